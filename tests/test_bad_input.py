@@ -280,7 +280,7 @@ def test_a_truncated_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (part,) = (tmp_path / "s" / "steps").glob("*.parquet")
     part.write_bytes(part.read_bytes()[:100])
     with pytest.raises(RecordError, match=rf"{part.name} is truncated or damaged.*Delete this one part"):
-        wb.diagnose_instability(wb.open(tmp_path / "s"))
+        wb.stability.diagnose(wb.open(tmp_path / "s"))
     assert cli.main(["report", str(tmp_path / "s")]) == 1
     assert "is truncated or damaged" in capsys.readouterr().err
 

@@ -324,7 +324,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("runs") / "sweep"
     workload = wb.load_workload("quadratic")
-    wb.LRSweep(lrs=[0.01, 0.1, 1000.0], steps=20).run(workload, out=folder)
+    wb.lr_sweep.Study(lrs=[0.01, 0.1, 1000.0], steps=20).run(workload, out=folder)
     return folder
 
 

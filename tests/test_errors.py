@@ -16,7 +16,7 @@ def raised(source: str, tmp_path: Path) -> list[str]:
     cells = ["import workbench as wb", source]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbformat.write(notebook, tmp_path / "raises.ipynb")
-    with pytest.raises(wb.NotebookError):
+    with pytest.raises(wb.errors.NotebookError):
         wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb", cwd=tmp_path)
     done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
     outputs = [o for cell in done.cells for o in cell.get("outputs", []) if o.output_type == "error"]
@@ -51,7 +51,7 @@ def test_the_runner_names_the_line_that_raised(tmp_path: Path) -> None:
         ]
     )
     nbformat.write(notebook, tmp_path / "raises.ipynb")
-    with pytest.raises(wb.NotebookError, match=r"wb\.TrainConfig\(peak_lr=-x"):
+    with pytest.raises(wb.errors.NotebookError, match=r"wb\.TrainConfig\(peak_lr=-x"):
         wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb", cwd=tmp_path)
 
 

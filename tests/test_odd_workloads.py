@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
+from tests.test_playbook import QUICK
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils.data import Dataset, TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
-from tests.test_playbook import QUICK
 from workbench.record.read import read_events
 from workbench.train.batches import train_batches
 
@@ -71,7 +71,7 @@ def picky(outputs: Tensor, batch: Any) -> Tensor:
     ids=["a loss that asserts on NaN", "one that asserts on finite outputs", "a metric that refuses NaN"],
 )
 def test_what_raises_at_too_high_an_lr_has_diverged(tmp_path: Path, workload: Any, raised: tuple[str, ...]) -> None:
-    record = wb.LRSweep(lrs=(0.01, 1e9)).run(workload(), out=tmp_path / "s")
+    record = wb.lr_sweep.Study(lrs=(0.01, 1e9)).run(workload(), out=tmp_path / "s")
     states = dict(zip(record.trials["peak_lr"], record.trials["state"], strict=True))
     assert states == {0.01: "complete", 1e9: "diverged"}
     number = int(record.trials.loc[record.trials["peak_lr"] == 1e9, "trial"].iloc[0])
@@ -82,7 +82,7 @@ def test_what_raises_at_too_high_an_lr_has_diverged(tmp_path: Path, workload: An
 def test_the_persons_own_training_says_what_it_raises(tmp_path: Path) -> None:
     workload = small_workload(loss=bounded, config={"peak_lr": 1e9})
     with pytest.raises(
-        wb.WorkloadError, match=r"ValueError: the scale is too large \(test_odd_workloads\.py, line \d+: raise"
+        wb.errors.WorkloadError, match=r"ValueError: the scale is too large \(test_odd_workloads\.py, line \d+: raise"
     ):
         wb.diagnose(workload, out=tmp_path / "s", **QUICK)
 
@@ -99,8 +99,8 @@ def test_a_mistake_in_the_code_is_no_divergence(tmp_path: Path, kind: type[Excep
     workload = small_workload(loss=loss)
     batches = workload.train_data.tensors
     batches[1][-1] = 2.0
-    with pytest.raises(wb.WorkloadError, match=f"{kind.__name__}: planted"):
-        wb.LRSweep(lrs=(0.01, 0.02)).run(workload, out=tmp_path / "s")
+    with pytest.raises(wb.errors.WorkloadError, match=f"{kind.__name__}: planted"):
+        wb.lr_sweep.Study(lrs=(0.01, 0.02)).run(workload, out=tmp_path / "s")
 
 
 class FixedBatch(nn.Module):
@@ -256,11 +256,11 @@ def test_evaluation_differentiates_only_where_forward_does(tmp_path: Path) -> No
         return out
 
     plain = small_workload(forward=forward)
-    wb.evaluate(plain, small_net().double(), batch_size=13, precision="float64")
+    wb.evaluation.evaluate(plain, small_net().double(), batch_size=13, precision="float64")
     assert seen == [False]
     workload = ODD["a force"]()
     model = Force()
-    found = {e.metric: e.value for e in wb.evaluate(workload, model, batch_size=7)}
+    found = {e.metric: e.value for e in wb.evaluation.evaluate(workload, model, batch_size=7)}
     expected = (model(X[128:]).detach() - X[128:]).square().mean()
     assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
 
@@ -318,10 +318,10 @@ def test_a_mean_over_the_batch_and_a_norm_of_the_batch_stay_faults() -> None:
 
     def own(model: nn.Module, data: Any, batch_size: int) -> float:
         part = workload.replace(validation_data=data)
-        return wb.evaluate(part, model, batch_size=batch_size)[0].value
+        return wb.evaluation.evaluate(part, model, batch_size=batch_size)[0].value
 
     for workload in (odd(lambda: nn.Linear(8, 1), averaged), odd(by_batch, squared)):
-        found = wb.check_evaluation(own, workload, batch_sizes=(10, 32))
+        found = wb.evaluation.check(own, workload, batch_sizes=(10, 32))
         assert found["evaluation.weighting"].status == "fail"
 
 

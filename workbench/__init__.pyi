@@ -3,19 +3,8 @@
 from workbench import errors as errors
 from workbench import schedules as schedules
 from workbench.config import TrainConfig as TrainConfig
-from workbench.curves.class_counts import class_counts as class_counts
-from workbench.errors import CheckpointError as CheckpointError
-from workbench.errors import ClusterError as ClusterError
-from workbench.errors import ConfigError as ConfigError
-from workbench.errors import DataError as DataError
-from workbench.errors import DeviceError as DeviceError
-from workbench.errors import NotebookError as NotebookError
-from workbench.errors import RecordError as RecordError
 from workbench.errors import StudyInterrupted as StudyInterrupted
-from workbench.errors import UnknownNameError as UnknownNameError
-from workbench.errors import UsageError as UsageError
 from workbench.errors import WorkbenchError as WorkbenchError
-from workbench.errors import WorkloadError as WorkloadError
 from workbench.findings.diagnosis import Diagnosis as Diagnosis
 from workbench.findings.diagnosis import Finding as Finding
 from workbench.ledger.studies import export_studies as export_studies
@@ -26,34 +15,6 @@ from workbench.notebook.runner import describe_notebook as describe_notebook
 from workbench.notebook.runner import find_notebook as find_notebook
 from workbench.notebook.runner import read_verdict as read_verdict
 from workbench.notebook.runner import run_notebook as run_notebook
-from workbench.parameter_server.cluster.cluster import create_in_process_cluster as create_in_process_cluster
-from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver as ClusterResolver
-from workbench.parameter_server.cluster.connect import connect_to_cluster as connect_to_cluster
-from workbench.parameter_server.cluster.serve_task import serve_task as serve_task
-from workbench.parameter_server.context import get_current_worker_index as get_current_worker_index
-from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator as ClusterCoordinator
-from workbench.parameter_server.coordinator.coordinator import merge_buffers as merge_buffers
-from workbench.parameter_server.data.distributed_dataset import DatasetCreator as DatasetCreator
-from workbench.parameter_server.data.distributed_dataset import InputContext as InputContext
-from workbench.parameter_server.data.string_lookup import StringLookup as StringLookup
-from workbench.parameter_server.data.visits import count_visits as count_visits
-from workbench.parameter_server.fit.callbacks import BackupAndRestore as BackupAndRestore
-from workbench.parameter_server.fit.callbacks import Callback as Callback
-from workbench.parameter_server.fit.callbacks import ModelCheckpoint as ModelCheckpoint
-from workbench.parameter_server.fit.callbacks import TensorBoard as TensorBoard
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager as CheckpointManager
-from workbench.parameter_server.fit.evaluation import evaluate_direct as evaluate_direct
-from workbench.parameter_server.fit.evaluation import evaluate_distributed as evaluate_distributed
-from workbench.parameter_server.fit.sidecar import SidecarEvaluator as SidecarEvaluator
-from workbench.parameter_server.fit.strategy_model import StrategyModel as StrategyModel
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner as FixedShardsPartitioner
-from workbench.parameter_server.servers.partitioners import MaxSizePartitioner as MaxSizePartitioner
-from workbench.parameter_server.servers.partitioners import MinSizePartitioner as MinSizePartitioner
-from workbench.parameter_server.servers.variable import ShardedVariable as ShardedVariable
-from workbench.parameter_server.strategy import ParameterServerStrategy as ParameterServerStrategy
-from workbench.parameter_server.trials.trainer import ParameterServerTrainer as ParameterServerTrainer
-from workbench.parameter_server.workers.closure import RemoteValue as RemoteValue
-from workbench.parameter_server.workers.resources import PerWorkerValues as PerWorkerValues
 from workbench.playbook.walk import diagnose as diagnose
 from workbench.plots.loss import plot_trial_curves as plot_trial_curves
 from workbench.public import architecture as architecture
@@ -79,161 +40,78 @@ from workbench.public import warmup as warmup
 from workbench.record.read import StudyRecord as StudyRecord
 from workbench.record.read import TrialRecord as TrialRecord
 from workbench.record.read import how_trained as how_trained
-from workbench.record.read import open_record as open  # noqa: F401
+from workbench.record.read import open_record as open
 from workbench.report.page import write_report as write_report
 from workbench.report.summary import summarise as summarise
-from workbench.schedules import constant as constant
-from workbench.schedules import cosine as cosine
-from workbench.schedules import join as join
-from workbench.schedules import linear as linear
-from workbench.schedules import linear_warmup as linear_warmup
-from workbench.schedules import lr_values as lr_values
-from workbench.schedules import prepend_warmup as prepend_warmup
-from workbench.schedules import schedule_of as schedule_of
-from workbench.schedules import shaped as shaped
-from workbench.topics.architecture.diagnose import architecture_depths as architecture_depths
-from workbench.topics.architecture.diagnose import architecture_joins as architecture_joins
-from workbench.topics.architecture.diagnose import diagnose_architecture as diagnose_architecture
-from workbench.topics.architecture.figures import plot_architecture as plot_architecture
-from workbench.topics.architecture.study import ArchitectureStudy as ArchitectureStudy
-from workbench.topics.batch_norm.collect import audit_batch_norm as audit_batch_norm
-from workbench.topics.batch_norm.diagnose import diagnose_batch_norm as diagnose_batch_norm
-from workbench.topics.batch_norm.figures import plot_batch_norm as plot_batch_norm
-from workbench.topics.batch_norm.figures import plot_batch_norm_devices as plot_batch_norm_devices
-from workbench.topics.batch_norm.figures import plot_batch_norm_layout as plot_batch_norm_layout
-from workbench.topics.batch_norm.panel import batch_norm_panel as batch_norm_panel
-from workbench.topics.batch_norm.replicas import statistics_layout as statistics_layout
-from workbench.topics.batch_norm.study import BatchNormStudy as BatchNormStudy
-from workbench.topics.batch_size.diagnose import diagnose_batch_size as diagnose_batch_size
-from workbench.topics.batch_size.figures import plot_batch_size as plot_batch_size
-from workbench.topics.batch_size.figures import plot_tuned_lr as plot_tuned_lr
-from workbench.topics.batch_size.study import BatchSizeStudy as BatchSizeStudy
-from workbench.topics.checkpoints.diagnose import diagnose_checkpoints as diagnose_checkpoints
-from workbench.topics.checkpoints.early_stopping import early_stopping as early_stopping
-from workbench.topics.checkpoints.early_stopping import stop_with_patience as stop_with_patience
-from workbench.topics.checkpoints.figures import plot_checkpoints as plot_checkpoints
-from workbench.topics.checkpoints.figures import plot_early_stopping as plot_early_stopping
-from workbench.topics.checkpoints.figures import plot_patience as plot_patience
-from workbench.topics.checkpoints.panel import checkpoints_panel as checkpoints_panel
-from workbench.topics.checkpoints.resume import audit_checkpoint as audit_checkpoint
-from workbench.topics.checkpoints.resume import audit_resume as audit_resume
-from workbench.topics.checkpoints.study import CheckpointStudy as CheckpointStudy
-from workbench.topics.clipping.diagnose import diagnose_clipping as diagnose_clipping
-from workbench.topics.clipping.figures import plot_clipping as plot_clipping
-from workbench.topics.clipping.figures import plot_grad_norm as plot_grad_norm
-from workbench.topics.clipping.figures import plot_grad_norm_histogram as plot_grad_norm_histogram
-from workbench.topics.clipping.panel import clipping_panel as clipping_panel
-from workbench.topics.clipping.study import ClippingStudy as ClippingStudy
-from workbench.topics.comparison.diagnose import diagnose_comparison as diagnose_comparison
-from workbench.topics.comparison.figures import plot_comparison as plot_comparison
-from workbench.topics.comparison.study import ComparisonStudy as ComparisonStudy
-from workbench.topics.data.collect import audit_data as audit_data
-from workbench.topics.data.diagnose import diagnose_data as diagnose_data
-from workbench.topics.data.overlap import find_overlap as find_overlap
-from workbench.topics.evaluation.check import check_evaluation as check_evaluation
-from workbench.topics.evaluation.diagnose import diagnose_evaluation as diagnose_evaluation
-from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample as diagnose_evaluation_sample
-from workbench.topics.evaluation.figures import plot_class_recall as plot_class_recall
-from workbench.topics.evaluation.figures import plot_evaluation as plot_evaluation
-from workbench.topics.evaluation.figures import plot_evaluation_sample as plot_evaluation_sample
-from workbench.topics.evaluation.figures import plot_selection_gap as plot_selection_gap
-from workbench.topics.evaluation.figures import plot_timed_evaluations as plot_timed_evaluations
-from workbench.topics.evaluation.sample_size import detectable_difference as detectable_difference
-from workbench.topics.evaluation.sample_size import evaluation_sizes as evaluation_sizes
-from workbench.topics.evaluation.sample_size import examples_needed as examples_needed
-from workbench.topics.evaluation.sample_size import selection_gaps as selection_gaps
-from workbench.topics.evaluation.skew import skew_tests as skew_tests
-from workbench.topics.evaluation.study import EvaluationSampleStudy as EvaluationSampleStudy
-from workbench.topics.evaluation.study import EvaluationStudy as EvaluationStudy
-from workbench.topics.hosts.diagnose import diagnose_hosts as diagnose_hosts
-from workbench.topics.hosts.diagnose import host_areas as host_areas
-from workbench.topics.hosts.figures import plot_bytes_read as plot_bytes_read
-from workbench.topics.hosts.figures import plot_hosts as plot_hosts
-from workbench.topics.hosts.figures import plot_shards as plot_shards
-from workbench.topics.hosts.file_shards import measure_file_shards as measure_file_shards
-from workbench.topics.hosts.file_shards import shard_files as shard_files
-from workbench.topics.hosts.study import HostsStudy as HostsStudy
-from workbench.topics.hosts.study import audit_hosts as audit_hosts
-from workbench.topics.hosts.study import audit_script as audit_script
-from workbench.topics.hosts.study import read_hosts as read_hosts
-from workbench.topics.hosts.study import self_test_hosts as self_test_hosts
-from workbench.topics.input.audit import audit_input as audit_input
-from workbench.topics.input.diagnose import diagnose_input_pipeline as diagnose_input_pipeline
-from workbench.topics.input.figures import plot_input_pipeline as plot_input_pipeline
-from workbench.topics.input.figures import plot_input_workers as plot_input_workers
-from workbench.topics.input.storage import compare_storage as compare_storage
-from workbench.topics.input.study import InputPipelineStudy as InputPipelineStudy
-from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep as diagnose_lr_sweep
-from workbench.topics.lr_sweep.figures import plot_loss_curves as plot_loss_curves
-from workbench.topics.lr_sweep.figures import plot_lr_sweep as plot_lr_sweep
-from workbench.topics.lr_sweep.panel import lr_sweep_panel as lr_sweep_panel
-from workbench.topics.lr_sweep.study import LRSweep as LRSweep
-from workbench.topics.optimizers.diagnose import better_rule as better_rule
-from workbench.topics.optimizers.diagnose import diagnose_optimizers as diagnose_optimizers
-from workbench.topics.optimizers.figures import plot_optimizers as plot_optimizers
-from workbench.topics.optimizers.figures import plot_rule_forms as plot_rule_forms
-from workbench.topics.optimizers.study import OptimizersStudy as OptimizersStudy
-from workbench.topics.parameter_server.diagnose import diagnose_parameter_server as diagnose_parameter_server
-from workbench.topics.parameter_server.diagnose import server_remedies as server_remedies
-from workbench.topics.parameter_server.figures import plot_server_load as plot_server_load
-from workbench.topics.parameter_server.figures import plot_staleness as plot_staleness
-from workbench.topics.parameter_server.figures import plot_throughput as plot_throughput
-from workbench.topics.parameter_server.panel import parameter_server_panel as parameter_server_panel
-from workbench.topics.parameter_server.server_load import server_throughput as server_throughput
-from workbench.topics.parameter_server.study import ParameterServerStudy as ParameterServerStudy
-from workbench.topics.parameter_server.study import audit_parameter_server as audit_parameter_server
-from workbench.topics.periodicity.diagnose import diagnose_periodicity as diagnose_periodicity
-from workbench.topics.periodicity.figures import plot_periodicity as plot_periodicity
-from workbench.topics.predictions.figures import plot_predictions as plot_predictions
-from workbench.topics.predictions.panel import predictions_panel as predictions_panel
 from workbench.topics.recommendation.figures import plot_proof as plot_proof
-from workbench.topics.schedule.diagnose import diagnose_schedule as diagnose_schedule
-from workbench.topics.schedule.figures import plot_schedule as plot_schedule
-from workbench.topics.stability.diagnose import diagnose_instability as diagnose_instability
-from workbench.topics.stability.diagnose_first import check_stability as check_stability
-from workbench.topics.stability.figures import plot_confirm as plot_confirm
-from workbench.topics.stability.figures import plot_probe as plot_probe
-from workbench.topics.stability.study import InstabilityStudy as InstabilityStudy
-from workbench.topics.tracking.diagnose import diagnose_tracking as diagnose_tracking
-from workbench.topics.tracking.figures import plot_studies as plot_studies
-from workbench.topics.warmup.diagnose import diagnose_warmup as diagnose_warmup
-from workbench.topics.warmup.figures import plot_warmup as plot_warmup
-from workbench.topics.warmup.panel import warmup_panel as warmup_panel
-from workbench.topics.warmup.study import WarmupStudy as WarmupStudy
-from workbench.train.artifacts import export_program as export_program
-from workbench.train.artifacts import load_trained as load_trained
-from workbench.train.batch_norm import ghost_batch_norm as ghost_batch_norm
-from workbench.train.batch_norm import replace_batch_norm as replace_batch_norm
-from workbench.train.distributed.batch_norm import gather_running_statistics as gather_running_statistics
-from workbench.train.distributed.batch_norm import merge_running_statistics as merge_running_statistics
-from workbench.train.distributed.batch_norm import merged_running_statistics as merged_running_statistics
-from workbench.train.distributed.batch_norm import synchronise_batch_norm as synchronise_batch_norm
-from workbench.train.distributed.merge_statistics import merge_statistics as merge_statistics
-from workbench.train.evaluation import evaluate as evaluate
-from workbench.train.hooks import Activations as Activations
-from workbench.train.hooks import Hook as Hook
-from workbench.train.hooks import Norms as Norms
-from workbench.train.hooks import Timing as Timing
-from workbench.train.hooks import UpdateRatios as UpdateRatios
-from workbench.train.offline import evaluate_offline as evaluate_offline
-from workbench.train.offline import serve_requests as serve_requests
-from workbench.train.rule_forms import explain_rule as explain_rule
 from workbench.train.trainer import Trainer as Trainer
 from workbench.views.curves import curves_panel as curves_panel
 from workbench.views.live import live_view as live_view
 from workbench.views.studies import studies_panel as studies_panel
 from workbench.views.summary import show_study as show_study
 from workbench.workloads.base import Workload as Workload
-from workbench.workloads.items import Delayed as Delayed
-from workbench.workloads.items import cache_dataset as cache_dataset
 from workbench.workloads.losses import classification as classification
 from workbench.workloads.losses import language_model as language_model
 from workbench.workloads.losses import regression as regression
 from workbench.workloads.registry import list_workloads as list_workloads
 from workbench.workloads.registry import load_workload as load_workload
-from workbench.workloads.subsets import draw_sample as draw_sample
-from workbench.workloads.subsets import periodic_subset as periodic_subset
-from workbench.workloads.subsets import sampled_workload as sampled_workload
 
 __version__: str
-__all__: list[str]
+__all__ = [
+    "Diagnosis",
+    "Finding",
+    "StudyInterrupted",
+    "StudyRecord",
+    "TrainConfig",
+    "Trainer",
+    "TrialRecord",
+    "WorkbenchError",
+    "Workload",
+    "__version__",
+    "architecture",
+    "batch_norm",
+    "batch_size",
+    "checkpoints",
+    "classification",
+    "clipping",
+    "comparison",
+    "curves_panel",
+    "data",
+    "describe_notebook",
+    "diagnose",
+    "errors",
+    "evaluation",
+    "export_studies",
+    "find_notebook",
+    "hooks",
+    "hosts",
+    "how_trained",
+    "input",
+    "language_model",
+    "list_studies",
+    "list_workloads",
+    "live_view",
+    "load_workload",
+    "lr_sweep",
+    "open",
+    "optimizers",
+    "periodicity",
+    "plot_proof",
+    "plot_trial_curves",
+    "predictions",
+    "ps",
+    "read_verdict",
+    "regression",
+    "run_notebook",
+    "run_notebooks",
+    "schedule",
+    "schedules",
+    "set_note",
+    "show_study",
+    "stability",
+    "studies_panel",
+    "summarise",
+    "tracking",
+    "warmup",
+    "write_report",
+]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 SLOW = """
 import torch, numpy as np, workbench as wb
 torch.set_num_threads(1)
-class Slow(wb.Hook):
+class Slow(wb.hooks.Hook):
     def on_step(self, step):
         import time
         time.sleep(0.01)
@@ -31,7 +31,7 @@ workload = wb.regression(
 """
 RUN = """
 with wb.live_view(summary=False) as view:
-    record = wb.LRSweep(lrs=np.logspace(-3, 0.5, 12).tolist(), steps=STEPS).run(
+    record = wb.lr_sweep.Study(lrs=np.logspace(-3, 0.5, 12).tolist(), steps=STEPS).run(
         workload, wb.Trainer(gradients="vmap", hooks=[Slow()]), out="runs/NAME")
 print("ended", view.record.path)
 """
@@ -210,7 +210,7 @@ def test_an_interrupted_cell_takes_its_view_away_and_keeps_its_rows(desk: Desk) 
 
 def test_the_curves_panel_shows_a_record(desk: Desk) -> None:
     cells: list[Any] = [
-        SLOW + "record = wb.LRSweep(lrs=[0.01, 0.1, 50.0], steps=150).run(workload, out='runs/panel')",
+        SLOW + "record = wb.lr_sweep.Study(lrs=[0.01, 0.1, 50.0], steps=150).run(workload, out='runs/panel')",
         "wb.curves_panel(wb.open('runs/panel'))",
     ]
     desk.open(desk.lab.write("curves.ipynb", cells))

@@ -13,25 +13,25 @@ PANELS = {
     "lr_sweep": "from tests.helpers.records import study\nwb.lr_sweep_panel(study())",
     "clipping": (
         "import numpy as np\nfrom tests.helpers.records import one_trial\n"
-        "wb.clipping_panel(one_trial(np.random.default_rng(0).lognormal(size=400)))"
+        "wb.clipping.panel(one_trial(np.random.default_rng(0).lognormal(size=400)))"
     ),
     "warmup": "from tests.topics.test_warmup import GOOD, study as warmups\nwb.warmup_panel(warmups(*GOOD))",
     "batch_norm": (
         "from tests.helpers.simulated_norms import study as norms\n"
-        "wb.batch_norm_panel(norms({8: [0.6, 0.7], 32: [0.5, 0.45], 64: [0.5, 0.4], None: [0.5, 0.5]}))"
+        "wb.batch_norm.panel(norms({8: [0.6, 0.7], 32: [0.5, 0.45], 64: [0.5, 0.4], None: [0.5, 0.5]}))"
     ),
     "checkpoints": (
         "from tests.helpers.simulated_checkpoints import evaluated, overfitted\n"
-        "wb.checkpoints_panel(evaluated([overfitted(seed=k, noise=0.05) for k in range(2)]))"
+        "wb.checkpoints.panel(evaluated([overfitted(seed=k, noise=0.05) for k in range(2)]))"
     ),
     "predictions": "from tests.helpers.evaluations import predicted\nwb.predictions_panel(predicted(20))",
 }
 TRAINING = """
 import torch
 torch.set_num_threads(1)
-cluster = wb.create_in_process_cluster(2, 2)
-strategy = wb.ParameterServerStrategy(cluster)
-coordinator = wb.ClusterCoordinator(strategy)
+cluster = wb.ps.create_in_process_cluster(2, 2)
+strategy = wb.ps.Strategy(cluster)
+coordinator = wb.ps.ClusterCoordinator(strategy)
 placed = strategy.place(torch.nn.Linear(8, 8), wb.TrainConfig(peak_lr=0.001, total_steps=10_000, batch_size=1))
 def step():
     with placed.step() as module:
@@ -121,7 +121,7 @@ def test_sliders_answer_to_the_mouse_and_to_arrow_keys(desk: Desk) -> None:
 
 
 def test_a_running_cluster_is_followed_while_the_cell_that_trains_is_busy(desk: Desk) -> None:
-    cells = ["import workbench as wb", TRAINING, "panel = wb.parameter_server_panel(coordinator, placed)\npanel", BUSY]
+    cells = ["import workbench as wb", TRAINING, "panel = wb.ps.panel(coordinator, placed)\npanel", BUSY]
     desk.open(desk.lab.write("servers.ipynb", cells))
     desk.run_all(wait=False)
     shown = Shown(desk, 2)

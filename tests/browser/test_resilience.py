@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 
 IMPORTS = "import time\nimport workbench as wb"
 SLOW = """
-class Slow(wb.Hook):
+class Slow(wb.hooks.Hook):
     def on_step(self, step):
         time.sleep(PAUSE)
 """.strip()

@@ -164,6 +164,6 @@ def test_where_the_clip_fixes_every_step_nothing_is_said_of_the_lr(above: int, t
     trials += [] if twin is None else [plain(twin, max_grad_norm=None)]
     made = record(trials, peak_lr=0.1, max_grad_norm=1.0, total_steps=STEPS, optimizer=optimizer)
     assert fixed_step(made) is fixed
-    found = wb.diagnose_lr_sweep(made)
+    found = wb.lr_sweep.diagnose(made)
     assert (found["lr.best"].value is None) is fixed
     assert ("loosen the clip first" in found["lr.too_low"].summary) is fixed

@@ -38,23 +38,23 @@ LRS = (0.01, 0.05, 0.2, 1.0, 4.0)
 
 STUDIES: Mapping[str, Callable[[Path], object]] = {
     "diagnosis": lambda out: wb.diagnose("breast_cancer", out, steps=150),
-    "lr_sweep": lambda out: wb.LRSweep(lrs=LRS).run(wb.load_workload("breast_cancer"), out=out),
-    "instability": lambda out: wb.InstabilityStudy(sweep=wb.LRSweep(refinements=0), probe_steps=40, fixes=("warmup", "clipping")).run(
+    "lr_sweep": lambda out: wb.lr_sweep.Study(lrs=LRS).run(wb.load_workload("breast_cancer"), out=out),
+    "instability": lambda out: wb.stability.Study(sweep=wb.lr_sweep.Study(refinements=0), probe_steps=40, fixes=("warmup", "clipping")).run(
         wb.load_workload("catapult"), out=out
     ),
-    "warmup": lambda out: wb.WarmupStudy(full_runs=2, steps=100).run(wb.load_workload("valley"), out=out),
-    "clipping": lambda out: wb.ClippingStudy(peak_lr=0.4, percentiles=(90.0, 50.0), halvings=0).run(small_workload(config=SMALL), out=out),
-    "batch_size": lambda out: wb.BatchSizeStudy(batch_sizes=[4, 16]).run(small_workload(config=SMALL), out=out),
-    "batch_norm": lambda out: wb.BatchNormStudy(
+    "warmup": lambda out: wb.warmup.Study(full_runs=2, steps=100).run(wb.load_workload("valley"), out=out),
+    "clipping": lambda out: wb.clipping.Study(peak_lr=0.4, percentiles=(90.0, 50.0), halvings=0).run(small_workload(config=SMALL), out=out),
+    "batch_size": lambda out: wb.batch_size.Study(batch_sizes=[4, 16]).run(small_workload(config=SMALL), out=out),
+    "batch_norm": lambda out: wb.batch_norm.Study(
         stat_examples=[4, 16], batch_sizes=[8, 16], held=8, swap_batch_sizes=[4], lr_factors=[0.5, 1.0], seeds=2
     ).run(small_workload(build_model=_norm, config=SMALL | {"batch_size": 16}), out=out),
-    "optimizers": lambda out: wb.OptimizersStudy(optimizers=("sgd", "adam"), seeds=1).run(small_workload(config=SMALL), out=out),
-    "architecture": lambda out: wb.ArchitectureStudy(variants={}).run(wb.load_workload("source_text_post_norm"), out=out),
-    "evaluation": lambda out: wb.EvaluationStudy(evaluations=12).run(small_workload(config=SMALL), out=out),
-    "evaluation_sample": lambda out: wb.EvaluationSampleStudy(size=50, smallest_difference=0.3).run(wb.load_workload("breast_cancer"), out=out),
-    "checkpoints": lambda out: wb.CheckpointStudy(seeds=2, resume=False, evaluations=8).run(small_workload(config=SMALL), out=out),
-    "input_pipeline": lambda out: wb.InputPipelineStudy(steps=30, seconds=1.0, max_workers=1, trace=False).run(small_workload(), out=out),
-    "parameter_server": lambda out: wb.ParameterServerStudy().run(small_workload(config=SMALL), out=out),
+    "optimizers": lambda out: wb.optimizers.Study(optimizers=("sgd", "adam"), seeds=1).run(small_workload(config=SMALL), out=out),
+    "architecture": lambda out: wb.architecture.Study(variants={}).run(wb.load_workload("source_text_post_norm"), out=out),
+    "evaluation": lambda out: wb.evaluation.Study(evaluations=12).run(small_workload(config=SMALL), out=out),
+    "evaluation_sample": lambda out: wb.evaluation.SampleStudy(size=50, smallest_difference=0.3).run(wb.load_workload("breast_cancer"), out=out),
+    "checkpoints": lambda out: wb.checkpoints.Study(seeds=2, resume=False, evaluations=8).run(small_workload(config=SMALL), out=out),
+    "input_pipeline": lambda out: wb.input.Study(steps=30, seconds=1.0, max_workers=1, trace=False).run(small_workload(), out=out),
+    "parameter_server": lambda out: wb.ps.Study().run(small_workload(config=SMALL), out=out),
 }  # fmt: skip
 """Kind -> what trains one in a folder."""
 

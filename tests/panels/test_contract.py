@@ -33,22 +33,22 @@ NOTHING = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.Da
 GRADIENTS = np.random.default_rng(0).lognormal(size=200)
 
 PANELS: dict[str, tuple[Callable[..., Any], Any]] = {
-    "lr_sweep_panel": (wb.lr_sweep_panel, study()),
-    "clipping_panel": (wb.clipping_panel, one_trial(GRADIENTS)),
-    "warmup_panel": (wb.warmup_panel, warmups(*GOOD)),
-    "batch_norm_panel": (wb.batch_norm_panel, norms({8: [0.6, 0.7], 32: [0.5, 0.4], None: [0.5, 0.5]})),
-    "checkpoints_panel": (wb.checkpoints_panel, evaluated([overfitted(seed=k, noise=0.05) for k in range(2)])),
-    "predictions_panel": (wb.predictions_panel, PREDICTED),
-    "parameter_server_panel": (wb.parameter_server_panel, served(facts(workers=1), facts(workers=3))),
+    "lr_sweep_panel": (wb.lr_sweep.panel, study()),
+    "clipping_panel": (wb.clipping.panel, one_trial(GRADIENTS)),
+    "warmup_panel": (wb.warmup.panel, warmups(*GOOD)),
+    "batch_norm_panel": (wb.batch_norm.panel, norms({8: [0.6, 0.7], 32: [0.5, 0.4], None: [0.5, 0.5]})),
+    "checkpoints_panel": (wb.checkpoints.panel, evaluated([overfitted(seed=k, noise=0.05) for k in range(2)])),
+    "predictions_panel": (wb.predictions.panel, PREDICTED),
+    "parameter_server_panel": (wb.ps.panel, served(facts(workers=1), facts(workers=3))),
 }
 EMPTY: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "curves_panel": (wb.curves_panel, empty(), "wb.lr_sweep.Study()"),
-    "lr_sweep_panel": (wb.lr_sweep_panel, empty(), "wb.lr_sweep.Study()"),
-    "clipping_panel": (wb.clipping_panel, empty(), "wb.clipping.Study()"),
-    "warmup_panel": (wb.warmup_panel, empty(), "wb.warmup.Study()"),
-    "checkpoints_panel": (wb.checkpoints_panel, empty(), "wb.checkpoints.Study()"),
-    "predictions_panel": (wb.predictions_panel, NOTHING, "wb.Trainer(track="),
-    "parameter_server_panel": (wb.parameter_server_panel, empty(), "wb.ps.Study()"),
+    "lr_sweep_panel": (wb.lr_sweep.panel, empty(), "wb.lr_sweep.Study()"),
+    "clipping_panel": (wb.clipping.panel, empty(), "wb.clipping.Study()"),
+    "warmup_panel": (wb.warmup.panel, empty(), "wb.warmup.Study()"),
+    "checkpoints_panel": (wb.checkpoints.panel, empty(), "wb.checkpoints.Study()"),
+    "predictions_panel": (wb.predictions.panel, NOTHING, "wb.Trainer(track="),
+    "parameter_server_panel": (wb.ps.panel, empty(), "wb.ps.Study()"),
 }
 MOVES = [
     ("lr_sweep_panel", "lr", 0.16), ("clipping_panel", "percentile", 50.0), ("warmup_panel", "steps", 5), ("warmup_panel", "lr", 0.02),
@@ -151,7 +151,7 @@ def test_over_an_empty_record_it_says_what_to_run(name: str, live: bool) -> None
 def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) -> None:
     if name == "batch_norm_panel" and given is None:
         with pytest.raises(UsageError, match="needs a record, or batch_size="):
-            wb.batch_norm_panel(None)
+            wb.batch_norm.panel(None)
         return
     with pytest.raises(UsageError, match=f"{name} takes .*, not {type(given).__name__}"):
         getattr(wb, name)(given)
@@ -161,7 +161,7 @@ def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
     names = ["trial", "step", "split", "example", "prediction", "label", "loss"]
     rows = [[0, step, "validation", 3, "<img src=x>", "<b>cat</b>", 1.0] for step in (0, 10)]
     record = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame(rows, columns=names))
-    words = wb.predictions_panel(record, live=True).words.value
+    words = wb.predictions.panel(record, live=True).words.value
     assert "<img" not in words
     assert "&lt;b&gt;cat" in words
 

@@ -31,7 +31,7 @@ from workbench.views.summary import show_study, study_picture, study_sentence
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two that end and one that diverges."""
     folder = tmp_path_factory.mktemp("summary") / "sweep"
-    wb.LRSweep(lrs=[0.5, 1.0, 1e9], steps=60).run(wb.load_workload("quadratic"), out=folder)
+    wb.lr_sweep.Study(lrs=[0.5, 1.0, 1e9], steps=60).run(wb.load_workload("quadratic"), out=folder)
     return folder
 
 
@@ -47,7 +47,7 @@ def test_three_outputs_in_this_order(study: Path, monkeypatch: pytest.MonkeyPatc
     assert image.imread(io.BytesIO(picture.data), format="png").std() > 0
     assert sentence.data == study_sentence(wb.open(study))
     assert isinstance(verdict, Diagnosis)
-    assert verdict["lr.best"].value == wb.diagnose_lr_sweep(wb.open(study))["lr.best"].value
+    assert verdict["lr.best"].value == wb.lr_sweep.diagnose(wb.open(study))["lr.best"].value
 
 
 def test_the_sentence_counts_by_state_and_names_the_best(study: Path) -> None:
@@ -165,5 +165,5 @@ def test_without_a_page_it_is_one_picture(swept: StudyRecord) -> None:
 def test_the_larger_value_is_best_where_it_is_asked_for(tmp_path: Path) -> None:
     workload = wb.load_workload("digits_mlp")
     config = workload.config.replace(select="validation/accuracy", select_mode="max")
-    record = wb.LRSweep(lrs=[1e-5, 0.1], steps=40).run(workload.replace(config=config), out=tmp_path / "max")
+    record = wb.lr_sweep.Study(lrs=[1e-5, 0.1], steps=40).run(workload.replace(config=config), out=tmp_path / "max")
     assert "in trial 1 at lr 0.1" in study_sentence(record)

@@ -26,14 +26,14 @@ import sys
 import torch
 import workbench as wb
 
-with wb.connect_to_cluster() as cluster:
-    strategy = wb.ParameterServerStrategy(cluster)
-    coordinator = wb.ClusterCoordinator(strategy)
+with wb.ps.connect_to_cluster() as cluster:
+    strategy = wb.ps.Strategy(cluster)
+    coordinator = wb.ps.ClusterCoordinator(strategy)
     total = strategy.variable(torch.zeros(3))
 
     def add(total):
         total.assign_add(torch.ones(3))
-        return wb.get_current_worker_index()
+        return wb.ps.get_current_worker_index()
 
     workers = coordinator.fetch([coordinator.schedule(add, args=(total,)) for _ in range(20)])
     print("total", total.read().tolist(), "workers", sorted(set(workers)), "arguments", sys.argv[1:])
@@ -223,9 +223,9 @@ def test_a_ray_cluster_that_is_there(tasks: Callable[..., Tasks]) -> None:
     program = f"""
 import torch
 import workbench as wb
-with wb.connect_to_cluster("127.0.0.1:{port}", num_workers=2, num_ps=1) as cluster:
-    strategy = wb.ParameterServerStrategy(cluster)
-    coordinator = wb.ClusterCoordinator(strategy)
+with wb.ps.connect_to_cluster("127.0.0.1:{port}", num_workers=2, num_ps=1) as cluster:
+    strategy = wb.ps.Strategy(cluster)
+    coordinator = wb.ps.ClusterCoordinator(strategy)
     total = strategy.variable(torch.zeros(2))
     for _ in range(10):
         coordinator.schedule(lambda total: total.assign_add(torch.ones(2)), args=(total,))

@@ -56,7 +56,7 @@ def test_one_worker_is_training_without_servers(tmp_path: Path, fields: dict[str
     assert ours.evals[columns].equals(theirs.evals[columns])
     assert ours.best()[:2] == theirs.best()[:2]
     assert set(ours.steps["staleness_steps"]) == {0.0}
-    loaded = [wb.load_trained(made, record) for record in (ours, theirs)]
+    loaded = [wb.checkpoints.load_trained(made, record) for record in (ours, theirs)]
     for one, other in zip(*(model.parameters() for model in loaded), strict=True):
         assert torch.equal(one, other)
 
@@ -92,13 +92,15 @@ def test_traffic_is_that_of_the_parameters(tmp_path: Path) -> None:
 
 
 def test_a_study_runs_on_it(tmp_path: Path) -> None:
-    study = wb.LRSweep(lrs=(0.01, 0.1)).run(workload(), trainer=ParameterServerTrainer(workers=2), out=tmp_path / "s")
+    study = wb.lr_sweep.Study(lrs=(0.01, 0.1)).run(
+        workload(), trainer=ParameterServerTrainer(workers=2), out=tmp_path / "s"
+    )
     assert study.trials["state"].tolist() == ["complete"] * 2
     assert "trainer=ParameterServerTrainer(workers=2)" in LRSweep(lrs=(0.01,))._call(
         ParameterServerTrainer(workers=2), None
     )
     assert study.trials["peak_lr"].tolist() == [0.01, 0.1]
-    assert "lr.best" in wb.diagnose_lr_sweep(study)
+    assert "lr.best" in wb.lr_sweep.diagnose(study)
     assert set(study.facts["parameter_server"]) == {"0", "1"}
 
 
@@ -177,7 +179,7 @@ def test_batch_norm_of_several_workers_is_merged(tmp_path: Path) -> None:
     made = small_workload(build_model=normed, config=still)
     ParameterServerTrainer(workers=3).run(made, out=tmp_path / "s")
     (checkpoint,) = (tmp_path / "s").rglob("step-00000240")
-    model = wb.load_trained(made, checkpoint)
+    model = wb.checkpoints.load_trained(made, checkpoint)
     first, norm = model[0], model[1]  # type: ignore[index]
     inputs = first(made.train_data[:][0].double())  # type: ignore[index, operator]
     assert torch.allclose(norm.running_mean, inputs.mean(0), atol=0.01)  # type: ignore[arg-type, union-attr]
@@ -206,7 +208,7 @@ def test_it_trains_workloads(tmp_path: Path) -> None:
 
 def test_an_executor_for_whole_trials_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="spreads one trial over several"):
-        wb.LRSweep(lrs=(0.01,)).run(workload(), trainer=ALONE, executor="ray", out=tmp_path / "s")
+        wb.lr_sweep.Study(lrs=(0.01,)).run(workload(), trainer=ALONE, executor="ray", out=tmp_path / "s")
 
 
 def test_each_worker_shuffles_for_itself() -> None:

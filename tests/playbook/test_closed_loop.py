@@ -95,7 +95,7 @@ def test_clipping_cures_an_initialisation_that_no_warmup_does(tmp_path: Path) ->
     """F2.2, at a learning rate that trains none of the three seeds otherwise; the warmup takes a tenth of the run."""
     workload = digits_mlp(init_scale=10.0)
     base = workload.config.replace(peak_lr=0.2)
-    arms = {"plain": base, "clipped": base.replace(max_grad_norm=1.0), "warmed": wb.prepend_warmup(base, 200)}
+    arms = {"plain": base, "clipped": base.replace(max_grad_norm=1.0), "warmed": wb.schedules.prepend_warmup(base, 200)}
     losses = {name: fresh(workload, config, tmp_path / name, seeds=3) for name, config in arms.items()}
     assert min(losses["plain"]) > 2.2
     assert max(losses["clipped"]) < 1.0

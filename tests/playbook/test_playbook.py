@@ -503,7 +503,7 @@ def test_numbers_that_are_unknown_are_null(tmp_path: Path) -> None:
 def test_a_part_of_validation_is_held_against_the_whole(tmp_path: Path) -> None:
     workload = wb.load_workload("digits_mlp")
     config = workload.config.replace(eval_every_steps=5, keep_best=20)
-    part = wb.periodic_subset(workload.replace(config=config), range(40))
+    part = wb.evaluation.periodic_subset(workload.replace(config=config), range(40))
     found = wb.diagnose(part, out=tmp_path / "s", steps=60, device="cpu", proof_seeds=1)
     assert found["evaluation.skew"].evidence["size"] == 40
     assert found["evaluation.skew"].evidence["of"] == len(workload.validation_data)

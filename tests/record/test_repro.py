@@ -136,7 +136,7 @@ def test_a_dataclass_is_written_without_its_defaults_and_made_again() -> None:
     said = source_of(config)
     assert said == "TrainConfig(peak_lr=0.1, total_steps=20, batch_size=8, momentum=0.5, warmup_steps=2)"
     assert eval(said, vars(wb) | {"TrainConfig": wb.TrainConfig}) == config
-    for study in (wb.LRSweep(lrs=[0.1], steps=5), wb.BatchSizeStudy(), wb.WarmupStudy(full_runs=2)):
+    for study in (wb.lr_sweep.Study(lrs=[0.1], steps=5), wb.batch_size.Study(), wb.warmup.Study(full_runs=2)):
         assert eval(source_of(study), {type(study).__name__: type(study)}) == study
 
 
@@ -149,7 +149,7 @@ def test_no_quote_is_quoted_where_none_has_to_be(monkeypatch: pytest.MonkeyPatch
 
 def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
-    first = wb.LRSweep(lrs=[0.05, 0.1], steps=12).run(wb.load_workload("digits_mlp"), out=tmp_path / "a")
+    first = wb.lr_sweep.Study(lrs=[0.05, 0.1], steps=12).run(wb.load_workload("digits_mlp"), out=tmp_path / "a")
     words = shlex.split(str(first.command))
     assert words[:2] == ["python", "-c"]
     again = subprocess.run(

@@ -479,7 +479,7 @@ def statuses(diagnosis: Diagnosis) -> dict[str, str]:
     ],
 )
 def test_each_practice_that_a_deep_network_lacks_is_named(options: dict[str, Any], warned: set[str]) -> None:
-    diagnosis = wb.diagnose_architecture(audit(deep_residual(**options)))
+    diagnosis = wb.architecture.diagnose(audit(deep_residual(**options)))
     assert statuses(diagnosis) == dict.fromkeys(warned, "warn")
     for finding in diagnosis:
         assert finding.clause in ("F2.5", "F2.7", "F2.8")
@@ -489,18 +489,18 @@ def test_each_practice_that_a_deep_network_lacks_is_named(options: dict[str, Any
 
 @pytest.mark.parametrize("name", ["digits_resnet", "source_text", "breast_cancer", "quadratic"])
 def test_healthy_and_shallow_models_get_no_warning(name: str) -> None:
-    assert statuses(wb.diagnose_architecture(audit(wb.load_workload(name)))) == {}
+    assert statuses(wb.architecture.diagnose(audit(wb.load_workload(name)))) == {}
 
 
 def test_the_evidence_names_modules_and_numbers() -> None:
-    diagnosis = wb.diagnose_architecture(audit(wb.load_workload("source_text_post_norm")))
+    diagnosis = wb.architecture.diagnose(audit(wb.load_workload("source_text_post_norm")))
     after = diagnosis["architecture.norm_after_add"]
     assert after.status == "warn"
     assert after.value == 24
     assert after.evidence["norms"][:3] == ["blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1"]
     assert after.evidence["placements"] == {"after_add": 24}
     assert diagnosis["architecture.no_residual"].evidence["weight_layers"] == 1 + 12 * 4 + 1
-    zero = wb.diagnose_architecture(audit(deep_residual(zero_init=True)))["architecture.branch_not_zero"]
+    zero = wb.architecture.diagnose(audit(deep_residual(zero_init=True)))["architecture.branch_not_zero"]
     assert zero.evidence["zero_parameters"][0] == "blocks.0.outer.weight"
     assert zero.evidence["begin_at_zero"] == 12
 
@@ -508,28 +508,28 @@ def test_the_evidence_names_modules_and_numbers() -> None:
 def test_the_growth_is_that_of_the_variance() -> None:
     """12 branches of equal size without a norm double it each time, with x + Norm(f(x)) they add 1 to it each time."""
     for options, growth in (({"width": 512}, 2**6), ({"width": 512, "norm": "branch"}, 13**0.5)):
-        found = wb.diagnose_architecture(audit(deep_residual(**options)))["architecture.branch_not_zero"]  # type: ignore[arg-type]
+        found = wb.architecture.diagnose(audit(deep_residual(**options)))["architecture.branch_not_zero"]  # type: ignore[arg-type]
         assert found.value == pytest.approx(growth, rel=0.15)
 
 
 @pytest.mark.parametrize("reason", [None, "the model is written in another language"])
 def test_what_was_not_audited_or_is_not_finite_is_not_measured(reason: str | None) -> None:
-    diagnosis = wb.diagnose_architecture(record_of({"architecture": reason and {"reason": reason}}))
+    diagnosis = wb.architecture.diagnose(record_of({"architecture": reason and {"reason": reason}}))
     assert {f.status for f in diagnosis} == {"not_measured"}
     assert all((reason or "no audit of the model") in f.summary for f in diagnosis)
     for name, value in (("skip_rms", 0.0), ("skip_rms", float("nan")), ("sum_rms", float("inf"))):
         record = audit(deep_residual())
         record.facts["architecture"]["joins"][3][name] = json.loads(dumps(value))
-        assert statuses(wb.diagnose_architecture(record))["branch_not_zero"] == "not_measured"
+        assert statuses(wb.architecture.diagnose(record))["branch_not_zero"] == "not_measured"
 
 
 def test_the_joins_are_a_table() -> None:
-    table = wb.architecture_joins(audit(deep_residual(depth=3, norm="after_add")))
+    table = wb.architecture.joins(audit(deep_residual(depth=3, norm="after_add")))
     assert table["module"].tolist() == ["blocks.0", "blocks.1", "blocks.2"]
     assert set(table["placement"]) == {"after_add"}
     assert (table["layers"] == 2).all()
-    assert wb.architecture_joins(empty()).columns.tolist() == table.columns.tolist()
-    assert len(wb.architecture_depths(empty())) == 0
+    assert wb.architecture.joins(empty()).columns.tolist() == table.columns.tolist()
+    assert len(wb.architecture.depths(empty())) == 0
 
 
 ALARM = {"stability.early": "fail", "lr.too_high": "warn", "gradients.exploding": "warn", "data.imbalance": "warn"}
@@ -537,7 +537,7 @@ ALARM = {"stability.early": "fail", "lr.too_high": "warn", "gradients.exploding"
 
 @pytest.mark.parametrize(("sign", "status"), [("stability.early", "warn"), ("lr.too_high", "warn"), ("gradients.exploding", "warn"), ("data.imbalance", "ok"), ("", "ok")])  # fmt: skip
 def test_a_practice_that_is_missing_is_an_alarm_only_where_training_shows_a_sign(sign: str, status: str) -> None:
-    structure = wb.diagnose_architecture(audit(deep_residual(residual=False)))
+    structure = wb.architecture.diagnose(audit(deep_residual(residual=False)))
     assert structure["architecture.no_residual"].status == "warn"
     codes = dict.fromkeys(("stability.early", "stability.divergent", *ALARM), "ok") | (
         {sign: ALARM[sign]} if sign else {}
@@ -556,7 +556,7 @@ def test_a_small_embedding_is_no_growth() -> None:
     sizes = [(0.02**2 + k) ** 0.5 for k in range(5)]
     joins = [join | {"skip_rms": a, "sum_rms": b} for a, b in itertools.pairwise(sizes)]
     facts = {"weight_layers": 14, "num_joins": 4, "joins": joins, "norms": ["n"], "norm_modules": ["n"]}
-    found = wb.diagnose_architecture(record_of({"architecture": facts}))["architecture.branch_not_zero"]
+    found = wb.architecture.diagnose(record_of({"architecture": facts}))["architecture.branch_not_zero"]
     assert (found.status, found.value) == ("ok", pytest.approx(2.0, rel=0.01))
 
 
@@ -587,9 +587,9 @@ def chain(depth: int, steep: float = 1.0) -> Workload:
 
 def test_the_largest_stable_lr_is_bracketed_by_the_grid(tmp_path: Path) -> None:
     variants = {"gentle": chain, "far too steep": lambda depth: chain(depth, 1e4)}
-    study = wb.ArchitectureStudy(variants=variants, depths=(1, 12), lrs=GRID, steps=100)
+    study = wb.architecture.Study(variants=variants, depths=(1, 12), lrs=GRID, steps=100)
     record = study.run(wb.load_workload("digits_mlp"), out=tmp_path / "study")
-    table = wb.architecture_depths(record).set_index(["variant", "depth"])
+    table = wb.architecture.depths(record).set_index(["variant", "depth"])
     assert len(table) == 4
     for (variant, depth), row in table.iterrows():
         edge = 2 / (depth * {"gentle": 1, "far too steep": 1e4}[variant])
@@ -610,14 +610,14 @@ def test_nothing_learned_is_said_and_the_same_call_again_trains_nothing(tmp_path
         "gentle": chain,
         "dead": lambda depth: chain(depth).replace(build_model=lambda: Chain(0.0), name="dead"),
     }
-    study = wb.ArchitectureStudy(variants=variants, depths=(1,), lrs=GRID[:2], steps=20)
+    study = wb.architecture.Study(variants=variants, depths=(1,), lrs=GRID[:2], steps=20)
     first = study.run(chain(1), out=tmp_path / "study")
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "study" / "variants").rglob("events.jsonl")}
     again = study.run(chain(1), out=tmp_path / "study")
     assert len(files) == 4
     assert files == {path: path.stat().st_mtime_ns for path in files}
-    table = wb.architecture_depths(first)
-    assert wb.architecture_depths(again).equals(table)
+    table = wb.architecture.depths(first)
+    assert wb.architecture.depths(again).equals(table)
     assert table["censored"].tolist() == ["above", "untrained"]
     assert math.isnan(table["stable_lr"][1])
 
@@ -625,13 +625,13 @@ def test_nothing_learned_is_said_and_the_same_call_again_trains_nothing(tmp_path
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_what_it_is_called(name: str, tmp_path: Path) -> None:
     """By its own audit: which placement, and whether it begins as the identity (F2.8)."""
-    study = wb.ArchitectureStudy(variants={name: VARIANTS[name]}, depths=(2,), lrs=[0.01], steps=12)
+    study = wb.architecture.Study(variants={name: VARIANTS[name]}, depths=(2,), lrs=[0.01], steps=12)
     record = study.run(VARIANTS[name](2), out=tmp_path / "study")
     facts = record.facts["architecture"]
     places = {"x + f(x)": "none", "x + Norm(f(x))": "branch", "Norm(x + f(x))": "after_add", "x + f(Norm(x))": "pre"}
     expected = places.get(name.partition(",")[0])
     assert {join["placement"] for join in facts["joins"]} == ({expected} if expected else set())
-    assert wb.architecture_depths(record)["identity_at_start"].tolist() == [name.endswith("at first")]
+    assert wb.architecture.depths(record)["identity_at_start"].tolist() == [name.endswith("at first")]
 
 
 @pytest.mark.parametrize(
@@ -646,7 +646,7 @@ def test_every_variant_is_what_it_is_called(name: str, tmp_path: Path) -> None:
 )
 def test_fields_out_of_range_are_named(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        wb.ArchitectureStudy(**fields)
+        wb.architecture.Study(**fields)
 
 
 # The picture.
@@ -676,7 +676,7 @@ ROWS = [
 def drawn(rows: list[dict[str, Any]]) -> Axes:
     record = empty()
     record.facts = {"architecture_depths": rows}
-    return wb.plot_architecture(record, ax=Figure().subplots())
+    return wb.architecture.plot(record, ax=Figure().subplots())
 
 
 def test_each_variant_is_a_line_with_its_points() -> None:

@@ -24,7 +24,7 @@ from workbench.topics.batch_norm.diagnose import CODES, NormArm, better_arms
 
 
 def judged(*args: Any, **facts: Any) -> Diagnosis:
-    return wb.diagnose_batch_norm(study(*args, **facts))
+    return wb.batch_norm.diagnose(study(*args, **facts))
 
 
 def ema(warm: float) -> list[dict[str, Any]]:
@@ -40,9 +40,9 @@ def estimate(shift: float | None, noise: float | None) -> dict[str, Any]:
     ("made", "status"),
     [
         (judged(), "ok"),
-        (wb.diagnose_batch_norm(record([], facts={})), "not_measured"),
-        (wb.diagnose_batch_norm(record([], facts={"batch_norm": None})), "not_measured"),
-        (wb.diagnose_batch_norm(record([], facts={"batch_norm": {"layers": 0}})), "ok"),
+        (wb.batch_norm.diagnose(record([], facts={})), "not_measured"),
+        (wb.batch_norm.diagnose(record([], facts={"batch_norm": None})), "not_measured"),
+        (wb.batch_norm.diagnose(record([], facts={"batch_norm": {"layers": 0}})), "ok"),
         (judged(batch_norm={"unused": 2, "examples": None, "ema": [], "estimate": None}), "ok"),
     ],
 )
@@ -129,7 +129,7 @@ def test_the_chance_that_is_allowed_is_the_one_that_was_given() -> None:
     chance = judged(arms)["batch_norm.ghost_size"].evidence["chance"][16]
     assert chance == pytest.approx(3 * stats.ttest_1samp([0.03, 0.01, 0.02, 0.02], 0, alternative="greater").pvalue)
     for alpha, status in ((chance * 1.01, "warn"), (chance * 0.99, "ok"), (0.05, "warn")):
-        assert wb.diagnose_batch_norm(study(arms), alpha=alpha)["batch_norm.ghost_size"].status == status
+        assert wb.batch_norm.diagnose(study(arms), alpha=alpha)["batch_norm.ghost_size"].status == status
 
 
 def test_chance_names_a_virtual_batch_as_seldom_as_asked_for() -> None:
@@ -188,7 +188,7 @@ def test_norms_are_told_at_their_best_learning_rate() -> None:
     ("batch_size", "hosts", "asked"), list(itertools.product([64, 256], [1, 2, 8, 16], [2, 16, 64, 256, None]))
 )
 def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, asked: int | None) -> None:
-    layout = wb.statistics_layout(batch_size, hosts, asked)
+    layout = wb.batch_norm.layout(batch_size, hosts, asked)
     each = batch_size // hosts
     wanted = each if asked is None else min(asked, batch_size)
     groups: list[int] = []  # join hosts until a statistic has what it asks for
@@ -204,18 +204,18 @@ def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, 
 
 
 def test_what_the_layout_says() -> None:
-    assert wb.statistics_layout(256, 2, 32).left_out == pytest.approx(0.75)
+    assert wb.batch_norm.layout(256, 2, 32).left_out == pytest.approx(0.75)
     for layout, said, there in (
         ((256, 2, 32), "75% of the examples make no statistic (P6.6)", True), ((64, 8, None), "Below 16 examples", True),
         ((128, 8, None), "Below 16 examples", False), ((64, 8, 8), "merge", True), ((64, 8, 64), "merge", False),
     ):  # fmt: skip
-        assert (said in wb.statistics_layout(*layout).words) == there
+        assert (said in wb.batch_norm.layout(*layout).words) == there
 
 
 @pytest.mark.parametrize(("given", "said"), [((64, 3, 8), "cannot be split over hosts=3"), ((64, 0, 8), "hosts=0"), ((64, 2, 0), "stat_examples=0"), ((0, 1, None), "batch_size=0"), ((64, True, 8), "hosts=True")])  # fmt: skip
 def test_what_cannot_be_dealt_out_is_refused(given: tuple[int, int, int | None], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        wb.statistics_layout(*given)
+        wb.batch_norm.layout(*given)
 
 
 # Figures.
@@ -231,7 +231,7 @@ def close_figures() -> Any:
 
 
 def test_each_arm_lies_at_its_mean_and_the_whole_batch_is_marked() -> None:
-    ax = wb.plot_batch_norm(study(ARMS))
+    ax = wb.batch_norm.plot(study(ARMS))
     bars = next(c for c in ax.containers if c.get_label() == "statistics from a subsample")
     line: Any = bars[0]
     assert line.get_ydata().tolist() == pytest.approx([0.65, 0.51, 0.55])
@@ -241,7 +241,7 @@ def test_each_arm_lies_at_its_mean_and_the_whole_batch_is_marked() -> None:
 
 
 def test_the_distance_of_the_devices_is_drawn_for_each_way_to_shard() -> None:
-    ax = wb.plot_batch_norm_devices(study(batch_norm_devices=DEVICES))
+    ax = wb.batch_norm.plot_devices(study(batch_norm_devices=DEVICES))
     lines = {str(line.get_label()): line for line in ax.get_lines()}
     assert len(lines) == 6
     loss: Any = lines["validation loss, sorted shards"]
@@ -250,10 +250,10 @@ def test_the_distance_of_the_devices_is_drawn_for_each_way_to_shard() -> None:
     assert ax.get_yscale() == "log"
 
 
-@pytest.mark.parametrize("plot", [wb.plot_batch_norm, wb.plot_batch_norm_devices])
+@pytest.mark.parametrize("plot", [wb.batch_norm.plot, wb.batch_norm.plot_devices])
 def test_a_diagnosis_that_was_read_back_is_drawn_alike_and_nothing_says_so(plot: Any) -> None:
     r = study(ARMS, batch_norm_devices=DEVICES)
-    found = wb.diagnose_batch_norm(r)
+    found = wb.batch_norm.diagnose(r)
     fields = Finding.__dataclass_fields__
     again = Diagnosis(findings=tuple(Finding(**{n: to_json(getattr(f, n)) for n in fields}) for f in found))
     one, other = plot(r, found), plot(r, again)
@@ -269,7 +269,7 @@ def test_a_diagnosis_that_was_read_back_is_drawn_alike_and_nothing_says_so(plot:
 
 def test_hosts_that_share_a_statistic_look_alike_and_examples_in_none_are_pale() -> None:
     def bars(layout: tuple[int, int, int]) -> list[Rectangle]:
-        ax = wb.plot_batch_norm_layout(wb.statistics_layout(*layout), ax=Figure().subplots())
+        ax = wb.batch_norm.plot_layout(wb.batch_norm.layout(*layout), ax=Figure().subplots())
         return sorted((p for p in ax.patches if isinstance(p, Rectangle)), key=lambda p: (p.get_x(), p.get_y()))
 
     shared = bars((64, 8, 16))

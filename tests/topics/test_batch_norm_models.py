@@ -54,7 +54,7 @@ def warmed(model: nn.Module | None = None, batches: list[tuple[Tensor]] | None =
 
 
 def audited(model: nn.Module, *args: Any, **options: Any) -> Diagnosis:
-    return wb.diagnose_batch_norm(wb.audit_batch_norm(model, *args, **options))
+    return wb.batch_norm.diagnose(wb.batch_norm.audit(model, *args, **options))
 
 
 def statuses(model: nn.Module, *args: Any, **options: Any) -> dict[str, str]:
@@ -95,7 +95,7 @@ def test_a_look_leaves_the_model_as_it_was(evaluating: bool) -> None:
     model = warmed().train(not evaluating)
     model[3].eval()
     before = bits(model)
-    wb.audit_batch_norm(model, loader())
+    wb.batch_norm.audit(model, loader())
     with statistics_set(model, {"0": (np.zeros(4), np.full(4, 7.0))}):
         assert running_statistics(model[0])[1].tolist() == [7.0] * 4
     with pytest.raises(RuntimeError, match="planted"):
@@ -337,15 +337,15 @@ def test_rounding_in_a_dead_channel_is_no_difference(shift: float, scale: float,
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: wb.audit_batch_norm(3), UsageError, "model must be a torch.nn.Module, not int"),  # type: ignore[arg-type]
-        (lambda: wb.audit_batch_norm(net(), max_batches=0), UsageError, "max_batches=0"),
-        (lambda: wb.audit_batch_norm(net(), replicas=[{}]), UsageError, r"replicas\[0\] has no running statistics of '0'"),
-        (lambda: wb.audit_batch_norm(net(), replicas={}), UsageError, "replicas has no layer '0'"),
-        (lambda: wb.audit_batch_norm(net(), replicas=replicas(2), examples=[1]), UsageError, "1 numbers for 2 replicas"),
-        (lambda: wb.audit_batch_norm(net(), replicas=replicas(2), metrics=[1]), UsageError, "metrics has 1 numbers for 2"),
-        (lambda: wb.audit_batch_norm(net(), metrics=[1, 1]), UsageError, "give replicas="),
-        (lambda: wb.audit_batch_norm(net(), checkpoint={}), CheckpointError, "holds no running statistics of Sequential"),
-        (lambda: wb.audit_batch_norm(net(), checkpoint="nowhere.pt"), CheckpointError, "nowhere.pt cannot be read"),
+        (lambda: wb.batch_norm.audit(3), UsageError, "model must be a torch.nn.Module, not int"),  # type: ignore[arg-type]
+        (lambda: wb.batch_norm.audit(net(), max_batches=0), UsageError, "max_batches=0"),
+        (lambda: wb.batch_norm.audit(net(), replicas=[{}]), UsageError, r"replicas\[0\] has no running statistics of '0'"),
+        (lambda: wb.batch_norm.audit(net(), replicas={}), UsageError, "replicas has no layer '0'"),
+        (lambda: wb.batch_norm.audit(net(), replicas=replicas(2), examples=[1]), UsageError, "1 numbers for 2 replicas"),
+        (lambda: wb.batch_norm.audit(net(), replicas=replicas(2), metrics=[1]), UsageError, "metrics has 1 numbers for 2"),
+        (lambda: wb.batch_norm.audit(net(), metrics=[1, 1]), UsageError, "give replicas="),
+        (lambda: wb.batch_norm.audit(net(), checkpoint={}), CheckpointError, "holds no running statistics of Sequential"),
+        (lambda: wb.batch_norm.audit(net(), checkpoint="nowhere.pt"), CheckpointError, "nowhere.pt cannot be read"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_says_so(call: Callable[[], object], error: type[Exception], message: str) -> None:
@@ -358,7 +358,11 @@ def test_a_compiled_model_is_known_by_the_names_of_its_checkpoint(tmp_path: Path
     plain = warmed(nn.Sequential(nn.BatchNorm1d(4)), loader(60))
     compiled: Any = torch.compile(plain, backend="eager")
     torch.save(plain.state_dict(), tmp_path / "last.pt")
-    assert list(wb.gather_running_statistics(compiled)) == list(wb.gather_running_statistics(plain)) == ["0"]
+    assert (
+        list(wb.batch_norm.gather_running_statistics(compiled))
+        == list(wb.batch_norm.gather_running_statistics(plain))
+        == ["0"]
+    )
     for model, replicas in ((compiled, [plain.state_dict()] * 2), (plain, [compiled.state_dict()] * 2)):
         found = statuses(model, loader(), replicas=replicas, checkpoint=tmp_path / "last.pt")
         assert set(found.values()) == {"ok"}
@@ -420,7 +424,7 @@ def test_the_last_batch_of_an_epoch_may_be_small_and_one_of_one_is_a_fault_and_n
     small, one = (TensorDataset(torch.cat([x for (x,) in loader(11)])[: 640 + rest]) for rest in (3, 1))
     found = audited(model, DataLoader(small, batch_size=64))["batch_norm.small_batch"]
     assert (found.status, found.value) == ("ok", 64)
-    asked = audited(wb.ghost_batch_norm(copy.deepcopy(model), 64), DataLoader(small, batch_size=64))[
+    asked = audited(wb.batch_norm.ghost(copy.deepcopy(model), 64), DataLoader(small, batch_size=64))[
         "batch_norm.ghost_size"
     ]
     assert (asked.status, asked.value) == ("ok", 64)
@@ -439,10 +443,10 @@ def test_batches_may_be_tensors_and_are_read_no_further_than_asked() -> None:
             read.append(i)
             yield loader(1)[0][0]
 
-    wb.audit_batch_norm(warmed(), endless(), max_batches=4)
+    wb.batch_norm.audit(warmed(), endless(), max_batches=4)
     assert len(read) == 4
     with pytest.raises(UsageError, match="batches yields nothing"):
-        wb.audit_batch_norm(warmed(), [])
+        wb.batch_norm.audit(warmed(), [])
 
 
 def test_few_examples_of_many_independent_values_are_no_small_batch() -> None:
@@ -474,8 +478,8 @@ def test_a_synchronised_layer_counts_the_examples_of_all_processes(
 ) -> None:
     model: Any = nn.Sequential(nn.BatchNorm1d(4))
     if stat_examples is not None:
-        wb.ghost_batch_norm(model, stat_examples)
-    model = warmed(wb.synchronise_batch_norm(model), loader(60, examples=8))
+        wb.batch_norm.ghost(model, stat_examples)
+    model = warmed(wb.batch_norm.synchronise(model), loader(60, examples=8))
     assert audited(model, loader(20, examples=8))["batch_norm.small_batch"].value == 8
     monkeypatch.setattr(distributed, "place", lambda _: (0, 4))
     processes = [distributed.statistic_processes(layer) for layer in (nn.BatchNorm1d(4), nn.SyncBatchNorm(4), model[0])]
@@ -498,7 +502,7 @@ def test_the_facts_of_a_study_are_those_of_its_last_checkpoint(tmp_path: Path) -
         torch.rand(3)
         assert collect_batch_norm(session) == facts, "what is drawn on the way is the same each time"
         session.facts(batch_norm=facts)
-        found = wb.diagnose_batch_norm(session.record)
+        found = wb.batch_norm.diagnose(session.record)
         evals = session.trial(config, stage="baseline").evals
     ends = evals[(evals["split"] == "validation") & (evals["metric"] == "loss") & (evals["step"] == 60)]["value"]
     assert (facts["layers"], facts["asked"], facts["examples"], facts["step"]) == (1, 3, 3, 60)
@@ -511,7 +515,7 @@ def test_the_facts_of_a_study_are_those_of_its_last_checkpoint(tmp_path: Path) -
 
 
 CLASSES, APART = 4, 5.0
-STUDY = wb.BatchNormStudy(stat_examples=[8, 16, 64], batch_sizes=[16, 32], held=16, swap_batch_sizes=[4], lr_factors=[0.5, 1.0], seeds=2)  # fmt: skip
+STUDY = wb.batch_norm.Study(stat_examples=[8, 16, 64], batch_sizes=[16, 32], held=16, swap_batch_sizes=[4], lr_factors=[0.5, 1.0], seeds=2)  # fmt: skip
 
 
 def workload(*, norm: bool = True, examples: int = 128) -> Workload:
@@ -567,7 +571,7 @@ def test_virtual_batches_differ_only_in_their_statistics_and_the_same_call_train
     again = STUDY.run(workload(), wb.Trainer(device="cpu", gradients="loop"), out=record.path)
     assert again.trials["trial"].tolist() == record.trials["trial"].tolist()
     assert again.facts == record.facts
-    diagnosis = wb.diagnose_batch_norm(record)
+    diagnosis = wb.batch_norm.diagnose(record)
     assert [f.code for f in diagnosis] == list(CODES)
     assert diagnosis["batch_norm.first_device_ema"].status == "ok"
     assert "Norm by norm at equal budgets" in diagnosis["batch_norm.small_batch"].summary
@@ -577,13 +581,13 @@ def test_virtual_batches_differ_only_in_their_statistics_and_the_same_call_train
 def test_the_whole_batch_is_whole_and_a_model_without_batch_norm_trains_nothing(tmp_path: Path) -> None:
     given = workload()
     given = given.replace(config=given.config.replace(bn_stat_examples=8))
-    study = wb.BatchNormStudy(stat_examples=[], batch_sizes=[], devices=[], norms=[], seeds=1, steps=2)
+    study = wb.batch_norm.Study(stat_examples=[], batch_sizes=[], devices=[], norms=[], seeds=1, steps=2)
     assert arms(study.run(given, wb.Trainer(gradients="loop"), out=tmp_path / "s"), "virtual") == {(None, 32, 1): 1}
-    found = wb.BatchNormStudy(seeds=1).run(workload(norm=False), wb.Trainer(), out=tmp_path / "none")
+    found = wb.batch_norm.Study(seeds=1).run(workload(norm=False), wb.Trainer(), out=tmp_path / "none")
     assert not len(found.trials)
-    assert {f.status for f in wb.diagnose_batch_norm(found)} == {"ok"}
+    assert {f.status for f in wb.batch_norm.diagnose(found)} == {"ok"}
     with pytest.raises(UsageError, match="batch size 256 does not fit: the training split has 128"):
-        wb.BatchNormStudy(batch_size=256, norms=[], seeds=1).run(workload(), wb.Trainer(), out=tmp_path / "large")
+        wb.batch_norm.Study(batch_size=256, norms=[], seeds=1).run(workload(), wb.Trainer(), out=tmp_path / "large")
 
 
 @pytest.fixture(scope="module")
@@ -685,4 +689,4 @@ def test_a_shared_layer_is_measured_call_by_call_and_what_cannot_be_split_not_at
 )
 def test_fields_are_checked(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        wb.BatchNormStudy(**fields)
+        wb.batch_norm.Study(**fields)

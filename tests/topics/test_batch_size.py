@@ -28,7 +28,7 @@ TUNED, RETUNE, EQUAL, NOISE, REGULARISE = tuple(CODES)
 
 def test_a_difference_that_tuning_takes_away():
     """F6.2, F6.3: with all else fixed the small batch looks worse; each at its own lr, they are equal."""
-    found = wb.diagnose_batch_size(batches({16: 0.0125, 64: 0.1, 256: 0.4}))
+    found = wb.batch_size.diagnose(batches({16: 0.0125, 64: 0.1, 256: 0.4}))
     assert found[TUNED].status == "ok"
     (steps,) = found[TUNED].evidence["factors"]
     assert (steps["equal"], steps["fixed"]) == ("steps", pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05))
@@ -49,7 +49,7 @@ def test_a_difference_that_tuning_takes_away():
 def test_a_longer_run_is_no_better_batch_size():
     """F6.3, F6.7: the metric falls with the number of updates alone, so at equal steps the batch sizes are equal."""
     lengths = {16: {160: 0.5, 40: 1.0}, 64: {40: 1.0}, 256: {40: 1.0, 10: 2.0}}
-    found = wb.diagnose_batch_size(batches({16: 0.1, 64: 0.1, 256: 0.1}, lengths=lengths))
+    found = wb.batch_size.diagnose(batches({16: 0.1, 64: 0.1, 256: 0.1}, lengths=lengths))
     steps, examples = found[TUNED].evidence["factors"]
     for kind in ("fixed", "tuned"):
         assert steps[kind] == pytest.approx(1.0, abs=0.05)
@@ -67,8 +67,8 @@ def test_a_longer_run_is_no_better_batch_size():
 def test_better_at_equal_steps_and_worse_at_equal_examples_is_neither():
     """It saw more examples, then fewer updates; a batch size that is worse by either length is worse."""
     sizes, lengths = {64: 0.1, 256: 0.1}, {256: {40: 0.7, 10: 1.4}}
-    assert wb.diagnose_batch_size(batches(sizes, lengths=lengths))[EQUAL].status == "not_measured"
-    worse = wb.diagnose_batch_size(batches(sizes, lengths={256: {40: 1.3, 10: 1.4}}))[EQUAL]
+    assert wb.batch_size.diagnose(batches(sizes, lengths=lengths))[EQUAL].status == "not_measured"
+    worse = wb.batch_size.diagnose(batches(sizes, lengths={256: {40: 1.3, 10: 1.4}}))[EQUAL]
     assert worse.status == "warn"
     assert worse.summary.count("worse)") == 2
 
@@ -76,7 +76,7 @@ def test_better_at_equal_steps_and_worse_at_equal_examples_is_neither():
 def test_the_advice_is_a_config_with_the_momentum_that_was_tuned_and_its_length():
     """F6.4: lr 0.4 was best at momentum 0.5; with the baseline's 0.9 it is another, eight times longer, step."""
     r = batches({64: 0.1, 256: 0.4}, memory={256: 0.5}, warmup={256: 7}, optimizer="momentum")
-    found = wb.diagnose_batch_size(r)[RETUNE]
+    found = wb.batch_size.diagnose(r)[RETUNE]
     assert "256 (40 steps): lr 0.4, momentum 0.5" in found.summary
     assert "64 is best at lr 0.1, momentum 0.9" in found.summary
     begin = found.advice[1]
@@ -88,7 +88,7 @@ def test_the_advice_is_a_config_with_the_momentum_that_was_tuned_and_its_length(
 
 
 def test_a_difference_that_stays():
-    found = wb.diagnose_batch_size(batches({16: 0.05, 64: 0.1, 256: 0.2}, extra={256: 1.5}))
+    found = wb.batch_size.diagnose(batches({16: 0.05, 64: 0.1, 256: 0.2}, extra={256: 1.5}))
     assert "(lower is better)" in found[EQUAL].summary
     assert re.search(r"1\.[45]\d* at 256 \(1\.\d* to 1\.\d*, worse\)", found[EQUAL].summary)
     assert found[EQUAL].status == "warn"
@@ -107,7 +107,7 @@ def test_the_interval_of_a_ratio_is_welchs():
 
 def test_a_sweep_of_the_batch_size_alone_is_told_what_it_is_worth():
     """F6.1: nothing else was tuned."""
-    found = wb.diagnose_batch_size(batches({16: 0.0125, 64: 0.1}, lrs=[OWN_LR]))
+    found = wb.batch_size.diagnose(batches({16: 0.0125, 64: 0.1}, lrs=[OWN_LR]))
     assert found[TUNED].status == "warn"
     assert found[TUNED].clause == "F6.1"
     assert "not which one is better" in found[TUNED].summary
@@ -117,7 +117,7 @@ def test_a_sweep_of_the_batch_size_alone_is_told_what_it_is_worth():
 def test_a_decay_that_helps_the_large_batch_only():
     """F6.6, and the gap that F6.5 speaks of."""
     r = batches({16: 0.1, 64: 0.1, 256: 0.1}, decays=(1e-4, 1e-3), decayed={(256, 1e-3): 0.7})
-    found = wb.diagnose_batch_size(r)[REGULARISE]
+    found = wb.batch_size.diagnose(r)[REGULARISE]
     assert found.status == "warn"
     tried = {row["batch_size"]: row for row in found.evidence["tried"]}
     assert (tried[256]["helps"], tried[256]["weight_decay"]) == (True, 1e-3)
@@ -162,7 +162,7 @@ FAST = {"finalists": 1, "choosing_seeds": 2, "seeds": 2, "reach": 2, "memories":
 def run(out: Path, **settings: Any) -> wb.StudyRecord:
     workload = small_workload(examples=96)
     config = workload.config.replace(optimizer="momentum", total_steps=40, batch_size=16, peak_lr=0.05, warmup_steps=8)
-    return wb.BatchSizeStudy(**settings).run(workload.replace(config=config), wb.Trainer(device="cpu"), out=out)
+    return wb.batch_size.Study(**settings).run(workload.replace(config=config), wb.Trainer(device="cpu"), out=out)
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def statuses(diagnosis) -> dict[str, str]:
 
 @pytest.mark.parametrize("limit", [1e-4, 1.0, 3e5])
 def test_exactly_a_tenth_clipped_on_heavy_tailed_norms_is_healthy(limit: float) -> None:
-    found = wb.diagnose_clipping(record([plain(), clipped(20, limit=limit)]))
+    found = wb.clipping.diagnose(record([plain(), clipped(20, limit=limit)]))
     assert found["clipping.aggressive"].value == pytest.approx(0.1, abs=1e-12)
     assert set(statuses(found).values()) == {"ok"}
     assert "Nothing to cure" in found["clipping.cures"].summary
@@ -112,7 +112,7 @@ def test_exactly_a_tenth_clipped_on_heavy_tailed_norms_is_healthy(limit: float) 
 @pytest.mark.parametrize(("above", "status"), [(99, "ok"), (100, "warn"), (200, "warn")])
 def test_from_half_of_the_steps_on_the_advice_is_a_lower_lr(above: int, status: str) -> None:
     """F4.12 with X36: at 50 % exactly the alarm is raised."""
-    found = wb.diagnose_clipping(record([plain(), clipped(above)]))["clipping.aggressive"]
+    found = wb.clipping.diagnose(record([plain(), clipped(above)]))["clipping.aggressive"]
     assert (found.status, found.value) == (status, above / STEPS)
     assert bool(found.advice) is (status == "warn")
     if status == "warn":
@@ -132,7 +132,7 @@ def test_clipping_every_step_of_a_run_that_needs_none_is_worth_what_it_takes(los
     """Without it 2.0 are learned; of several seeds the one that loses least speaks."""
     runs = [plain(ending(0.3), seed=seed, max_grad_norm=None) for seed in range(len(lost))]
     runs += [clipped(STEPS, ending(0.3 + 2.0 * each), seed=seed, stage="baseline") for seed, each in enumerate(lost)]
-    found = wb.diagnose_clipping(record(runs, peak_lr=0.1, max_grad_norm=1.0))["clipping.aggressive"]
+    found = wb.clipping.diagnose(record(runs, peak_lr=0.1, max_grad_norm=1.0))["clipping.aggressive"]
     end = 0.3 + 2.0 * sum(lost) / len(lost)
     assert (found.status, found.value) == (status, 1.0)
     told = f"training is stable without: there the loss ends at 0.3 instead of {end:.3g}{': harmless' if status == 'ok' else ''}."
@@ -144,11 +144,11 @@ def test_clipping_every_step_of_a_run_that_needs_none_is_worth_what_it_takes(los
 def test_the_proposed_threshold_is_the_90th_percentile_of_the_stable_run() -> None:
     norms = norms_with(20)
     unstable = trial(BLOWN, 0.4, columns={"grad_norm": np.full(STEPS, 1e5)})
-    found = wb.diagnose_clipping(record([unstable, plain()], peak_lr=0.4))["clipping.threshold"]
+    found = wb.clipping.diagnose(record([unstable, plain()], peak_lr=0.4))["clipping.threshold"]
     assert found.value == pytest.approx(np.percentile(norms[20:], 90))
     assert found.evidence["trial"] == 1
     assert found.evidence["ratio"] == pytest.approx(found.value / np.median(norms[20:]))
-    half = wb.diagnose_clipping(record([plain()]), percentile=50.0)["clipping.threshold"]
+    half = wb.clipping.diagnose(record([plain()]), percentile=50.0)["clipping.threshold"]
     assert half.value == pytest.approx(np.median(norms[20:]))
     assert "50th percentile" in half.summary
 
@@ -158,7 +158,7 @@ def test_a_cure_is_named_with_its_price() -> None:
     trials = [
         plain(), plain(BLOWN, lr=0.4), clipped(10, BLOWN, lr=0.4, limit=2.0), clipped(30, lr=0.4, limit=1.0),
     ]  # fmt: skip
-    found = wb.diagnose_clipping(record(trials, facts=facts))
+    found = wb.clipping.diagnose(record(trials, facts=facts))
     cures = found["clipping.cures"]
     assert (cures.status, cures.value) == ("ok", 1.0)
     assert "(the 75th percentile) keeps lr 0.4 stable" in cures.summary
@@ -172,7 +172,7 @@ def test_a_seed_that_was_not_run_without_clipping_hides_no_other() -> None:
     """The seeds of a proof are clipped as the baseline is; the run without clipping is made for the first one."""
     runs = [plain(), plain(lr=0.4), clipped(30, lr=0.4), clipped(30, lr=0.4, seed=1)]
     for twins, status in ((runs, "ok"), (runs[2:], "not_measured")):
-        assert wb.diagnose_clipping(record(twins, peak_lr=0.4))["clipping.cures"].status == status
+        assert wb.clipping.diagnose(record(twins, peak_lr=0.4))["clipping.cures"].status == status
 
 
 def test_the_2_cycle_above_the_edge_is_seen_through() -> None:
@@ -182,7 +182,7 @@ def test_the_2_cycle_above_the_edge_is_seen_through() -> None:
         descent(descended(5.1, 100)),
         descent(descended(5.1, 100, limit=LIMIT), limit=LIMIT),
     ]
-    found = wb.diagnose_clipping(record(masked, peak_lr=1.9))
+    found = wb.clipping.diagnose(record(masked, peak_lr=1.9))
     finding = found["clipping.masks_lr"]
     assert finding.status == "warn"
     assert finding.value == 1.0
@@ -197,7 +197,7 @@ def test_the_same_below_the_edge_hides_nothing(lr: float) -> None:
         descent(descended(5.1, 200, lr=lr), lr=lr),
         descent(descended(5.1, 200, lr=lr, limit=LIMIT), lr=lr, limit=LIMIT),
     ]
-    assert wb.diagnose_clipping(record(healthy, peak_lr=lr))["clipping.masks_lr"].status == "ok"
+    assert wb.clipping.diagnose(record(healthy, peak_lr=lr))["clipping.masks_lr"].status == "ok"
 
 
 def nonfinite(loss, lr, count, *, stage="lr_sweep"):
@@ -215,7 +215,7 @@ def nonfinite(loss, lr, count, *, stage="lr_sweep"):
     ([nonfinite(FALLING, 0.4, 0), nonfinite(DIVERGED, 0.9, 1, stage="baseline")], "ok", 1),
 ])  # fmt: skip
 def test_nonfinite_norms_are_counted_and_weighed_by_where_they_are(trials, status: str, count: int) -> None:
-    found = wb.diagnose_clipping(record(trials, peak_lr=0.1, total_steps=STEPS))["clipping.nonfinite"]
+    found = wb.clipping.diagnose(record(trials, peak_lr=0.1, total_steps=STEPS))["clipping.nonfinite"]
     assert (found.status, found.value) == (status, count)
     assert bool(found.advice) is (status != "ok")
     assert sum(row["nonfinite"] for row in found.evidence["trials"]) == count
@@ -231,7 +231,7 @@ def blank() -> Axes:
 @pytest.mark.parametrize("with_diagnosis", [True, False])
 def test_each_run_stands_at_its_threshold_and_end_loss(with_diagnosis: bool) -> None:
     made = record(LADDER)
-    ax = wb.plot_clipping(made, wb.diagnose_clipping(made) if with_diagnosis else None, ax=blank())
+    ax = wb.clipping.plot(made, wb.clipping.diagnose(made) if with_diagnosis else None, ax=blank())
     end = FALLING[-20:].mean()
     lines = {str(line.get_label()): line for line in ax.lines}
     assert lines["stable"].get_xydata().ravel() == pytest.approx([1.0, end])
@@ -255,13 +255,13 @@ def test_histogram_counts_and_title_account_for_every_step(seed: int) -> None:
     rng = np.random.default_rng(seed)
     norms = np.exp(rng.normal(size=500) * 3)
     norms[:7], norms[7:10], norms[10] = np.nan, 0.0, np.inf
-    ax = wb.plot_grad_norm_histogram(one_trial(rng.permutation(norms)), ax=blank())
+    ax = wb.clipping.plot_grad_norm_histogram(one_trial(rng.permutation(norms)), ax=blank())
     (bars,) = ax.patches
     assert bars.get_data().values.sum() == 500 - 7 - 3 - 1
     assert ax.get_title(loc="left").endswith("500 steps, 3 at 0, 8 not finite")
 
 
-@pytest.mark.parametrize("draw", [wb.plot_grad_norm, wb.plot_grad_norm_histogram])
+@pytest.mark.parametrize("draw", [wb.clipping.plot_grad_norm, wb.clipping.plot_grad_norm_histogram])
 @pytest.mark.parametrize("percentile", [50.0, 75.0, 90.0])
 def test_a_percentile_replaces_the_proposed_threshold_and_says_what_it_clips(draw, percentile: float) -> None:
     norms = np.random.default_rng(0).lognormal(size=400)
@@ -269,5 +269,5 @@ def test_a_percentile_replaces_the_proposed_threshold_and_says_what_it_clips(dra
     threshold = np.percentile(norms[40:], percentile)
     ax = draw(record, said(), percentile=percentile, ax=blank())
     x, y = drawn(ax, f"{percentile:g}th percentile {threshold:.3g}: {(norms > threshold).mean():.0%} of the steps")
-    assert (y if draw is wb.plot_grad_norm else x).tolist() == pytest.approx([threshold, threshold])
+    assert (y if draw is wb.clipping.plot_grad_norm else x).tolist() == pytest.approx([threshold, threshold])
     assert not [line for line in ax.lines if "proposed" in str(line.get_label())]

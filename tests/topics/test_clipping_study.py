@@ -19,8 +19,8 @@ from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, vall
 
 
 def run(workload: wb.Workload, out: Path, **settings: Any) -> tuple[wb.StudyRecord, wb.Diagnosis]:
-    record = wb.ClippingStudy(**settings).run(workload, wb.Trainer(device="cpu"), out=out / "s")
-    return record, wb.diagnose_clipping(record)
+    record = wb.clipping.Study(**settings).run(workload, wb.Trainer(device="cpu"), out=out / "s")
+    return record, wb.clipping.diagnose(record)
 
 
 def stages(record: wb.StudyRecord) -> list[str]:
@@ -99,7 +99,7 @@ def test_clipping_every_step_is_a_smaller_lr(tmp_path: Path) -> None:
     first = trainer.run(workload, config.replace(peak_lr=1e-4), out=tmp_path / "first").steps["grad_norm"]
     limit = float(first.iloc[0]) / 20
     clipped = trainer.run(workload, config.replace(max_grad_norm=limit), out=tmp_path / "clipped")
-    row = wb.diagnose_clipping(clipped)["clipping.masks_lr"].evidence["runs"][0]
+    row = wb.clipping.diagnose(clipped)["clipping.masks_lr"].evidence["runs"][0]
     assert row["clip_frac"] == 1.0
     updates = clipped.steps["update_norm"].dropna().to_numpy()
     assert updates == pytest.approx(np.full(updates.size, 0.3 * limit), rel=1e-6)
@@ -133,18 +133,18 @@ def test_the_lr_comes_from_a_sweep_in_the_same_folder(tmp_path: Path) -> None:
     with open_session(
         workload, stem="diagnosis", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
     ) as session:
-        wb.LRSweep(lrs=(0.25, 1.0, 1.9, 2.1)).extend(session)
-        wb.ClippingStudy().extend(session)
+        wb.lr_sweep.Study(lrs=(0.25, 1.0, 1.9, 2.1)).extend(session)
+        wb.clipping.Study().extend(session)
         record = session.record
     clipped = record.trials[record.trials["stage"] == "clipping"]
     assert clipped["peak_lr"].unique() == pytest.approx([1.5 * math.sqrt(1.9 * 2.1)])
     assert record.facts["clipping_reference_lr"] == 0.25
     (control,) = record.trials["stage"][(record.trials["peak_lr"] > 2.5) & record.trials["max_grad_norm"].isna()]
     assert control == "clipping_control"
-    edge = wb.diagnose_lr_sweep(record)["lr.unstable"].evidence
+    edge = wb.lr_sweep.diagnose(record)["lr.unstable"].evidence
     assert (edge["lower"], edge["upper"]) == pytest.approx((1.9, 2.1)), "the control leaves the sweep as it was"
     assert all(row["twin"] is not None for row in clipped_runs(record)), "and is found all the same"
-    assert wb.diagnose_clipping(record)["clipping.cures"].status == "warn", "the edge of a quadratic is everywhere"
+    assert wb.clipping.diagnose(record)["clipping.cures"].status == "warn", "the edge of a quadratic is everywhere"
 
 
 def test_an_unstable_baseline_gives_its_norms_at_a_smaller_lr(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ LOW, HIGH, CURE = tuple(CODES)
 
 
 def holds(*arms, **thresholds):
-    diagnosis = wb.diagnose_comparison(*arms, **thresholds)
+    diagnosis = wb.comparison.diagnose(*arms, **thresholds)
     return [diagnosis[code].evidence["holds"] for code in CODES]
 
 
 def test_a_modification_that_loses_the_high_lrs_and_a_warmup_that_brings_them_back():
-    diagnosis = wb.diagnose_comparison(healthy(), lost(), cured())
+    diagnosis = wb.comparison.diagnose(healthy(), lost(), cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, True, True]
     assert [f.status for f in diagnosis] == ["ok", "warn", "ok"]
     low, high, cure = (diagnosis[code] for code in CODES)
@@ -51,7 +51,7 @@ def test_a_modification_that_loses_the_high_lrs_and_a_warmup_that_brings_them_ba
 
 def test_the_healthy_twin_loses_nothing():
     """The same workload under other seeds: nothing is lost, and so there is nothing to cure."""
-    diagnosis = wb.diagnose_comparison(healthy(), healthy(seeds=(3, 4, 5)), cured())
+    diagnosis = wb.comparison.diagnose(healthy(), healthy(seeds=(3, 4, 5)), cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, False, None]
     assert [f.status for f in diagnosis] == ["ok", "ok", "not_measured"]
     assert "no instability" in diagnosis[CURE].evidence["reason"]
@@ -60,7 +60,7 @@ def test_the_healthy_twin_loses_nothing():
 @pytest.mark.parametrize(("shift", "untouched"), [(1.5 * SPREAD, True), (-1.5 * SPREAD, True), (8 * SPREAD, False), (-8 * SPREAD, False)])  # fmt: skip
 def test_low_lrs_are_held_against_the_spread_from_seed_to_seed(shift, untouched):
     """The margin is 2 standard deviations, or 1 % of what the baseline learned: 0.021."""
-    diagnosis = wb.diagnose_comparison(healthy(), lost(shift=shift))
+    diagnosis = wb.comparison.diagnose(healthy(), lost(shift=shift))
     assert diagnosis[LOW].evidence["holds"] is untouched
     assert diagnosis[LOW].value == pytest.approx(shift, abs=1e-3)
     assert diagnosis[LOW].threshold == pytest.approx(0.0215, abs=1e-3)
@@ -69,7 +69,7 @@ def test_low_lrs_are_held_against_the_spread_from_seed_to_seed(shift, untouched)
 
 def test_worse_without_a_rise_is_slowness_and_no_instability():
     slow = arm({lr: lambda level, total: falling(level + 0.05, total) for lr in (0.16, 0.32)} | {0.64: diverging})
-    diagnosis = wb.diagnose_comparison(healthy(), slow, min_low_lrs=1)
+    diagnosis = wb.comparison.diagnose(healthy(), slow, min_low_lrs=1)
     assert diagnosis[HIGH].evidence["holds"] is False
     assert diagnosis[HIGH].evidence["lrs"] == []
 
@@ -80,7 +80,7 @@ def stuck(**more):
 
 
 def test_runs_that_get_stuck_without_a_rise_count_where_a_warmup_cures_them():
-    diagnosis = wb.diagnose_comparison(healthy(), stuck(), cured())
+    diagnosis = wb.comparison.diagnose(healthy(), stuck(), cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, True, True]
     assert [row["sign"] for row in diagnosis[HIGH].evidence["lrs"]] == ["collapse", "collapse"]
     assert "2 of 2 lrs get stuck" in diagnosis[HIGH].summary
@@ -88,7 +88,7 @@ def test_runs_that_get_stuck_without_a_rise_count_where_a_warmup_cures_them():
 
 def test_runs_that_get_stuck_with_a_warmup_as_well_leave_the_cause_open():
     for warmed in (stuck(warmup=WARMUP), None):
-        diagnosis = wb.diagnose_comparison(healthy(), stuck(), warmed)
+        diagnosis = wb.comparison.diagnose(healthy(), stuck(), warmed)
         assert [f.evidence["holds"] for f in diagnosis] == [True, None, None]
         assert "no warmup" in diagnosis[HIGH].evidence["reason"]
     assert holds(healthy(), stuck(), stuck(warmup=WARMUP), collapse_frac=0.9)[1] is False
@@ -97,7 +97,7 @@ def test_runs_that_get_stuck_with_a_warmup_as_well_leave_the_cause_open():
 def test_a_rise_that_comes_back_to_a_worse_level_counts():
     """F1.10: unstable early, then slow but stable."""
     worse = arm({lr: lambda level, total: recovering(level + 0.5, total) for lr in (0.16, 0.32)} | {0.64: diverging})
-    diagnosis = wb.diagnose_comparison(healthy(), worse, cured())
+    diagnosis = wb.comparison.diagnose(healthy(), worse, cured())
     assert [f.evidence["holds"] for f in diagnosis] == [True, True, True]
     assert diagnosis[HIGH].evidence["when"] == {"early": 6}
 
@@ -119,7 +119,7 @@ def test_the_baseline_has_to_train_where_the_modification_does_not():
     (record([]), record([]), "no sweep"),
 ], ids=["stable", "at the end", "one seed", "one seed there", "nothing shared", "learns nothing", "empty"])  # fmt: skip
 def test_what_cannot_be_told_is_not_measured(baseline, modified, said):
-    diagnosis = wb.diagnose_comparison(baseline, modified, cured())
+    diagnosis = wb.comparison.diagnose(baseline, modified, cured())
     assert diagnosis[HIGH].evidence["holds"] is None
     assert said in diagnosis[HIGH].evidence["reason"]
     assert diagnosis[CURE].evidence["holds"] is None
@@ -128,17 +128,17 @@ def test_what_cannot_be_told_is_not_measured(baseline, modified, said):
 def test_a_warmup_that_opens_a_part_is_a_cure_up_to_there():
     part = arm({0.32: diverging, 0.64: diverging}, warmup=WARMUP)
     assert holds(healthy(), lost(), part)[2] is False
-    diagnosis = wb.diagnose_comparison(healthy(), lost(), part, up_to_lr=0.16)
+    diagnosis = wb.comparison.diagnose(healthy(), lost(), part, up_to_lr=0.16)
     assert (diagnosis[CURE].evidence["holds"], diagnosis[CURE].threshold) == (True, 0.16)
     assert holds(healthy(), lost(), cured(), up_to_lr=0.64)[2] is False, "0.64 stays unstable"
     assert holds(healthy(), lost(), cured(), up_to_lr=0.1)[2] is None, "nothing was lost up to there"
 
 
 def test_a_warmup_has_to_be_stable_and_better_at_each_lost_lr():
-    still = wb.diagnose_comparison(healthy(), lost(), arm({0.32: jumping, 0.64: diverging}, warmup=WARMUP))[CURE]
+    still = wb.comparison.diagnose(healthy(), lost(), arm({0.32: jumping, 0.64: diverging}, warmup=WARMUP))[CURE]
     assert [row["cured"] for row in still.evidence["lrs"]] == [True, False], "bounded now, and no less unstable"
     slow = {lr: lambda level, total: recovering(level + 0.5, total) for lr in (0.16, 0.32)} | {0.64: diverging}
-    no_better = wb.diagnose_comparison(healthy(), arm(slow), arm(slow, warmup=WARMUP))[CURE]
+    no_better = wb.comparison.diagnose(healthy(), arm(slow), arm(slow, warmup=WARMUP))[CURE]
     assert [row["cured"] for row in no_better.evidence["lrs"]] == [False, False], "stable as before, and as slow"
 
 
@@ -153,11 +153,11 @@ its edge and not at 100 times, by iterating wall *= 1 - lr (1 + 200 wall^2)."""
 STUDY_LRS = [EDGE * f for f in (1 / 8, 1 / 5, 1 / 4, 0.9, 2.5, 25.0, 150.0)]
 
 
-QUICK = wb.InstabilityStudy(fixes=(), probe_steps=20)
+QUICK = wb.stability.Study(fixes=(), probe_steps=20)
 
 
 def compare(out: Path | None, **settings: Any) -> Arms:
-    study = wb.ComparisonStudy(**({"lrs": STUDY_LRS, "seeds": 2, "instability": QUICK} | settings))
+    study = wb.comparison.Study(**({"lrs": STUDY_LRS, "seeds": 2, "instability": QUICK} | settings))
     return study.run(
         valley(steepness=GENTLE, total_steps=STEPS), valley(total_steps=STEPS), wb.Trainer(device="cpu"), out=out
     )
@@ -169,7 +169,7 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> Arms:
 
 
 def test_all_three_statements_hold_where_arithmetic_says_so(arms: Arms) -> None:
-    diagnosis = wb.diagnose_comparison(*arms)
+    diagnosis = wb.comparison.diagnose(*arms)
     assert {code: diagnosis[code].evidence["holds"] for code in CODES} == dict.fromkeys(CODES, True)
     high, cure = diagnosis["comparison.high_lr_lost"], diagnosis["comparison.warmup_cures"]
     assert [row["lr"] for row in high.evidence["lrs"]] == pytest.approx(STUDY_LRS[4:6])

@@ -33,7 +33,7 @@ HEALTHY = {"ok", "not_measured"}
 
 
 def said(data: Any, code: str, **options: Any) -> Any:
-    diagnosis = wb.diagnose_data(wb.audit_data(data, **options))
+    diagnosis = wb.data.diagnose(wb.data.audit(data, **options))
     assert [f.code for f in diagnosis] == CODES
     for finding in diagnosis:
         assert finding.clause
@@ -42,7 +42,7 @@ def said(data: Any, code: str, **options: Any) -> Any:
 
 
 def of_workload(workload: Any) -> Any:
-    return wb.diagnose_data(record([], facts={"data": collect_data(workload)}))
+    return wb.data.diagnose(record([], facts={"data": collect_data(workload)}))
 
 
 def random_states() -> Any:
@@ -51,8 +51,8 @@ def random_states() -> Any:
 
 @pytest.mark.parametrize("name", ["digits_mlp", "breast_cancer", "source_text", "quadratic", "valley"])
 def test_bundled_workloads_raise_no_alarm(name: str) -> None:
-    found = wb.audit_data(wb.load_workload(name), max_examples=4000)
-    assert {f.status for f in wb.diagnose_data(found)} <= HEALTHY
+    found = wb.data.audit(wb.load_workload(name), max_examples=4000)
+    assert {f.status for f in wb.data.diagnose(found)} <= HEALTHY
     dumps(found.facts)
 
 
@@ -74,7 +74,7 @@ def test_leaked_rows_are_named_with_share_and_labels() -> None:
 def test_rows_of_few_values_agree_by_chance() -> None:
     binary = torch.randint(0, 2, (3000, 8), generator=G).float()
     for rows in (binary, binary.long()):
-        found = wb.diagnose_data(wb.audit_data(TensorDataset(rows[:2000]), validation=TensorDataset(rows[2000:])))
+        found = wb.data.diagnose(wb.data.audit(TensorDataset(rows[:2000]), validation=TensorDataset(rows[2000:])))
         assert {found["data.leakage"].status, found["data.duplicates"].status} == {"ok"}
         assert "few distinct values" in found["data.leakage"].summary
 
@@ -184,7 +184,7 @@ AUGMENTED: dict[str, tuple[Dataset[Any], Any, tuple[str, str], str]] = {
 def test_augmented_items_are_compared_under_one_random_state(name: str) -> None:
     train, validation, expected, words = AUGMENTED[name]
     before = random_states()
-    diagnosis = wb.diagnose_data(wb.audit_data(train, validation=validation))
+    diagnosis = wb.data.diagnose(wb.data.audit(train, validation=validation))
     assert (diagnosis["data.leakage"].status, diagnosis["data.duplicates"].status) == expected
     assert words in diagnosis["data.leakage"].summary
     assert before == random_states()
@@ -281,7 +281,7 @@ TABLES = {"iris": load_iris, "wine": load_wine, "diabetes": load_diabetes, "brea
 def codes(values: Any) -> Any:
     rows = torch.as_tensor(values)
     rows = rows.float() if rows.is_floating_point() else rows
-    return wb.audit_data(TensorDataset(rows, torch.zeros(len(rows)))).facts["data"]["codes"]
+    return wb.data.audit(TensorDataset(rows, torch.zeros(len(rows)))).facts["data"]["codes"]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -289,8 +289,8 @@ def test_a_code_for_missing_values_is_named_with_its_share(name: str) -> None:
     values = TABLES[name]().data
     assert codes(values) == []
     for code, share in ((-999.0, 0.01), (99999.0, 0.15)):
-        audited = wb.audit_data(TensorDataset(coded(values, code, share)))
-        finding, first = wb.diagnose_data(audited)["data.scale"], audited.facts["data"]["codes"][0]
+        audited = wb.data.audit(TensorDataset(coded(values, code, share)))
+        finding, first = wb.data.diagnose(audited)["data.scale"], audited.facts["data"]["codes"][0]
         assert finding.status == "warn"
         assert f"{code:g} stands in {first['share']:.1%} of the cells" in finding.summary
         assert first["share"] == pytest.approx(share, rel=0.5)
@@ -343,20 +343,20 @@ def test_only_so_many_examples_are_read_and_collecting_leaves_no_trace() -> None
 def test_what_was_not_there_is_not_measured() -> None:
     for code in ("data.unshuffled", "data.leakage"):
         assert said(TensorDataset(X, Y), code).status == "not_measured"
-    diagnosis = wb.diagnose_data(Audit(facts={}, workload="x"))
+    diagnosis = wb.data.diagnose(Audit(facts={}, workload="x"))
     assert [(f.code, f.status) for f in diagnosis] == [(code, "not_measured") for code in CODES]
     empty = TensorDataset(X[:0], Y[:0])
     assert said(TensorDataset(X, Y), "data.leakage", validation=empty).status == "not_measured"
-    assert {f.status for f in wb.diagnose_data(wb.audit_data(empty, validation=empty))} <= HEALTHY
+    assert {f.status for f in wb.data.diagnose(wb.data.audit(empty, validation=empty))} <= HEALTHY
 
 
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: wb.audit_data(3), UsageError, "not int"),
-        (lambda: wb.audit_data(small_workload(), validation=TensorDataset(X)), UsageError, "leave validation= and test= out"),
-        (lambda: wb.audit_data(TensorDataset(X), max_examples=1), ConfigError, "max_examples=1 must be an integer of at least 2"),
-        (lambda: wb.audit_data(TensorDataset(X), memory_mb=-1), ConfigError, "memory_mb=-1 must be above 0"),
+        (lambda: wb.data.audit(3), UsageError, "not int"),
+        (lambda: wb.data.audit(small_workload(), validation=TensorDataset(X)), UsageError, "leave validation= and test= out"),
+        (lambda: wb.data.audit(TensorDataset(X), max_examples=1), ConfigError, "max_examples=1 must be an integer of at least 2"),
+        (lambda: wb.data.audit(TensorDataset(X), memory_mb=-1), ConfigError, "memory_mb=-1 must be above 0"),
     ],
 )  # fmt: skip
 def test_bad_arguments(call: Any, error: type[Exception], words: str) -> None:
@@ -413,8 +413,8 @@ def test_ratings_of_items_by_users_are_no_classes_of_users() -> None:
         forward=lambda model, batch: model(batch[0], batch[1]), loss=lambda outputs, batch: (outputs - batch[2]) ** 2,
         config={"precision": "float32"},
     )  # fmt: skip
-    audited = wb.audit_data(data)
+    audited = wb.data.audit(data)
     facts = audited.facts["data"]
     assert (facts["target_part"], facts["yardsticks"]["classes"]) == (2, None)
     assert facts["yardsticks"]["z"]["linear"] > 10, "users and items tell much of the rating"
-    assert {f.code: f.summary for f in wb.diagnose_data(audited) if f.status in ("warn", "fail")} == {}
+    assert {f.code: f.summary for f in wb.data.diagnose(audited) if f.status in ("warn", "fail")} == {}

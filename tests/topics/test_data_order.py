@@ -68,7 +68,7 @@ class Stream(IterableDataset[Any]):
 
 
 def said(data: Any) -> Diagnosis:
-    return wb.diagnose_data(wb.audit_data(data))
+    return wb.data.diagnose(wb.data.audit(data))
 
 
 def blocks(epoch: int) -> list[int]:

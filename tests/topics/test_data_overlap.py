@@ -140,7 +140,7 @@ def tables(name: str, seed: int) -> tuple[Any, Any]:
 
 
 def leaked(train: Any, held: Any) -> Any:
-    return wb.diagnose_data(wb.audit_data(TensorDataset(train), validation=TensorDataset(held)))["data.leakage"]
+    return wb.data.diagnose(wb.data.audit(TensorDataset(train), validation=TensorDataset(held)))["data.leakage"]
 
 
 @pytest.mark.parametrize("name", TABLES)

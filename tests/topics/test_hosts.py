@@ -23,7 +23,7 @@ OK = dict.fromkeys(NAMES, "ok")
 
 
 def statuses(seen: Seen, **settings: Any) -> dict[str, str]:
-    return {f.code.removeprefix("hosts."): f.status for f in wb.diagnose_hosts(seen, **settings)}
+    return {f.code.removeprefix("hosts."): f.status for f in wb.hosts.diagnose(seen, **settings)}
 
 
 def ranks(seen: Seen) -> Ranks:
@@ -37,7 +37,7 @@ def edited(edit: Edit, world: int = 2) -> Seen:
 
 
 def finding(edit: Edit, code: str, world: int = 2) -> Finding:
-    return wb.diagnose_hosts(edited(edit, world))[f"hosts.{code}"]
+    return wb.hosts.diagnose(edited(edit, world))[f"hosts.{code}"]
 
 
 def rows(name: str, **fields: Any) -> Edit:
@@ -169,11 +169,11 @@ PLANTED: dict[str, tuple[str, str, Edit]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_changes_its_own_verdict_and_its_own_area_alone(name: str) -> None:
     code, status, edit = PLANTED[name]
-    found = wb.diagnose_hosts(edited(edit))
+    found = wb.hosts.diagnose(edited(edit))
     assert {f.code.removeprefix("hosts."): f.status for f in found} == OK | {code: status}
     area = next((area for area, names in AREAS.items() if code in names), None)
     area = "checkpointing" if name == "statistics apart when saved" else area
-    assert wb.host_areas(found) == dict.fromkeys(AREAS, "ok") | ({area: status} if area else {})
+    assert wb.hosts.areas(found) == dict.fromkeys(AREAS, "ok") | ({area: status} if area else {})
     planted = found[f"hosts.{code}"]
     assert planted.value is not None
     assert planted.clause == CODES[planted.code]
@@ -185,7 +185,7 @@ def test_a_planted_bug_changes_its_own_verdict_and_its_own_area_alone(name: str)
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_healthy_job_is_ok(world: int) -> None:
     assert statuses(job(world)) == OK
-    assert wb.host_areas(wb.diagnose_hosts(job(world))) == dict.fromkeys(AREAS, "ok")
+    assert wb.hosts.areas(wb.hosts.diagnose(job(world))) == dict.fromkeys(AREAS, "ok")
 
 
 def missing_rank(seen: Seen) -> None:
@@ -204,13 +204,13 @@ def test_what_was_not_seen_is_not_measured_and_says_why() -> None:
         (Seen({}), "workbench hosts"), (Seen({"hosts": {"ranks": []}}), "there is one host only"), (job(1), "one host only"),
         (four, "rank 2 wrote no facts"), (spawned, "audit_hosts()"),
     ):  # fmt: skip
-        found = wb.diagnose_hosts(seen)
+        found = wb.hosts.diagnose(seen)
         assert [f.code for f in found] == list(CODES)
         assert {f.status for f in found} == {"not_measured"}
         assert said in found["hosts.sharding"].summary
     silent = {"writers": "ok", "checkpoint_writers": "ok", "clip": "ok"}
     assert statuses(edited(each(**NOTHING))) == dict.fromkeys(NAMES, "not_measured") | silent
-    alone = wb.diagnose_hosts(edited(each(initialised=False)))
+    alone = wb.hosts.diagnose(edited(each(initialised=False)))
     assert alone["hosts.not_wrapped"].status == "fail"
     assert "init_process_group was never called" in alone["hosts.not_wrapped"].summary
     assert {f.status for f in alone if f.code != "hosts.not_wrapped"} == {"not_measured"}
@@ -300,7 +300,7 @@ def test_the_first_optimizer_that_is_used_shows_the_initial_parameters() -> None
     assert statuses(edited(lambda r: second(r, True))) == OK | {"init_seed": "fail"}
     sent = edited(lambda r: r[1]["wrappers"][0].update(before="other"))
     assert statuses(sent) == OK
-    assert "differed before the wrapper" in wb.diagnose_hosts(sent)["hosts.init_seed"].summary
+    assert "differed before the wrapper" in wb.hosts.diagnose(sent)["hosts.init_seed"].summary
 
 
 def test_parameters_sharded_by_design_are_no_alarm() -> None:

@@ -66,14 +66,14 @@ def gone(folder: Path) -> bool:
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
     out = tmp_path_factory.mktemp("hosts") / "study"
-    return wb.HostsStudy(hosts=2, steps=45).run(wb.load_workload("digits_cnn"), out=out)
+    return wb.hosts.Study(hosts=2, steps=45).run(wb.load_workload("digits_cnn"), out=out)
 
 
 def test_a_bundled_workload_is_right_on_two_hosts(rehearsed: StudyRecord) -> None:
-    found = wb.diagnose_hosts(rehearsed)
+    found = wb.hosts.diagnose(rehearsed)
     assert [f.code for f in found] == list(CODES)
     assert {code: found[code].status for code in BUT_STRAGGLER} == dict.fromkeys(BUT_STRAGGLER, "ok")
-    assert set(wb.host_areas(found).values()) == {"ok"}
+    assert set(wb.hosts.areas(found).values()) == {"ok"}
 
 
 def test_its_facts_lie_in_the_study_and_say_what_was_trained(rehearsed: StudyRecord) -> None:
@@ -99,12 +99,12 @@ def test_it_is_the_training_of_one_process(rehearsed: StudyRecord, tmp_path: Pat
 
 def test_the_same_call_again_runs_nothing_and_facts_are_read_back(rehearsed: StudyRecord, tmp_path: Path) -> None:
     before = (rehearsed.path / "rank-0.json").stat().st_mtime_ns
-    again = wb.HostsStudy(hosts=2, steps=45).run(wb.load_workload("digits_cnn"), out=rehearsed.path)
+    again = wb.hosts.Study(hosts=2, steps=45).run(wb.load_workload("digits_cnn"), out=rehearsed.path)
     assert (rehearsed.path / "rank-0.json").stat().st_mtime_ns == before
     assert again.facts == rehearsed.facts
-    assert wb.read_hosts(rehearsed.path).facts["hosts"]["ranks"] == rehearsed.facts["hosts"]["ranks"]
+    assert wb.hosts.read(rehearsed.path).facts["hosts"]["ranks"] == rehearsed.facts["hosts"]["ranks"]
     with pytest.raises(UsageError, match="holds no facts"):
-        wb.read_hosts(tmp_path)
+        wb.hosts.read(tmp_path)
 
 
 # Planted bugs, and scripts as people write them.
@@ -120,14 +120,14 @@ EXPECTED = {
 
 @pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_planted_bug_flips_its_own_verdict_alone(hosts: int, tmp_path: Path) -> None:
-    found = wb.self_test_hosts(hosts=hosts, out=tmp_path / "study").set_index("bug")
+    found = wb.hosts.self_test(hosts=hosts, out=tmp_path / "study").set_index("bug")
     assert list(found.index) == list(EXPECTED) == ["healthy", *BUGS]
     for bug, (code, area) in EXPECTED.items():
         codes = {c for c in found.loc[bug, "codes"].split(", ") if c and (c != "straggler" or c == code)}
         assert codes == ({code} if code else set()), bug
         assert {name for name in AREAS if found.loc[bug, name] != "ok"} == ({area} if area else set()), bug
     with pytest.raises(UnknownNameError, match="Did you mean 'clip'"):
-        wb.self_test_hosts(["clipp"], out=tmp_path / "unknown")
+        wb.hosts.self_test(["clipp"], out=tmp_path / "unknown")
     assert not (tmp_path / "unknown").exists()
 
 
@@ -142,14 +142,14 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_right_script_raises_no_alarm_and_its_bug_flips_one_verdict_alone(ordinary: Path, name: str) -> None:
     """What a short training without an evaluation, or with a sampler that has no epochs, does not show is no alarm."""
     for buggy in (False, True):
-        found = wb.diagnose_hosts(wb.read_hosts(facts_of(ordinary, name, buggy)))
+        found = wb.hosts.diagnose(wb.hosts.read(facts_of(ordinary, name, buggy)))
         statuses = {code.removeprefix("hosts."): found[code].status for code in BUT_STRAGGLER}
         unseen = {code for code in ("evaluation", "set_epoch") if statuses[code] == "not_measured"}
         alarms = {code: status for code, status in statuses.items() if status != "ok" and code not in unseen}
         assert list(alarms) == ([SCRIPTS[name][1]] if buggy else []), repr(found)
         assert set(alarms.values()) <= {"warn", "fail"}
     measured = {"averaged copy": "evaluation", "windows": "evaluation", "stream": "sharding", "phases": "init_seed"}
-    right = wb.diagnose_hosts(wb.read_hosts(facts_of(ordinary, name, False)))
+    right = wb.hosts.diagnose(wb.hosts.read(facts_of(ordinary, name, False)))
     assert name not in measured or right[f"hosts.{measured[name]}"].status == "ok"
 
 
@@ -188,7 +188,7 @@ def test_a_job_with_one_line_in_it(tmp_path: Path) -> None:
     assert "done" in done.stdout
     assert done.stderr.count("Diagnosis of") == 1
     assert "sharding: ok" in done.stderr
-    assert wb.diagnose_hosts(wb.read_hosts(tmp_path))["hosts.not_wrapped"].status == "ok"
+    assert wb.hosts.diagnose(wb.hosts.read(tmp_path))["hosts.not_wrapped"].status == "ok"
     assert (tmp_path / "diagnosis.json").exists()
 
 
@@ -196,8 +196,8 @@ def test_a_job_with_one_line_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("broken", "code"), [("statistics", "buffers"), ("gradients", "not_wrapped")])
 def test_what_is_taken_out_of_the_trainer_is_missed(broken: str, code: str, tmp_path: Path) -> None:
     script = SCRIPT.with_name("broken_trainer.py")
-    audit = wb.audit_script(script, [broken, str(tmp_path / "trial")], hosts=2, out=tmp_path / "study")
-    found = wb.diagnose_hosts(audit)
+    audit = wb.hosts.audit_script(script, [broken, str(tmp_path / "trial")], hosts=2, out=tmp_path / "study")
+    found = wb.hosts.diagnose(audit)
     assert {c for c in BUT_STRAGGLER if found[c].status != "ok"} == {f"hosts.{code}"}
 
 
@@ -224,7 +224,7 @@ def test_a_rank_that_goes_wrong_is_named_and_all_are_ended(how: str, said: str, 
         script = tmp_path / "leaves.py"
         script.write_text(LEAVES)
     with pytest.raises(ClusterError, match=said):
-        wb.audit_script(script, [how], hosts=2, timeout_s=8 if how == "hang" else 60, out=tmp_path / "study")
+        wb.hosts.audit_script(script, [how], hosts=2, timeout_s=8 if how == "hang" else 60, out=tmp_path / "study")
     assert gone(tmp_path / "study")
     if how == "hang":
         assert "in stuck" in (tmp_path / "study" / "stack-1.txt").read_text()
@@ -234,7 +234,7 @@ def test_a_rank_that_goes_wrong_is_named_and_all_are_ended(how: str, said: str, 
 
 @pytest.mark.slow
 def test_a_script_without_a_process_group_is_told_so(tmp_path: Path) -> None:
-    found = wb.diagnose_hosts(wb.audit_script(SCRIPT, ["alone"], hosts=2, out=tmp_path / "study"))
+    found = wb.hosts.diagnose(wb.hosts.audit_script(SCRIPT, ["alone"], hosts=2, out=tmp_path / "study"))
     assert found["hosts.not_wrapped"].status == "fail"
     assert "init_process_group was never called on ranks 0 and 1" in found["hosts.not_wrapped"].summary
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_run_says_why_before_anything_starts(tmp_path: Path) -> N
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ClusterError, match=f"port={port} cannot be used .* Leave the port out"):
-            wb.audit_script(SCRIPT, ["healthy"], hosts=2, port=port, out=tmp_path / "taken")
+            wb.hosts.audit_script(SCRIPT, ["healthy"], hosts=2, port=port, out=tmp_path / "taken")
         with pytest.raises(RuntimeError, match="cannot be used"):
             LoopbackStore("127.0.0.1", port, None, True)
     for call, error, said in (
@@ -259,11 +259,11 @@ def test_what_cannot_be_run_says_why_before_anything_starts(tmp_path: Path) -> N
         (lambda: run(hosts=True), UsageError, "hosts=True"),
         (lambda: run(timeout_s=0), UsageError, "timeout_s=0 must be above 0"),
         (lambda: run(port=70_000), UsageError, "port=70000 must be an integer from 1 to 65535"),
-        (lambda: wb.audit_script(tmp_path / "trian.py"), UsageError, r"Did you mean 'train\.py'"),
-        (lambda: wb.audit_script(tmp_path / "empty" / "train.py"), UsageError, "no .py files"),
-        (lambda: wb.HostsStudy().run(small_workload(), out=out), UsageError, "other processes cannot load it"),
-        (lambda: wb.HostsStudy(hosts=3).run(named, out=out), ConfigError, "batch_size=64 .* cannot be shared out evenly among 3 hosts"),
-        (lambda: wb.HostsStudy().run("digits_mlp", out=out), UsageError, "must be a Workload"),  # type: ignore[arg-type]
+        (lambda: wb.hosts.audit_script(tmp_path / "trian.py"), UsageError, r"Did you mean 'train\.py'"),
+        (lambda: wb.hosts.audit_script(tmp_path / "empty" / "train.py"), UsageError, "no .py files"),
+        (lambda: wb.hosts.Study().run(small_workload(), out=out), UsageError, "other processes cannot load it"),
+        (lambda: wb.hosts.Study(hosts=3).run(named, out=out), ConfigError, "batch_size=64 .* cannot be shared out evenly among 3 hosts"),
+        (lambda: wb.hosts.Study().run("digits_mlp", out=out), UsageError, "must be a Workload"),  # type: ignore[arg-type]
     ):  # fmt: skip
         with pytest.raises(error, match=said):
             call()
@@ -293,8 +293,8 @@ def test_the_command_prints_what_to_do_about_what_is_wrong(
     if not good:
         for rank in seen.facts["hosts"]["ranks"]:
             rank["joined"]["evaluation"] = []
-    found = replace(wb.diagnose_hosts(seen), path=tmp_path, cost={"hosts": 2, "seconds": 1.0})
-    monkeypatch.setattr(hosts_study, "rehearse", lambda *_, **__: (found, wb.host_areas(found)))
+    found = replace(wb.hosts.diagnose(seen), path=tmp_path, cost={"hosts": 2, "seconds": 1.0})
+    monkeypatch.setattr(hosts_study, "rehearse", lambda *_, **__: (found, wb.hosts.areas(found)))
     assert cli.main(["hosts", "mine", "--hosts", "2", "--fail-on", "warn"]) == (0 if good else 3)
     said = capsys.readouterr().out
     assert ("\n- Join sums and counts of all hosts with all_reduce" in said) != good
@@ -371,7 +371,7 @@ def files(folder: Path, sizes: list[int]) -> list[Path]:
 def test_shares_are_disjoint_complete_and_even(hosts: int, tmp_path: Path) -> None:
     sizes = [int(s) for s in np.random.default_rng(hosts).integers(0, 5000, 23)]
     paths = files(tmp_path, sizes)
-    shares = wb.shard_files(paths, hosts)
+    shares = wb.hosts.shard_files(paths, hosts)
     assert sorted(itertools.chain(*shares)) == sorted(paths)
     loads = [sum(p.stat().st_size for p in share) for share in shares]
     assert max(loads) <= sum(sizes) / hosts + max(sizes)
@@ -380,32 +380,32 @@ def test_shares_are_disjoint_complete_and_even(hosts: int, tmp_path: Path) -> No
 def test_every_host_gets_the_same_answer_and_the_best_split_of_a_small_case(tmp_path: Path) -> None:
     paths = files(tmp_path, [4, 3, 3, 2])
     assert shard_loads(paths) == [6, 6]
-    assert wb.shard_files(random.Random(0).sample(paths, 4), 2) == wb.shard_files(paths, 2)
+    assert wb.hosts.shard_files(random.Random(0).sample(paths, 4), 2) == wb.hosts.shard_files(paths, 2)
 
 
 def shard_loads(paths: list[Path]) -> list[int]:
-    return sorted(sum(p.stat().st_size for p in share) for share in wb.shard_files(paths, 2))
+    return sorted(sum(p.stat().st_size for p in share) for share in wb.hosts.shard_files(paths, 2))
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
     paths = files(tmp_path, [1, 2])
     with pytest.raises(DataError, match="2 files are too few for 3 hosts"):
-        wb.shard_files(paths, 3)
+        wb.hosts.shard_files(paths, 3)
     with pytest.raises(DataError, match="no file .*missing"):
-        wb.shard_files([*paths, tmp_path / "missing.bin"], 2)
+        wb.hosts.shard_files([*paths, tmp_path / "missing.bin"], 2)
     with pytest.raises(UsageError, match="holds a file twice"):
-        wb.shard_files([paths[0], paths[0]], 1)
+        wb.hosts.shard_files([paths[0], paths[0]], 1)
     for hosts in (0, True, 1.5):
         with pytest.raises(UsageError, match="hosts="):
-            wb.shard_files(paths, hosts)  # type: ignore[arg-type]
+            wb.hosts.shard_files(paths, hosts)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="record_bytes=0"):
-        wb.measure_file_shards(paths, hosts=2, record_bytes=0)
+        wb.hosts.measure_file_shards(paths, hosts=2, record_bytes=0)
 
 
 def test_each_byte_is_read_once_where_files_are_shared_out_and_by_every_host_where_not(tmp_path: Path) -> None:
     paths = files(tmp_path, [RECORD * n for n in (5, 9, 2, 4)])
     total, records = RECORD * 20, 20
-    table = wb.measure_file_shards(paths, hosts=2, record_bytes=RECORD)
+    table = wb.hosts.measure_file_shards(paths, hosts=2, record_bytes=RECORD)
     own, every = (table[table["files"] == way] for way in ("sharded", "all"))
     assert own["bytes_read"].sum() == total
     assert every["bytes_read"].tolist() == [total, total]
@@ -418,7 +418,7 @@ def test_a_host_keeps_its_records_and_a_read_that_takes_too_long_is_an_error(tmp
     found = read_records({"files": [str(paths[0])], "record_bytes": RECORD, "keep": [0, 3]})
     assert (found["bytes_read"], found["examples"]) == (RECORD * 1000, 334)
     with pytest.raises(ClusterError, match="did not end within"):
-        wb.measure_file_shards(paths, hosts=2, record_bytes=RECORD, timeout_s=1e-6)
+        wb.hosts.measure_file_shards(paths, hosts=2, record_bytes=RECORD, timeout_s=1e-6)
 
 
 # Figures.
@@ -437,17 +437,17 @@ def widths(ax: Axes) -> list[float]:
 
 
 def test_busy_and_waiting_make_up_the_step_and_the_straggler_is_red() -> None:
-    ax = wb.plot_hosts(job(3), ax=blank())
+    ax = wb.hosts.plot(job(3), ax=blank())
     busy, waiting = widths(ax)[:3], widths(ax)[3:]
     assert np.add(busy, waiting) == pytest.approx([20.0] * 3)  # ms
     assert busy[0] == pytest.approx(1e3 * np.median(rank(job(3), 0)["times"]["busy_s"]))
     seen = job()
     rank(seen, 1)["times"]["busy_s"] = [0.018] * 19
     for record, colors in ((seen, [GOOD, BAD]), (job(), [GOOD, GOOD])):
-        bars = wb.plot_hosts(record, wb.diagnose_hosts(record), ax=blank()).patches[:2]
+        bars = wb.hosts.plot(record, wb.hosts.diagnose(record), ax=blank()).patches[:2]
         assert [to_hex(p.get_facecolor()) for p in bars] == colors
     rank(seen, 0)["times"]["busy_s"] = [float("nan")] * 19
-    assert len(widths(wb.plot_hosts(seen, ax=blank()))) == 2
+    assert len(widths(wb.hosts.plot(seen, ax=blank()))) == 2
 
 
 def drawn(ax: Axes) -> dict[tuple[float, str], set[int]]:
@@ -460,14 +460,14 @@ def drawn(ax: Axes) -> dict[tuple[float, str], set[int]]:
 
 
 def test_each_example_is_drawn_in_the_row_of_its_host_and_red_where_it_is_on_two() -> None:
-    found = drawn(wb.plot_shards(job(), ax=blank()))
+    found = drawn(wb.hosts.plot_shards(job(), ax=blank()))
     first = [set(rank(job(), r)["passes"][0]["indices"]) for r in range(2)]
     assert found == {(0.0, GOOD): first[0], (1.0, GOOD): first[1]}
     seen = job()
     for number in range(2):
         p = rank(seen, number)["passes"][0]
         p["indices"] = [i for i in p["indices"] if i not in (0, 1, 2)] + [0]
-    found = drawn(wb.plot_shards(seen, ax=blank()))
+    found = drawn(wb.hosts.plot_shards(seen, ax=blank()))
     assert found[0.0, BAD] == found[1.0, BAD] == {0}
     assert found[2.0, BASELINE] == {1, 2}
 
@@ -476,14 +476,14 @@ def test_the_bytes_are_those_of_the_table_and_nothing_to_draw_says_so() -> None:
     table = pd.DataFrame(
         {"files": ["sharded"] * 2 + ["all"] * 2, "host": [0, 1] * 2, "bytes_read": [1e6, 2e6, 3e6, 3e6]}
     )
-    ax = wb.plot_bytes_read(table, ax=blank())
+    ax = wb.hosts.plot_bytes_read(table, ax=blank())
     assert widths(ax) == pytest.approx([1.0, 2.0, 3.0, 3.0])  # MB
     labels = [t.get_text() for t in ax.get_legend().get_texts()]  # type: ignore[union-attr]
     assert labels == ["each its own files: 3 MB together", "every host all files: 6 MB together"]
-    assert why_not_measured(wb.plot_bytes_read(table[:0], ax=blank()))
+    assert why_not_measured(wb.hosts.plot_bytes_read(table[:0], ax=blank()))
     own: Any = job()
     for number, k in itertools.product(range(2), (0, 2)):
         rank(own, number)["passes"][k]["dataset"]["hash"] = f"own{number}"
-    assert why_not_measured(wb.plot_shards(own, ax=blank()))
-    for figure in (wb.plot_hosts, wb.plot_shards):
+    assert why_not_measured(wb.hosts.plot_shards(own, ax=blank()))
+    for figure in (wb.hosts.plot, wb.hosts.plot_shards):
         assert why_not_measured(figure(Seen({"hosts": {"ranks": []}}), ax=blank()))

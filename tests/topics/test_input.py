@@ -31,12 +31,12 @@ QUICK: dict[str, Any] = {"seconds": 6.0, "max_workers": 2}
 
 
 def said(*given: Any, **options: Any) -> Diagnosis:
-    return judged(wb.audit_input(*given, **(QUICK | options)))
+    return judged(wb.input.audit(*given, **(QUICK | options)))
 
 
 def judged(audit: Audit) -> Diagnosis:
     dumps(audit.facts)
-    diagnosis = wb.diagnose_input_pipeline(audit)
+    diagnosis = wb.input.diagnose(audit)
     assert [f.code for f in diagnosis] == list(CODES)
     for finding in diagnosis:
         assert finding.clause
@@ -164,7 +164,7 @@ def test_without_a_step_nothing_is_judged_and_all_is_measured() -> None:
 
 def test_the_wait_rises_with_the_latency() -> None:
     shares = [
-        said(loader(wb.Delayed(Items(), delay)), 0.02, seconds=2.0, max_workers=0)["input.bound"].value
+        said(loader(wb.input.Delayed(Items(), delay)), 0.02, seconds=2.0, max_workers=0)["input.bound"].value
         for delay in (0.0, 0.001, 0.004)
     ]
     assert shares[0] < 0.1 < shares[1] < shares[2]
@@ -267,7 +267,7 @@ def test_a_loader_that_yields_nothing(given: Any, words: str) -> None:
 )
 def test_bad_arguments_are_refused(given: Any, options: dict[str, Any], kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):
-        wb.audit_input(given, **({"seconds": 0.5, "max_workers": 0} | options))
+        wb.input.audit(given, **({"seconds": 0.5, "max_workers": 0} | options))
 
 
 ROOT = Path(__file__).parents[2]
@@ -326,7 +326,7 @@ def test_items_are_asked_for_twice(data: Any, repeat: bool | None) -> None:
 
 def test_more_workers_are_tried_until_as_many_as_there_are() -> None:
     own = loader(Items(80), num_workers=2)
-    facts = wb.audit_input(own, 0.05, seconds=0.4, max_workers=4).facts["input_pipeline"]
+    facts = wb.input.audit(own, 0.05, seconds=0.4, max_workers=4).facts["input_pipeline"]
     assert [r["workers"] for r in facts["variants"] if r["change"] == "workers"][:2] == [1, 2]
 
 
@@ -344,7 +344,7 @@ def wrong(batch: Any) -> None:
 def test_a_step_that_raises_is_told_with_its_line_and_its_batch() -> None:
     data = TensorDataset(torch.randn(16, 16), torch.zeros(16))
     with pytest.raises(UsageError) as caught:
-        wb.audit_input(loader(data), wrong, seconds=0.4, max_workers=0)
+        wb.input.audit(loader(data), wrong, seconds=0.4, max_workers=0)
     told = str(caught.value)
     line = wrong.__code__.co_firstlineno + 1
     assert told.startswith(
@@ -356,20 +356,20 @@ def test_a_step_that_raises_is_told_with_its_line_and_its_batch() -> None:
 
 def test_an_empty_dataset_and_a_length_that_lies_are_told_in_the_words_of_a_loader() -> None:
     with pytest.raises(DataError, match=r"its dataset TensorDataset has 0 examples\.$"):
-        wb.audit_input(DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=4), TrainStep(), seconds=0.4)
+        wb.input.audit(DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=4), TrainStep(), seconds=0.4)
 
     class Lies(Items):
         def __len__(self) -> int:
             return 50
 
     with pytest.raises(DataError, match=r"item \d+ of the loader's dataset .*loader\.dataset\[\d+\]"):
-        wb.audit_input(loader(Lies(40)), TrainStep(), seconds=0.4, max_workers=0)
+        wb.input.audit(loader(Lies(40)), TrainStep(), seconds=0.4, max_workers=0)
 
 
 def test_an_audit_within_the_import_of_a_worker_names_the_main_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(UsageError, match='if __name__ == "__main__"'):
-        wb.audit_input(loader(Items(40)))
+        wb.input.audit(loader(Items(40)))
 
 
 @pytest.mark.slow
@@ -378,7 +378,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script.write_text(
         "import torch, workbench as wb\nfrom torch.utils.data import DataLoader, TensorDataset\n"
         "own = DataLoader(TensorDataset(torch.zeros(40, 2)), batch_size=4, num_workers=1, multiprocessing_context='spawn')\n"
-        "wb.audit_input(own, 0.01, seconds=0.5, max_workers=1)\n"
+        "wb.input.audit(own, 0.01, seconds=0.5, max_workers=1)\n"
     )
     ran = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False, env={"PYTHONPATH": str(ROOT), "PATH": ""}

@@ -192,7 +192,7 @@ ORDINARY: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 def said(loader: Any, step: Any = pair, **options: Any) -> Diagnosis:
-    return wb.diagnose_input_pipeline(wb.audit_input(loader, step, **(QUICK | options)))
+    return wb.input.diagnose(wb.input.audit(loader, step, **(QUICK | options)))
 
 
 @pytest.mark.parametrize("name", ORDINARY)
@@ -225,7 +225,7 @@ def test_a_generator_function_is_called_for_each_epoch_and_needs_no_arguments() 
         calls.append(1)
         yield from generated()
 
-    facts = wb.audit_input(epoch, pair, **QUICK).facts["input_pipeline"]
+    facts = wb.input.audit(epoch, pair, **QUICK).facts["input_pipeline"]
     assert len(calls) > 3
     assert facts["loader"]["batches"] == 3
 
@@ -233,7 +233,7 @@ def test_a_generator_function_is_called_for_each_epoch_and_needs_no_arguments() 
         yield from generated()
 
     with pytest.raises(UsageError, match="of_size needs arguments"):
-        wb.audit_input(of_size, pair, **QUICK)
+        wb.input.audit(of_size, pair, **QUICK)
 
 
 def test_a_sampler_whose_length_lies() -> None:
@@ -386,7 +386,7 @@ def test_dropping_and_null_transforms() -> None:
 
 
 def test_a_trace_has_spans_for_loading_and_for_the_step(tmp_path: Path) -> None:
-    found = wb.audit_input(
+    found = wb.input.audit(
         loader(Items(40, sleep_s=0.002)),
         TrainStep(0.004),
         seconds=0.5,
@@ -419,15 +419,15 @@ def test_compressed_files_are_smaller_and_take_more_work_to_read(tmp_path: Path)
 
 
 def test_stored_preprocessing_gives_the_same_batches_and_waits_less(tmp_path: Path) -> None:
-    online = wb.Delayed(ROWS, 0.002)
-    stored = wb.cache_dataset(online, tmp_path / "stored")
+    online = wb.input.Delayed(ROWS, 0.002)
+    stored = wb.input.cache_dataset(online, tmp_path / "stored")
     own = [
         DataLoader(d, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(9)) for d in (online, stored)
     ]
     one, other = (hashes(each, timed=False) for each in own)
     assert one == other
     shares = [
-        wb.audit_input(each, 0.01, seconds=1.0, max_workers=0).facts["input_pipeline"]["rounds"][-1]["wait_s"]
+        wb.input.audit(each, 0.01, seconds=1.0, max_workers=0).facts["input_pipeline"]["rounds"][-1]["wait_s"]
         for each in own
     ]
     assert shares[1] < 0.5 * shares[0]

@@ -28,7 +28,7 @@ def audit(facts: dict[str, Any]) -> Audit:
 
 
 def said(facts: dict[str, Any], code: str = "input.bound", **thresholds: float) -> Any:
-    diagnosis = wb.diagnose_input_pipeline(audit(facts), **thresholds)
+    diagnosis = wb.input.diagnose(audit(facts), **thresholds)
     assert [f.code for f in diagnosis] == list(CODES)
     dumps(diagnosis.to_dict())
     for finding in diagnosis:
@@ -395,7 +395,7 @@ def test_orders_draws_and_nothing_looked_at() -> None:
     assert said(pipeline(draws=None), "data.worker_rng").status == "not_measured"
     alike = {"workers": 2, "random": True, "same_in_workers": True, "same_in_epochs": True, "p": 1e-9, "visits": 20}
     assert said(pipeline(draws=alike), "data.worker_rng").status == "warn"
-    assert {f.status for f in wb.diagnose_input_pipeline(Audit(facts={}, workload="w"))} == {"not_measured"}
+    assert {f.status for f in wb.input.diagnose(Audit(facts={}, workload="w"))} == {"not_measured"}
 
 
 def timed(wait_s: Any, step_s: Any = 0.010, *, trials: int = 1, lanes: Any = None) -> MemoryRecord:
@@ -455,7 +455,7 @@ def labels(ax: Axes) -> set[str]:
 
 
 def test_bars_add_up_to_the_step_and_to_a_batch() -> None:
-    ax = drawn(wb.plot_input_pipeline, fetch_s=0.03, compute_s=0.01, collate=0.5, fix=tried("workers", 4, 0.0125))
+    ax = drawn(wb.input.plot, fetch_s=0.03, compute_s=0.01, collate=0.5, fix=tried("workers", 4, 0.0125))
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names == [
         "as it is",
@@ -470,27 +470,27 @@ def test_bars_add_up_to_the_step_and_to_a_batch() -> None:
     assert widths == pytest.approx([40, 10, 10, 12.5, 30])
     assert ax.get_title(loc="left").startswith("75% of a step")
     busy = drawn(
-        wb.plot_input_pipeline,
+        wb.input.plot,
         rounds(pipeline(fetch_s=0.03, compute_s=0.01), steady_s=0.08, wait_s=0.03, queued_s=0.04),
     )
     first = [bar.get_width() for bar in busy.patches if abs(bar.get_y() + bar.get_height() / 2) < 0.1]
     assert first == pytest.approx([10, 30, 40]), "what other programs took is a bar of its own"
-    assert "workers starting" in labels(drawn(wb.plot_input_pipeline, fetch_s=0.01, workers=2, start_s=0.3, batches=5))
-    assert drawn(wb.plot_input_pipeline, step="none", compute_s=0.0).get_title(loc="left") == "Nobody uses the batches"
-    assert "latency" in labels(drawn(wb.plot_input_pipeline, blocked=0.1))
-    assert "latency" not in labels(drawn(wb.plot_input_pipeline, blocked=0.001)), "too small to be seen"
+    assert "workers starting" in labels(drawn(wb.input.plot, fetch_s=0.01, workers=2, start_s=0.3, batches=5))
+    assert drawn(wb.input.plot, step="none", compute_s=0.0).get_title(loc="left") == "Nobody uses the batches"
+    assert "latency" in labels(drawn(wb.input.plot, blocked=0.1))
+    assert "latency" not in labels(drawn(wb.input.plot, blocked=0.001)), "too small to be seen"
 
 
 def test_the_curve_of_workers() -> None:
-    ax = drawn(wb.plot_input_workers, tried=(1, 2, 4, 8))
+    ax = drawn(wb.input.plot_workers, tried=(1, 2, 4, 8))
     (mark,) = [line for line in ax.lines if str(line.get_label()).startswith("knee")]
     assert (mark.get_label(), list(mark.get_xdata())) == ("knee: 8", [8])
     (step,) = [line for line in ax.lines if line.get_label() == "what the step can use"]
     assert step.get_ydata()[0] == pytest.approx(100)
-    one = drawn(wb.plot_input_workers, workers=2, tried=(1,))
+    one = drawn(wb.input.plot_workers, workers=2, tried=(1,))
     assert not any(label.startswith("knee") for label in labels(one)), "one point has no bend"
     (own,) = [line for line in one.lines if line.get_label() == "as it is: 2"]
     assert list(own.get_xdata()) == [2]
-    for draw in (wb.plot_input_pipeline, wb.plot_input_workers):
+    for draw in (wb.input.plot, wb.input.plot_workers):
         assert why_not_measured(draw(Audit(facts={}, workload="w"), ax=Figure().subplots()))
-    assert why_not_measured(drawn(wb.plot_input_workers, tried=()))
+    assert why_not_measured(drawn(wb.input.plot_workers, tried=()))

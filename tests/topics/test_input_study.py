@@ -44,10 +44,10 @@ def masked() -> wb.Workload:
 
 def test_a_workload_in_memory_is_healthy_and_the_folder_holds_all(tmp_path: Path) -> None:
     before = capture_rng()
-    record = wb.InputPipelineStudy(**QUICK).run(small_workload(), out=tmp_path / "s")
+    record = wb.input.Study(**QUICK).run(small_workload(), out=tmp_path / "s")
     after = capture_rng()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    diagnosis = wb.diagnose_input_pipeline(record)
+    diagnosis = wb.input.diagnose(record)
     assert [f.code for f in diagnosis] == list(CODES)
     assert {f.status for f in diagnosis} == {"ok"}
     assert record.trials["stage"].tolist() == ["input_pipeline"]
@@ -56,21 +56,21 @@ def test_a_workload_in_memory_is_healthy_and_the_folder_holds_all(tmp_path: Path
     again = open_record(tmp_path / "s")
     assert isinstance(again, StudyRecord)
     assert again.facts["input_pipeline"]["trace"]["path"] == "trace.json"
-    assert wb.InputPipelineStudy(**QUICK).run(small_workload(), out=tmp_path / "s").facts == again.facts
+    assert wb.input.Study(**QUICK).run(small_workload(), out=tmp_path / "s").facts == again.facts
 
 
 def test_a_planted_latency_is_found_in_a_workload(tmp_path: Path) -> None:
     workload = small_workload()
-    slow = workload.replace(train_data=wb.Delayed(workload.train_data, 0.002))
-    diagnosis = wb.diagnose_input_pipeline(wb.InputPipelineStudy(**QUICK).run(slow, out=tmp_path / "s"))
+    slow = workload.replace(train_data=wb.input.Delayed(workload.train_data, 0.002))
+    diagnosis = wb.input.diagnose(wb.input.Study(**QUICK).run(slow, out=tmp_path / "s"))
     bound = diagnosis["input.bound"]
     assert (bound.status, bound.evidence["cause"]) == ("warn", "latency")
     assert "Delayed.__getitem__" in bound.summary
 
 
 def test_what_a_metric_reads_is_used_and_what_nothing_reads_is_named(tmp_path: Path) -> None:
-    record = wb.InputPipelineStudy(**{**QUICK, "max_workers": 0}).run(masked(), out=tmp_path / "s")
-    finding = wb.diagnose_input_pipeline(record)["input.unused_features"]
+    record = wb.input.Study(**{**QUICK, "max_workers": 0}).run(masked(), out=tmp_path / "s")
+    finding = wb.input.diagnose(record)["input.unused_features"]
     assert finding.status == "warn"
     assert finding.evidence["unread"] == {"mask": 8 * 200 * 4}
     assert finding.evidence["read"] == ["shown", "x", "y"]
@@ -78,8 +78,8 @@ def test_what_a_metric_reads_is_used_and_what_nothing_reads_is_named(tmp_path: P
 
 @pytest.mark.parametrize("name", ["digits_mlp", "quadratic"])
 def test_bundled_workloads_raise_no_alarm(name: str, tmp_path: Path) -> None:
-    study = wb.InputPipelineStudy(steps=30, seconds=1.0, max_workers=1, trace=False)
-    diagnosis = wb.diagnose_input_pipeline(study.run(wb.load_workload(name), out=tmp_path / "s"))
+    study = wb.input.Study(steps=30, seconds=1.0, max_workers=1, trace=False)
+    diagnosis = wb.input.diagnose(study.run(wb.load_workload(name), out=tmp_path / "s"))
     assert {f.status for f in diagnosis} == {"ok"}
 
 
@@ -88,7 +88,7 @@ def test_bundled_workloads_raise_no_alarm(name: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_bad_settings_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        wb.InputPipelineStudy(**changes)
+        wb.input.Study(**changes)
 
 
 def test_an_iterable_workload_is_read(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_an_iterable_workload_is_read(tmp_path: Path) -> None:
 
     held = TensorDataset(torch.zeros(8, 3).double(), torch.zeros(8).double())
     workload = small_workload(train_data=Rows(), validation_data=held, build_model=small_net)
-    record = wb.InputPipelineStudy(**{**QUICK, "trace": False}).run(workload, out=tmp_path / "s")
-    found = wb.diagnose_input_pipeline(record)
+    record = wb.input.Study(**{**QUICK, "trace": False}).run(workload, out=tmp_path / "s")
+    found = wb.input.diagnose(record)
     assert found["input.example_count"].status == "ok"
     assert found["data.worker_rng"].status == "not_measured"
 

@@ -37,7 +37,7 @@ def statuses(diagnosis):
 
 
 def test_an_interior_best_far_from_the_edge():
-    diagnosis = wb.diagnose_lr_sweep(sweep())
+    diagnosis = wb.lr_sweep.diagnose(sweep())
     assert diagnosis["lr.best"].value == 0.8
     assert diagnosis["lr.unstable"].value == pytest.approx(np.sqrt(6.4 * 12.8))
     assert diagnosis["lr.unstable"].evidence["lower"] == 6.4
@@ -54,28 +54,28 @@ def test_an_interior_best_far_from_the_edge():
 ])  # fmt: skip
 def test_best_at_the_border_of_the_grid(levels, word):
     given = sweep(levels=levels, blown=())
-    finding = wb.diagnose_lr_sweep(given)["lr.grid_edge"]
+    finding = wb.lr_sweep.diagnose(given)["lr.grid_edge"]
     assert finding.status == "warn"
     assert word in finding.advice[0]
     given.facts["initial_critical_lr"] = 1.0
-    assert wb.diagnose_lr_sweep(given)["lr.grid_edge"].status == "ok", (
+    assert wb.lr_sweep.diagnose(given)["lr.grid_edge"].status == "ok", (
         "a sweep that finds its own range ends where it has to"
     )
 
 
 def test_unstable_lr_never_found_is_not_measured_unless_it_was_looked_for_far_away():
-    diagnosis = wb.diagnose_lr_sweep(sweep(blown=()))
+    diagnosis = wb.lr_sweep.diagnose(sweep(blown=()))
     assert (diagnosis["lr.unstable"].status, diagnosis["lr.at_edge"].status) == ("not_measured", "ok"), "up to 8 lr*"
-    near = wb.diagnose_lr_sweep(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 1.2: 0.5}))
+    near = wb.lr_sweep.diagnose(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 1.2: 0.5}))
     assert near["lr.at_edge"].status == "not_measured"
-    far = wb.diagnose_lr_sweep(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 26.0: 0.9}))
+    far = wb.lr_sweep.diagnose(sweep(blown=(), levels={0.4: 0.6, 0.8: 0.4, 26.0: 0.9}))
     assert (far["lr.unstable"].status, far["lr.unstable"].value) == ("ok", None)
 
 
 @pytest.mark.parametrize(("fix", "status", "harmful"), [(None, "warn", None), (0.2, "warn", True), (0.4, "ok", False)])
 def test_best_at_the_edge_is_at_most_a_warning_and_a_fix_run_decides(fix, status, harmful):
     extra = [] if fix is None else [trial(run(fix), 2.1, stage="fix", max_grad_norm=1.0)]
-    finding = wb.diagnose_lr_sweep(sweep(*extra, levels={0.2: 1.0, 0.4: 0.6, 0.8: 0.4}, blown=(1.2,)))["lr.at_edge"]
+    finding = wb.lr_sweep.diagnose(sweep(*extra, levels={0.2: 1.0, 0.4: 0.6, 0.8: 0.4}, blown=(1.2,)))["lr.at_edge"]
     assert (finding.status, finding.evidence["harmful"]) == (status, harmful)
     assert finding.evidence["at_edge"]
     if status == "warn":
@@ -87,10 +87,10 @@ def test_best_at_the_edge_is_at_most_a_warning_and_a_fix_run_decides(fix, status
 def test_seeds_that_disagree(lr, status):
     extra = [trial(run(0.4), 0.8, seed=s) for s in (1, 2)]
     extra += [trial(BLOWN, lr, seed=1), trial(run(0.8), lr, seed=2), trial(run(0.8), lr, seed=0)]
-    finding = wb.diagnose_lr_sweep(sweep(*extra, levels={0.4: 0.6, 0.8: 0.4, 1.2: 0.45}))["lr.probabilistic"]
+    finding = wb.lr_sweep.diagnose(sweep(*extra, levels={0.4: 0.6, 0.8: 0.4, 1.2: 0.45}))["lr.probabilistic"]
     assert finding.status == status
     assert (finding.value, finding.evidence["disputed"][0]["lasting"]) == (lr, 1)
-    agreed = wb.diagnose_lr_sweep(noisy_sweep({0.1: 0.9, 0.2: 0.5, 0.4: 0.6}))
+    agreed = wb.lr_sweep.diagnose(noisy_sweep({0.1: 0.9, 0.2: 0.5, 0.4: 0.6}))
     assert agreed["lr.probabilistic"].status == "ok"
 
 
@@ -126,7 +126,7 @@ BOWL = {0.01: 2.25, 0.1: 1.5, 0.4: 0.6, 0.79: 0.4, 1.6: 0.5, 3.2: 0.9, 6.4: 1.6}
     (3.2, "ok", "warn"), (6.4, "ok", "fail"), (12.8, "ok", "fail"),
 ])  # fmt: skip
 def test_too_low_and_too_high_along_a_bowl(baseline, low, high, validation):
-    found = wb.diagnose_lr_sweep(own_sweep(BOWL, baseline=baseline, validation=validation))
+    found = wb.lr_sweep.diagnose(own_sweep(BOWL, baseline=baseline, validation=validation))
     assert (found["lr.too_low"].status, found["lr.too_high"].status) == (low, high)
     assert found["lr.too_low"].value == pytest.approx(0.79 / baseline)
     said = [line for code in ("lr.too_low", "lr.too_high") for line in found[code].advice]
@@ -142,15 +142,15 @@ def test_what_validation_does_not_gain_is_no_alarm_and_what_it_loses_is():
     """The training loss still falls with a larger lr; the selected checkpoints are as good, or are not."""
     levels = {0.1: 0.5, 0.4: 0.1, 0.8: 0.05}
     same = own_sweep(levels, baseline=0.1, validation={0.1: 0.6, 0.4: 0.58, 0.8: 0.62})
-    assert wb.diagnose_lr_sweep(same)["lr.too_low"].status == "ok"
-    assert wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.1))["lr.too_low"].status == "warn", (
+    assert wb.lr_sweep.diagnose(same)["lr.too_low"].status == "ok"
+    assert wb.lr_sweep.diagnose(own_sweep(levels, baseline=0.1))["lr.too_low"].status == "warn", (
         "what training alone would say"
     )
     worse = {0.1: 0.6, 0.4: 0.58, 0.8: 1.5}
-    found = wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.8, validation=worse))
+    found = wb.lr_sweep.diagnose(own_sweep(levels, baseline=0.8, validation=worse))
     assert found["lr.too_high"].status == "ok"
     assert "overfits earlier" in found["lr.too_high"].summary, "it fits the training data better than lr 0.4"
-    found = wb.diagnose_lr_sweep(own_sweep(levels | {0.8: 0.11}, baseline=0.8, validation=worse))
+    found = wb.lr_sweep.diagnose(own_sweep(levels | {0.8: 0.11}, baseline=0.8, validation=worse))
     assert (found["lr.too_high"].status, found["lr.too_high"].value) == ("fail", 0.4)
     assert found["lr.too_low"].status == "ok"
 
@@ -158,7 +158,7 @@ def test_what_validation_does_not_gain_is_no_alarm_and_what_it_loses_is():
 def test_a_lucky_evaluation_of_another_lr_is_no_gain():
     """One evaluation of lr 0.4 is better by more than a tenth of what is learned, but not by twice its noise."""
     levels = {0.1: 0.9, 0.4: 0.6, 0.8: 0.65}
-    found = wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.1, validation={0.4: 1.0, 0.8: 1.8}, wobble={0.4: 0.3}))
+    found = wb.lr_sweep.diagnose(own_sweep(levels, baseline=0.1, validation={0.4: 1.0, 0.8: 1.8}, wobble={0.4: 0.3}))
     seen = found["lr.too_low"].evidence
     assert (seen["better_lr"], found["lr.too_low"].status) == (0.4, "ok")
     assert 0 < seen["own"] - seen["better"] <= 2 * seen["noise"], "within its noise, for this test to mean anything"
@@ -170,17 +170,17 @@ def test_the_noise_of_an_lr_counts_against_it_in_the_choice():
     assert given.evals[given.evals["trial"] == 2]["value"].min() < 0.5, (
         "the lowest of all, for this test to mean anything"
     )
-    found = wb.diagnose_lr_sweep(given)["lr.too_low"]
+    found = wb.lr_sweep.diagnose(given)["lr.too_low"]
     assert (found.status, found.evidence["better_lr"]) == ("fail", 0.4)
 
 
 def test_a_better_metric_at_the_same_training_loss_does_not_make_an_lr_too_low():
     """What validation gains where training gains nothing is no want of steps: another kind of fault."""
     levels, better = {0.1: 0.43, 0.4: 0.4, 0.8: 0.6}, {0.1: 1.0, 0.4: 0.5, 0.8: 1.0}
-    found = wb.diagnose_lr_sweep(own_sweep(levels, baseline=0.1, validation=better))["lr.too_low"]
+    found = wb.lr_sweep.diagnose(own_sweep(levels, baseline=0.1, validation=better))["lr.too_low"]
     assert (found.status, found.value) == ("ok", pytest.approx(4.0))
     assert found.evidence["share"] > 0.1
-    found = wb.diagnose_lr_sweep(own_sweep(levels | {0.1: 0.9}, baseline=0.1, validation=better))["lr.too_low"]
+    found = wb.lr_sweep.diagnose(own_sweep(levels | {0.1: 0.9}, baseline=0.1, validation=better))["lr.too_low"]
     assert found.status == "warn"
 
 
@@ -188,8 +188,8 @@ def test_what_is_learned_counts_from_chance():
     """From 180 down to 2.4 takes no learning: what is left below 2.3 decides."""
     trials = [trial(decay(end, start=180.0, rate=4.0)[:-1], lr) for lr, end in {0.001: 2.2, 0.1: 0.2, 0.2: 0.3}.items()]
     found = record(trials, total_steps=OWN_TOTAL, peak_lr=0.001, facts={"chance_loss": 2.3})
-    assert wb.diagnose_lr_sweep(found)["lr.too_low"].status == "fail"
-    assert wb.diagnose_lr_sweep(record(trials, total_steps=OWN_TOTAL, peak_lr=0.001))["lr.too_low"].status == "ok"
+    assert wb.lr_sweep.diagnose(found)["lr.too_low"].status == "fail"
+    assert wb.lr_sweep.diagnose(record(trials, total_steps=OWN_TOTAL, peak_lr=0.001))["lr.too_low"].status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_best_lr_is_not_named_where_it_lies_at_the_edge(baseline, code, blow
     """0.7 is the best by training and by validation, and 0.8 is unstable."""
     for validation in (None, {}):
         given = own_sweep({0.1: 1.5, 0.4: 0.42, 0.7: 0.3}, baseline=baseline, blown=blown, validation=validation)
-        found = wb.diagnose_lr_sweep(given)[code]
+        found = wb.lr_sweep.diagnose(given)[code]
         assert (found.status, found.evidence["better_lr"]) == ("fail", 0.4)
 
 
@@ -221,7 +221,7 @@ def proved(levels, *, baseline, named, fresh, accuracies=(0.9, 0.9), faults=(), 
         add(baseline, ours, seed, "baseline")
         add(named, theirs, seed, "proof")
     given = record(trials, evals=rows, total_steps=OWN_TOTAL, peak_lr=baseline)
-    found = wb.diagnose_lr_sweep(given)
+    found = wb.lr_sweep.diagnose(given)
     found = replace(found, findings=(*found.findings, *faults))
     recommendation = recommend(given, found)
     return found, recommendation, settled_by_proof(given, found, recommendation)
@@ -287,7 +287,7 @@ def learning_sweep(ends, *, start=1.1, sd=0.05, rate=10.0, total=LR_LEARNING_TOT
 
 
 def learned(*args, **kwargs):
-    return wb.diagnose_lr_sweep(learning_sweep(*args, **kwargs))["lr.nothing_learns"]
+    return wb.lr_sweep.diagnose(learning_sweep(*args, **kwargs))["lr.nothing_learns"]
 
 
 @pytest.mark.parametrize("start", [1.05, 1.1, 5.0])
@@ -316,9 +316,9 @@ def test_a_loss_that_has_come_nine_tenths_of_the_way_to_chance_has_arrived(rate,
 def test_runs_that_end_at_the_frequencies_are_not_stable():
     """Adam far above its lr* comes down from log(V) to the entropy of single tokens, and no further."""
     ends = [2.2, 1.9, 2.91, 2.97, 2.98]
-    diagnosis = wb.diagnose_lr_sweep(learning_sweep(ends, start=4.2, facts={"chance_loss": 2.97}))
+    diagnosis = wb.lr_sweep.diagnose(learning_sweep(ends, start=4.2, facts={"chance_loss": 2.97}))
     assert 0.004 < diagnosis["lr.unstable"].value < 0.016
-    blind = wb.diagnose_lr_sweep(learning_sweep(ends, start=4.2, facts={}))
+    blind = wb.lr_sweep.diagnose(learning_sweep(ends, start=4.2, facts={}))
     assert blind["lr.unstable"].value is None, "what the level is for"
 
 
@@ -344,7 +344,7 @@ def labels(ax: Axes) -> list[str]:
 
 
 def test_curves_at_and_just_above_the_best_lr_are_the_recorded_losses() -> None:
-    ax = wb.plot_loss_curves(study(), diagnosis=diagnosis(), ax=blank())
+    ax = wb.lr_sweep.plot_loss_curves(study(), diagnosis=diagnosis(), ax=blank())
     assert drawn(ax, "lr 0.08 = lr*")[1] == pytest.approx(losses_of(BEST))
     assert drawn(ax, "lr 0.16 = 2 x")[1] == pytest.approx(losses_of(LASTING))
     assert drawn(ax, "lr 0.32 = 4 x")[1][:DIVERGED_AT] == pytest.approx(losses_of(DIVERGED)[:DIVERGED_AT])
@@ -355,5 +355,5 @@ def test_a_bracket_of_close_lrs_is_drawn_once() -> None:
     record = study()
     close = record.trials["peak_lr"] == DIVERGED
     record.trials.loc[close, "peak_lr"] = 1.05 * LASTING
-    shown = labels(wb.plot_loss_curves(record, diagnosis=diagnosis(), ax=blank()))
+    shown = labels(wb.lr_sweep.plot_loss_curves(record, diagnosis=diagnosis(), ax=blank()))
     assert [label.split()[1] for label in shown] == ["0.08", "0.16"]

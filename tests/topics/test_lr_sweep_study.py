@@ -66,8 +66,8 @@ def edge_of(workload: wb.Workload, scale: float) -> float:
 
 def sweep(workload: wb.Workload, out: Path, **settings: Any) -> tuple[wb.StudyRecord, wb.Diagnosis]:
     config = workload.config.replace(eval_every_steps=workload.config.total_steps)
-    record = wb.LRSweep(**settings).run(workload.replace(config=config), wb.Trainer(device="cpu"), out=out)
-    return record, wb.diagnose_lr_sweep(record)
+    record = wb.lr_sweep.Study(**settings).run(workload.replace(config=config), wb.Trainer(device="cpu"), out=out)
+    return record, wb.lr_sweep.diagnose(record)
 
 
 COMBINATIONS = [
@@ -101,7 +101,7 @@ def test_seeds_share_their_batches_at_every_lr(tmp_path: Path) -> None:
 
 def test_steps_shorten_the_trials(tmp_path: Path) -> None:
     workload = small_workload(config={"warmup_steps": 8, "eval_every_steps": 10})
-    record = wb.LRSweep(lrs=(0.01,), steps=20).run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
+    record = wb.lr_sweep.Study(lrs=(0.01,), steps=20).run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
     row = record.trials.iloc[0]
     assert (row["total_steps"], row["warmup_steps"], row["eval_every_steps"]) == (20, 4, 5)
 
@@ -122,7 +122,7 @@ SWEEP.run(killed_workload(), Trainer(device="cpu", hooks=[Dies()]), out=sys.argv
 """
 
 
-SWEEP = wb.LRSweep(full_batch_refinements=4)
+SWEEP = wb.lr_sweep.Study(full_batch_refinements=4)
 
 
 def killed_workload() -> wb.Workload:
@@ -156,7 +156,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, sign
     assert all(spent(again)[n] == events for n, events in ended.items())
     columns = ["trial", "step", "loss", "lr", "grad_norm"]
     assert again.steps[columns].equals(whole.steps[columns])
-    assert [f.to_dict() for f in wb.diagnose_lr_sweep(again)] == [f.to_dict() for f in wb.diagnose_lr_sweep(whole)]
+    assert [f.to_dict() for f in wb.lr_sweep.diagnose(again)] == [f.to_dict() for f in wb.lr_sweep.diagnose(whole)]
 
 
 @pytest.mark.parametrize("total_steps", [400, 2000])
@@ -166,7 +166,7 @@ def test_a_loss_without_a_minimum_is_not_followed_upwards(tmp_path: Path, total_
         loss=lambda outputs, batch: -outputs.squeeze(-1) * batch[1], metrics={}, build_model=lambda: torch.nn.Linear(3, 1),
         config={"total_steps": total_steps, "batch_size": 16},
     )  # fmt: skip
-    record = wb.LRSweep().run(workload, out=tmp_path / "s")
+    record = wb.lr_sweep.Study().run(workload, out=tmp_path / "s")
     assert record.trials["peak_lr"].max() < 1e4
     assert len(record.trials) < 16
 
@@ -174,7 +174,7 @@ def test_a_loss_without_a_minimum_is_not_followed_upwards(tmp_path: Path, total_
 LONG = 320
 
 
-SHORT = wb.LRSweep(short_frac=0.0625, min_short_steps=20, refinements=0, full_batch_refinements=0)
+SHORT = wb.lr_sweep.Study(short_frac=0.0625, min_short_steps=20, refinements=0, full_batch_refinements=0)
 
 
 def first_critical_lr(workload: wb.Workload) -> float:
@@ -218,7 +218,7 @@ def blown(record: wb.StudyRecord, number: int) -> bool:
     return record.trial(number).steps["loss"].iloc[-1] > record.trial(number).steps["loss"].iloc[0]
 
 
-def settings_of(study: wb.LRSweep) -> dict[str, Any]:
+def settings_of(study: wb.lr_sweep.Study) -> dict[str, Any]:
     return {f.name: getattr(study, f.name) for f in dataclasses.fields(study)}
 
 
@@ -268,7 +268,7 @@ def test_a_round_with_a_trial_that_cannot_be_trained_names_it_and_writes_nothing
         open_session(
             workload, stem="round", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
         ) as session,
-        pytest.raises(wb.DataError, match="batch_size=1000") as raised,
+        pytest.raises(wb.errors.DataError, match="batch_size=1000") as raised,
     ):
         run_round(session, [TrialRequest("a", good), TrialRequest("b", bad)])
     assert "configs[1] (peak_lr=0.2)" in str(raised.value)
@@ -278,7 +278,9 @@ def test_a_round_with_a_trial_that_cannot_be_trained_names_it_and_writes_nothing
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 def test_the_number_of_lanes_changes_the_rounds_and_not_the_answer(tmp_path: Path, calls: Calls, lanes: int) -> None:
     workload = quadratic(dimension=10, condition=10.0, total_steps=100)
-    diagnosis = wb.diagnose_lr_sweep(run(wb.LRSweep(lanes=lanes, full_batch_refinements=40), workload, tmp_path / "s"))
+    diagnosis = wb.lr_sweep.diagnose(
+        run(wb.lr_sweep.Study(lanes=lanes, full_batch_refinements=40), workload, tmp_path / "s")
+    )
     assert diagnosis["lr.unstable"].value == pytest.approx(2.0, rel=0.05)
     assert diagnosis["lr.unstable"].evidence["ratio"] <= 1.05 * (1 + 1e-9)
     best = diagnosis["lr.best"]

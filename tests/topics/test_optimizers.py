@@ -61,11 +61,11 @@ def statuses(diagnosis):
 
 
 def test_equal_rules_raise_no_alarm():
-    diagnosis = wb.diagnose_optimizers(study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [0.5] * 8)))
+    diagnosis = wb.optimizers.diagnose(study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [0.5] * 8)))
     assert statuses(diagnosis) == {
         "better": "ok", "rule_mismatch": "ok", "stale_second_moment": "ok", "weight_decay_shrinks": "ok",
     }  # fmt: skip
-    assert wb.better_rule(study(*MOMENTUM, *ADAM)) is None
+    assert wb.optimizers.better_rule(study(*MOMENTUM, *ADAM)) is None
 
 
 SEEDS, FRESH = (1, 2, 3), "optimizers_seeds"
@@ -82,16 +82,16 @@ def contested(own, theirs):
 
 def test_a_rule_that_wins_under_fresh_seeds_is_better():
     r = contested([0.50, 0.52, 0.48], [0.31, 0.30, 0.29])
-    finding = wb.diagnose_optimizers(r)["optimizers.better"]
+    finding = wb.optimizers.diagnose(r)["optimizers.better"]
     assert finding.status == "warn"
     assert finding.value == pytest.approx(0.2)
     assert finding.evidence["contest"]["fresh_seeds"] == 3
-    assert wb.better_rule(r) == {"optimizer": "adam", "peak_lr": 0.01}
+    assert wb.optimizers.better_rule(r) == {"optimizer": "adam", "peak_lr": 0.01}
     assert "config.replace(optimizer='adam', peak_lr=0.01)" in finding.advice[0]
 
 
 def test_a_rule_that_won_by_the_luck_of_one_seed_is_not():
-    finding = wb.diagnose_optimizers(contested([0.50, 0.30, 0.45], [0.40, 0.55, 0.35]))["optimizers.better"]
+    finding = wb.optimizers.diagnose(contested([0.50, 0.30, 0.45], [0.40, 0.55, 0.35]))["optimizers.better"]
     assert finding.status == "ok"
     assert "chance alone" in finding.summary
     assert finding.evidence["change"] is None
@@ -99,17 +99,17 @@ def test_a_rule_that_won_by_the_luck_of_one_seed_is_not():
 
 def test_a_gain_that_rounding_decides_about_does_not_count():
     r = contested([0.5, 0.5, 0.5], [0.4999, 0.4999, 0.4999])
-    found = wb.diagnose_optimizers(r)["optimizers.better"]
+    found = wb.optimizers.diagnose(r)["optimizers.better"]
     assert found.status == "ok"
     assert "too small to matter" in found.summary
-    assert wb.diagnose_optimizers(r, gain_frac=1e-5)["optimizers.better"].status == "warn"
+    assert wb.optimizers.diagnose(r, gain_frac=1e-5)["optimizers.better"].status == "warn"
 
 
 WIDE = [bad("adam", 0.0005), *rule("adam", (0.001, 0.01, 0.1, 1.0), unstable=2.0)]
 
 
 def test_a_wider_range_alone_is_told_and_no_alarm():
-    finding = wb.diagnose_optimizers(study(*MOMENTUM, *WIDE))["optimizers.better"]
+    finding = wb.optimizers.diagnose(study(*MOMENTUM, *WIDE))["optimizers.better"]
     assert finding.status == "ok"
     # adam trains over 1,000 times at least, momentum over less than 40
     assert "at least 25 times as wide" in finding.summary
@@ -118,10 +118,10 @@ def test_a_wider_range_alone_is_told_and_no_alarm():
 
 def test_where_the_baselines_own_lr_does_not_train_a_wider_rule_is_a_cure():
     r = study(*MOMENTUM, *WIDE, peak_lr=0.4)
-    finding = wb.diagnose_optimizers(r)["optimizers.better"]
+    finding = wb.optimizers.diagnose(r)["optimizers.better"]
     assert finding.status == "warn"
     assert "does not train at the baseline's lr 0.4" in finding.summary
-    assert wb.better_rule(r)["optimizer"] == "adam"
+    assert wb.optimizers.better_rule(r)["optimizer"] == "adam"
 
 
 @pytest.mark.parametrize(("more", "why"), [
@@ -132,10 +132,10 @@ def test_what_is_not_certainly_wider_is_not_called_so(more, why):
     level = more.pop("level", 0.0)
     if more.pop("last", None):
         own = MOMENTUM[1:3]  # nobody knows how far momentum goes
-        found = wb.diagnose_optimizers(study(*own, *WIDE))["optimizers.better"]
+        found = wb.optimizers.diagnose(study(*own, *WIDE))["optimizers.better"]
     else:
         wide = [bad("adam", 0.0005), *rule("adam", (0.001, 0.01, 0.1, 1.0), unstable=2.0, level=level)]
-        found = wb.diagnose_optimizers(study(*MOMENTUM, *wide), **more)["optimizers.better"]
+        found = wb.optimizers.diagnose(study(*MOMENTUM, *wide), **more)["optimizers.better"]
     assert found.evidence["wider"] == [], why
 
 
@@ -158,7 +158,7 @@ def twin(loss, lr=0.01, **changed):
 ])  # fmt: skip
 def test_two_forms_are_held_against_each_other_by_a_run_of_each(loss, status, said):
     r = study(*OWN_ADAM, twin(loss, rules="playbook"), optimizer="adam", peak_lr=0.01, facts=FORMS)
-    finding = wb.diagnose_optimizers(r)["optimizers.rule_mismatch"]
+    finding = wb.optimizers.diagnose(r)["optimizers.rule_mismatch"]
     assert (finding.status, finding.value) == (status, 1.7)
     assert said in finding.summary
     if status == "warn":
@@ -183,7 +183,7 @@ def spiked(after=None, lr=0.01, **more):
 
 
 def test_a_rise_that_a_shorter_memory_takes_away_is_the_memorys():
-    finding = wb.diagnose_optimizers(spiked(falling()))["optimizers.stale_second_moment"]
+    finding = wb.optimizers.diagnose(spiked(falling()))["optimizers.stale_second_moment"]
     assert (finding.status, finding.step) == ("warn", AT)
     assert finding.value == pytest.approx(finding.evidence["hits"][0]["ratio"])
     assert finding.value > finding.threshold
@@ -195,7 +195,7 @@ def test_a_rise_above_all_that_trains_harms_nobody():
     late = np.r_[falling()[: AT + 1], np.full(TOTAL - AT - 1, 3.0)]
     tried = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.01, 0.02), stage="lr_sweep")]
     tried += [trial(late, 0.04, optimizer="adam", **JUMP), twin(falling(), 0.04, beta2=0.99)]
-    finding = wb.diagnose_optimizers(study(*tried, optimizer="adam", peak_lr=0.01))["optimizers.stale_second_moment"]
+    finding = wb.optimizers.diagnose(study(*tried, optimizer="adam", peak_lr=0.01))["optimizers.stale_second_moment"]
     assert finding.status == "ok"
     assert "above every learning rate that trains" in finding.summary
 
@@ -217,7 +217,7 @@ def decaying(loss_without, norm, *, evals=()):
     (0.2, falling(0.3), "ok", "costs nothing"), (0.8, falling(), "ok", "0.8 times as large"),
 ])  # fmt: skip
 def test_weight_decay_is_held_against_the_same_run_without(norm, loss, status, said):
-    finding = wb.diagnose_optimizers(decaying(loss, norm))["optimizers.weight_decay_shrinks"]
+    finding = wb.optimizers.diagnose(decaying(loss, norm))["optimizers.weight_decay_shrinks"]
     assert (finding.status, finding.value) == (status, pytest.approx(norm))
     assert said in finding.summary
     (pair,) = finding.evidence["pairs"]
@@ -228,11 +228,11 @@ def test_the_selected_checkpoint_decides_what_decay_costs():
     """A regulariser may raise the training loss for good reason."""
     rows = checkpoints((0, 2), (0.4, 0.9))
     assert (
-        wb.diagnose_optimizers(decaying(falling(), 0.2, evals=rows))["optimizers.weight_decay_shrinks"].status == "ok"
+        wb.optimizers.diagnose(decaying(falling(), 0.2, evals=rows))["optimizers.weight_decay_shrinks"].status == "ok"
     )
     worse = checkpoints((0, 2), (0.9, 0.4))
     assert (
-        wb.diagnose_optimizers(decaying(falling(0.3), 0.2, evals=worse))["optimizers.weight_decay_shrinks"].status
+        wb.optimizers.diagnose(decaying(falling(0.3), 0.2, evals=worse))["optimizers.weight_decay_shrinks"].status
         == "warn"
     )
 

@@ -24,10 +24,10 @@ def run(
     workload: wb.Workload, out: Path, trainer: wb.Trainer | None = None, **settings: Any
 ) -> tuple[wb.Diagnosis, wb.StudyRecord]:
     config = workload.config.replace(eval_every_steps=workload.config.total_steps)
-    record = wb.OptimizersStudy(**settings).run(
+    record = wb.optimizers.Study(**settings).run(
         workload.replace(config=config), trainer or wb.Trainer(device="cpu"), out=out
     )
-    return wb.diagnose_optimizers(record), record
+    return wb.optimizers.diagnose(record), record
 
 
 def count(record: wb.StudyRecord, **fields: Any) -> int:
@@ -39,7 +39,7 @@ def count(record: wb.StudyRecord, **fields: Any) -> int:
 
 def test_the_edges_of_a_quadratic_side_by_side(tmp_path: Path) -> None:
     workload = quadratic(dimension=10, condition=10.0, optimizer="momentum", total_steps=100)
-    sweep = wb.LRSweep(tolerance=0.1, refinements=0, full_batch_refinements=0)
+    sweep = wb.lr_sweep.Study(tolerance=0.1, refinements=0, full_batch_refinements=0)
     _, record = run(workload, tmp_path / "s", optimizers=("sgd", "nesterov"), seeds=1, sweep=sweep)
     ranges = read_ranges(record)
     assert list(ranges) == ["momentum", "sgd", "nesterov"], "the baseline's rule first, asked for or not"
@@ -50,7 +50,7 @@ def test_the_edges_of_a_quadratic_side_by_side(tmp_path: Path) -> None:
         assert found.trains_from is not None
         assert found.fails_below is not None
         assert found.trains_from <= 2.0 * found.fails_below * (1 + 1e-9)
-    own = wb.diagnose_lr_sweep(record)["lr.unstable"]
+    own = wb.lr_sweep.diagnose(record)["lr.unstable"]
     assert own.value == pytest.approx(3.8, rel=0.1), "the baseline's rule is a sweep that the other diagnoses read"
 
 
@@ -155,6 +155,6 @@ def test_the_trainer_of_a_session_is_given_back(tmp_path: Path) -> None:
     workload = workload.replace(config=workload.config.replace(weight_decay=0.1))
     with open_session(workload, stem="walk", settings={}, out=tmp_path / "s") as session:
         before = session.trainer
-        wb.OptimizersStudy(optimizers=("sgd",), lrs=(0.1,), seeds=1).extend(session)
+        wb.optimizers.Study(optimizers=("sgd",), lrs=(0.1,), seeds=1).extend(session)
         assert session.trainer is before
         assert session.record.steps["param_norm"].notna().any()

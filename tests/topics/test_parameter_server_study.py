@@ -69,7 +69,7 @@ def test_a_planted_bottleneck_is_named(
 
 def test_the_walk_and_its_report_have_verdicts_and_figures_of_the_servers(tmp_path: Path) -> None:
     trainer = ParameterServerTrainer(workers=2)
-    record = wb.LRSweep(lrs=(0.01, 0.1)).run(small_workload(), trainer=trainer, out=tmp_path / "sweep")
+    record = wb.lr_sweep.Study(lrs=(0.01, 0.1)).run(small_workload(), trainer=trainer, out=tmp_path / "sweep")
     found = diagnose_record(record)
     assert sorted(f.code for f in found if f.code.startswith("ps.")) == sorted(CODES)
     drawn = {each.figure.name: each for each in draw_figures(record, found)}
@@ -165,7 +165,7 @@ def test_the_study_runs_on_actors(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(wb.ConfigError, match=f"{name}="):
+    with pytest.raises(wb.errors.ConfigError, match=f"{name}="):
         ParameterServerStudy(**{name: value})
 
 

@@ -165,7 +165,7 @@ def record(
 
 
 def judged(made: MemoryRecord, **options: Any) -> Finding:
-    (finding,) = wb.diagnose_periodicity(made, **options)
+    (finding,) = wb.periodicity.diagnose(made, **options)
     assert (finding.code, finding.clause) == ("evaluation.periodic", "P2.9")
     assert finding.advice or finding.status not in ("warn", "fail")
     return finding
@@ -278,7 +278,7 @@ def trained(kind: str, folder: Path, **changes: Any) -> Finding:
     settings: dict[str, Any] = {"optimizer": "sgd", "peak_lr": 0.02, "total_steps": 600, "eval_every_steps": 4}
     config = workload.config.replace(**(settings | {"checkpoint_every_steps": 600} | changes))
     made = wb.Trainer(device="cpu", gradients="loop").run(workload, config, out=folder / "trial")
-    facts = wb.audit_data(workload).facts
+    facts = wb.data.audit(workload).facts
     return judged(MemoryRecord(made.trials, made.steps, made.evals, made.config, workload.name, None, facts))
 
 
@@ -301,7 +301,7 @@ def test_a_stream_that_is_shuffled_anew_has_no_period(tmp_path: Path, optimizer:
 
 
 def drawn(made: Any, **options: Any) -> Axes:
-    ax = wb.plot_periodicity(made, wb.diagnose_periodicity(made), ax=Figure().subplots(), **options)
+    ax = wb.periodicity.plot(made, wb.periodicity.diagnose(made), ax=Figure().subplots(), **options)
     ax.get_figure(root=True).savefig(io.BytesIO())
     return ax
 
@@ -338,4 +338,4 @@ def test_what_cannot_be_drawn() -> None:
         assert why_not_measured(drawn(empty(), view=view))
         assert why_not_measured(drawn(record(np.full(600, np.nan), np.full(600, np.nan)), view=view))
     with pytest.raises(UsageError, match="view='wave' is not known"):
-        wb.plot_periodicity(record(), view="wave")  # type: ignore[arg-type]
+        wb.periodicity.plot(record(), view="wave")  # type: ignore[arg-type]

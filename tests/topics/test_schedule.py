@@ -25,7 +25,7 @@ def diagnose(lr: np.ndarray, *, total: int = TOTAL, every: int = 1, **arguments:
     one = trial(np.full(len(kept), 1.0), 0.3, stage="baseline", columns={"lr": kept}, total_steps=total)
     made = record([one])
     made.steps["step"] *= every
-    return wb.diagnose_schedule(made, **arguments)  # type: ignore[arg-type]
+    return wb.schedule.diagnose(made, **arguments)  # type: ignore[arg-type]
 
 
 def statuses(diagnosis: wb.Diagnosis) -> list[str]:
@@ -33,7 +33,7 @@ def statuses(diagnosis: wb.Diagnosis) -> list[str]:
 
 
 def planted(config: wb.TrainConfig) -> np.ndarray:
-    return wb.lr_values(config)
+    return wb.schedules.lr_values(config)
 
 
 BASE = wb.TrainConfig(peak_lr=0.3, total_steps=TOTAL, batch_size=8)
@@ -42,10 +42,10 @@ BASE = wb.TrainConfig(peak_lr=0.3, total_steps=TOTAL, batch_size=8)
 HEALTHY = {
     "constant": planted(BASE),
     "cosine": planted(BASE.replace(schedule="cosine")),
-    "linear with warmup": planted(wb.prepend_warmup(BASE.replace(schedule="linear"), 40)),
+    "linear with warmup": planted(wb.schedules.prepend_warmup(BASE.replace(schedule="linear"), 40)),
     "a short ramp": planted(BASE.replace(warmup_steps=3)),
     "a ramp of one step": planted(BASE.replace(warmup_steps=1)),
-    "cosine with warmup": planted(wb.prepend_warmup(BASE.replace(schedule="cosine"), 40)),
+    "cosine with warmup": planted(wb.schedules.prepend_warmup(BASE.replace(schedule="cosine"), 40)),
     "step decay": 0.1 ** (T // 150) * 1.0,
     "one cycle": np.interp(T, [0, 120, 399], [0.04, 1.0, 0.0]),
     "inverse square root": 1 / np.sqrt(1 + T),

@@ -64,7 +64,7 @@ EVENTS = {
 @pytest.mark.parametrize(("lr", "zone"), [(0.3, "below"), (0.7, "near"), (3.2, "far")])
 def test_where_an_event_lies_decides_how_bad_it_is(event, lr, zone):
     loss, codes = EVENTS[event]
-    diagnosis = wb.diagnose_instability(instability_study(trial(loss, lr)))
+    diagnosis = wb.stability.diagnose(instability_study(trial(loss, lr)))
     expected = {"below": "warn", "near": "warn", "far": "ok"}[zone]
     assert raised(diagnosis) == ({} if zone == "far" else dict.fromkeys(codes, expected))
     for code in codes:
@@ -79,7 +79,7 @@ def test_where_an_event_lies_decides_how_bad_it_is(event, lr, zone):
 def test_an_event_of_the_own_config_fails_unless_it_recovers_and_then_warns_if_it_costs(event, own, cost):
     """Both runs end at 0.7: no lr below 0.3 does better, 0.4 does."""
     loss, codes = EVENTS[event]
-    found = raised(wb.diagnose_instability(instability_study(trial(loss, own), baseline=own)))
+    found = raised(wb.stability.diagnose(instability_study(trial(loss, own), baseline=own)))
     if codes & {"early_recovers", "spike"}:
         assert found == ({} if cost is None else dict.fromkeys(codes, cost))
     else:
@@ -94,7 +94,7 @@ def test_what_another_config_does_is_no_fault_of_a_run_that_was_well(event, lr, 
     levels = [trial(run(level), at, max_grad_norm=1.0) for at, level in LEVELS.items() if at != 0.1]
     other = trial(loss, lr, **({"max_grad_norm": 1.0} | changed))
     r = record([*levels, other], total_steps=TOTAL, peak_lr=0.2, optimizer="momentum", max_grad_norm=1.0)
-    diagnosis = wb.diagnose_instability(r)
+    diagnosis = wb.stability.diagnose(r)
     assert {code: status for code, status in raised(diagnosis).items() if code != "headroom"} == {}
     for code in codes:
         assert diagnosis[f"stability.{code}"].summary.startswith(
@@ -105,44 +105,42 @@ def test_what_another_config_does_is_no_fault_of_a_run_that_was_well(event, lr, 
 @pytest.mark.parametrize(("unstable", "status"), [(0.25, "warn"), (0.45, "ok")])
 def test_headroom_below_one_and_a_half_is_worth_one_warning(unstable, status):
     levels = [trial(run(level), lr) for lr, level in {0.1: 1.2, 0.2: 0.8}.items()]
-    diagnosis = wb.diagnose_instability(record([*levels, trial(early(), unstable)], total_steps=TOTAL, peak_lr=0.2))
+    diagnosis = wb.stability.diagnose(record([*levels, trial(early(), unstable)], total_steps=TOTAL, peak_lr=0.2))
     assert raised(diagnosis) == ({"headroom": "warn"} if status == "warn" else {})
 
 
 def test_the_short_probe_counts_and_says_who_would_have_missed_it():
     loss = run(0.7)[:300] + 30 * np.exp(-(((T[:300] - 40) / 8.0) ** 2))
     r = instability_study(trial(loss, 0.79, stage="probe", total_steps=300))
-    finding = wb.diagnose_instability(r, usual_interval=100)["stability.early_recovers"]
+    finding = wb.stability.diagnose(r, usual_interval=100)["stability.early_recovers"]
     assert finding.status == "warn"
     assert finding.evidence["seen_at_interval"]["missed"]
     assert "every 100 steps would have missed it" in finding.summary
-    seen = wb.diagnose_instability(r, usual_interval=10)["stability.early_recovers"]
+    seen = wb.stability.diagnose(r, usual_interval=10)["stability.early_recovers"]
     assert not seen.evidence["seen_at_interval"]["missed"]
 
 
 def test_spike_names_its_cause_or_says_that_it_cannot():
     norms = np.ones(TOTAL)
     norms[200] = 50.0
-    known = wb.diagnose_instability(instability_study(trial(spike(200), 0.3, columns={"grad_norm": norms})))[
+    known = wb.stability.diagnose(instability_study(trial(spike(200), 0.3, columns={"grad_norm": norms})))[
         "stability.spike"
     ]
     assert (known.evidence["cause"], known.evidence["outlier_step"]) == ("data", 200)
-    unknown = wb.diagnose_instability(instability_study(trial(spike(200), 0.3)))["stability.spike"]
+    unknown = wb.stability.diagnose(instability_study(trial(spike(200), 0.3)))["stability.spike"]
     assert unknown.evidence["cause"] is None
     assert "not measured" in unknown.summary
 
 
 def test_headroom():
-    finding = wb.diagnose_instability(instability_study(trial(early(), 1.6), trial(run(0.9), 1.55)))[
-        "stability.headroom"
-    ]
+    finding = wb.stability.diagnose(instability_study(trial(early(), 1.6), trial(run(0.9), 1.55)))["stability.headroom"]
     assert finding.value == pytest.approx(np.sqrt(1.55 * 1.6) / 0.15)
-    assert wb.diagnose_instability(instability_study(facts={"critical_lr": 1.5}))[
+    assert wb.stability.diagnose(instability_study(facts={"critical_lr": 1.5}))[
         "stability.headroom"
     ].value == pytest.approx(10.0)
-    stable = wb.diagnose_instability(instability_study())["stability.headroom"]
+    stable = wb.stability.diagnose(instability_study())["stability.headroom"]
     assert (stable.status, stable.value) == ("ok", pytest.approx(max(LEVELS) / 0.15)), "at least that much"
-    far = wb.diagnose_instability(instability_study(baseline=max(LEVELS)))["stability.headroom"]
+    far = wb.stability.diagnose(instability_study(baseline=max(LEVELS)))["stability.headroom"]
     assert far.status == "not_measured", "nothing above the baseline was tried"
 
 
@@ -150,7 +148,7 @@ def test_headroom():
     [], [trial([2.0, 1.9, 1.8], 0.1)], [trial(np.full(TOTAL, 2.3), lr) for lr in (0.1, 0.2, 0.4)],
 ])  # fmt: skip
 def test_silence_is_not_health(trials):
-    diagnosis = wb.diagnose_instability(record(trials))
+    diagnosis = wb.stability.diagnose(record(trials))
     assert {diagnosis[code].status for code in CODES} == {"not_measured"}
 
 
@@ -162,7 +160,7 @@ def cut(total, *extra, lrs=(0.1, 0.2, 0.4)):
 
 @pytest.mark.parametrize("total", [5, 9])
 def test_one_run_that_diverges_far_off_does_not_vouch_for_short_ones(total):
-    diagnosis = wb.diagnose_instability(cut(total))
+    diagnosis = wb.stability.diagnose(cut(total))
     assert {diagnosis[code].status for code in CODES} == {"not_measured"}
     assert "baseline's lr 0.2" in diagnosis["stability.mid"].summary
     assert "steps are too few" in diagnosis["stability.mid"].summary
@@ -173,7 +171,7 @@ def test_one_run_that_diverges_far_off_does_not_vouch_for_short_ones(total):
 
 def test_short_runs_at_the_baselines_lr_hide_no_divergence_there():
     own = trial([2.3, 50.0, np.inf], 0.2, seed=1, total_steps=9)
-    diagnosis = wb.diagnose_instability(cut(9, own))
+    diagnosis = wb.stability.diagnose(cut(9, own))
     assert raised(diagnosis) == {"early": "fail", "divergent": "fail", "headroom": "warn"}
     for code in ("stability.mid", "stability.spike"):
         assert diagnosis[code].status == "not_measured", "a run of three steps has no middle"
@@ -183,7 +181,7 @@ def test_short_runs_at_the_baselines_lr_hide_no_divergence_there():
 def test_a_rise_that_ends_high_above_lr_star_is_divergent_and_not_only_settling():
     """An early blow-up that is still coming down as the run ends, above three quarters of where it began."""
     late = np.r_[run(0.7)[:10], 0.5 + 1.4 * np.exp((380 - T[10:]) / 150)]
-    found = wb.diagnose_instability(instability_study(trial(late, 1.6), baseline=1.6))
+    found = wb.stability.diagnose(instability_study(trial(late, 1.6), baseline=1.6))
     assert found["stability.divergent"].status == "fail"
 
 
@@ -200,13 +198,13 @@ def planted(monkeypatch: pytest.MonkeyPatch, **statuses: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sweep = wb.LRSweep(lrs=(0.01, 0.1))
+    sweep = wb.lr_sweep.Study(lrs=(0.01, 0.1))
     return sweep.run(small_workload(), wb.Trainer(device="cpu"), out=tmp_path_factory.mktemp("s") / "s").path
 
 
 @pytest.mark.parametrize("missing", ["", None])
 def test_without_a_study_there_is_no_verdict(missing: str | None) -> None:
-    (finding,) = wb.check_stability(missing, workload="small")
+    (finding,) = wb.stability.check(missing, workload="small")
     assert (finding.code, finding.status, finding.clause) == ("stability.verdict", "not_measured", "F1.1")
     assert "02_instability" in finding.advice[0]
 
@@ -217,7 +215,7 @@ def test_an_unstable_study_warns_and_says_what_cures(
     monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str, status: str
 ) -> None:
     planted(monkeypatch, **{kind: status})
-    finding = wb.check_stability(folder)["stability.verdict"]
+    finding = wb.stability.check(folder)["stability.verdict"]
     assert (finding.status, finding.step) == ("warn", 7)
     assert f"stability.{kind}: said of {kind}" in finding.summary
     assert finding.advice
@@ -225,6 +223,6 @@ def test_an_unstable_study_warns_and_says_what_cures(
 
 def test_stability_first_silence_is_not_health(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     planted(monkeypatch, mid="not_measured")
-    finding = wb.check_stability(folder)["stability.verdict"]
+    finding = wb.stability.check(folder)["stability.verdict"]
     assert finding.status == "not_measured"
     assert "did not measure stability.mid" in finding.summary

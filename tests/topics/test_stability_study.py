@@ -28,13 +28,13 @@ def trained(workload: wb.Workload, out: Path, *, seed: int = 0) -> wb.TrialRecor
 
 def alarms(record: Any) -> dict[str, int | None]:
     """Return the codes that warn or fail, with their steps."""
-    found = wb.diagnose_instability(record)
+    found = wb.stability.diagnose(record)
     return {f.code: f.step for f in found if f.status in ("warn", "fail")}
 
 
 def seen(record: Any) -> dict[str, tuple[str, int | None]]:
     """Return the codes that the record's own run shows, with status and step."""
-    found = wb.diagnose_instability(record)
+    found = wb.stability.diagnose(record)
     return {f.code: (f.status, f.step) for f in found if f.evidence.get("hits")}
 
 
@@ -103,7 +103,7 @@ def test_the_same_without_the_doubling_raises_no_alarm(tmp_path: Path, optimizer
 
 def test_the_probe_and_the_confirmation_runs_are_what_the_playbook_asks_for(tmp_path: Path) -> None:
     workload = small_workload(config={"total_steps": 60, "batch_size": 48, "peak_lr": 0.02})
-    study = wb.InstabilityStudy(best_lr=0.04, probe_steps=25, fixes=())
+    study = wb.stability.Study(best_lr=0.04, probe_steps=25, fixes=())
     record = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
     trials = record.trials.set_index("stage")
     assert trials.loc["lr_sweep", "peak_lr"] == pytest.approx(0.04)
@@ -163,9 +163,13 @@ def simulated(lr: float, *, warmup: int = 0, clip: float = math.inf) -> tuple[np
 
 
 def diagnosed(out: Path, *, curved: bool, **settings: Any) -> tuple[wb.Diagnosis, wb.StudyRecord]:
-    study = wb.InstabilityStudy(confirm_multiples=(), probe_steps=20, **settings)
+    study = wb.stability.Study(confirm_multiples=(), probe_steps=20, **settings)
     diagnosis = wb.diagnose(
-        valley(curved), out=out, trainer=wb.Trainer(device="cpu"), sweep=wb.LRSweep(lrs=LRS[curved]), instability=study
+        valley(curved),
+        out=out,
+        trainer=wb.Trainer(device="cpu"),
+        sweep=wb.lr_sweep.Study(lrs=LRS[curved]),
+        instability=study,
     )
     record = open_record(out)
     assert isinstance(record, wb.StudyRecord)
@@ -229,10 +233,10 @@ def test_on_the_quadratic_twin_every_fix_is_tried_and_none_helps(tmp_path: Path)
 def test_away_from_the_edge_no_fix_is_run(tmp_path: Path) -> None:
     """Gradient noise makes a small lr the best one, far below the edge at 2."""
     workload = quadratic(dimension=2, condition=2.0, noise=0.3, total_steps=200)
-    lrs = wb.LRSweep(lrs=(0.05, 0.1, 0.5, 1.0, 2.5))
-    study = wb.InstabilityStudy(confirm_multiples=(), probe_steps=20, sweep=lrs)
+    lrs = wb.lr_sweep.Study(lrs=(0.05, 0.1, 0.5, 1.0, 2.5))
+    study = wb.stability.Study(confirm_multiples=(), probe_steps=20, sweep=lrs)
     record = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "s")
-    at_edge = wb.diagnose_lr_sweep(record)["lr.at_edge"]
+    at_edge = wb.lr_sweep.diagnose(record)["lr.at_edge"]
     assert at_edge.evidence["at_edge"] is False, "it must be far from the edge for this test to mean anything"
     assert at_edge.status == "ok"
     assert fixes_of(record) == []

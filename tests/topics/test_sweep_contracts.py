@@ -44,13 +44,13 @@ ODD = {
 
 
 def compared(one: Any) -> wb.Diagnosis:
-    return wb.diagnose_comparison(one, one, one)
+    return wb.comparison.diagnose(one, one, one)
 
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize(("diagnose", "codes"), [
-    (wb.diagnose_lr_sweep, LR), (wb.diagnose_clipping, CLIPPING), (wb.diagnose_warmup, WARMUP), (wb.diagnose_optimizers, OPTIMIZERS),
-    (wb.diagnose_instability, STABILITY), (wb.diagnose_batch_size, BATCH_SIZE), (wb.diagnose_schedule, SCHEDULE),
+    (wb.lr_sweep.diagnose, LR), (wb.clipping.diagnose, CLIPPING), (wb.warmup.diagnose, WARMUP), (wb.optimizers.diagnose, OPTIMIZERS),
+    (wb.stability.diagnose, STABILITY), (wb.batch_size.diagnose, BATCH_SIZE), (wb.schedule.diagnose, SCHEDULE),
     (diagnose_replaced, REPLACED), (compared, COMPARISON),
 ])  # fmt: skip
 def test_every_code_is_there_once_and_claims_nothing_of_an_odd_record(
@@ -66,7 +66,7 @@ def test_every_code_is_there_once_and_claims_nothing_of_an_odd_record(
     json.loads(dumps(found.to_dict()), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
-class StopsAt(wb.Hook):
+class StopsAt(wb.hooks.Hook):
     """Presses Ctrl-C at the nth update that is made, counted over all trials."""
 
     def __init__(self, at: float) -> None:
@@ -79,10 +79,10 @@ class StopsAt(wb.Hook):
 
 
 @pytest.mark.parametrize(("study", "workload"), [
-    (wb.ClippingStudy(peak_lr=0.1), valley()),
-    (wb.WarmupStudy(unstable_base_learning_rate=2 / 201), valley(total_steps=400)),
-    (wb.OptimizersStudy(optimizers=("sgd", "adam"), seeds=2, lrs=(0.01, 0.1)), small_workload()),
-    (wb.InstabilityStudy(sweep=wb.LRSweep(lrs=(0.01, 0.1, 0.5)), probe_steps=20), small_workload()),
+    (wb.clipping.Study(peak_lr=0.1), valley()),
+    (wb.warmup.Study(unstable_base_learning_rate=2 / 201), valley(total_steps=400)),
+    (wb.optimizers.Study(optimizers=("sgd", "adam"), seeds=2, lrs=(0.01, 0.1)), small_workload()),
+    (wb.stability.Study(sweep=wb.lr_sweep.Study(lrs=(0.01, 0.1, 0.5)), probe_steps=20), small_workload()),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 @pytest.mark.parametrize("share", [0.1, 0.8])
 def test_an_interrupted_study_goes_on_and_ends_the_same(
@@ -101,60 +101,64 @@ def test_an_interrupted_study_goes_on_and_ends_the_same(
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (wb.LRSweep, {"lrs": ()}, r"lrs=\[\] holds no learning rate"),
-    (wb.LRSweep, {"lrs": (0.1, -0.1)}, r"finite and above 0; wrong: \[-0\.1\]"),
-    (wb.LRSweep, {"lrs": (math.nan, math.inf, "a", True)}, r"wrong: \[nan, inf, 'a', True\]"),
-    (wb.LRSweep, {"lrs": (1, 0.2, 1.0, 0.2)}, r"holds the same lr more than once: \[1\.0, 0\.2\].*ask for seeds="),
-    (wb.LRSweep, {"seeds": True}, "seeds=True must be an integer of at least 1"),
-    (wb.LRSweep, {"lanes": 2.0}, r"lanes=2\.0 must be an integer of at least 1"),
-    (wb.LRSweep, {"tolerance": 5}, "tolerance=5 must be between 0 and 1"),
-    (wb.LRSweep, {"max_short_frac": 1.5}, r"max_short_frac=1\.5 must be above 0 and at most 1"),
-    (wb.LRSweep, {"decades": 0}, "decades=0 must be above 0"),
-    (wb.ClippingStudy, {"peak_lr": math.inf}, "peak_lr=inf must be a finite number above 0"),
-    (wb.ClippingStudy, {"reference_lr": "x"}, "reference_lr='x'"),
-    (wb.ClippingStudy, {"tries": True}, "tries=True must be an integer of at least 1"),
-    (wb.ClippingStudy, {"halvings": -1}, "halvings=-1 must be an integer of at least 0"),
-    (wb.ClippingStudy, {"looser": 1.0}, r"looser=1\.0 must be a finite number above 1"),
-    (wb.ClippingStudy, {"percentiles": ()}, "must hold at least one number"),
-    (wb.ClippingStudy, {"percentiles": (90.0, 0.0)}, "each above 0 and at most 100"),
-    (wb.ClippingStudy, {"percentiles": (50.0, 50.0)}, "must decrease"),
+    (wb.lr_sweep.Study, {"lrs": ()}, r"lrs=\[\] holds no learning rate"),
+    (wb.lr_sweep.Study, {"lrs": (0.1, -0.1)}, r"finite and above 0; wrong: \[-0\.1\]"),
+    (wb.lr_sweep.Study, {"lrs": (math.nan, math.inf, "a", True)}, r"wrong: \[nan, inf, 'a', True\]"),
     (
-        wb.WarmupStudy,
+        wb.lr_sweep.Study,
+        {"lrs": (1, 0.2, 1.0, 0.2)},
+        r"holds the same lr more than once: \[1\.0, 0\.2\].*ask for seeds=",
+    ),
+    (wb.lr_sweep.Study, {"seeds": True}, "seeds=True must be an integer of at least 1"),
+    (wb.lr_sweep.Study, {"lanes": 2.0}, r"lanes=2\.0 must be an integer of at least 1"),
+    (wb.lr_sweep.Study, {"tolerance": 5}, "tolerance=5 must be between 0 and 1"),
+    (wb.lr_sweep.Study, {"max_short_frac": 1.5}, r"max_short_frac=1\.5 must be above 0 and at most 1"),
+    (wb.lr_sweep.Study, {"decades": 0}, "decades=0 must be above 0"),
+    (wb.clipping.Study, {"peak_lr": math.inf}, "peak_lr=inf must be a finite number above 0"),
+    (wb.clipping.Study, {"reference_lr": "x"}, "reference_lr='x'"),
+    (wb.clipping.Study, {"tries": True}, "tries=True must be an integer of at least 1"),
+    (wb.clipping.Study, {"halvings": -1}, "halvings=-1 must be an integer of at least 0"),
+    (wb.clipping.Study, {"looser": 1.0}, r"looser=1\.0 must be a finite number above 1"),
+    (wb.clipping.Study, {"percentiles": ()}, "must hold at least one number"),
+    (wb.clipping.Study, {"percentiles": (90.0, 0.0)}, "each above 0 and at most 100"),
+    (wb.clipping.Study, {"percentiles": (50.0, 50.0)}, "must decrease"),
+    (
+        wb.warmup.Study,
         {"unstable_base_learning_rate": math.nan},
         "unstable_base_learning_rate=nan must be a finite number above 0",
     ),
-    (wb.WarmupStudy, {"multiples": (10.0, -5)}, r"multiples\[1\]=-5"),
-    (wb.WarmupStudy, {"warmup_steps": ()}, r"warmup_steps=\(\) must hold at least one"),
-    (wb.WarmupStudy, {"warmup_steps": (10.5,)}, r"warmup_steps\[0\]=10.5 must be an integer of at least 1"),
-    (wb.WarmupStudy, {"warmup_steps": (3,)}, "a trial of 9 steps, but 10 are needed to judge one: raise it to 4"),
-    (wb.WarmupStudy, {"cap_frac": 1.5}, "cap_frac=1.5 must be at most 1"),
-    (wb.WarmupStudy, {"refine_ratio": 1.0}, "refine_ratio=1.0 must be above 1"),
-    (wb.WarmupStudy, {"full_runs": 1}, "full_runs=1 must be an integer of at least 2"),
-    (wb.OptimizersStudy, {"optimizers": "adam"}, "must be a list of rules"),
-    (wb.OptimizersStudy, {"optimizers": ("adan",)}, "'adan' is no update rule.*adam"),
-    (wb.OptimizersStudy, {"seeds": 0}, "seeds=0 must be an integer of at least 1; with 1 or 2 chance is not measured"),
-    (wb.OptimizersStudy, {"memory_factor": math.inf}, "memory_factor=inf must be a finite number above 1"),
-    (wb.OptimizersStudy, {"sweep": wb.LRSweep(steps=10)}, "give lrs=... and steps=... to the study"),
-    (wb.OptimizersStudy, {"lrs": {"adam": ()}, "optimizers": ("adam",)}, "holds no learning rate"),
-    (wb.OptimizersStudy, {"lrs": {"adam": (0.1,)}, "optimizers": ("adam", "sgd")}, "no learning rates for sgd"),
+    (wb.warmup.Study, {"multiples": (10.0, -5)}, r"multiples\[1\]=-5"),
+    (wb.warmup.Study, {"warmup_steps": ()}, r"warmup_steps=\(\) must hold at least one"),
+    (wb.warmup.Study, {"warmup_steps": (10.5,)}, r"warmup_steps\[0\]=10.5 must be an integer of at least 1"),
+    (wb.warmup.Study, {"warmup_steps": (3,)}, "a trial of 9 steps, but 10 are needed to judge one: raise it to 4"),
+    (wb.warmup.Study, {"cap_frac": 1.5}, "cap_frac=1.5 must be at most 1"),
+    (wb.warmup.Study, {"refine_ratio": 1.0}, "refine_ratio=1.0 must be above 1"),
+    (wb.warmup.Study, {"full_runs": 1}, "full_runs=1 must be an integer of at least 2"),
+    (wb.optimizers.Study, {"optimizers": "adam"}, "must be a list of rules"),
+    (wb.optimizers.Study, {"optimizers": ("adan",)}, "'adan' is no update rule.*adam"),
+    (wb.optimizers.Study, {"seeds": 0}, "seeds=0 must be an integer of at least 1; with 1 or 2 chance is not measured"),
+    (wb.optimizers.Study, {"memory_factor": math.inf}, "memory_factor=inf must be a finite number above 1"),
+    (wb.optimizers.Study, {"sweep": wb.lr_sweep.Study(steps=10)}, "give lrs=... and steps=... to the study"),
+    (wb.optimizers.Study, {"lrs": {"adam": ()}, "optimizers": ("adam",)}, "holds no learning rate"),
+    (wb.optimizers.Study, {"lrs": {"adam": (0.1,)}, "optimizers": ("adam", "sgd")}, "no learning rates for sgd"),
     (
-        wb.OptimizersStudy,
+        wb.optimizers.Study,
         {"lrs": {"adam": (0.1,), "sgd": (1.0,)}, "optimizers": ("adam",)},
         "'sgd', which is not one of",
     ),
-    (wb.InstabilityStudy, {"best_lr": 0.0}, r"best_lr=0\.0 must be a finite number above 0"),
-    (wb.InstabilityStudy, {"confirm_multiples": (5.0, math.nan)}, r"confirm_multiples\[1\]=nan"),
-    (wb.InstabilityStudy, {"fixes": ("warmup", "prayer")}, "may hold 'warmup' and 'clipping', not 'prayer'"),
-    (wb.InstabilityStudy, {"fix_percentile": 101}, "fix_percentile=101 must be above 0 and at most 100"),
-    (wb.InstabilityStudy, {"probe_steps": 0}, "probe_steps=0 must be an integer of at least 1"),
-    (wb.BatchSizeStudy, {"batch_sizes": [0]}, r"batch_sizes\[0\]=0"),
-    (wb.BatchSizeStudy, {"equal": "steps"}, "equal='steps' must name 'steps', 'examples' or both"),
-    (wb.BatchSizeStudy, {"memories": [1.0]}, r"memories\[0\]=1.0 must be at least 0 and below 1"),
-    (wb.BatchSizeStudy, {"finalists": True}, "finalists=True"),
-    (wb.BatchSizeStudy, {"weight_decays": (0.0,)}, r"weight_decays\[0\]=0.0 must be a finite number above 0"),
-    (wb.ComparisonStudy, {"lrs": []}, "at least one"),
-    (wb.ComparisonStudy, {"warmup_steps": True}, "warmup_steps=True must be an integer of at least 1; None takes"),
-    (wb.ComparisonStudy, {"cap_frac": 1.5}, "cap_frac=1.5 must be above 0 and at most 1: 0.1 is a tenth"),
+    (wb.stability.Study, {"best_lr": 0.0}, r"best_lr=0\.0 must be a finite number above 0"),
+    (wb.stability.Study, {"confirm_multiples": (5.0, math.nan)}, r"confirm_multiples\[1\]=nan"),
+    (wb.stability.Study, {"fixes": ("warmup", "prayer")}, "may hold 'warmup' and 'clipping', not 'prayer'"),
+    (wb.stability.Study, {"fix_percentile": 101}, "fix_percentile=101 must be above 0 and at most 100"),
+    (wb.stability.Study, {"probe_steps": 0}, "probe_steps=0 must be an integer of at least 1"),
+    (wb.batch_size.Study, {"batch_sizes": [0]}, r"batch_sizes\[0\]=0"),
+    (wb.batch_size.Study, {"equal": "steps"}, "equal='steps' must name 'steps', 'examples' or both"),
+    (wb.batch_size.Study, {"memories": [1.0]}, r"memories\[0\]=1.0 must be at least 0 and below 1"),
+    (wb.batch_size.Study, {"finalists": True}, "finalists=True"),
+    (wb.batch_size.Study, {"weight_decays": (0.0,)}, r"weight_decays\[0\]=0.0 must be a finite number above 0"),
+    (wb.comparison.Study, {"lrs": []}, "at least one"),
+    (wb.comparison.Study, {"warmup_steps": True}, "warmup_steps=True must be an integer of at least 1; None takes"),
+    (wb.comparison.Study, {"cap_frac": 1.5}, "cap_frac=1.5 must be above 0 and at most 1: 0.1 is a tenth"),
     (Proof, {"seeds": 0}, "seeds=0 must be an integer of at least 1; with 1 nothing is proved"),
     (Proof, {"more_seeds": -1}, "more_seeds=-1 must be an integer of at least 0"),
 ]
@@ -162,5 +166,5 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("study", "fields", "said"), REFUSED)
 def test_a_field_that_makes_no_sense_is_refused(study: Any, fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(wb.UsageError, match=said):
+    with pytest.raises(wb.errors.UsageError, match=said):
         study(**fields)

@@ -44,7 +44,7 @@ GOOD = (short(10, passes=False), short(20, passes=True), full(20, passes=True, t
 
 
 def test_the_shortest_with_its_bracket():
-    finding = wb.diagnose_warmup(study(*GOOD, dropped=[1000]))["warmup.shortest"]
+    finding = wb.warmup.diagnose(study(*GOOD, dropped=[1000]))["warmup.shortest"]
     assert (finding.status, finding.value, finding.unit) == ("ok", 20.0, "steps")
     assert (finding.evidence["passes"], finding.evidence["fails"], finding.evidence["full_trial"]) == (20, 10, 4)
     assert (finding.evidence["lr"], finding.evidence["multiple"]) == pytest.approx((1.0, 10.0))
@@ -56,7 +56,7 @@ def test_the_shortest_with_its_bracket():
 def test_a_later_blow_up_takes_a_length_out():
     tried = [short(10, passes=False), short(20, passes=True), short(80, passes=True)]
     r = study(*tried, full(20, passes=False, total=1000), full(80, passes=True, total=1000))
-    finding = wb.diagnose_warmup(r)["warmup.shortest"]
+    finding = wb.warmup.diagnose(r)["warmup.shortest"]
     assert (finding.value, finding.evidence["fails"]) == (80.0, 20)
 
 
@@ -67,20 +67,20 @@ def test_below_ten_times_there_is_a_warning():
         short(100, passes=True, multiple=4),
         full(100, passes=True, total=1000, multiple=4),
     ]
-    diagnosis = wb.diagnose_warmup(study(*tried))
+    diagnosis = wb.warmup.diagnose(study(*tried))
     finding = diagnosis["warmup.insufficient"]
     assert (finding.status, finding.threshold) == ("warn", 10.0)
     assert finding.value == pytest.approx(4.0)
     assert finding.advice
     assert diagnosis["warmup.shortest"].value == 100.0
-    assert wb.diagnose_warmup(study(*tried), min_multiple=4.0)["warmup.insufficient"].status == "ok"
+    assert wb.warmup.diagnose(study(*tried), min_multiple=4.0)["warmup.insufficient"].status == "ok"
 
 
 @pytest.mark.parametrize(("steps", "status"), [(500, "ok"), (510, "warn"), (1000, "warn")])
 def test_above_five_percent_the_run_has_to_grow(steps, status):
     """F3.14: 5.0 % gives no notice, 5.1 % does. F3.13: 10,000 + 1,000 = 11,000."""
     r = study(short(steps, passes=True), full(steps, passes=True, total=10_000), total=10_000)
-    finding = wb.diagnose_warmup(r)["warmup.lengthen"]
+    finding = wb.warmup.diagnose(r)["warmup.lengthen"]
     assert (finding.status, finding.value) == (status, steps / 10_000)
     assert finding.evidence["proposed_total_steps"] == 10_000 + steps
     if steps == 1000:
@@ -91,9 +91,9 @@ def test_above_five_percent_the_run_has_to_grow(steps, status):
 @pytest.mark.parametrize(("steps", "status"), [(99, "ok"), (100, "ok"), (101, "warn")])
 def test_the_cap_refers_to_the_baselines_steps(steps, status):
     r = study(short(steps, passes=True), full(steps, passes=True, total=1000), cap=300)
-    finding = wb.diagnose_warmup(r)["warmup.over_cap"]
+    finding = wb.warmup.diagnose(r)["warmup.over_cap"]
     assert (finding.status, finding.value) == (status, steps / 1000)
-    assert wb.diagnose_warmup(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
+    assert wb.warmup.diagnose(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
 
 
 def test_a_warmup_that_the_baseline_has_already_counts():
@@ -104,10 +104,10 @@ def test_a_warmup_that_the_baseline_has_already_counts():
         trial(falling(1030), 1.0, stage="warmup_full", warmup_steps=60, total_steps=1030),
     ]
     facts = {"warmup": {"unstable_lr": UNSTABLE, "cap": 70}}
-    diagnosis = wb.diagnose_warmup(record([*without, *tried], total_steps=1000, peak_lr=0.02, facts=facts, **own))
+    diagnosis = wb.warmup.diagnose(record([*without, *tried], total_steps=1000, peak_lr=0.02, facts=facts, **own))
     assert diagnosis["warmup.shortest"].value == 30.0, "what is prepended"
     assert diagnosis["warmup.over_cap"].value == pytest.approx(0.06), "the ramp as a whole"
-    alone = wb.diagnose_warmup(record(without, total_steps=1000, peak_lr=0.02, warmup_steps=300))["warmup.over_cap"]
+    alone = wb.warmup.diagnose(record(without, total_steps=1000, peak_lr=0.02, warmup_steps=300))["warmup.over_cap"]
     assert (alone.status, alone.value) == ("warn", 0.3)
 
 
@@ -118,10 +118,10 @@ def test_the_run_with_warmup_meets_the_baseline_by_selected_checkpoints():
     rows += evaluations(4, [0, 400, 600, 1020], [2.3, 0.3, 0.2, 0.5], split="validation")
     rows += evaluations(5, [0, 400, 600, 1080], [2.3, 0.25, 0.21, 0.1], split="validation")
     longer = full(80, passes=True, total=1000)
-    better = wb.diagnose_warmup(study(*GOOD, longer, evals=rows))["warmup.shortest"]
+    better = wb.warmup.diagnose(study(*GOOD, longer, evals=rows))["warmup.shortest"]
     assert better.value == 20.0
     assert "warmup over 80 steps" in better.evidence["comparison"]["candidate"], "the shortest is not always the best"
-    found = wb.diagnose_warmup(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
+    found = wb.warmup.diagnose(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
     assert (found["baseline"]["best_step"], found["baseline"]["validation/loss"]) == (600, 0.4)
     assert (found["recommended"]["best_step"], found["recommended"]["validation/loss"]) == (600, 0.2)
 
@@ -158,7 +158,7 @@ def signed(trials, edge, confirm):
     (record(FAR, total_steps=TOTAL), "not_measured", "lacks the sweep and the runs"),
 ], ids=["edge", "rise", "both", "neither", "a rise in the sweep", "steady in the sweep", "no confirmation", "too coarse", "no unstable lr"])  # fmt: skip
 def test_a_warmup_is_called_for_by_two_signs(r, status, said):
-    finding = wb.diagnose_warmup(r)["warmup.needed"]
+    finding = wb.warmup.diagnose(r)["warmup.needed"]
     assert finding.status == status
     assert said in finding.summary
     assert bool(finding.advice) == (status == "warn")
@@ -180,7 +180,7 @@ def own_warmup(share, *, lost):
     ("share", "lost", "status"), [(0.25, 0.0, "ok"), (0.25, 0.3, "warn"), (0.9, 0.0, "warn"), (0.9, 0.3, "warn")]
 )
 def test_what_the_baselines_own_warmup_costs_decides_unless_it_is_most_of_the_run(share, lost, status):
-    assert wb.diagnose_warmup(own_warmup(share, lost=lost))["warmup.over_cap"].status == status
+    assert wb.warmup.diagnose(own_warmup(share, lost=lost))["warmup.over_cap"].status == status
 
 
 @pytest.mark.parametrize(("rise", "status"), [(1.0, "warn"), (0.3, "ok")])
@@ -189,7 +189,7 @@ def test_a_schedule_that_rises_all_the_way_is_a_warmup(rise, status):
     lr = 0.02 * np.minimum(np.arange(200) / (200 * rise), 1.0)
     r = record([trial(falling(200), 0.02, stage="baseline", columns={"lr": lr})], total_steps=200, peak_lr=0.02)
     r.config["schedule"] = "mine:ramp#00000000"
-    assert wb.diagnose_warmup(r)["warmup.over_cap"].status == status
+    assert wb.warmup.diagnose(r)["warmup.over_cap"].status == status
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_nearest_is_by_ratio_of_the_lr_and_then_by_length(
     steps: int, lr: float, nearest: tuple[int, float]
 ) -> None:
     made = study(*GOOD, short(40, passes=True, multiple=20.0))
-    found = warmup_choice(made, wb.diagnose_warmup(made), steps=steps, lr=lr).nearest
+    found = warmup_choice(made, wb.warmup.diagnose(made), steps=steps, lr=lr).nearest
     assert found is not None
     assert (found.steps, found.lr) == nearest
 

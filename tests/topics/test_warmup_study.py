@@ -36,10 +36,10 @@ def shortest(multiple: float, total: int, **more: Any) -> int:
 
 
 def run(workload: wb.Workload, out: Path, **settings: Any) -> tuple[wb.Diagnosis, wb.StudyRecord]:
-    record = wb.WarmupStudy(**({"unstable_base_learning_rate": EDGE} | settings)).run(
+    record = wb.warmup.Study(**({"unstable_base_learning_rate": EDGE} | settings)).run(
         workload, wb.Trainer(device="cpu"), out=out
     )
-    return wb.diagnose_warmup(record), record
+    return wb.warmup.diagnose(record), record
 
 
 def stages(record: wb.StudyRecord) -> list[str]:
@@ -73,7 +73,7 @@ def test_the_trials_are_what_the_playbook_asks_for(tmp_path: Path) -> None:
     (full,) = record.trials.query("stage == 'warmup_full'").to_dict("records")
     assert full["total_steps"] == 400 + full["warmup_steps"]
     lr = record.trial(full["trial"]).steps["lr"].to_numpy()
-    before = wb.lr_values(workload.config.replace(peak_lr=10 * EDGE))
+    before = wb.schedules.lr_values(workload.config.replace(peak_lr=10 * EDGE))
     assert lr[full["warmup_steps"] :] == pytest.approx(before, rel=1e-6), "the schedule of before, untouched (F3.11)"
     assert diagnosis["warmup.shortest"].evidence["total_steps"] == full["total_steps"]
 
@@ -81,7 +81,7 @@ def test_the_trials_are_what_the_playbook_asks_for(tmp_path: Path) -> None:
 def test_it_stops_early_where_neither_sign_holds(tmp_path: Path) -> None:
     """Gradient noise makes a small lr the best one, far below the edge at 2, and ten times it still trains."""
     workload = quadratic(dimension=2, condition=2.0, noise=0.3, total_steps=200)
-    first = wb.InstabilityStudy(probe_steps=20, sweep=wb.LRSweep(lrs=(0.05, 0.1, 0.5, 1.0, 1.8, 2.5)))
+    first = wb.stability.Study(probe_steps=20, sweep=wb.lr_sweep.Study(lrs=(0.05, 0.1, 0.5, 1.0, 1.8, 2.5)))
     diagnosis, record = run(workload, tmp_path / "s", unstable_base_learning_rate=None, instability=first)
     assert diagnosis["warmup.needed"].status == "ok"
     assert not set(stages(record)) & {"warmup", "warmup_full"}
@@ -90,8 +90,8 @@ def test_it_stops_early_where_neither_sign_holds(tmp_path: Path) -> None:
 
 
 def test_it_finds_the_unstable_lr_by_itself_and_goes_on_at_the_edge(tmp_path: Path) -> None:
-    sweep = wb.LRSweep(lrs=(EDGE / 4, EDGE / 2, 0.95 * EDGE, 1.05 * EDGE))
-    first = wb.InstabilityStudy(probe_steps=20, sweep=sweep)
+    sweep = wb.lr_sweep.Study(lrs=(EDGE / 4, EDGE / 2, 0.95 * EDGE, 1.05 * EDGE))
+    first = wb.stability.Study(probe_steps=20, sweep=sweep)
     diagnosis, record = run(valley(), tmp_path / "s", unstable_base_learning_rate=None, instability=first)
     assert record.facts["warmup"]["source"] == "record"
     assert record.facts["warmup"]["unstable_lr"] == pytest.approx(EDGE, rel=0.06)

@@ -110,11 +110,11 @@ def test_a_checkpoint_of_many_hosts_shows_whose_statistics_it_holds(together: Pa
     assert best.checkpoint is not None
     model, stored = normalised().build_model().double(), load_checkpoint(best.checkpoint)
     codes = ("rank_local", "first_device_ema", "variance_of_means")
-    found = wb.diagnose_batch_norm(wb.audit_batch_norm(model, checkpoint=best.checkpoint))
+    found = wb.batch_norm.diagnose(wb.batch_norm.audit(model, checkpoint=best.checkpoint))
     assert [found[f"batch_norm.{code}"].status for code in codes] == ["ok"] * 3
     first = {n.removeprefix("statistics/"): t for n, t in stored.trainer.items() if n.startswith("statistics/")}
     planted = save_checkpoint(tmp_path, stored._replace(model=stored.model | first))
-    found = wb.diagnose_batch_norm(wb.audit_batch_norm(model, checkpoint=planted))
+    found = wb.batch_norm.diagnose(wb.batch_norm.audit(model, checkpoint=planted))
     assert [found[f"batch_norm.{code}"].status for code in codes[:2]] == ["warn", "warn"]
 
 

@@ -121,7 +121,7 @@ def test_alone_it_is_batch_norm_and_its_state_fits_torch() -> None:
         layer, x, _ = whole_batch(kind, 7)
         expected = layer(x)
         ours, x, _ = whole_batch(kind, 7)
-        ours = wb.synchronise_batch_norm(ours)
+        ours = wb.batch_norm.synchronise(ours)
         torch.testing.assert_close(ours(x), expected, **EXACT)
         for name, value in layer.state_dict().items():
             torch.testing.assert_close(ours.state_dict()[name], value, **EXACT)
@@ -130,7 +130,7 @@ def test_alone_it_is_batch_norm_and_its_state_fits_torch() -> None:
 
 
 def test_a_batch_that_is_not_larger_than_its_statistic_draws_nothing() -> None:
-    layer, state = wb.synchronise_batch_norm(wb.ghost_batch_norm(nn.BatchNorm1d(3), 8)), torch.get_rng_state()
+    layer, state = wb.batch_norm.synchronise(wb.batch_norm.ghost(nn.BatchNorm1d(3), 8)), torch.get_rng_state()
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(layer(x), nn.BatchNorm1d(3)(x))
     assert torch.equal(state, torch.get_rng_state())
@@ -140,39 +140,39 @@ def test_a_batch_that_is_not_larger_than_its_statistic_draws_nothing() -> None:
 
 def test_a_model_is_converted_in_one_line() -> None:
     model = nn.Sequential(
-        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Sequential(wb.ghost_batch_norm(nn.BatchNorm2d(2), 5))
+        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Sequential(wb.batch_norm.ghost(nn.BatchNorm2d(2), 5))
     )
     parameters, names = list(model.parameters()), list(model.state_dict())
-    model = wb.synchronise_batch_norm(model)  # type: ignore[assignment]
+    model = wb.batch_norm.synchronise(model)  # type: ignore[assignment]
     layers = [module for module in model.modules() if isinstance(module, SynchronisedBatchNorm)]
     assert [layer.stat_examples for layer in layers] == [None, 5]
     assert list(model.state_dict()) == names
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    again = wb.synchronise_batch_norm(model)
+    again = wb.batch_norm.synchronise(model)
     assert [m.stat_examples for m in again.modules() if isinstance(m, SynchronisedBatchNorm)] == [None, 5]
     plain = nn.Linear(2, 2)
-    assert wb.synchronise_batch_norm(plain) is plain
+    assert wb.batch_norm.synchronise(plain) is plain
 
 
 def test_alone_merging_changes_nothing() -> None:
     layer = nn.BatchNorm1d(3)
     layer(torch.randn(8, 3))
     before = {name: t.clone() for name, t in layer.state_dict().items()}
-    found = wb.merge_running_statistics(layer)
-    with wb.merged_running_statistics(layer):
+    found = wb.batch_norm.merge_running_statistics(layer)
+    with wb.batch_norm.merged_running_statistics(layer):
         pass
     assert found[""].mean.shape == (1, 3)
     assert found[""].batches.tolist() == [1.0]
     assert all(torch.equal(before[name], t) for name, t in layer.state_dict().items())
-    assert wb.gather_running_statistics(nn.Linear(2, 2)) == {}
-    assert wb.gather_running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == {}
+    assert wb.batch_norm.gather_running_statistics(nn.Linear(2, 2)) == {}
+    assert wb.batch_norm.gather_running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == {}
 
 
 def test_a_wrapper_around_one_process_copies_nothing(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         wrapped = DistributedDataParallel(small_net())
-        found = wb.diagnose_batch_norm(wb.audit_batch_norm(wrapped, checkpoint=wrapped.state_dict()))
+        found = wb.batch_norm.diagnose(wb.batch_norm.audit(wrapped, checkpoint=wrapped.state_dict()))
     finally:
         dist.destroy_process_group()
     assert found["batch_norm.first_device_ema"].status == "not_measured"
@@ -183,25 +183,25 @@ def test_what_cannot_be_synchronised_or_merged_says_why(monkeypatch: pytest.Monk
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return torch.relu(super().forward(input))
 
-    layer = wb.synchronise_batch_norm(nn.BatchNorm1d(2))
+    layer = wb.batch_norm.synchronise(nn.BatchNorm1d(2))
     for call, error, message in (
-        (lambda: wb.merge_running_statistics(nn.BatchNorm1d(2), how="mean"), UsageError, "how='mean' must be 'merge' or 'average'"),  # type: ignore[arg-type]
-        (lambda: wb.merge_running_statistics(nn.BatchNorm1d(2), examples=-1), UsageError, "examples=-1 must be finite"),
+        (lambda: wb.batch_norm.merge_running_statistics(nn.BatchNorm1d(2), how="mean"), UsageError, "how='mean' must be 'merge' or 'average'"),  # type: ignore[arg-type]
+        (lambda: wb.batch_norm.merge_running_statistics(nn.BatchNorm1d(2), examples=-1), UsageError, "examples=-1 must be finite"),
         (lambda: layer(torch.zeros(1, 2)), ValueError, "Expected more than 1 value per channel"),
         (lambda: layer(torch.zeros(4, 3)), ValueError, r"expected an input of shape \(examples, 2"),
-        (lambda: wb.synchronise_batch_norm(WithActivation(2)), ConfigError, "WithActivation has a forward of its own"),
-        (lambda: wb.synchronise_batch_norm(nn.LazyBatchNorm1d()), ConfigError, "does not know its channels yet"),
+        (lambda: wb.batch_norm.synchronise(WithActivation(2)), ConfigError, "WithActivation has a forward of its own"),
+        (lambda: wb.batch_norm.synchronise(nn.LazyBatchNorm1d()), ConfigError, "does not know its channels yet"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
     monkeypatch.setenv("WORLD_SIZE", "4")
-    for call in (lambda: layer(torch.randn(4, 2)), lambda: wb.merge_running_statistics(nn.BatchNorm1d(2))):
+    for call in (lambda: layer(torch.randn(4, 2)), lambda: wb.batch_norm.merge_running_statistics(nn.BatchNorm1d(2))):
         with pytest.raises(UsageError, match="WORLD_SIZE=4, but the process group is not initialised"):
             call()
 
 
 def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = wb.synchronise_batch_norm(nn.BatchNorm1d(2)), torch.randn(4, 2)
+    layer, x = wb.batch_norm.synchronise(nn.BatchNorm1d(2)), torch.randn(4, 2)
     monkeypatch.setattr("workbench.train.distributed.batch_norm.place", lambda _: (0, 2))
     with Recorder() as recorder:
         recorder.placeholder("x", x)
@@ -213,7 +213,7 @@ def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.Monkey
 
 
 def test_the_spread_of_the_means_is_part_of_the_variance() -> None:
-    found = wb.merge_statistics([-3, -1, 1, 3], [1, 1, 1, 1])
+    found = wb.batch_norm.merge_statistics([-3, -1, 1, 3], [1, 1, 1, 1])
     assert (found.mean, found.variance, found.average_variance, found.spread) == (0.0, 6.0, 1.0, 5.0)
 
 
@@ -222,7 +222,7 @@ def test_groups_of_any_size_give_the_statistics_of_all_their_examples(sizes: tup
     rng = np.random.default_rng(0)
     groups = [rng.normal(3 * i, 1 + i, size=(n, 4)) for i, n in enumerate(sizes)]
     means, variances = (np.array([f(g) if len(g) else np.full(4, np.nan) for g in groups]) for f in (_mean, _var))
-    found, whole = wb.merge_statistics(means, variances, sizes), np.concatenate(groups)
+    found, whole = wb.batch_norm.merge_statistics(means, variances, sizes), np.concatenate(groups)
     np.testing.assert_allclose(found.mean, whole.mean(0), rtol=1e-12)
     np.testing.assert_allclose(found.variance, whole.var(0), rtol=1e-12)
     np.testing.assert_allclose(found.average_variance + found.spread, found.variance, rtol=1e-12)
@@ -249,4 +249,4 @@ def _var(group: np.ndarray) -> np.ndarray:
 )
 def test_shapes_and_counts_are_checked(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        wb.merge_statistics(*arguments)  # type: ignore[arg-type]
+        wb.batch_norm.merge_statistics(*arguments)  # type: ignore[arg-type]

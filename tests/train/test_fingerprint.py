@@ -61,7 +61,7 @@ def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    class Breaks(wb.Hook):
+    class Breaks(wb.hooks.Hook):
         def on_step(self, step: object) -> None:
             if step.index == 20:
                 raise KeyboardInterrupt

@@ -95,8 +95,8 @@ FRESH = """
 import json, sys
 import workbench as wb
 workload = wb.load_workload("digits_mlp")
-model = wb.load_trained(workload, sys.argv[1])
-print(json.dumps({e.metric: e.value for e in wb.evaluate(workload, model, batch_size=int(sys.argv[2]))}))
+model = wb.checkpoints.load_trained(workload, sys.argv[1])
+print(json.dumps({e.metric: e.value for e in wb.evaluation.evaluate(workload, model, batch_size=int(sys.argv[2]))}))
 """
 
 

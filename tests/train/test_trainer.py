@@ -381,7 +381,7 @@ class Forges(Hook):
 
 @pytest.mark.parametrize(("call", "error", "said"), [
     (lambda out: Trainer(hooks=[Forges()]).run(small_workload(), out=out), TypeError, "does not support item assignment"),
-    (lambda out: Trainer(hooks=[print]), ConfigError, "hooks must hold workbench.Hook"),
+    (lambda out: Trainer(hooks=[print]), ConfigError, "hooks must hold workbench.hooks.Hook"),
     (lambda out: Norms(every=0), ConfigError, "every=0 must be an integer of at least 1: measure"),
     (lambda out: Trainer(gradients="fast"), ConfigError, "gradients='fast'"),
     (lambda out: Trainer(memory_gb=0), ConfigError, "memory_gb=0 must be above 0"),
