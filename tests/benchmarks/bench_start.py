@@ -18,7 +18,7 @@ CODE = {
     "python": "pass",
     "import torch": "import torch",
     "import workbench": "import workbench",
-    "from workbench import Trainer, LRSweep": "from workbench import Trainer, LRSweep",
+    "from workbench import Trainer": "from workbench import Trainer",
     "workbench --help": "from workbench.cli import main; raise SystemExit(main(['--help']))",
 }
 
@@ -34,7 +34,7 @@ def start() -> None:
     bare = median(seconds["python"])
     for name, values in seconds.items():
         print(f"{name:<42} {median(values) - bare:.3f} s beyond a bare interpreter")
-    both = ratio(seconds["from workbench import Trainer, LRSweep"], seconds["import torch"])
+    both = ratio(seconds["from workbench import Trainer"], seconds["import torch"])
     print(f"from workbench import ... / import torch   {both}   budget 1.5")
 
 

@@ -67,6 +67,12 @@ def moved() -> Iterator[dict[str, Any]]:
     ipywidgets.Widget.close_all()
 
 
+BUILT = {
+    found.__name__: found for name in wb.__all__ if (found := getattr(getattr(wb, name), "panel", None)) is not None
+}
+"""Every panel of a question."""
+
+
 def made(name: str, *, live: bool) -> Any:
     make, record = PANELS[name]
     return make(record, live=live)
@@ -78,8 +84,7 @@ def inside(widget: Any) -> list[Any]:
 
 
 def test_all_panels_are_here() -> None:
-    built = {name for name in wb.__all__ if name.endswith("_panel")}
-    assert built - {"curves_panel", "studies_panel"} == set(PANELS)
+    assert set(BUILT) == set(PANELS)
 
 
 @every_panel
@@ -154,7 +159,7 @@ def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) 
             wb.batch_norm.panel(None)
         return
     with pytest.raises(UsageError, match=f"{name} takes .*, not {type(given).__name__}"):
-        getattr(wb, name)(given)
+        (BUILT | {"curves_panel": wb.curves_panel})[name](given)
 
 
 def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
