@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import workbench as plots
+import workbench as wb
 from tests.helpers.evaluations import predicted
 from tests.helpers.records import LRS, one_trial, study
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
@@ -31,9 +31,9 @@ def labels(ax: Axes) -> list[str]:
 @pytest.mark.parametrize(
     ("draw", "label", "x"),
     [
-        (lambda mark, ax: plots.plot_lr_sweep(study(), mark=mark, ax=ax), "lr 0.04", 0.04),
-        (lambda mark, ax: plots.plot_batch_norm(norms({8: [0.6, 0.7], None: [0.5, 0.5]}), mark=mark, ax=ax), "32 examples", 32),
-        (lambda mark, ax: plots.plot_predictions(predicted(), 3, step=mark, ax=ax), "step 20", 20),
+        (lambda mark, ax: wb.lr_sweep.plot(study(), mark=mark, ax=ax), "lr 0.04", 0.04),
+        (lambda mark, ax: wb.batch_norm.plot(norms({8: [0.6, 0.7], None: [0.5, 0.5]}), mark=mark, ax=ax), "32 examples", 32),
+        (lambda mark, ax: wb.predictions.plot(predicted(), 3, step=mark, ax=ax), "step 20", 20),
     ],
 )  # fmt: skip
 def test_a_mark_is_one_line_where_it_was_asked_for(draw: Callable[..., Axes], label: str, x: float) -> None:
@@ -45,7 +45,7 @@ def test_a_mark_is_one_line_where_it_was_asked_for(draw: Callable[..., Axes], la
 
 
 def test_one_curve_lies_over_the_others() -> None:
-    ax = plots.plot_loss_curves(study(), lrs=LRS, mark=0.04, ax=blank())
+    ax = wb.lr_sweep.plot_loss_curves(study(), lrs=LRS, mark=0.04, ax=blank())
     assert labels(ax) == ["lr 0.04"]
     (front,) = [line for line in ax.lines if line.get_label() == "lr 0.04"]
     behind = [line for line in ax.lines if line.get_label() == "_behind"]
@@ -55,7 +55,7 @@ def test_one_curve_lies_over_the_others() -> None:
 
 def test_clipped_steps_are_marked_at_their_norms() -> None:
     norms_ = np.random.default_rng(0).lognormal(size=200)
-    ax = plots.plot_grad_norm(one_trial(norms_), percentile=90.0, ax=blank())
+    ax = wb.clipping.plot_grad_norm(one_trial(norms_), percentile=90.0, ax=blank())
     (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
     limit = np.percentile(norms_[20:], 90)
     assert np.asarray(dots.get_xdata()).tolist() == np.flatnonzero(norms_ > limit).tolist()
@@ -64,13 +64,13 @@ def test_clipped_steps_are_marked_at_their_norms() -> None:
 
 def test_a_rule_of_ones_own_is_the_first_bar() -> None:
     made = evaluated([overfitted(seed=0, noise=0.2)])
-    ax = plots.plot_early_stopping(made, stopped=stop_with_patience(made, 2), ax=blank())
+    ax = wb.checkpoints.plot_early_stopping(made, stopped=stop_with_patience(made, 2), ax=blank())
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names[0] == "▶ asked for"
     (said,) = ax.texts
     assert said.get_text().startswith("patience 2 saves ")
-    assert len(names) == 1 + len(plots.plot_early_stopping(made, ax=blank()).get_yticklabels())
-    again = plots.plot_early_stopping(made, stopped=stop_with_patience(made, 3), ax=blank())
+    assert len(names) == 1 + len(wb.checkpoints.plot_early_stopping(made, ax=blank()).get_yticklabels())
+    again = wb.checkpoints.plot_early_stopping(made, stopped=stop_with_patience(made, 3), ax=blank())
     assert not [label for label in again.get_yticklabels() if "patience 3\n" in label.get_text()], (
         "no rule is there twice"
     )

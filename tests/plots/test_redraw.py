@@ -14,7 +14,7 @@ from matplotlib import image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import workbench as plots
+import workbench as wb
 from tests.helpers.panels import pixels
 from tests.helpers.records import diagnosis, study
 from tests.helpers.server_facts import facts, served
@@ -25,10 +25,10 @@ from workbench.plots.style import house_style, not_measured
 SIZE = (4.9, 3.9)
 CURVES = evaluated([overfitted(seed=k) for k in range(2)])
 FIGURES: dict[str, Draw] = {
-    "two logarithmic axes": lambda ax: plots.plot_lr_sweep(study(), diagnosis(), ax=ax),
-    "text as ticks, upside down": lambda ax: plots.plot_early_stopping(CURVES, ax=ax),
-    "shares": lambda ax: plots.plot_checkpoints(CURVES, ax=ax),
-    "a legend below": lambda ax: plots.plot_server_load(served(facts()), ax=ax),
+    "two logarithmic axes": lambda ax: wb.lr_sweep.plot(study(), diagnosis(), ax=ax),
+    "text as ticks, upside down": lambda ax: wb.checkpoints.plot_early_stopping(CURVES, ax=ax),
+    "shares": lambda ax: wb.checkpoints.plot(CURVES, ax=ax),
+    "a legend below": lambda ax: wb.ps.plot(served(facts()), ax=ax),
     "nothing": lambda ax: not_measured(ax, "nobody looked"),
     "values on either side of 0": lambda ax: ax.set_yscale("symlog", linthresh=1) or ax.plot([-50, 0.1, 900]),
     "an offset": lambda ax: ax.plot([1e9, 1e9 + 3]),
