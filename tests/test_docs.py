@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import workbench.topics
 from tests.helpers.records import empty
 from workbench import cli
 from workbench.findings.diagnosis import Finding
@@ -213,3 +214,28 @@ def test_the_page_of_codes_has_the_clause_that_a_finding_names() -> None:
     for finding in findings:
         assert set(CLAUSE.findall(finding.clause or "")) <= set(CLAUSE.findall(rows[finding.code])), finding.code
         assert finding.clause, finding.code
+
+
+def test_the_worked_example_of_a_new_question_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of CONTRIBUTING, written where a contributor would: a study, its verdict and its figure come out."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    files = re.findall(r"\*\*`(\w+\.py)`\*\*.*?```python\n(.*?)```", page, re.DOTALL)
+    assert [name for name, _ in files] == ["diagnose.py", "study.py", "figures.py", "topic.py"]
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    for name, source in [("__init__.py", ""), *files]:
+        (folder / name).write_text(source)
+    monkeypatch.setattr(workbench.topics, "__path__", [*workbench.topics.__path__, str(tmp_path)])
+    make = importlib.import_module("workbench.topics.weights.study").WeightsStudy
+    topic = importlib.import_module("workbench.topics.weights.topic").TOPIC
+    workload, diagnose = workbench.load_workload("digits_mlp"), topic.studies["weights"].diagnose
+    short = make(steps=10).run(workload, out=tmp_path / "short")
+    assert diagnose(short)["weights.growth"].status == "not_measured", "one norm of each run is too few"
+    record = make(steps=60).run(workload, out=tmp_path / "study")
+    found = diagnose(record)
+    assert len(record.trials) == 2
+    assert found["weights.growth"].status == "ok"
+    norms = record.steps.dropna(subset="param_norm").groupby("trial")["param_norm"]
+    assert found["weights.growth"].value == pytest.approx((norms.last() / norms.first()).max())
+    assert diagnose(record, most_ratio=1.0)["weights.growth"].status == "warn"
+    assert len(topic.figures[0].draw(record, found).lines) == 2
