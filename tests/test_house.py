@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,20 @@ def test_a_question_has_a_verdict_and_a_figure() -> None:
 def test_the_registry_has_every_question_that_has_something_to_show() -> None:
     declared = {path.parent.name for path in (ROOT / "workbench" / "topics").glob("*/topic.py")}
     assert sorted(topic.name for topic in TOPICS) == sorted(declared)
+
+
+LONGEST, MOST_FILES = 460, 25
+"""Lines of a file, and files of a folder: what there is today; the aim is 400 and 15."""
+
+
+def test_files_and_folders_stay_small_enough_to_read() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "workbench").rglob("*.py")}
+    folders = Counter(path.parent for path in lengths)
+    print(
+        f"{sum(lengths.values()):,} lines in {len(lengths)} files; longest {max(lengths.values())}, fullest folder {max(folders.values())}"
+    )
+    assert [str(path) for path, lines in lengths.items() if lines > LONGEST] == []
+    assert [str(path) for path, files in folders.items() if files > MOST_FILES] == []
 
 
 def _topics() -> Iterator[Path]:
