@@ -94,7 +94,6 @@ def rebuild(root: str | Path = "runs", *, ledger: str | None = None, wait_s: flo
     Args:
         root: folder of the studies.
         ledger: address, see `push`.
-        wait_s: see `push`.
 
     Raises:
         RecordError: there is no such folder, or the ledger is out of reach or locked; then it stays as it is.

@@ -86,10 +86,6 @@ def export_studies(
 def set_note(path: str | Path, note: str) -> str:
     """Write another note into a study's folder, and into its ledger; return it as it was written, on one line.
 
-    Args:
-        path: the study's folder.
-        note: a short description.
-
     Raises:
         UsageError: the note is empty (P5.4).
         RecordError: there is no study, it is damaged or of a newer version, another process is writing it, or it cannot be

@@ -212,7 +212,6 @@ def check_values(declared: Iterable[NotebookParameter], given: Mapping[str, Any]
     A parameter of such a name whose default is none of the known values has another meaning, and is left alone.
 
     Args:
-        declared: the notebook's parameters.
         given: values by name, of the declared types.
         cwd: folder that the notebook runs in, where the file of a workload is looked up.
 
@@ -285,7 +284,6 @@ def parse_sweeps(declared: Sequence[NotebookParameter], texts: Iterable[str]) ->
     """Return the grid of all sweeps, the last one fastest: one dictionary of values a run.
 
     Args:
-        declared: the notebook's parameters.
         texts: `name=v1,v2,...` each. Values are told apart by commas outside brackets and quotes. Those of a parameter that takes
             a list stand in brackets, `lrs=[0.1],[0.1,0.2]`: otherwise nobody knows whether two runs or one list of two are meant.
 

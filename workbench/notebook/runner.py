@@ -201,7 +201,6 @@ def read_verdict(path: str | Path, *, required: bool = True) -> list[dict[str, A
     """Return every diagnosis that an executed notebook shows, in order; the dictionaries of `diagnosis.json`.
 
     Args:
-        path: an executed notebook.
         required: whether a notebook without a verdict is an error.
 
     Raises:

@@ -171,7 +171,6 @@ class RayCluster:
         """Ask for a process of its own that holds `kind(*arguments)`; it starts as soon as there is room for it.
 
         Args:
-            kind: a class of an importable module.
             arguments: for it.
             cpus: to reserve.
             gpus: to reserve; the process sees no others.
@@ -233,7 +232,6 @@ class RayCluster:
         """Return the answer to a call; what the method raised is raised here.
 
         Args:
-            call: what `call` returned.
             timeout_s: None waits for ever.
 
         Raises:

@@ -64,9 +64,7 @@ class RayNode:
 
         Args:
             head: host and port where it was started.
-            host: an address of this machine.
             port: to listen on.
-            resource: what this machine offers one of.
             wait_s: for the cluster to begin.
 
         Raises:

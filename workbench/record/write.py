@@ -72,14 +72,10 @@ class StudyWriter:
 
         Args:
             path: the folder; None is the one under `runs/` in which this very study was left unfinished, or a new one.
-            kind: the study's stem.
             workload: name of the workload.
             config: its config as plain values.
-            settings: the study's own arguments.
             name: of the study; None is the folder's.
             note: a short description; None writes one.
-            command: what reproduces it.
-            call: the same as a Python expression.
             when_closed: called with the folder when all of it is written, before another process may write it.
 
         Raises:

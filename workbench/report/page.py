@@ -30,8 +30,6 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
     """Write the report, and its figures as SVG files into `figures/` beside it; return the report's path.
 
     Args:
-        record: a `StudyRecord` or `TrialRecord`.
-        diagnosis: what was found in it.
         path: the HTML file, or a folder, in which it becomes `report.html`.
 
     Raises:

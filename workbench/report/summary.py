@@ -26,8 +26,6 @@ def summarise(record: Any, diagnosis: Diagnosis, *, width: int = 110) -> str:
     A line that has nothing to say is left out, but for what was trained and what was found.
 
     Args:
-        record: a study or a single trial.
-        diagnosis: of this record.
         width: columns after which a line is continued below itself.
     """
     rows = summary_rows(record, diagnosis)

@@ -51,7 +51,6 @@ class Study(ABC):
         """Run the study and return its record; the same call again goes on where it was.
 
         Args:
-            workload: what to train.
             trainer: None is the local `Trainer`.
             executor: where trials run: "local" is this process, "ray" a cluster.
             out: the study's folder; None is the one under `runs/` in which this very study was interrupted, or a new one.

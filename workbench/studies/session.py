@@ -76,8 +76,6 @@ class Session:
         """Run trials that do not depend on each other, and return their records in the order of `configs`.
 
         Args:
-            configs: of the trials.
-            stage: what they are for.
             trainer: None is the study's.
         """
         if not configs:
@@ -157,7 +155,6 @@ def open_session(
     """Open a study's folder for `workload`, checked before anything is written, and close it afterwards.
 
     Args:
-        workload: what to train.
         stem: the study's kind, part of the default folder's name.
         settings: the study's own arguments; another value in the same folder is an error.
         steps: length of a trial; None is the baseline's `total_steps`.

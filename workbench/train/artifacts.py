@@ -30,7 +30,6 @@ def load_trained(workload: Workload, checkpoint: str | Path | TrialRecord, *, de
     Evaluated with the config's precision it gives the metric that was logged.
 
     Args:
-        workload: what was trained.
         checkpoint: folder of the checkpoint, or a trial, whose best one is taken (P4.5).
         device: where to put it.
 

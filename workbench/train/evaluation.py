@@ -117,12 +117,9 @@ def values_each(
     """Return for each model loss and metrics of every example and the weights, each (examples,) in float64 on the host.
 
     Args:
-        workload: what is evaluated.
         models: on `device`; each batch is loaded and moved once for all of them.
-        split: of the data.
         batch_size: examples in a batch.
         device: where to compute.
-        precision: of the config.
         within: the context in which a model is called, by its place.
         tracked: takes what is said of the examples that it tracks.
         diverged: asked where forward, loss or a metric raises, by the model's place, the error, the batch and its examples:

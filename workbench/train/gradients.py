@@ -64,8 +64,6 @@ class LoopGradients:
     """Plain autograd, one lane after the other: for every model, and the measure of every other way.
 
     Args:
-        workload: what is trained.
-        stack: the lanes.
         share: batches are this host's share of those of many, in which no example need count.
         excused: asked where a lane's forward or loss raises, though its numbers are finite; a lane that is excused, or whose
             numbers are not, has NaN as its loss and gradient.

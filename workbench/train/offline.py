@@ -130,11 +130,9 @@ def serve_requests(
     `max_wait_s`. A request counts once its label is there.
 
     Args:
-        workload: what was trained.
         trial: whose checkpoint serves.
         requests: (time in seconds, index of an example of the split) in the order of time.
         step: of the checkpoint; None is the best one (P4.5).
-        split: what the requests ask for.
         max_batch: requests served together, at most.
         max_wait_s: that a request waits for others.
         label_delay_s: from a request to its label.

@@ -144,7 +144,6 @@ class Trainer:
         """Train `workload` once and return its record; the same call again resumes an unfinished run.
 
         Args:
-            workload: what to train.
             config: how; None is the workload's baseline.
             out: the study's folder; None is the one under `runs/` in which this very run was interrupted, or a new one.
             name: name of the study; None is the folder's.

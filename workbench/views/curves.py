@@ -28,7 +28,6 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
     values kept. The panel shows what the record has read; of a study that still runs, open it again for newer rows.
 
     Args:
-        record: a study or a single trial.
         live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
 
     Returns:

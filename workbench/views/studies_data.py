@@ -199,7 +199,6 @@ def side(path: str | Path, trial: int | None = None) -> Side:
     """Read one side.
 
     Args:
-        path: the study's folder.
         trial: number of a trial; None takes the study's best one.
 
     Raises:

@@ -78,10 +78,8 @@ def quadratic(
             gradient: the same everywhere. 0 makes all examples equal.
         num_examples: None is 2, or 4,096 with noise.
         batch_size: None is the full batch, or 32 with noise.
-        optimizer: of the baseline.
         peak_lr: of the baseline; None is 1 / `loss_scale`, half of the largest stable lr of SGD, and 0.01 for the
             adaptive rules.
-        total_steps: of the baseline.
         seed: of the noise; the initial parameters are standard normal under the trial's init seed.
 
     Raises:
@@ -154,7 +152,6 @@ def catapult(
         curvature: (|u|^2 + |v|^2) / width at the start, the largest Hessian eigenvalue but for the output's small part.
         output: f at the start.
         peak_lr: of the baseline; None is 2.5 / `curvature`, in the middle of the catapult's range.
-        total_steps: of the baseline.
 
     Raises:
         UsageError: no u and v have this curvature and output.
@@ -214,7 +211,6 @@ def valley(
         slow: how far from the bottom the slow directions start.
         slow_curvature: their curvature; it is what a larger lr is good for.
         peak_lr: of the baseline; None is 1 / `steepness`, half of the largest stable lr.
-        total_steps: of the baseline.
 
     Raises:
         UsageError: the wall is not steeper at the start than at its bottom.

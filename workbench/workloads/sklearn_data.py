@@ -286,8 +286,6 @@ def deep_residual(
             norm before the classifier.
         zero_init: every branch is 0 at step 0, so that the network begins as its first layer and classifier (F2.8).
         init_scale: all weights are this many times as large at the start; 1 is the healthy size.
-        peak_lr: of the baseline.
-        total_steps: of the baseline.
 
     Raises:
         UsageError: an option is out of its range, or asks for a norm after an addition, or a zero branch, in a network

@@ -183,8 +183,6 @@ def source_text(
         length: bytes a window predicts.
         norm: "pre": x + f(Norm(x)); "after_add": Norm(x + f(x)) (F2.7), as in the first transformers.
         init_std: deviation of the weights at the start.
-        peak_lr: of the baseline.
-        total_steps: of the baseline.
 
     Raises:
         UsageError: an option is out of its range.

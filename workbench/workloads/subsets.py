@@ -92,7 +92,6 @@ def periodic_subset(
         workload: to evaluate more cheaply.
         examples: how many, drawn at random without replacement, or the indices of the ones to take.
         id: how records name the subset; None writes size and seed, or a checksum of the indices.
-        seed: of the draw.
 
     Raises:
         UsageError: a number or an index that the split does not have, or one index twice.

@@ -46,7 +46,6 @@ def plan_chunks(configs: Sequence[TrainConfig], workers: int) -> list[list[int]]
     in a sweep those with the highest learning rates end early, and their workers would stand idle.
 
     Args:
-        configs: of the trials to train.
         workers: how many chunks can train at once.
     """
     groups: dict[Hashable, list[int]] = {}

@@ -57,9 +57,7 @@ def pack_shipment(pack: Pack, workload: Workload, trainer: Trainer, config: Trai
 
     Args:
         pack: pickles a value for the cluster.
-        workload: what is trained.
         trainer: how; its device is settled here, so that a worker trains on the same kind.
-        config: one of the trials'.
 
     Raises:
         WorkloadError: the workload has no name and cannot be pickled.

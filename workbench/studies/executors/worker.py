@@ -109,8 +109,6 @@ class Teller(Watcher):
     """Puts what happens in a worker's folder into the mailbox: rows, events, rewinds, checkpoints, progress.
 
     Args:
-        folder: the worker's.
-        chunk: what is trained there.
         put: takes messages and their size; says whether to stop, or None where it could not take them yet.
     """
 
@@ -172,8 +170,6 @@ def train_chunk(shipment: Shipment, chunk: Chunk, mailbox: Any, locate: Callable
     """Train a chunk in this process, and return how it ended; all else is told to the mailbox.
 
     Args:
-        shipment: what the whole study needs.
-        chunk: what to train.
         mailbox: a `Mailbox`, or who calls one.
         locate: returns the id of the machine that this worker runs on.
         threads: how many threads torch may use.

@@ -158,7 +158,6 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
     left bit for bit as it was, also when it is interrupted.
 
     Args:
-        workload: what to look at.
         config: how it would be trained: the seed of the initialisation, the batch.
         device: where.
 

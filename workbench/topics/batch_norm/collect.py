@@ -157,7 +157,6 @@ def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> d
     The last one, because statistics that spoil evaluation have a part in which one is selected. The price is 20 forward passes over training batches and two evaluations of at most 2,000 examples.
 
     Args:
-        session: a study.
         config: of the run; None is the baseline. It is trained where it is not there yet.
     """
     workload, config = session.workload, config or session.config

@@ -70,7 +70,6 @@ def measure_noise_scale(
     its micro-batch, and so does what is measured. The caller's random state is left bit for bit as it was.
 
     Args:
-        workload: what to look at.
         config: its seed makes the model and the order of the data.
         device: where.
         checkpoint: weights to load; None is the model at its initialisation.

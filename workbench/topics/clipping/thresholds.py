@@ -133,7 +133,6 @@ def masks(row: Mapping[str, Any], unstable_lr: float | None, *, cycle: float = -
     bounded, the norm stays parked above the threshold, and nothing is learned any more.
 
     Args:
-        row: one of `clipped_runs`.
         unstable_lr: where instability starts without clipping, from a sweep; it counts where the same run without
             clipping was not made.
         cycle: an `alternation` down to this is the swing of a 2-cycle, which comes to rest nowhere (rule of thumb).

@@ -181,7 +181,6 @@ def diagnose_comparison(
 
     Args:
         baseline: a sweep of the workload as it was.
-        modified: a sweep of the modified workload.
         warmed: a sweep of the modified workload with a warmup; None leaves the third statement open.
         noise_sds: two means are equal within this many standard deviations from seed to seed (rule of thumb).
         material_frac: or within this share of what the baseline's best lr learned (rule of thumb).

@@ -73,7 +73,6 @@ class ComparisonStudy:
         """Run the three arms and return their records; the same call again goes on where it was.
 
         Args:
-            baseline: the workload as it is.
             modified: the same with the modification; its config is its own, but for the lr and the length.
             trainer: None is the local `Trainer`.
             executor: where trials run: "local" is this process, "ray" a cluster.

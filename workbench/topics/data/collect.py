@@ -61,7 +61,6 @@ def audit_data(
     Args:
         data: a workload, the `DataLoader` that you train with, or a dataset; a loader's order is observed over two epochs.
         validation: dataset or loader of the validation split, where `data` is no workload.
-        test: the same for the test split.
         max_examples: read of each split, at most, the first ones; None is all.
         near: look for near duplicates too, not for exact ones alone.
         memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
@@ -109,7 +108,6 @@ def collect_data(
     """Return JSON facts for `diagnose_data`; the caller's random state is left bit for bit as it was.
 
     Args:
-        workload: what to look at.
         device: where a new model is shown a batch, for what reaches its first layer; None is the CPU.
         max_examples: read of each split, at most.
         near: look for near duplicates too.

@@ -40,7 +40,6 @@ def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small
     """Judge whether the inputs of validation are distributed as those of training; what harms no metric is no alarm.
 
     Args:
-        facts: of the data.
         gap: between training and validation of the baseline; None where none was trained, or it learned nothing.
         alpha: chance of a difference as large in any of the features.
         small: distance from which on a gap is put down to it.
@@ -245,7 +244,6 @@ def no_signal(
     """Judge whether the targets depend on the inputs at all; only a training that finds nothing either makes it an alarm.
 
     Args:
-        facts: of the data.
         trained: what the baseline found ("generalisation"); None where nothing was trained.
         chance: of finding as much where there is nothing, over all tests.
         neighbour_z: deviations of chance by which the target of the next row is found instead.
@@ -321,7 +319,6 @@ def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest:
     have such an even tail behind a first place that is mostly right.
 
     Args:
-        facts: of the data.
         share: of wrong labels, from which on it matters (rule of thumb).
         even: the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb).
         fewest: labels in the lower half.

@@ -232,10 +232,7 @@ def probe_workers(
     draws of two workers agree one by one, every worker makes the same augmentations.
 
     Args:
-        data: a map-style dataset.
-        num_workers: of the loader.
         indices: that its sampler gives, the first few of which are asked for; None is spread over 0 to the length.
-        worker_init_fn: of the loader.
         context: its multiprocessing context.
         persistent: its workers stay from one epoch to the next, and so do their generators.
         timeout_s: for a batch.

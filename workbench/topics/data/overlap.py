@@ -362,7 +362,6 @@ def closer_than_chance(
         ours: rows of one split, shape (pairs, columns).
         theirs: the row of the training split that each is paired with, same shape.
         background: random training rows, shape (some, columns).
-        rows: of the whole training split.
 
     Returns:
         None where the background is too small to tell.

@@ -56,7 +56,6 @@ def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int |
 
     Args:
         data: an item is a tensor, (inputs, label, ...), or a mapping with a key such as "label"; tensors are sliced.
-        memory_mb: of a block.
         split: named in errors.
         first: how many rows at most.
     """
@@ -283,7 +282,6 @@ def split_sample(data: Any, *, split: str, most: int | None, memory_mb: float, r
     """Return random rows of a map-style split, in the order of their places; the same ones each time.
 
     Args:
-        data: the split.
         split: named in errors.
         most: rows of the split to draw from, the first ones; None is all.
         memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.

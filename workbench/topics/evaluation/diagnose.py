@@ -70,10 +70,8 @@ def diagnose_evaluation(
         offline_split: whose offline rows the periodic ones are held against; None is the split that selection compares.
         min_correlation: Spearman's correlation that a proxy should have with the offline metric (rule of thumb).
         min_checkpoints: fewer say nothing (rule of thumb).
-        confidence: of the correlation's interval.
         resolution: checkpoints whose metric differs by less than this share of its range over the run are as good as equal: on a
             plateau the ranks are noise, whatever the proxy (rule of thumb).
-        tolerance: see `diagnose_evaluation_cases`.
 
     Returns:
         `evaluation.interval`, `.batch_size`, `.weighting`, `.coverage`, `.bad_proxy`, once each.

@@ -48,7 +48,6 @@ def skew_tests(
         taken: which examples of the full set are in the sample, shape (examples,).
         labels: class of every example, shape (examples,); None where they have none.
         features: shape (examples, features); NaN counts as a value that is missing.
-        feature_names: of the columns.
         metrics: name -> value of every example of the full set, shape (examples,).
 
     Returns:

@@ -79,9 +79,6 @@ def host_areas(diagnosis: Diagnosis) -> dict[str, Status]:
     """Return one verdict for each of logging, evaluation, RNG, checkpointing and sharding (P7.1).
 
     Statistics of batch norm that were not merged count for the evaluation where one saw them, else for the checkpoint.
-
-    Args:
-        diagnosis: of `diagnose_hosts`.
     """
     found: dict[str, Status] = {}
     for area, names in AREAS.items():

@@ -29,7 +29,6 @@ def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:
     host has more than the mean plus the largest file.
 
     Args:
-        paths: of the files.
         hosts: number of hosts; the answer of host `rank` is entry `rank`.
 
     Raises:
@@ -69,9 +68,7 @@ def measure_file_shards(
     all files keeps every `hosts`-th record, so that either way each record is trained on once.
 
     Args:
-        paths: of the files.
         hosts: processes.
-        record_bytes: of one record.
         timeout_s: for one way of reading.
 
     Returns:

@@ -201,9 +201,6 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
 def read_hosts(folder: str | Path) -> HostsAudit:
     """Return what the ranks of a job wrote into a folder, for `diagnose_hosts`.
 
-    Args:
-        folder: of `audit_hosts` or `audit_script`.
-
     Raises:
         UsageError: the folder holds no facts.
     """

@@ -200,7 +200,6 @@ def write_trace(
 
     Args:
         loader: a `DataLoader`, or whatever gives batches.
-        stepping: what is done with them.
         path: ends in .json or .json.gz; its folder is made.
         steps: to trace, at most.
         timeout_s: for a batch.

@@ -42,11 +42,9 @@ def examine_input(
             `DataLoader`, or a function that returns one of them when called with nothing.
         step: of a loader: the name of a function of one batch, or the seconds of a step; None looks at the loader alone.
         out: a folder for diagnosis.json, trace.json and pictures; None is a new study for a workload, and nothing for a loader.
-        device: of a workload's step.
         seconds: to look for, about.
         max_workers: worker processes to try.
         timeout_s: that a batch may take.
-        command: what reproduces this.
 
     Raises:
         UsageError: the name stands for something else, or a workload is given a step.

@@ -240,7 +240,6 @@ def find_cause(facts: Mapping[str, Any], *, hidden_share: float = 0.2, most: flo
     of the wait: what explains under half of it is no cause.
 
     Args:
-        facts: of `audit_input`.
         hidden_share: of a step that may be left to wait with more workers, for "too few workers" (above it the TensorFlow
             profiler calls a step highly input-bound).
         most: of the recoverable time that a sync or restarts must explain, of the wait that a part of making a batch must, and of

@@ -40,8 +40,6 @@ def compare_storage(
         data: a map-style dataset of tensors, arrays and numbers; where it has fewer `examples`, it is gone through again.
         folder: for the files; made, and what of the same names is there is written again.
         examples: to store.
-        shard_examples: of a file.
-        batch_size: of the loader.
         repeats: readings of each format; medians are taken.
 
     Returns:

@@ -196,7 +196,6 @@ def worker_draws(
     """Return whether workers draw random numbers of their own; None where that would take too long, or cannot be asked.
 
     Args:
-        loader: the person's own.
         indices: some that its sampler gives.
         item_s: that an item takes.
         seconds: that asking may take.

@@ -99,7 +99,6 @@ def plot_loss_curves(
     curve goes up for a stretch instead of down, jumps and does not come back, or ends in a cross (diverged).
 
     Args:
-        record: a study or a single trial.
         lrs: learning rates to draw; of the sweep's trials at each, one for each seed.
         trials: trials to draw, instead.
         diagnosis: where neither is given, its `lr.best` says which: lr* and the next `above` trained ones above it.

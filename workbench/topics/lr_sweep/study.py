@@ -161,7 +161,6 @@ class LRSweep(Study):
         """Run the sweep's trials inside a study that is already open.
 
         Args:
-            session: the study.
             extra_trials: takes the largest lr at which short runs were stable, and returns trials to train beside the first
                 full-length ones: what another study is going to ask for costs less in company.
         """
@@ -187,7 +186,6 @@ class LRSweep(Study):
             config: what is swept, at its full length.
             read: returns the sweep's trials so far.
             critical: returns the scale of the range, asked for once.
-            extra_trials: see `extend`.
         """
         ask = partial(self._requests, config)
         if self.lrs is not None:

@@ -72,10 +72,6 @@ def diagnose_optimizers(
 def better_rule(record: RecordLike, **thresholds: float) -> dict[str, Any] | None:
     """Return what a config has to change to train with the better rule, None where no rule is better.
 
-    Args:
-        record: a study of rules.
-        **thresholds: passed to `diagnose_optimizers`.
-
     Returns:
         optimizer and peak_lr, fields of `TrainConfig`: the lr of the rule's best checkpoint.
     """

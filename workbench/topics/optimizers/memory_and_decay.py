@@ -88,7 +88,6 @@ def stale_moments(
     """Return for each adaptive rule the rise at its smallest learning rate that began with an out-of-date second moment.
 
     Args:
-        record: a study.
         ratio: from which factor on a second moment is out of date (the threshold of Wortsman et al. for single tensors; for the
             norm over all parameters a rule of thumb).
         before_steps: how many steps before the rise to look (the same source: spikes follow within 1 to 8 steps).

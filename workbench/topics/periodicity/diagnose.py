@@ -45,7 +45,6 @@ def periodic_series(record: RecordLike, *, alpha: float = 0.01, trial: int | Non
     """Return the curves of one trial that can show a period: validation and test metrics, then the training loss.
 
     Args:
-        record: a study or a trial.
         alpha: false-alarm rate of all curves together.
         trial: whose; None is the baseline, or the trial with most evaluations where the baseline has too few.
     """
@@ -68,7 +67,6 @@ def diagnose_periodicity(record: RecordLike, *, alpha: float = 0.01, trial: int 
     healthy. A schedule with that period explains it as well.
 
     Args:
-        record: a study or a trial.
         alpha: chance of calling a clean run periodic, all its curves together (measured: tests/benchmarks/periodicity.py).
         trial: whose curves; None is the baseline, or the trial with most evaluations where the baseline has too few.
 

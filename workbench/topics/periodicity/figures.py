@@ -51,7 +51,6 @@ def plot_periodicity(
     epoch: training data not shuffled, or evaluated rows among them. In the curve, bumps at the same place between the marks.
 
     Args:
-        record: a study or a trial.
         diagnosis: its `evaluation.periodic` says which trial and which epoch; made from the record without it.
         view: "spectrum" or "curve".
         ax: where to draw; a new figure by default.

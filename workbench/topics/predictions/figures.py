@@ -115,7 +115,6 @@ def plot_predictions(
         data: the split that the example is from: an item that begins with an image (2-D, or 3-D with 1 or 3 channels), or with
             the integers of a text below 256, is shown.
         image_shape: of an image that is kept as a flat row of as many numbers, such as (28, 28).
-        step: an evaluation to point out.
         ax: where to draw; a new figure by default.
 
     Raises:

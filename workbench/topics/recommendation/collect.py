@@ -63,7 +63,6 @@ def suspects(
     """Return the settings that may cost a run something.
 
     Args:
-        curve: the baseline's run.
         constants: of its optimizer, see `constants_of`.
         noise_scale: of its gradients, in examples.
         memory_frac: a first moment over more than this share of the steps comes late (rule of thumb).

@@ -168,10 +168,8 @@ def screen(
     edge: with the baseline's warmup and clipping, or more of both, that of the sweep; else what runs at larger lrs show.
 
     Args:
-        record: a study.
         diagnosis: of the study, with `lr.best`.
         without: names of candidates that are left out.
-        margin: see `EDGE_MARGIN`.
 
     Returns:
         What `compare_selected` does, and against: why the candidate is not worth a proof, or "", doubt: the same where that is

@@ -41,7 +41,6 @@ def plot_schedule(
     a tenth of the run, a schedule that reaches 0 long before the run ends.
 
     Args:
-        config: what is drawn.
         baseline: a second config, dashed, for comparison.
         max_points: steps drawn at most, evenly spaced, those around the end of the warmup always; step 0 and the
             last step are always drawn.

@@ -146,16 +146,12 @@ def diagnose_instability(
     judged, else `not_measured`.
 
     Args:
-        record: a study, or a single trial.
         near_ratio: "just above lr*" (O2), the multiple that the early probe runs at (F1.11).
         spike_frac: a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that
             takes longer costs something (rule of thumb).
         headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
             the edge by some ten per cent, and lr* is often within a factor of 2 of it by nature).
         usual_interval: evaluation interval that an early excursion is held against (F1.10).
-        noise_sds: see `lr_best`.
-        loss_tolerance: see `lr_best`.
-        curve_thresholds: see `classify_curve`.
 
     Returns:
         The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.

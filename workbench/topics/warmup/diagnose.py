@@ -62,7 +62,6 @@ def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[floa
     """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr.
 
     Args:
-        record: a study.
         edge_ratio: lr* is at the edge when instability starts at or below this many times lr*, so a bracket wider than that
             does not tell (rule of thumb).
         far: between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13).

@@ -150,7 +150,6 @@ def average_gradients(hosts: HostGroup, grad: Tensor, local: LaneLoss, *, exampl
     of the mean is exact where all examples weigh the same.
 
     Args:
-        hosts: the group.
         grad: flat gradient of this rank's share, and behind it `exchange_room` numbers in which losses travel, shape (numbers,).
         local: loss of this rank's share, one lane.
         examples: in the share of each rank.

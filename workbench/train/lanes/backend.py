@@ -160,9 +160,6 @@ def choose_gradients(
     """Return the gradient backend for a stack that is about to train; the stack is left as it was.
 
     Args:
-        workload: what is trained.
-        configs: of the lanes.
-        stack: the lanes.
         streams: where batches to measure on are taken from, without being used up.
         wanted: "loop", "vmap", or "auto": the faster of the two where measuring pays, plain autograd where it does not.
         steps: that are left to train.
@@ -171,7 +168,6 @@ def choose_gradients(
         before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same backend
             gives the same digits (P4.2).
         share: batches are this host's share of those of many.
-        excused: see `LoopGradients`.
 
     Raises:
         ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.

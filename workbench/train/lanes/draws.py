@@ -98,7 +98,6 @@ def draw_per_lane(graph: fx.Graph, alone: fx.Graph, *, lanes: int, device: torch
         graph: of one call; changed in place.
         alone: of the same step recorded for a single lane without a lane axis; with one lane the same.
         lanes: lanes of the call; 1 means without a lane axis.
-        device: of the generators.
 
     Raises:
         CannotBatch: the two do not match one to one, or a node draws on another device.

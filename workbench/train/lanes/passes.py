@@ -85,8 +85,6 @@ def clean_up(graph: fx.Graph, refresh: Callable[[], None], *, lanes: int, device
     Args:
         graph: of one call, with what is known about its tensors up to date.
         refresh: runs the graph on its example and notes again what its tensors look like.
-        lanes: of the call.
-        device: of the tensors.
     """
     _tidy(graph)
     if device.type != "cpu":

@@ -44,9 +44,7 @@ class LaneProgram:
 
     Args:
         recorded: the step; its graph is changed in place.
-        single: the same for one lane.
         lanes: in one call.
-        device: of the model.
         clean: whether to clean up; otherwise the step runs as it was recorded.
 
     Attributes:
@@ -212,10 +210,8 @@ def _write_function(
 
     Args:
         nodes: calls, in the order they run in.
-        inputs: what the function is called with.
         output: what it returns: nodes and None in nested tuples and lists.
         constants: value of each node that is neither computed nor an input.
-        callables: what each node calls.
     """
     names = {node: f"v{number}" for number, node in enumerate((*inputs, *constants, *nodes))}
     world: dict[str, Any] = {names[node]: value for node, value in constants.items()}
@@ -363,10 +359,8 @@ class LanePrograms:
 
         Args:
             batch: tensors of a batch.
-            layout: of that batch.
             lanes: wanted in a call.
             threads: calls at a time.
-            objective: of the program.
             room: bytes that all calls in progress may take; None is no bound.
         """
         if room is None or lanes == 1:

@@ -46,7 +46,6 @@ class VmapGradients:
     """Fills `LaneStack.grad` by calls of a traced program, each on some rows of the stack.
 
     Args:
-        workload: what is computed.
         stack: its lanes; it may be re-packed between calls.
         lanes_per_call: lanes in one call of the program; 1 is a program without a lane axis, called for each lane.
         threads: calls at a time. With several, each operation keeps to one core, and torch's own number of threads is 1 in
@@ -369,7 +368,6 @@ def verify(stack: LaneStack, loop: Gradients, traced: Gradients, batches: Sequen
     Args:
         stack: to compute on.
         loop: plain autograd.
-        traced: what is to be trusted.
         batches: of each step, as `Gradients` takes them; two show what changes from one step to the next.
 
     Raises:

@@ -164,13 +164,10 @@ def record(
     """Record the step of the first `lanes` lanes together, and of the first alone; neither model nor random state move.
 
     Args:
-        workload: what is computed.
         stack: whose first lanes are used as an example.
-        layout: of the batch.
         batch: its tensors, with a lane axis where `stacked`.
         lanes: in one call; with 1 the two records are one.
         stacked: whether each lane has a batch of its own.
-        objective: what is computed.
 
     Raises:
         CannotBatch: lanes cannot be computed together.
