@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from tests.test_playbook import QUICK
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils.data import Dataset, TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
+from tests.playbook.test_playbook import QUICK
 from workbench.record.read import read_events
 from workbench.train.batches import train_batches
 

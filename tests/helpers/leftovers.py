@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 from tests.helpers.killed_programs import descendants
@@ -67,6 +68,7 @@ class Leftovers:
     def found(self, within_s: float = 60.0) -> list[str]:
         """What was left; what ends takes its time, which it is given."""
         until = time.monotonic() + within_s
+        resource_sharer.stop()  # Python's own thread, which hands open files to other processes and never ends by itself
         while True:
             gc.collect()  # what nobody holds any more ends
             left = sorted(each for kind in KINDS for each in kind() - self._before[kind])

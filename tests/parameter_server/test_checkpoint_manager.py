@@ -24,7 +24,6 @@ from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.train import checkpoint
 from workbench.train.checkpoint import load_checkpoint, load_model
 
 ADAM = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, optimizer="adam", precision="float64")
@@ -270,7 +269,7 @@ class Killed(BaseException):
     """Nothing runs after it."""
 
 
-CALLS = [(Path, "rename"), (Path, "mkdir"), (checkpoint, "_write"), (shutil, "rmtree")]
+CALLS = [(Path, "rename"), (Path, "mkdir"), (Path, "open"), (shutil, "rmtree")]
 
 
 def dies_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
@@ -319,12 +318,17 @@ def test_where_the_disk_is_full_the_same_steps_checkpoint_stays(
     manager = CheckpointManager(StrategyModel(small_workload()).placed, tmp_path)
     manager.save(epoch=1, steps=5)
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+    opened = Path.open
 
-    monkeypatch.setattr(checkpoint, "_write", full)
-    with pytest.raises(RecordError, match="No space left"):
-        manager.save(epoch=2, steps=5)
+    def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if "w" in mode:
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(RecordError, match="No space left"):
+            manager.save(epoch=2, steps=5)
     found = manager.restore()
     assert found is not None
     assert found.epoch == 1

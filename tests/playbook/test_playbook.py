@@ -196,7 +196,7 @@ INTERRUPTED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from tests.helpers.workloads import small_workload
-from tests.test_playbook import QUICK
+from tests.playbook.test_playbook import QUICK
 from workbench.playbook.walk import diagnose
 from workbench.train.hooks import Hook
 from workbench.train.trainer import Trainer
