@@ -16,7 +16,7 @@ from workbench.topics.registry import TOPICS
 
 ROOT = Path(__file__).parents[1]
 TRAINING = r"(workloads|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
-DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|\w+_figures|panel)"
+DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|panel)"
 HOME = {
     "torch": TRAINING,
     "safetensors": TRAINING,

@@ -54,6 +54,76 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(workbench, "_repr_html_")
 
 
+QUESTIONS = {
+    "architecture",
+    "batch_norm",
+    "batch_size",
+    "checkpoints",
+    "clipping",
+    "comparison",
+    "data",
+    "evaluation",
+    "hosts",
+    "input",
+    "lr_sweep",
+    "optimizers",
+    "periodicity",
+    "predictions",
+    "ps",
+    "schedule",
+    "stability",
+    "tracking",
+    "warmup",
+}
+STUDIES = QUESTIONS - {"data", "periodicity", "predictions", "schedule", "tracking"}
+OTHERS = {
+    "Diagnosis",
+    "Finding",
+    "StudyInterrupted",
+    "StudyRecord",
+    "TrainConfig",
+    "Trainer",
+    "TrialRecord",
+    "WorkbenchError",
+    "Workload",
+    "__version__",
+    "classification",
+    "curves_panel",
+    "describe_notebook",
+    "diagnose",
+    "errors",
+    "export_studies",
+    "find_notebook",
+    "hooks",
+    "how_trained",
+    "language_model",
+    "list_studies",
+    "list_workloads",
+    "live_view",
+    "load_workload",
+    "open",
+    "plot_proof",
+    "plot_trial_curves",
+    "read_verdict",
+    "regression",
+    "run_notebook",
+    "run_notebooks",
+    "schedules",
+    "set_note",
+    "show_study",
+    "studies_panel",
+    "summarise",
+    "write_report",
+}
+
+
+def test_these_are_the_public_names() -> None:
+    """Written out: a name that is lost, or comes along unseen, is a change of the interface."""
+    assert set(workbench.__all__) == QUESTIONS | OTHERS
+    assert {name for name in QUESTIONS if hasattr(getattr(workbench, name), "Study")} == STUDIES
+    assert [name for name in QUESTIONS - {"predictions"} if not hasattr(getattr(workbench, name), "diagnose")] == []
+
+
 @pytest.mark.parametrize("name", workbench.__all__)
 def test_every_public_name_resolves_and_is_kept(name: str) -> None:
     value = getattr(workbench, name)

@@ -62,6 +62,7 @@ def assert_same_study(one: Path, other: Path) -> None:
 def assert_whole(path: Path) -> None:
     """Every trial has ended, and every row is there once."""
     study = StudyRecord(path)
+    assert len(study.trials) > 0
     for row in study.trials.itertuples():
         assert row.state in ("complete", "diverged")
         assert study.steps["step"][study.steps["trial"] == row.trial].tolist() == list(range(row.steps_run))

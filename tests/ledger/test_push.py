@@ -18,6 +18,7 @@ from typing import Any
 
 import optuna
 import pytest
+from sqlalchemy import make_url
 
 import workbench as wb
 from tests.helpers.postgres import Server, binaries, server
@@ -146,7 +147,7 @@ def test_what_is_no_address_is_refused_without_its_password(
         shared_url()
     assert SECRET not in str(caught.value)
     assert shared_url("postgresql://me%40corp:p%40ss@h/d") == "postgresql+psycopg://me%40corp:p%40ss@h/d"
-    assert str(shared_url("sqlite:////a@b/c@d.db")).startswith("sqlite:////a"), "a file has no password"
+    assert make_url(str(shared_url("sqlite:////a@b/c@d.db"))).database == "/a@b/c@d.db", "a file has no password"
 
 
 @pytest.mark.parametrize("word", ["sec ret", "s3cret#1", "sec%20ret", "s%C3%A9cret", "abc"])
@@ -199,7 +200,7 @@ def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: p
     table = wb.list_studies(ledger=url, extra=["failed"])
     assert table["study"].tolist() == ["one", "one"]
     assert table["best_value"].tolist()[-1] == 0.9
-    assert [link.partition(":")[0] for link in table["config"]].count("other") >= 1
+    assert [link.partition(":")[0] for link in table["config"]].count("other") == 1
     assert set(optuna.get_all_study_names(url)) == {"one", "one (2030-01-01T00:00:00+00:00)"}
 
 

@@ -52,7 +52,9 @@ def test_the_distance_to_the_edge_is_that_of_the_quadratic() -> None:
         told = re.search(r"([\d.]+) x the unstable lr", words)
         assert told is not None
         assert float(told[1]) == pytest.approx(factor, rel=0.05)
-        assert ("stable" if factor < 1 else "unstable") in words or "diverged" in words
+        outcome = re.search(r"^lr \S+: (stable|unstable|diverged)", words)
+        assert outcome is not None, words
+        assert (outcome[1] == "stable") is (factor < 1)
     panel.controls["lr"].value = 0.125 * EDGE
     end = descent(0.125 * EDGE)[-STEPS // 10 :].mean()
     assert f"stable, training loss at the end {end:.4g};" in said(panel)

@@ -46,7 +46,7 @@ def spin(seconds: float = 30.0, end: str = "") -> None:
 def test_a_strategy_has_one_coordinator(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
     """Behaviour 15."""
     assert ClusterCoordinator(strategy) is coordinator
-    with pytest.raises(UsageError, match="takes a ParameterServerStrategy, not NoneType"):
+    with pytest.raises(UsageError, match="takes a wb.ps.Strategy, not NoneType"):
         ClusterCoordinator(None)  # type: ignore[arg-type]
 
 

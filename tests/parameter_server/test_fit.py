@@ -534,7 +534,7 @@ def test_what_servers_cannot_do_is_refused_at_once() -> None:
         StrategyModel(small, config=small.config.replace(optimizer=torch.optim.SGD))
     with pytest.raises(UsageError, match="accumulate_steps=2 must be 1"):
         StrategyModel(small, config=small.config.replace(accumulate_steps=2))
-    with pytest.raises(UsageError, match="no ParameterServerStrategy"):
+    with pytest.raises(UsageError, match="no wb.ps.Strategy"):
         StrategyModel(small, "local")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="train_step=3"):
         StrategyModel(small, train_step=3)  # type: ignore[arg-type]

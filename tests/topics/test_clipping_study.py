@@ -143,6 +143,7 @@ def test_the_lr_comes_from_a_sweep_in_the_same_folder(tmp_path: Path) -> None:
     assert control == "clipping_control"
     edge = wb.lr_sweep.diagnose(record)["lr.unstable"].evidence
     assert (edge["lower"], edge["upper"]) == pytest.approx((1.9, 2.1)), "the control leaves the sweep as it was"
+    assert len(clipped_runs(record)) == len(clipped)
     assert all(row["twin"] is not None for row in clipped_runs(record)), "and is found all the same"
     assert wb.clipping.diagnose(record)["clipping.cures"].status == "warn", "the edge of a quadratic is everywhere"
 

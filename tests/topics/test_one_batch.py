@@ -254,6 +254,7 @@ def test_what_cannot_be_looked_at_is_said_and_ends_nothing() -> None:
     assert "no evaluation here" in found["init.constant_output"].summary
     assert found["loop.overfit_one_batch"].status == "ok"
     late = collect_one_batch(workload, workload.config, CPU, seconds=-1.0)
+    assert set(late) == set(facts)
     assert all("too long" in part["reason"] for name, part in late.items() if name != "examples")
 
 

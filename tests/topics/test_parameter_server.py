@@ -41,7 +41,7 @@ def test_a_healthy_trial_has_each_code_once_with_its_clause_and_no_alarm() -> No
 def test_a_record_without_servers_is_not_measured_and_says_what_would_measure() -> None:
     found = diagnose_parameter_server(served())
     assert {f.status for f in found} == {"not_measured"}
-    assert all("ParameterServerTrainer" in f.summary for f in found)
+    assert all("wb.ps.Trainer" in f.summary for f in found)
 
 
 def test_an_audit_without_frames_is_judged_by_its_facts() -> None:

@@ -60,7 +60,7 @@ def test_every_code_is_there_once_and_claims_nothing_of_an_odd_record(
     assert tuple(f.code for f in found) == tuple(codes)
     for finding in found:
         assert finding.clause
-        assert finding.status != "not_measured" or "Not measured" in finding.summary or finding.value is None
+        assert finding.status != "not_measured" or len(finding.summary) > len("Not measured: .")
         assert name != "empty" or finding.status in ("ok", "not_measured")
         assert bool(finding.advice) <= (finding.status != "ok")
     json.loads(dumps(found.to_dict()), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

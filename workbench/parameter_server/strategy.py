@@ -71,7 +71,7 @@ class ParameterServerStrategy:
     ) -> None:
         if not hasattr(cluster, "engine"):
             raise UsageError(
-                f"ParameterServerStrategy takes a cluster that is up, not {type(cluster).__name__}: create_in_process_cluster(num_workers, num_ps)."
+                f"wb.ps.Strategy takes a cluster that is up, not {type(cluster).__name__}: create_in_process_cluster(num_workers, num_ps)."
             )
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise UsageError(

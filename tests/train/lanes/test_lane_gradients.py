@@ -51,7 +51,9 @@ def test_gradients_are_those_of_plain_autograd(
             compare(workload, per_call=per_call)
         return
     compare(workload, per_call=per_call, lanes=lanes, rtol=rtol)
-    assert all(found.clean for _, found in program._built.values() if isinstance(found, program.LaneProgram))
+    built = [found for _, found in program._built.values() if isinstance(found, program.LaneProgram)]
+    assert built
+    assert all(found.clean for found in built)
 
 
 @pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "digits_resnet", "source_text", "quadratic"])
@@ -61,6 +63,7 @@ def test_every_bundled_workload(name: str, lanes: int) -> None:
     steps, stack = updates(workload, 1), lane_stack(workload, lanes)
     way = VmapGradients(workload, stack, lanes_per_call=lanes)
     (found,), (expected,) = run(stack, way, steps), loop(workload, stack, steps)
+    assert way._calls[0].planned
     assert all(built.clean for built, _ in way._calls[0].planned)
     torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=0)
     wrong = (found.grad - expected.grad).abs() > 2e-5 * expected.grad.abs().max()

@@ -89,7 +89,7 @@ class ClusterCoordinator:
         """Return the strategy's coordinator, which is made where there is none."""
         if not isinstance(strategy, ParameterServerStrategy):
             raise UsageError(
-                f"ClusterCoordinator takes a ParameterServerStrategy, not {type(strategy).__name__}. Other ways of training have "
+                f"wb.ps.ClusterCoordinator takes a wb.ps.Strategy, not {type(strategy).__name__}. Other ways of training have "
                 "nothing to coordinate."
             )
         with _ONLY_ONE:

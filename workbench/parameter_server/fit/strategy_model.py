@@ -343,9 +343,7 @@ class StrategyModel:
 
 def _check(config: TrainConfig, strategy: Any) -> None:
     if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
-        raise UsageError(
-            f"strategy={strategy!r} is no ParameterServerStrategy. Give one, or None to train in this process."
-        )
+        raise UsageError(f"strategy={strategy!r} is no wb.ps.Strategy. Give one, or None to train in this process.")
     if callable(config.optimizer):
         raise UsageError(
             f"optimizer={config.to_dict()['optimizer']!r} is a factory: on servers a rule by its name is needed, such as 'momentum'."

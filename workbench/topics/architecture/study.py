@@ -104,7 +104,7 @@ class ArchitectureStudy(Study):
         variants = VARIANTS if self.variants is None else self.variants
         if variants and self.depths and not isinstance(session.executor, LocalExecutor):
             raise UsageError(
-                "ArchitectureStudy trains its variants in this process only: take executor='local', or variants={} for "
+                "wb.architecture.Study trains its variants in this process only: take executor='local', or variants={} for "
                 "the audit alone."
             )
         rows: list[dict[str, Any]] = []

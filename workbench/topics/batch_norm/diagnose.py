@@ -45,7 +45,7 @@ def diagnose_batch_norm(
     """
     facts = record.facts.get("batch_norm")
     if not facts:
-        otherwise = "nobody looked at batch norm; `workbench diagnose`, BatchNormStudy and audit_batch_norm do"
+        otherwise = "nobody looked at batch norm; `workbench diagnose`, wb.batch_norm.Study and wb.batch_norm.audit do"
         reason = why_missing(record.facts, "batch_norm", otherwise)
         findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     elif not facts["layers"]:

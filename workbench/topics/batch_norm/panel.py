@@ -50,7 +50,9 @@ def batch_norm_panel(
         needs("batch_norm_panel", record, "config", "facts")
     size = int(record.config["batch_size"]) if batch_size is None and record is not None else batch_size
     if size is None:
-        raise UsageError("batch_norm_panel needs a record, or batch_size=..., the examples of a step over all hosts.")
+        raise UsageError(
+            "wb.batch_norm.panel needs a record, or batch_size=..., the examples of a step over all hosts."
+        )
     if isinstance(size, bool) or not isinstance(size, int) or size < 2:
         raise UsageError(f"batch_size={size!r} must be an integer of at least 2: one example has no variance.")
     said = diagnosis if diagnosis is not None or record is None else diagnose_batch_norm(record)

@@ -73,7 +73,7 @@ def _judged(facts: Mapping[str, Any], shift: float, *, harm: float, large_shift:
     found = [float(value) for value in facts["replicas"].get("metrics") or ()]
     finite = [value for value in found if math.isfinite(value)]
     if not finite:
-        ask = "Whether that does harm, the metric of each process shows: audit_batch_norm(..., metrics=...)."
+        ask = "Whether that does harm, the metric of each process shows: wb.batch_norm.audit(..., metrics=...)."
         return ("fail", "") if shift > large_shift else ("warn", f" {ask}")
     if len(finite) < len(found):
         return "fail", f" The metric of {len(found) - len(finite)} of {len(found)} is not finite."

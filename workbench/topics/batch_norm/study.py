@@ -99,7 +99,7 @@ class BatchNormStudy(Study):
             return
         if self.norms and not isinstance(session.executor, LocalExecutor):
             raise UsageError(
-                "BatchNormStudy trains other norms in this process only: take executor='local', or norms=()."
+                "wb.batch_norm.Study trains other norms in this process only: take executor='local', or norms=()."
             )
         total = self._at(session, self.batch_size or session.config.batch_size)
         arms = {VIRTUAL: self._virtual(total), HELD: self._held(session, total), SPLIT: self._split(total)}

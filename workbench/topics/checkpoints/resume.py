@@ -325,7 +325,7 @@ def _read(path: Path) -> Any:
     except Exception as error:
         raise CheckpointError(
             f"cannot read {path} without running what is in it ({str(error).splitlines()[0][:160]}). If you trust it, pass its content: "
-            "audit_checkpoint(torch.load(path, weights_only=False), parts)."
+            "wb.checkpoints.audit(torch.load(path, weights_only=False), parts)."
         ) from error
 
 

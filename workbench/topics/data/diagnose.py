@@ -153,7 +153,7 @@ def diagnose_data(
     facts = record.facts.get("data")
     if not facts:
         reason = why_missing(
-            record.facts, "data", "nobody looked at the data; `workbench diagnose` and `audit_data` do"
+            record.facts, "data", "nobody looked at the data; `workbench diagnose` and `wb.data.audit` do"
         )
         findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     else:

@@ -31,7 +31,7 @@ SHORT = 100.0
 LITTLE = 0.01
 """Of the spread between examples, up to which the batch's part in the value of one is no failure: padding that reaches the outputs
 through a recurrent layer, not a mean over the batch (rule of thumb)."""
-NOBODY_LOOKED = "no evaluation was looked at; check_evaluation(evaluate, workload) looks at one"
+NOBODY_LOOKED = "no evaluation was looked at; wb.evaluation.check(evaluate, workload) looks at one"
 EXACT, ROWS, UNEXPLAINED = "exact", "rows seen", "unexplained"
 BATCH_MEANS, PADDING, UNWEIGHTED = "mean of batch means", "counted padding", "weights ignored"
 _ADVICE = {

@@ -72,7 +72,9 @@ def diagnose_evaluation_sample(
         about = {"workload": record.workload, "command": record.command, "path": getattr(record, "path", None)}
     assert isinstance(facts, Mapping)
     if not facts:
-        otherwise = "this study did not look at its evaluation set; EvaluationSampleStudy and `workbench diagnose` do"
+        otherwise = (
+            "this study did not look at its evaluation set; wb.evaluation.SampleStudy and `workbench diagnose` do"
+        )
         reason = why_missing(known, "evaluation_sample", otherwise)
         return Diagnosis(findings=tuple(CODES.finding(code, "not_measured", reason) for code in CODES), **about)
     level = {"false_alarm": false_alarm, "power": power}

@@ -93,12 +93,14 @@ def host_areas(diagnosis: Diagnosis) -> dict[str, Status]:
 def _nothing_to_judge(facts: Mapping[str, Any], ranks: Ranks) -> str | None:
     """Return why ranks cannot be compared; None where they can."""
     if not facts:
-        return "nobody looked at the hosts; `workbench hosts` and `audit_hosts` do"
+        return "nobody looked at the hosts; `workbench hosts` and `wb.hosts.audit` do"
     asked = int(facts.get("hosts") or max((r["world"] for r in ranks), default=0))
     here = {int(r["rank"]) for r in ranks}
     if ranks and not any(r["initialised"] for r in ranks):
         if any(r.get("spawned") for r in ranks):
-            return "the script starts its processes itself; call audit_hosts() in the function that each of them runs"
+            return (
+                "the script starts its processes itself; call wb.hosts.audit() in the function that each of them runs"
+            )
         return "init_process_group was never called, so the processes know nothing of each other"
     if asked > len(here):
         return f"{named(set(range(asked)) - here)} wrote no facts"

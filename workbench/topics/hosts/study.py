@@ -208,7 +208,7 @@ def read_hosts(folder: str | Path) -> HostsAudit:
     found = read_facts(path)
     if not found["ranks"]:
         raise UsageError(
-            f"folder={str(folder)!r} holds no facts of ranks (rank-0.json ...): call audit_hosts() in the job, or give another."
+            f"folder={str(folder)!r} holds no facts of ranks (rank-0.json ...): call wb.hosts.audit() in the job, or give another."
         )
     return HostsAudit(facts={"hosts": found}, workload=path.name, path=path)
 

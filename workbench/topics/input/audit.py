@@ -88,7 +88,7 @@ def audit_input(
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
-            "audit_input was called by a worker process while it imports the script that started it. Put what the script does "
+            "wb.input.audit was called by a worker process while it imports the script that started it. Put what the script does "
             'under `if __name__ == "__main__":`, so that importing it does nothing.'
         )
     if isinstance(loader, Dataset) and not isinstance(loader, DataLoader):

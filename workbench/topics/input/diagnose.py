@@ -65,7 +65,7 @@ def diagnose_input_pipeline(
     """
     facts = record.facts.get("input_pipeline")
     if not facts:
-        reason = "nobody timed the input pipeline; `workbench input` and `audit_input` do"
+        reason = "nobody timed the input pipeline; `workbench input` and `wb.input.audit` do"
         findings = tuple(CODES.not_measured(code, reason) for code in CODES)
     else:
         shares = {"warn_share": warn_share, "high_share": high_share, "least_wait_s": least_wait_s}

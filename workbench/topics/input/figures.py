@@ -41,7 +41,7 @@ def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, 
     with drawing(ax, size=(7.4, 3.4)) as axes:
         facts = record.facts.get("input_pipeline")
         if not facts or math.isnan(step_time(facts).period_s):
-            return not_measured(axes, "no step was timed: audit_input or InputPipelineStudy does")
+            return not_measured(axes, "no step was timed: wb.input.audit or wb.input.Study does")
         now, rows = step_time(facts), _bars(facts)
         names = [name for name, _ in rows]
         seen: set[str] = set()

@@ -283,7 +283,7 @@ def diagnose_parameter_server(
     found = record.facts.get("parameter_server") or {}
     facts = _facts(found, trial)
     if facts is None:
-        reason = "Not measured: nothing was trained on parameter servers here; ParameterServerTrainer does."
+        reason = "Not measured: nothing was trained on parameter servers here; wb.ps.Trainer does."
         findings: tuple[Finding, ...] = tuple(
             Finding(code=code, status="not_measured", summary=reason, clause=clause) for code, clause in CODES.items()
         )

@@ -180,7 +180,7 @@ def parameter_server_panel(
         raise UsageError(f"refresh_s={refresh_s!r} must be a finite number of seconds above 0.")
     if isinstance(coordinator_or_record, ClusterCoordinator):
         return _of_cluster(coordinator_or_record, placed, refresh_s=refresh_s, live=live)
-    what = "the ClusterCoordinator of a loop, or a record of ParameterServerTrainer"
+    what = "the wb.ps.ClusterCoordinator of a loop, or a record of wb.ps.Trainer"
     needs("parameter_server_panel", coordinator_or_record, "facts", what=what)
     return _of_record(coordinator_or_record, live=live)
 

@@ -125,7 +125,7 @@ def audit_parameter_server(
     """
     if not isinstance(coordinator, ClusterCoordinator):
         raise UsageError(
-            f"audit_parameter_server takes the ClusterCoordinator of the loop, not {type(coordinator).__name__}."
+            f"wb.ps.audit takes the wb.ps.ClusterCoordinator of the loop, not {type(coordinator).__name__}."
         )
     facts = load_facts(coordinator, placed, seconds=seconds)
     if steps is not None:

@@ -136,7 +136,7 @@ def _of_validation(record: RecordLike, series: Series, evidence: dict[str, Any])
     return _finding(
         "warn", f"{said}; {known}.",
         advice=(
-            "Compare the splits and the order of the loader you train with: audit_data(loader, validation=...).",
+            "Compare the splits and the order of the loader you train with: wb.data.audit(loader, validation=...).",
             "A pattern at another period than the epoch points to something else that repeats: shards, a sampler, a schedule.",
         ), **numbers,
     )  # fmt: skip
@@ -163,7 +163,7 @@ def _of_training(record: RecordLike, series: Series, evidence: dict[str, Any]) -
     evidence["cause"] = "unknown"
     return _finding(
         "warn", f"{said}, and it is no drop at the start of an epoch: do batches come in the same order each time?",
-        advice=("Observe the loader you train with over two epochs: audit_data(loader).",), **numbers,
+        advice=("Observe the loader you train with over two epochs: wb.data.audit(loader).",), **numbers,
     )  # fmt: skip
 
 
