@@ -6,13 +6,14 @@
 # make test-browser   JupyterLab in a headless Chromium: notebooks, panels, interrupt, reload; needs the program chromium
 # make check      all of these, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
+# make nightly    the tests that kill processes over and over: ten minutes
 # make zoo        how often the workbench is right: planted faults and healthy trainings, 40 minutes on two idle cores
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab zoo test test-cluster test-browser check notebooks bench
+.PHONY: help install diagnose lab zoo test test-cluster test-browser check nightly notebooks bench
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,10 +27,10 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 # Small models gain nothing from a second thread, and one thread gives the same digits everywhere.
-test test-cluster test-browser check notebooks zoo: export OMP_NUM_THREADS := 1
-test test-cluster test-browser check notebooks zoo: export MKL_NUM_THREADS := 1
-test test-cluster test-browser check notebooks zoo: export WORKBENCH_LIVE := 0
-test test-cluster test-browser check notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
+test test-cluster test-browser check nightly notebooks zoo: export OMP_NUM_THREADS := 1
+test test-cluster test-browser check nightly notebooks zoo: export MKL_NUM_THREADS := 1
+test test-cluster test-browser check nightly notebooks zoo: export WORKBENCH_LIVE := 0
+test test-cluster test-browser check nightly notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -64,11 +65,15 @@ check: $(STAMP)
 	$(MAKE) test
 	$(MAKE) test-cluster
 	$(MAKE) test-browser
-	$(BIN)/python -m pytest -q -m "slow and not cluster and not browser"
+	$(BIN)/python -m pytest -q -m "slow and not cluster and not browser and not nightly"
+
+# What kills over and over: minutes a test.
+nightly: $(STAMP)
+	$(BIN)/python -m pytest -q -m nightly --durations=15
 
 # Apart from the others: one Ray cluster is up from the first test to the last.
 test-cluster: $(STAMP)
-	$(BIN)/python -m pytest -q -m cluster --durations=15
+	$(BIN)/python -m pytest -q -m "cluster and not nightly" --durations=15
 
 test-browser: $(STAMP)
 	$(BIN)/python -m pytest -q -m browser --durations=15

@@ -217,6 +217,7 @@ def random_kills(cluster: Cluster, coordinator: ClusterCoordinator, seed: int, o
     return KILLS
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0])
 def test_fifty_random_kills_change_no_count(own_cluster: MakeCluster, engine: str, seed: int) -> None:
     """T10.1, T14.15, P1: one run, in which workers die at random moments; updates, writes, batches and examples stay exact.

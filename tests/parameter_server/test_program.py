@@ -125,6 +125,7 @@ def _newest(out: Path) -> int:
     return max((int(path.name.removeprefix("step-")) for path in found), default=-1)
 
 
+@pytest.mark.nightly
 def test_everybody_may_be_killed_on_the_way(tasks: Callable[..., Tasks], tmp_path: Path) -> None:
     """T9.5, T10.1 to T10.4: a worker and the chief come again and training goes on; a dead server is told by its name, and so restored."""
     cluster = tasks(2, 1)

@@ -238,7 +238,7 @@ Trainer().run(small_workload(), out=sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("call", [2, 8, 15, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("call", [2, 8, 15, pytest.param(0, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_killed_before_any_touch_of_the_disk_it_goes_on(tmp_path: Path, trained: Path, call: int) -> None:
     """The process dies just before its n-th flush, rename or deletion; slow: every seventh n up to the end."""
     expected = open_record(trained)
