@@ -103,7 +103,9 @@ def test_data_ignored_files_and_studies_stay_out(repository: Path) -> None:
     (study / "study.json").write_text("{}")
     (study / "trials" / "0" / "config.json").write_text("{}")
     (repository / "runs" / "ledger.db").write_text("index")
-    assert git_state(repository)[1] == b""
+    commit, patch = git_state(repository)
+    assert commit is not None
+    assert patch == b""
 
 
 def test_outside_a_repository_there_is_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
