@@ -67,6 +67,8 @@ class PipeCluster:
         return PipeCalls(self.listener.address)
 
     def end(self, worker: PipeCalls) -> None:
+        with connection.Client(worker.address) as pipe:  # closing alone wakes nobody who waits for a call
+            pipe.send(None)
         self.listener.close()
 
     def close(self) -> None:
@@ -87,7 +89,10 @@ class PipeCluster:
         with contextlib.suppress(OSError):
             while True:
                 with self.listener.accept() as pipe, contextlib.suppress(EOFError):
-                    method, arguments = pipe.recv()
+                    asked = pipe.recv()
+                    if asked is None:
+                        return
+                    method, arguments = asked
                     pipe.send(getattr(held, method)(*arguments))
 
 

@@ -466,7 +466,7 @@ def test_what_stands_in_a_wrong_place_is_named(tmp_path: Path) -> None:
         CheckpointManager(module, tmp_path)
     with pytest.raises(UsageError, match="variables must be a dict of names"):
         CheckpointManager(None, tmp_path, variables=[1])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="takes the ClusterCoordinator of the loop, not Linear"):
+    with pytest.raises(UsageError, match="takes the wb.ps.ClusterCoordinator of the loop, not Linear"):
         audit_parameter_server(module)
     with pytest.raises(UsageError, match=r"train_step returned NoneType; it has to return Stepped\("):
         StrategyModel(small_workload(), train_step=forgets_to_return).fit(verbose=0)  # type: ignore[arg-type]

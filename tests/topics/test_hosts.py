@@ -202,7 +202,7 @@ def test_what_was_not_seen_is_not_measured_and_says_why() -> None:
     spawned = edited(lambda r: r.pop() and r[0].update(initialised=False, spawned=2))
     for seen, said in (
         (Seen({}), "workbench hosts"), (Seen({"hosts": {"ranks": []}}), "there is one host only"), (job(1), "one host only"),
-        (four, "rank 2 wrote no facts"), (spawned, "audit_hosts()"),
+        (four, "rank 2 wrote no facts"), (spawned, "wb.hosts.audit()"),
     ):  # fmt: skip
         found = wb.hosts.diagnose(seen)
         assert [f.code for f in found] == list(CODES)
