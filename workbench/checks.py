@@ -1,19 +1,22 @@
-"""Guards for numbers that a person gives: each raises `ConfigError` with the name, the value and what it may be."""
+"""Guards for numbers that a person gives: each raises an error with the name, the value and what it may be."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 
 __all__ = ["check_integer", "check_number"]
 
 
-def check_integer(name: str, value: Any, *, low: int = 1, hint: str = "") -> None:
-    """Raise unless `value` is an integer of at least `low`; `hint` goes on the sentence."""
+def check_integer(
+    name: str, value: Any, *, low: int = 1, hint: str = "", error: type[WorkbenchError] = ConfigError
+) -> int:
+    """Return `value`; raise `error` unless it is an integer of at least `low`. `hint` goes on the sentence, without its full stop."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name}={value!r} must be an integer of at least {low}{hint}.")
+        raise error(f"{name}={value!r} must be an integer of at least {low}{hint}.")
+    return value
 
 
 def check_number(name: str, value: Any, *, above: float = 0.0) -> None:

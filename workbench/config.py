@@ -11,9 +11,10 @@ from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Literal, get_args
 
-from workbench.errors import ConfigError, UnknownNameError, check_integer, nearest
+from workbench.checks import check_integer
+from workbench.errors import ConfigError, UnknownNameError, nearest
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "TrainConfig", "code_hash", "is_callable_name"]
+__all__ = ["OPTIMIZERS", "SCHEDULES", "OptimizerName", "Precision", "TrainConfig", "code_hash", "is_callable_name"]
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"]
 ScheduleName = Literal["constant", "linear", "cosine"]
@@ -96,7 +97,7 @@ class TrainConfig:
         for name in ("total_steps", "batch_size", "accumulate_steps", "keep_best"):
             check_integer(name, getattr(self, name))
         for name in ("warmup_steps", "shared_seed", "per_host_seed"):
-            check_integer(name, getattr(self, name), least=0)
+            check_integer(name, getattr(self, name), low=0)
         for name in ("eval_every_steps", "eval_batch_size", "checkpoint_every_steps", "bn_stat_examples"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))

@@ -11,7 +11,6 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -22,12 +21,12 @@ __all__ = [
     "NotebookError",
     "RecordError",
     "StudyInterrupted",
+    "TargetError",
     "UnknownNameError",
     "UsageError",
     "WorkbenchError",
     "WorkloadError",
     "callers_line",
-    "check_integer",
     "in_one_line",
     "nearest",
 ]
@@ -139,12 +138,3 @@ def nearest(given: object, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Allowed: {', '.join(names)}."
-
-
-def check_integer(
-    name: str, value: Any, *, least: int = 1, hint: str = ".", error: type[WorkbenchError] = ConfigError
-) -> int:
-    """Return an argument's value; raise `error` unless it is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise error(f"{name}={value!r} must be an integer of at least {least}{hint}")
-    return value

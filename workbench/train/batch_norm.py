@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from workbench.errors import ConfigError, UnknownNameError, UsageError, check_integer, nearest
+from workbench.checks import check_integer
+from workbench.errors import ConfigError, UnknownNameError, UsageError, nearest
 
 __all__ = [
     "GhostBatchNorm",
@@ -29,7 +30,7 @@ __all__ = [
 
 Layer = TypeVar("Layer", bound=nn.Module)
 Norm = Literal["layer", "group"]
-USUAL = "; 64 is a usual number."
+USUAL = "; 64 is a usual number"
 INPUT_DIMS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.BatchNorm1d: (2, 3),
     nn.BatchNorm2d: (4,),

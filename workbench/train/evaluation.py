@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from workbench.errors import DataError, UsageError, WorkloadError, check_integer
+from workbench.checks import check_integer
+from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.train.batches import eval_batches
 from workbench.train.forward import all_finite, autocast, explained, graph_if_needed, has_diverged, per_example
 from workbench.train.predictions import TrackedExamples
@@ -77,7 +78,7 @@ def evaluate(
         UsageError: the batch size is no integer of at least 1, or the workload has no such split.
         DataError: the split has no examples.
     """
-    check_integer("batch_size", batch_size, error=UsageError, hint=": the examples of one forward pass.")
+    check_integer("batch_size", batch_size, error=UsageError, hint=": the examples of one forward pass")
     data = workload.data(split)
     if hasattr(data, "__len__") and len(data) == 0:
         raise DataError(

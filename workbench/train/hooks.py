@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.errors import check_integer
 from workbench.record.metrics import check_metric
 from workbench.record.read import StudyRecord, TrialRecord
 
@@ -129,7 +129,7 @@ class Hook:
 
 
 def _cadence(every: int) -> int:
-    return check_integer("every", every, hint=": measure at every n-th step.")
+    return check_integer("every", every, hint=": measure at every n-th step")
 
 
 class Timing(Hook):

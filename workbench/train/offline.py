@@ -14,7 +14,8 @@ import pandas as pd
 import torch
 from torch.utils.data import Subset
 
-from workbench.errors import DataError, RecordError, UsageError, check_integer
+from workbench.checks import check_integer
+from workbench.errors import DataError, RecordError, UsageError
 from workbench.ledger.push import pusher
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
@@ -82,7 +83,7 @@ def evaluate_checkpoints(
     for split in wanted:
         full.data(split)
     if batch_size is not None:
-        check_integer("batch_size", batch_size, error=UsageError, hint="; None is the config's evaluation batch.")
+        check_integer("batch_size", batch_size, error=UsageError, hint="; None is the config's evaluation batch")
     place = resolve_device(device)
     study = writer.record
     evals = study.evals
