@@ -26,7 +26,7 @@ from workbench.curves.rises import (
 )
 from workbench.curves.smoothing import MEDIAN_PENALTY, fill_gaps, noise_per_step, smooth
 
-__all__ = ["CurveVerdict", "Outcome", "Rise", "When", "classify_curve"]
+__all__ = ["CurveVerdict", "Outcome", "Rise", "When", "chance_loss", "classify_curve", "ignorance"]
 
 
 def chance_loss(classes: int) -> float:

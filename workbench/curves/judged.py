@@ -14,7 +14,7 @@ from workbench.curves.sweep import SweepTable, objective, sweep_of_curves
 from workbench.curves.trials import FREE_FIELDS, RecordLike, TrialCurve, TrialVerdict, curves_of, full_length, judge
 from workbench.record.roles import POINTS, Role
 
-__all__ = ["judged_runs"]
+__all__ = ["JudgedStudy", "equal", "is_harmful", "judged", "judged_runs", "own_trials", "plain_cell", "trials_with"]
 
 
 class JudgedStudy:

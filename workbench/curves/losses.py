@@ -15,7 +15,16 @@ from workbench.curves.trials import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.roles import Role
 
-__all__ = ["nothing_clear", "nothing_learns"]
+__all__ = [
+    "DEEP",
+    "bottomless",
+    "is_deep",
+    "judged_without_loss",
+    "nothing_clear",
+    "nothing_learns",
+    "selects_by_loss",
+    "without_loss",
+]
 
 
 _BY_LOSS = {

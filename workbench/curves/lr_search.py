@@ -10,6 +10,7 @@ from itertools import pairwise
 from workbench.curves.sweep import LRPoint, SweepTable
 
 __all__ = [
+    "EDGE_MARGIN",
     "BestLR",
     "UnstableBracket",
     "below_edge",

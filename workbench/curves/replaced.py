@@ -17,7 +17,7 @@ from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis, Finding, Status
 from workbench.record.read import periodic_rows
 
-__all__ = ["LOST_FRAC", "Replaced", "diagnose_replaced", "lost_by", "replaced"]
+__all__ = ["LOST_FRAC", "Replaced", "Twin", "diagnose_replaced", "lost_by", "read_twins", "replaced"]
 
 
 TWIN_FIELDS = ("rules", "weight_decay", "beta2", "rho")

@@ -17,11 +17,14 @@ from workbench.curves.rises import USUAL, CurveThresholds
 from workbench.record.roles import POINTS
 
 __all__ = [
+    "FREE_FIELDS",
     "RecordLike",
     "TrialCurve",
     "TrialVerdict",
     "curves_of",
     "full_length",
+    "initial_loss",
+    "initial_losses",
     "judge",
     "memory_field",
     "study_scale",

@@ -22,7 +22,7 @@ from workbench.findings.finding import (
 )
 from workbench.record.json_values import to_json
 
-__all__ = ["MEASUREMENTS", "Diagnosis", "Finding", "Status", "worst"]
+__all__ = ["MEASUREMENTS", "SIGNS", "Diagnosis", "Finding", "Status", "worst"]
 
 
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}

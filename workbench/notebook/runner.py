@@ -23,6 +23,7 @@ from workbench.notebook.html import write_notebook_html
 from workbench.notebook.parameters import NotebookParameter, check_parameters, check_values, read_parameters
 
 __all__ = [
+    "FOLDER",
     "VERDICT_MIME",
     "NotebookInfo",
     "describe_notebook",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.parameter_server.cluster.cluster import Cluster
 
-__all__ = ["ByRows", "ParameterServerStrategy", "variable"]
+__all__ = ["ByRows", "ParameterServerStrategy", "Partitioner", "variable"]
 
 Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int]]
 

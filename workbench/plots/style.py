@@ -29,6 +29,7 @@ __all__ = [
     "GOOD",
     "GRID",
     "INK",
+    "LARGEST",
     "PALETTE",
     "PAPER",
     "STYLES",

@@ -18,6 +18,7 @@ from workbench.ray.folders import temporary_folder
 from workbench.workloads.registry import file_modules
 
 __all__ = [
+    "OBJECT_STORE_BYTES",
     "NotYet",
     "RayCluster",
     "WorkerLost",

@@ -21,6 +21,7 @@ from workbench.record.folder import is_locked, read_json
 from workbench.record.parts import read_parts
 
 __all__ = [
+    "SCHEMA",
     "Best",
     "StudyRecord",
     "TrialRecord",

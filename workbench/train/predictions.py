@@ -17,7 +17,7 @@ from workbench.errors import ConfigError, UsageError
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import example_ids
 
-__all__ = ["TrackedExamples", "check_track", "tracked_examples"]
+__all__ = ["SPLIT", "TrackedExamples", "check_track", "tracked_examples"]
 
 SPLIT = "validation"
 

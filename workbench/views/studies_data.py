@@ -25,12 +25,14 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture
 
 __all__ = [
+    "JUDGED",
     "NOISE",
     "STUDY_COLUMNS",
     "Side",
     "best_trials",
     "compare",
     "draw_comparison",
+    "draw_curves",
     "draw_study",
     "nothing",
     "open_study",

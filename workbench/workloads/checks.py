@@ -13,6 +13,7 @@ from workbench.errors import ConfigError, DataError, UnknownNameError, UsageErro
 from workbench.workloads.base import Workload
 
 __all__ = [
+    "LARGER_IS_BETTER",
     "check_data",
     "check_fresh",
     "check_loss_shape",

@@ -13,7 +13,7 @@ from workbench.parameter_server.engines.threads import ThreadEngine
 from workbench.parameter_server.servers.plane import forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
 
-__all__ = ["create_in_process_cluster"]
+__all__ = ["Cluster", "create_in_process_cluster"]
 
 
 class Cluster:

@@ -12,7 +12,7 @@ from workbench.errors import CheckpointError, UsageError, nearest
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager, delete_whole
 from workbench.parameter_server.fit.event_file import EventFile
 
-__all__ = ["TensorBoard"]
+__all__ = ["BackupAndRestore", "Callback", "History", "ModelCheckpoint", "TensorBoard", "check_callbacks"]
 
 
 Logs = Mapping[str, float]

@@ -19,7 +19,22 @@ from workbench.train.forward import autocast, per_example
 from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 
-__all__ = ["Evaluable", "StepRunner", "Stepped", "TrainStep", "Trained", "evaluate_plan", "predict_plan", "train_plans", "train_step"]  # fmt: skip
+__all__ = [
+    "CPU",
+    "AdditiveMetric",
+    "Evaluable",
+    "MetricSet",
+    "State",
+    "StepRunner",
+    "Stepped",
+    "TrainStep",
+    "Trained",
+    "evaluate_plan",
+    "predict_plan",
+    "total",
+    "train_plans",
+    "train_step",
+]
 
 
 State = dict[str, Tensor]

@@ -17,7 +17,7 @@ from workbench.parameter_server.links.shared_memory import SharedMemory, Where, 
 from workbench.parameter_server.servers.plane import Grad
 from workbench.parameter_server.servers.server import Lying, Push, extent, laid_out, lay
 
-__all__ = ["ShmLink"]
+__all__ = ["Located", "SharedBlock", "ShmLink"]
 
 
 LINE = 8  # numbers of 8 bytes in what a processor moves at once: what different processes write lies that far apart

@@ -19,8 +19,10 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Partitioner",
+    "check_placeable",
     "num_shards",
     "split_rows",
+    "trained_parameters",
 ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.servers.server import Push, ServerRuntime
 
-__all__ = ["forget_plane", "plane_of", "set_plane"]
+__all__ = ["DataPlane", "DirectPlane", "Grad", "Place", "forget_plane", "plane_of", "set_plane", "whole"]
 
 
 Grad = Tensor | Sequence[Tensor]

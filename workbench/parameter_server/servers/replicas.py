@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 
-__all__ = ["Replica", "forget_replicas", "replica_of", "tracks_statistics"]
+__all__ = ["Replica", "forget_replicas", "portable", "replica_of", "tracks_statistics", "unpacked", "with_gradients"]
 
 
 def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.Parameter]:

@@ -19,7 +19,7 @@ from workbench.record.read import periodic_rows
 from workbench.record.roles import Role
 from workbench.topics.evaluation.proxy import judge_proxy
 
-__all__ = ["diagnose_evaluation", "diagnose_evaluation_cases", "predicted_values"]
+__all__ = ["TOLERANCE", "diagnose_evaluation", "diagnose_evaluation_cases", "predicted_values"]
 
 CODES = Codes({
     "evaluation.interval": "P2.8", "evaluation.batch_size": "P2.7", "evaluation.weighting": "P2.11", "evaluation.coverage": "P2.11",

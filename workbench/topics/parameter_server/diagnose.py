@@ -25,7 +25,7 @@ from workbench.topics.parameter_server.server_load import (
     staleness,
 )
 
-__all__ = ["CODES", "diagnose_parameter_server"]
+__all__ = ["CODES", "diagnose_parameter_server", "server_remedies"]
 
 
 def server_remedies(record: Audited) -> pd.DataFrame:

@@ -15,7 +15,17 @@ from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Finding
 from workbench.record.json_values import number
 
-__all__ = ["MEASURES", "hotspot", "imbalance", "load_ratios", "server_load"]
+__all__ = [
+    "MEASURES",
+    "histogram",
+    "hotspot",
+    "imbalance",
+    "load_ratios",
+    "saturation",
+    "server_load",
+    "server_throughput",
+    "staleness",
+]
 
 
 WINDOW = 31

@@ -26,7 +26,16 @@ from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, met
 from workbench.train.lanes.step import BatchLayout, Objective, Recorded, StepResult, module_state, record
 from workbench.workloads.base import Workload
 
-__all__ = ["LaneProgram", "LanePrograms", "build_program", "differing_rows", "forget_programs"]
+__all__ = [
+    "KINK",
+    "SHORT",
+    "TOLERANCES",
+    "LaneProgram",
+    "LanePrograms",
+    "build_program",
+    "differing_rows",
+    "forget_programs",
+]
 
 aten = torch.ops.aten
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
