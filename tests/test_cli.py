@@ -19,7 +19,8 @@ from tests.helpers.notebooks import write_notebook
 from workbench import cli
 from workbench.config import TrainConfig
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.ledger.table import COLUMNS
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)

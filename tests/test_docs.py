@@ -15,7 +15,7 @@ import pytest
 import workbench.topics
 from tests.helpers.records import empty
 from workbench import cli
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

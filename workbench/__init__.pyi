@@ -6,7 +6,7 @@ from workbench.config import TrainConfig as TrainConfig
 from workbench.errors import StudyInterrupted as StudyInterrupted
 from workbench.errors import WorkbenchError as WorkbenchError
 from workbench.findings.diagnosis import Diagnosis as Diagnosis
-from workbench.findings.diagnosis import Finding as Finding
+from workbench.findings.finding import Finding as Finding
 from workbench.ledger.studies import export_studies as export_studies
 from workbench.ledger.studies import list_studies as list_studies
 from workbench.ledger.studies import set_note as set_note

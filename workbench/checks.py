@@ -7,8 +7,6 @@ from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
 
-__all__ = ["check_integer", "check_number"]
-
 
 def check_integer(
     name: str, value: Any, *, low: int = 1, hint: str = "", error: type[WorkbenchError] = ConfigError

@@ -14,8 +14,6 @@ from typing import Any, Literal, get_args
 from workbench.checks import check_integer
 from workbench.errors import ConfigError, UnknownNameError, nearest
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "OptimizerName", "Precision", "TrainConfig", "code_hash", "is_callable_name"]
-
 OptimizerName = Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"]
 ScheduleName = Literal["constant", "linear", "cosine"]
 Rules = Literal["torch", "playbook"]

@@ -91,13 +91,19 @@ class Shown:
 
 
 def inside_the_window(shown: Shown) -> None:
-    """Nothing of a panel is wider than the page, and pictures are not squeezed."""
-    for part in (shown.picture, shown.words):
-        box = part.bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= SIZE["width"]
-    natural, seen = shown.picture.evaluate("(img) => [img.naturalWidth, img.getBoundingClientRect().width]")
+    """Nothing of a panel is wider than the page, and pictures are not squeezed; all measured at one moment, because redrawing replaces both."""
+    shown.page.wait_for_function(
+        "area => { const img = area.querySelector('img'); return img && img.complete && img.getBoundingClientRect().width > 0"
+        " && area.querySelector('[role=status]').getBoundingClientRect().width > 0 }",
+        arg=shown.area.element_handle(),
+    )
+    left, right, natural, seen = shown.area.evaluate(
+        "area => { const img = area.querySelector('img'); const boxes = [img, area.querySelector('[role=status]')]"
+        ".map(part => part.getBoundingClientRect()); return [Math.min(...boxes.map(b => b.left)),"
+        " Math.max(...boxes.map(b => b.right)), img.naturalWidth, boxes[0].width] }"
+    )
+    assert left >= 0
+    assert right <= SIZE["width"]
     assert seen >= 0.85 * natural, "its text would be too small to read"
 
 

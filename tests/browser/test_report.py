@@ -12,7 +12,8 @@ from playwright.sync_api import Browser
 
 from tests.helpers.records import diagnosis, empty, study
 from tests.helpers.simulated_input import pipeline
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.report.page import write_report
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}

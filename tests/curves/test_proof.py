@@ -11,7 +11,8 @@ from scipy import stats
 
 from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.curves.proof import LIMIT, p_value, prove, worth_more_seeds
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.recommendation.diagnose import recommend
 
 TOTAL, LONG = 100, 110

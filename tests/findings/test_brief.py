@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 
 
 def diagnosis(*findings: tuple[str, str]) -> Diagnosis:

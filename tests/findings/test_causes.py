@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from workbench.findings.causes import _EXPLAINS, _PLACES, REMARKS, causes_first, listed, vetoes_tuning
-from workbench.findings.diagnosis import Diagnosis, Finding, Status, verdict_table
+from workbench.findings.diagnosis import Diagnosis, verdict_table
+from workbench.findings.finding import Finding, Status
 
 _NAMED = {*_PLACES, *REMARKS, *_EXPLAINS, *itertools.chain(*_EXPLAINS.values())}
 CODES = sorted({code.replace("*", "other") for code in _NAMED})

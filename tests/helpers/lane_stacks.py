@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from workbench.train.batches import train_batches
-from workbench.train.gradients import Gradients, LoopGradients, MicroBatches
+from workbench.train.forward import MicroBatches
+from workbench.train.gradients import Gradients, LoopGradients
 from workbench.train.lane_stack import LaneStack
 from workbench.workloads.base import Workload
 

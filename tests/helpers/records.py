@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import TrainConfig
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 
 STEPS = 120
 PROBE_STEPS = 250

@@ -14,7 +14,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from workbench.errors import NotebookError, UnknownNameError, UsageError
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.notebook import engine as engine
 from workbench.notebook import runner as runner
 from workbench.notebook.html import write_notebook_html

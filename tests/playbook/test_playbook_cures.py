@@ -11,7 +11,8 @@ import pytest
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.playbook import walk as playbook
 from workbench.record.read import open_record
 from workbench.topics.clipping.study import ClippingStudy

@@ -21,7 +21,8 @@ from tests.helpers.simulated_input import pipeline
 from workbench.config import TrainConfig
 from workbench.errors import RecordError
 from workbench.findings.advice import ADVICE
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.findings.topic import Figure
 from workbench.report.figures import shown_here
 from workbench.report.html import redact, value_text

@@ -26,7 +26,8 @@ from tests.helpers.records import MemoryRecord, empty
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, WorkloadError
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.plots.style import why_not_measured
 from workbench.record.json_values import dumps
 from workbench.topics.architecture.dataflow import trace_dataflow

@@ -17,10 +17,12 @@ import workbench as wb
 from tests.helpers.simulated_norms import row, study
 from tests.helpers.simulated_records import record
 from workbench.errors import UsageError
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.plots.style import why_not_measured
 from workbench.record.json_values import to_json
-from workbench.topics.batch_norm.diagnose import CODES, NormArm, better_arms
+from workbench.topics.batch_norm.diagnose import NormArm, better_arms
+from workbench.topics.batch_norm.replicas import CODES
 
 
 def judged(*args: Any, **facts: Any) -> Diagnosis:

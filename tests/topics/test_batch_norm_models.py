@@ -23,7 +23,8 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord
 from workbench.studies.session import open_session
 from workbench.topics.batch_norm.collect import collect_batch_norm, measure_devices
-from workbench.topics.batch_norm.diagnose import CODES, read_norm_arms
+from workbench.topics.batch_norm.diagnose import read_norm_arms
+from workbench.topics.batch_norm.replicas import CODES
 from workbench.topics.batch_norm.statistics import batch_statistics, running_statistics, statistics_set
 from workbench.train.distributed import batch_norm as distributed
 from workbench.workloads.base import Workload, first_of_batch

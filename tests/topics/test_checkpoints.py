@@ -20,7 +20,7 @@ from tests.helpers.simulated_records import evaluations, record, trial
 from tests.helpers.workloads import small_workload
 from workbench.curves.selection import expected_maximum, wobble
 from workbench.errors import ConfigError
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.record.json_values import dumps
 from workbench.topics.checkpoints.diagnose import CODES
 from workbench.topics.checkpoints.early_stopping import RULES

@@ -17,7 +17,7 @@ import workbench as wb
 from tests.helpers.user_training import UserTraining
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import CheckpointError, UsageError
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.record.json_values import dumps
 from workbench.topics.checkpoints.diagnose import resume_finding
 from workbench.topics.checkpoints.resume import same_values

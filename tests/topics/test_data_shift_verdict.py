@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.data.diagnose_shift import label_shift, train_validation_shift
 from workbench.topics.generalisation.diagnose import Gap

@@ -12,9 +12,10 @@ import pytest
 
 import workbench as wb
 from tests.helpers.host_facts import EXAMPLES, STEPS, Seen, job, one_pass
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.record.json_values import to_json
-from workbench.topics.hosts.diagnose import AREAS, CODES
+from workbench.topics.hosts.diagnose import AREAS
+from workbench.topics.hosts.ranks import CODES
 
 Ranks = list[dict[str, Any]]
 Edit = Callable[[Ranks], Any]

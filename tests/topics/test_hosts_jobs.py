@@ -34,10 +34,11 @@ from workbench.errors import ClusterError, ConfigError, DataError, UnknownNameEr
 from workbench.plots.style import BAD, BASELINE, GOOD, why_not_measured
 from workbench.record.read import StudyRecord
 from workbench.topics.hosts import study as hosts_study
-from workbench.topics.hosts.diagnose import AREAS, CODES
+from workbench.topics.hosts.diagnose import AREAS
 from workbench.topics.hosts.file_shards import read_records
 from workbench.topics.hosts.launch import launch
 from workbench.topics.hosts.planted import BUGS
+from workbench.topics.hosts.ranks import CODES
 from workbench.topics.hosts.run_rank import LoopbackStore
 
 ROOT = Path(__file__).parents[2]

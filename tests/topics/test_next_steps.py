@@ -10,7 +10,8 @@ import pytest
 
 from tests.helpers.simulated_records import record, trial
 from workbench.findings.advice import ADVICE
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.recommendation.diagnose import next_steps
 
 WARMUP, CLIPPING, LOWER = (str(ADVICE[name]) for name in ("warmup", "clipping", "lower_lr"))

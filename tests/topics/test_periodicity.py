@@ -18,7 +18,7 @@ from tests.benchmarks.periodicity import by_steps_or_time, clean_alarms, planted
 from tests.helpers.records import MemoryRecord, empty, one_trial
 from tests.helpers.streams import digits_streams
 from workbench.errors import UsageError
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.plots.style import why_not_measured
 from workbench.topics.data.order import label_order
 from workbench.topics.periodicity.diagnose import periodic_series

@@ -18,8 +18,6 @@ from workbench.cli.notebooks import describe, lab, list_all, run
 from workbench.cli.ps import serve
 from workbench.errors import UsageError, WorkbenchError
 
-__all__ = ["build_parser", "main"]
-
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "diagnose": diagnose,
     "input": input_pipeline,

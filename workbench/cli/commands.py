@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from workbench.findings.diagnosis import Diagnosis
 
-__all__ = ["diagnose", "exit_code", "hosts", "input_pipeline", "report", "studies"]
-
 RAN, FAILED, USAGE, VERDICT, INTERRUPTED = 0, 1, 2, 3, 130
 
 

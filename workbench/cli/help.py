@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AT_OR_ABOVE", "EXIT_CODES", "HELP", "MAIN_HELP", "Command"]
-
 Option = tuple[tuple[str, ...], dict[str, Any]]
 """Names and further arguments of `ArgumentParser.add_argument`."""
 

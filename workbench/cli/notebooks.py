@@ -15,8 +15,6 @@ from workbench.errors import UsageError, WorkbenchError
 if TYPE_CHECKING:
     from workbench.notebook.runner import NotebookInfo
 
-__all__ = ["describe", "lab", "list_all", "run"]
-
 
 def list_all(_: argparse.Namespace) -> int:
     """Print the bundled workloads and the notebooks of this folder."""

@@ -18,8 +18,6 @@ from workbench.errors import UsageError
 if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 
-__all__ = ["serve"]
-
 
 def serve(args: argparse.Namespace) -> int:
     """Be one task of a cluster until the chief is done."""

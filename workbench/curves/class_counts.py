@@ -14,8 +14,6 @@ from scipy import stats
 from workbench.curves.trials import RecordLike
 from workbench.errors import ConfigError, UsageError
 
-__all__ = ["class_counts", "count_classes", "in_examples", "wilson"]
-
 COLUMNS = ["class", "total", "correct", "recall", "low", "high", "before", "delta", "delta_examples"]
 
 

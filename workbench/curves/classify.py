@@ -17,16 +17,12 @@ from workbench.curves.rises import (
     Curve,
     CurveThresholds,
     CurveVerdict,
-    Outcome,
     Rise,
-    When,
     end_level,
     find_rises,
     tail_steps,
 )
 from workbench.curves.smoothing import MEDIAN_PENALTY, fill_gaps, noise_per_step, smooth
-
-__all__ = ["CurveVerdict", "Outcome", "Rise", "When", "chance_loss", "classify_curve", "ignorance"]
 
 
 def chance_loss(classes: int) -> float:

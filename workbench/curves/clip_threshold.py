@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ClipThreshold", "arrival", "choose_threshold", "ordinal", "steady_stretch"]
-
 FloatArray = NDArray[np.float64]
 
 

@@ -18,16 +18,6 @@ from workbench.curves.trials import RecordLike, TrialVerdict
 from workbench.record.json_values import number
 from workbench.record.roles import SHORT
 
-__all__ = [
-    "ReferenceNorms",
-    "alternation",
-    "clipped_runs",
-    "fixed_step",
-    "max_grad_norm_of",
-    "reference_norms",
-    "step_scale",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceNorms:

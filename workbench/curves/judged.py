@@ -14,8 +14,6 @@ from workbench.curves.sweep import SweepTable, objective, sweep_of_curves
 from workbench.curves.trials import FREE_FIELDS, RecordLike, TrialCurve, TrialVerdict, curves_of, full_length, judge
 from workbench.record.roles import POINTS, Role
 
-__all__ = ["JudgedStudy", "equal", "is_harmful", "judged", "judged_runs", "own_trials", "plain_cell", "trials_with"]
-
 
 class JudgedStudy:
     """What a diagnosis reads: the frames of a study, its curves, their verdicts and its learning-rate sweep, each computed once.

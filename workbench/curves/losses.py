@@ -12,20 +12,9 @@ import numpy as np
 from workbench.curves.judged import judged
 from workbench.curves.sweep import LRPoint, SweepTable, mean_and_error
 from workbench.curves.trials import RecordLike, TrialCurve
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 from workbench.record.roles import Role
-
-__all__ = [
-    "DEEP",
-    "bottomless",
-    "is_deep",
-    "judged_without_loss",
-    "nothing_clear",
-    "nothing_learns",
-    "selects_by_loss",
-    "without_loss",
-]
-
 
 _BY_LOSS = {
     "lr.*", "stability.*", "warmup.*", "schedule.collapse", "clipping.cures", "clipping.masks_lr", "init.loss", "loss.unbounded",

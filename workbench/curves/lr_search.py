@@ -9,18 +9,6 @@ from itertools import pairwise
 
 from workbench.curves.sweep import LRPoint, SweepTable
 
-__all__ = [
-    "EDGE_MARGIN",
-    "BestLR",
-    "UnstableBracket",
-    "below_edge",
-    "lr_best",
-    "refine_next",
-    "refine_round",
-    "tied",
-    "unstable_bracket",
-]
-
 DENSE_RATIO = 1.118
 """Neighbours this close bracket lr* to a factor of 1.25 (1.118 squared)."""
 

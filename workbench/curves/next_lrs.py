@@ -16,18 +16,6 @@ from workbench.curves.lr_search import tied, unstable_bracket
 from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
 
-__all__ = [
-    "around",
-    "bisect_next",
-    "climb_round",
-    "edge_round",
-    "fill_round",
-    "growth_edge",
-    "on_lattice",
-    "raise_round",
-    "spread",
-]
-
 
 def edge_from_growth(
     loss: ArrayLike,

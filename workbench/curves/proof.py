@@ -24,24 +24,6 @@ from workbench.findings.causes import vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import periodic_rows
 
-__all__ = [
-    "LIMIT",
-    "MIN_EXAMPLES",
-    "by_examples",
-    "by_faults",
-    "by_metrics",
-    "by_room",
-    "by_size",
-    "by_spread",
-    "by_values",
-    "example_chance",
-    "p_value",
-    "p_words",
-    "prove",
-    "worth_more_seeds",
-]
-
-
 MIN_EXAMPLES = 30
 
 

@@ -14,11 +14,9 @@ from workbench.curves.selection import selected_by_seed
 from workbench.curves.sweep import objective, paired_difference
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, initial_loss, judge
 from workbench.findings.audited import why_missing
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 from workbench.record.read import periodic_rows
-
-__all__ = ["LOST_FRAC", "Replaced", "Twin", "diagnose_replaced", "lost_by", "read_twins", "replaced"]
-
 
 TWIN_FIELDS = ("rules", "weight_decay", "beta2", "rho")
 """What a twin may differ in."""

@@ -9,10 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.classify import Rise
+from workbench.curves.rises import Rise
 from workbench.curves.trials import TrialCurve, TrialVerdict
-
-__all__ = ["Cause", "confirmation", "rise_cause", "seen_at_interval"]
 
 Cause = Literal["data", "curvature", "optimizer_state", "schedule"]
 FloatArray = NDArray[np.float64]

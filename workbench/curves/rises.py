@@ -9,20 +9,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "USUAL",
-    "Curve",
-    "CurveThresholds",
-    "CurveVerdict",
-    "Outcome",
-    "Rise",
-    "When",
-    "end_level",
-    "find_rises",
-    "tail_steps",
-]
-
-
 When = Literal["none", "early", "mid"]
 Outcome = Literal["none", "recovered", "settling", "lasting", "divergent", "not_measured"]
 

@@ -17,23 +17,6 @@ from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import POINTS, Role
 
-__all__ = [
-    "RANGE",
-    "SEEDS",
-    "SWEEP",
-    "TWIN",
-    "Cause",
-    "FloatArray",
-    "RuleForms",
-    "RuleRange",
-    "apart",
-    "ends_next",
-    "read_ranges",
-    "rule_view",
-    "rules_in",
-]
-
-
 FloatArray = NDArray[np.float64]
 
 

@@ -24,20 +24,6 @@ from workbench.errors import ConfigError
 from workbench.record.read import periodic_rows, select_best
 from workbench.record.roles import Role
 
-__all__ = [
-    "FEWEST_TO_SEE_NOISE",
-    "SelectedRun",
-    "compare_selected",
-    "expected_maximum",
-    "read_runs",
-    "selectable",
-    "selected",
-    "selected_by_seed",
-    "spacing",
-    "starts_by_seed",
-]
-
-
 FEWEST_TO_SEE_NOISE = 4
 """Evaluations; fewer have less than two second differences."""
 

@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import median_filter
 
-__all__ = ["MEDIAN_PENALTY", "WIDTHS", "fill_gaps", "noise_per_step", "running_median", "smooth"]
-
 FloatArray = NDArray[np.float64]
 
 WIDTHS: tuple[int, ...] = (3, 5, 9, 17, 33, 65)

@@ -18,8 +18,6 @@ from workbench.curves.trials import (
     judge,
 )
 
-__all__ = ["LRPoint", "SweepTable", "mean_and_error", "objective", "paired_difference", "sweep_of_curves"]
-
 FloatArray = NDArray[np.float64]
 
 

@@ -12,23 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.classify import CurveVerdict, classify_curve, ignorance
-from workbench.curves.rises import USUAL, CurveThresholds
+from workbench.curves.classify import classify_curve, ignorance
+from workbench.curves.rises import USUAL, CurveThresholds, CurveVerdict
 from workbench.record.roles import POINTS
-
-__all__ = [
-    "FREE_FIELDS",
-    "RecordLike",
-    "TrialCurve",
-    "TrialVerdict",
-    "curves_of",
-    "full_length",
-    "initial_loss",
-    "initial_losses",
-    "judge",
-    "memory_field",
-    "study_scale",
-]
 
 FloatArray = NDArray[np.float64]
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["NOT_COLLECTED", "Audit", "Audited", "why_missing"]
-
 NOT_COLLECTED = "not_collected"
 """Name of the facts that say why others are missing: {name: reason}."""
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 
 from workbench.findings.finding import STATUSES, Finding
 
-__all__ = ["REMARKS", "STRUCTURAL", "and_more", "causes_first", "listed", "vetoes_tuning"]
-
 _PLACES = (
     "data.nonfinite", "data.labels", "data.no_signal", "data.leakage", "data.duplicates", "data.unshuffled",
     "data.weak_shuffle", "data.label_shift", "data.train_validation_shift", "data.scale", "data.worker_rng", "data.*",

@@ -6,8 +6,6 @@ from typing import Any
 
 from workbench.findings.finding import Finding, Status
 
-__all__ = ["Codes"]
-
 
 class Codes(dict[str, str]):
     """Code -> clause, in the order of a report."""

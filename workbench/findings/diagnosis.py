@@ -22,9 +22,6 @@ from workbench.findings.finding import (
 )
 from workbench.record.json_values import to_json
 
-__all__ = ["MEASUREMENTS", "SIGNS", "Diagnosis", "Finding", "Status", "worst"]
-
-
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
 """Symbol and word of each status; colour only repeats what they say."""
 

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from workbench.record.json_values import to_json
 
-__all__ = ["MEASUREMENTS", "STATUSES", "SYMBOLS", "Finding", "Status", "said_alike", "worst"]
-
 Status = Literal["ok", "warn", "fail", "not_measured"]
 STATUSES: tuple[Status, ...] = ("fail", "warn", "not_measured", "ok")
 """Worst first."""

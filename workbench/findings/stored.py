@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError
-from workbench.findings.diagnosis import Diagnosis, Finding
-
-__all__ = ["read_diagnosis"]
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 
 _INFINITE = {"inf": float("inf"), "-inf": float("-inf")}
 _NUMBERS = ("value", "threshold")

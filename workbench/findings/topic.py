@@ -8,8 +8,6 @@ from typing import Any
 
 from workbench.findings.diagnosis import Diagnosis
 
-__all__ = ["NARROW", "Figure", "StudyKind", "Topic"]
-
 NARROW = 5.2
 """Inches of width up to which a figure fits on a phone of 360 pixels with letters that can be read."""
 

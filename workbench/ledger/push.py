@@ -26,8 +26,6 @@ from workbench.ledger.table import study_folders, study_row
 from workbench.record.json_values import scrub
 from workbench.record.read import StudyRecord
 
-__all__ = ["LEDGER", "VARIABLE", "push", "push_closed", "pushed_rows", "pusher", "rebuild", "shared_url"]
-
 LEDGER = "ledger.db"
 VARIABLE = "WORKBENCH_LEDGER"
 TRIES = 4

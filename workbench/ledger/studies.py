@@ -18,8 +18,6 @@ from workbench.record.json_values import dumps
 from workbench.record.parts import write_atomic
 from workbench.record.read import StudyRecord
 
-__all__ = ["export_studies", "list_studies", "set_note"]
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute instead of show
 WIDEST = 60  # characters; longer texts wrap
 WAIT_S = (

@@ -18,8 +18,6 @@ from workbench.errors import RecordError, UsageError, nearest
 from workbench.record.folder import is_locked
 from workbench.record.read import StudyRecord
 
-__all__ = ["COLUMNS", "EXTRA", "check_extra", "read_folders", "study_folders", "study_row"]
-
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
 

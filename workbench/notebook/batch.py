@@ -16,8 +16,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.errors import NotebookError, UsageError
-from workbench.findings.diagnosis import worst
-from workbench.findings.finding import STATUSES
+from workbench.findings.finding import STATUSES, worst
 from workbench.notebook.html import page
 from workbench.notebook.parameters import check_parameters, check_values
 from workbench.notebook.runner import (
@@ -31,8 +30,6 @@ from workbench.notebook.runner import (
 )
 from workbench.record.parts import write_atomic
 from workbench.report.html import STATUS, redact, render
-
-__all__ = ["NotebookRun", "NotebookRuns", "run_notebooks", "write_summary"]
 
 OUT = "out"
 """The parameter that names the folder of a notebook's study."""

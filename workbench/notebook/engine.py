@@ -24,8 +24,6 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from traitlets import Type
 
-__all__ = ["ENGINE"]
-
 ENGINE = "workbench"
 _POLL_S = 0.5
 

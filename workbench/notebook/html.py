@@ -10,8 +10,6 @@ from workbench.errors import NotebookError
 from workbench.record.parts import write_atomic
 from workbench.report.html import render
 
-__all__ = ["page", "write_notebook_html"]
-
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:"
 """What the page may load: what is written in it. Scripts of an output do not run, and nothing goes to a network."""
 

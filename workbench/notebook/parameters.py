@@ -22,17 +22,6 @@ from typing import Any, get_args
 from workbench.config import Precision
 from workbench.errors import UnknownNameError, UsageError, nearest
 
-__all__ = [
-    "NotebookParameter",
-    "check_parameters",
-    "check_values",
-    "parse_parameters",
-    "parse_sweeps",
-    "read_parameters",
-    "read_rows",
-    "split_values",
-]
-
 _SCALARS: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (float, int),

@@ -22,19 +22,6 @@ from workbench.notebook.engine import ENGINE
 from workbench.notebook.html import write_notebook_html
 from workbench.notebook.parameters import NotebookParameter, check_parameters, check_values, read_parameters
 
-__all__ = [
-    "FOLDER",
-    "VERDICT_MIME",
-    "NotebookInfo",
-    "describe_notebook",
-    "find_notebook",
-    "is_complete",
-    "list_notebooks",
-    "new_folder",
-    "read_verdict",
-    "run_notebook",
-]
-
 VERDICT_MIME = "application/vnd.workbench.verdict+json"
 FOLDER = Path("runs/notebooks")
 """Where executed copies go, a folder for each run or batch of runs."""

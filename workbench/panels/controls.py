@@ -17,8 +17,6 @@ from workbench.errors import UsageError, WorkbenchError
 from workbench.plots.render import Draw, Redrawn
 from workbench.plots.style import not_measured
 
-__all__ = ["Answer", "Choice", "Control", "Panel", "Slider", "controls_panel", "is_live", "needs", "nothing", "still"]
-
 
 class Answer(NamedTuple):
     """What a panel says for one setting of its controls: a sentence or a few, and figures side by side."""

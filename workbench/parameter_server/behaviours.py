@@ -6,8 +6,6 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-__all__ = ["BEHAVIOURS", "LIMITS", "Behaviour", "Limit", "as_markdown", "behaviours_table", "limits_table"]
-
 Fate = Literal["kept", "lifted", "differs", "open"]
 
 

@@ -12,18 +12,6 @@ from typing import Protocol
 
 from workbench.parameter_server.errors import CancelledError
 
-__all__ = [
-    "PARTS",
-    "Flag",
-    "WorkerContext",
-    "building_dataset",
-    "check_cancelled",
-    "current_worker",
-    "get_current_worker_index",
-    "on_worker",
-    "taking",
-]
-
 PARTS = ("data_wait_s", "pull_s", "push_s")
 """What a function spends its time on, besides computing."""
 

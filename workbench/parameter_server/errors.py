@@ -6,8 +6,6 @@ from typing import Literal
 
 from workbench.errors import ClusterError, WorkbenchError
 
-__all__ = ["CancelledError", "ClosureInputError", "Job", "NotHeldError", "OutOfRangeError", "UnavailableError"]
-
 Job = Literal["worker", "ps"]
 
 

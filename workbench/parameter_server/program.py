@@ -16,8 +16,6 @@ from workbench.parameter_server.cluster.serve_task import serve_task
 if TYPE_CHECKING:
     from workbench.parameter_server.fit.sidecar import SidecarEvaluation
 
-__all__ = ["become_script", "follow_trial", "run_task", "train_trial"]
-
 
 def run_task(
     resolver: ClusterResolver, *, chief: Callable[[], None], evaluator: Callable[[], None], wait_s: float = 300.0

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.parameter_server.cluster.cluster import Cluster
 
-__all__ = ["ByRows", "ParameterServerStrategy", "Partitioner", "variable"]
-
 Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int]]
 
 _SCOPES = threading.local()

@@ -16,8 +16,6 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import Variable
 from workbench.workloads.base import Workload
 
-__all__ = ["CONFIG", "EXAMPLES", "FEATURES", "LABELS", "WORDS", "Toy", "accuracy", "dataset_fn", "examples", "losses", "preprocessed", "step", "toy_workload"]  # fmt: skip
-
 WORDS = ("avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman")
 FEATURES = StringLookup(WORDS)
 """Words to ids: 7 and one for all others (T5.5)."""

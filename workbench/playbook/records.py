@@ -9,8 +9,6 @@ from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.registry import STUDIES
 from workbench.topics.stability.diagnose import diagnose_instability
 
-__all__ = ["diagnosis_of"]
-
 
 def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
     """Return the diagnosis that is kept with a study, else that of its kind; for a single trial, sweep and stability.

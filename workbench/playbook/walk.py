@@ -67,9 +67,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload
 from workbench.workloads.subsets import subset_of
 
-__all__ = ["diagnose", "diagnose_record"]
-
-
 _AFFORDABLE = InstabilityStudy(confirm_all=False, fixes=("warmup",))
 _WARMUP = WarmupStudy(full_runs=2)
 _CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)

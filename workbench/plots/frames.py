@@ -8,23 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.curves.trials import RecordLike as Record
-from workbench.findings.diagnosis import Diagnosis, Finding
-from workbench.plots.style import number
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
+from workbench.record.json_values import number
 from workbench.record.read import periodic_rows
-
-__all__ = [
-    "Record",
-    "baseline_lr",
-    "best_lr",
-    "curve",
-    "default_trial",
-    "evaluations",
-    "field_of",
-    "finding",
-    "lr_of",
-    "trials_at",
-    "trials_in",
-]
 
 Floats = NDArray[np.float64]
 

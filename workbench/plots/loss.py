@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from workbench.plots.frames import Record, curve, lr_of
+from workbench.curves.trials import RecordLike as Record
+from workbench.plots.frames import curve, lr_of
 from workbench.plots.style import (
     BAD,
     BASELINE,
@@ -24,8 +25,6 @@ from workbench.plots.style import (
     not_measured,
     short,
 )
-
-__all__ = ["draw_trial_loss", "fit_y", "loss_axes", "plot_trial_curves"]
 
 Floats = NDArray[np.float64]
 

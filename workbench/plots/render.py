@@ -26,8 +26,6 @@ from PIL import Image
 
 from workbench.plots.style import GRID, INK, PALETTE, PAPER, house_style, why_not_measured
 
-__all__ = ["Draw", "Redrawn", "inline_svg", "png", "standalone_svg"]
-
 Draw = Callable[[Axes], Any]
 """Draws into the axes it is given, as `lambda ax: plot_x(record, ax=ax)`."""
 CHARACTERS_AN_INCH = 15

@@ -21,31 +21,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from workbench.record.json_values import number
-
-__all__ = [
-    "BAD",
-    "BASELINE",
-    "GOOD",
-    "GRID",
-    "INK",
-    "LARGEST",
-    "PALETTE",
-    "PAPER",
-    "STYLES",
-    "draw_curve",
-    "drawable",
-    "drawing",
-    "house_style",
-    "legend",
-    "log_scale",
-    "mark_steps",
-    "not_measured",
-    "number",
-    "short",
-    "why_not_measured",
-]
-
 Floats = NDArray[np.float64]
 
 PALETTE = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")  # fmt: skip

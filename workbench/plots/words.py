@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["counted", "first_and_end", "four_digits", "number_text"]
-
 Floats = NDArray[np.float64]
 
 

@@ -18,8 +18,6 @@ from typing import IO
 
 from workbench.errors import ClusterError, UsageError
 
-__all__ = ["check_address", "is_loopback", "only_on_loopback", "require_token"]
-
 CONNECT_S = 3.0  # rule of thumb: a port that is open answers in milliseconds
 ANSWER_S = 6.0  # rule of thumb: so does a cluster
 IMPORT_S = 60.0  # rule of thumb: what a busy machine needs to import Ray

@@ -17,18 +17,6 @@ from workbench.ray.address import check_address, only_on_loopback, require_token
 from workbench.ray.folders import temporary_folder
 from workbench.workloads.registry import file_modules
 
-__all__ = [
-    "OBJECT_STORE_BYTES",
-    "NotYet",
-    "RayCluster",
-    "WorkerLost",
-    "address_of_this_worker",
-    "node_of_this_worker",
-    "on_loopback",
-    "patient",
-    "require_ray",
-]
-
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
 START_S = 90.0  # until a cluster that is started here has to be up
 

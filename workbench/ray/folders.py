@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-__all__ = ["temporary_folder"]
-
 _PREFIX = "workbench-"
 _MARKER = ".workbench-temporary"
 

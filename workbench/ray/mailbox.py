@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Mailbox"]
-
 MOST_BYTES = 64 * 2**20  # rule of thumb: workers wait for the reader while more than this is unread
 
 

@@ -16,8 +16,6 @@ from workbench.ray.address import is_loopback, require_token
 from workbench.ray.cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, require_ray
 from workbench.ray.folders import temporary_folder
 
-__all__ = ["RayNode", "own_address", "reach"]
-
 CONNECT_S = 3.0  # rule of thumb: a machine that is there answers in milliseconds, with yes or no
 UNREACHABLE_S = 10.0  # and how long nothing at all may come back from it
 POLL_S = 0.2

@@ -15,17 +15,6 @@ from typing import IO, Any
 
 from workbench.errors import RecordError
 
-__all__ = [
-    "check_fingerprint",
-    "check_folder",
-    "default_folder",
-    "fingerprint_difference",
-    "is_locked",
-    "lock",
-    "read_json",
-    "unfinished",
-]
-
 TRIES = 3  # a reader that asks whether somebody writes holds the file for a moment
 _IDENTITY = ("workload", "config", "settings")
 

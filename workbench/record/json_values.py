@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["dumps", "number", "scrub", "to_json"]
-
 _DATABASE = r"\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*"
 _QUOTED_OR_WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
 _PASSWORDS = (  # up to the last @ of a word: a password may hold one that nobody wrote as %40

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from workbench.errors import UnknownNameError, nearest
 
-__all__ = ["METRICS", "check_metric"]
-
-
 METRICS: dict[str, tuple[str, str]] = {
     "loss": ("loss", "weighted mean of the per-example training loss of batch k, before update k"),
     "loss_se": ("loss", "standard error of that mean, from the spread within the batch"),

@@ -22,8 +22,6 @@ import pyarrow.parquet as pq
 from workbench.errors import RecordError
 from workbench.record.watch import show_rows, tell_rows
 
-__all__ = ["PartWriter", "read_parts", "write_atomic"]
-
 _NAME = re.compile(r"part-(\d{6})(?:-(\d{6}))?\.parquet$")
 
 

@@ -20,18 +20,6 @@ from workbench.errors import RecordError, nearest
 from workbench.record.folder import is_locked, read_json
 from workbench.record.parts import read_parts
 
-__all__ = [
-    "SCHEMA",
-    "Best",
-    "StudyRecord",
-    "TrialRecord",
-    "how_trained",
-    "open_record",
-    "periodic_rows",
-    "read_events",
-    "select_best",
-]
-
 SCHEMA = 1
 """Of `study.json`: raised when an older version of this package would read a folder wrongly."""
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from workbench.public import spelled
 
-__all__ = ["called_as", "git_folder", "git_state", "source_of", "versions"]
-
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
 _DIFF = ("diff", "--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["POINTS", "SHORT", "Role"]
-
 
 class Role(StrEnum):
     """What a trial is for; a string, so that a row of the record compares with it."""

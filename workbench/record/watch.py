@@ -16,20 +16,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = [
-    "SHOW_SECONDS",
-    "Watcher",
-    "early_wanted",
-    "show_rows",
-    "tell_closed",
-    "tell_event",
-    "tell_rewind",
-    "tell_rows",
-    "tell_study",
-    "tell_trial",
-    "watching",
-]
-
 SHOW_SECONDS = 0.2  # rule of thumb: five pictures a second look like motion and cost little
 
 

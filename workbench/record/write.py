@@ -26,8 +26,6 @@ from workbench.record.parts import PartWriter, write_atomic
 from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, read_events
 from workbench.record.watch import tell_closed, tell_event, tell_rewind, tell_study, tell_trial
 
-__all__ = ["SilentStudy", "StudyWriter", "TrialWriter"]
-
 MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
 
 

@@ -15,8 +15,6 @@ from workbench.record.parts import write_atomic
 from workbench.report.html import redact
 from workbench.topics.registry import FIGURES
 
-__all__ = ["DrawnFigure", "draw_figures", "shown_here", "write_figures"]
-
 
 @dataclass(frozen=True)
 class DrawnFigure:

@@ -11,13 +11,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from workbench.findings.diagnosis import SIGNS, Finding
-from workbench.findings.finding import STATUSES
+from workbench.findings.diagnosis import SIGNS
+from workbench.findings.finding import STATUSES, Finding
 from workbench.findings.topic import NARROW
 from workbench.plots.words import counted, four_digits, number_text
 from workbench.record.json_values import to_json
-
-__all__ = ["STATUS", "redact", "render", "table", "value_text"]
 
 _WORDS = {"fail": "Fail", "warn": "Warning", "not_measured": "Not measured", "ok": "OK"}
 STATUS: dict[str, tuple[str, str]] = {status: (SIGNS[status][0], _WORDS[status]) for status in STATUSES}

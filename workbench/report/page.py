@@ -15,15 +15,14 @@ from typing import Any
 
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import and_more, listed
-from workbench.findings.diagnosis import MEASUREMENTS, Diagnosis
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import MEASUREMENTS
 from workbench.record.json_values import to_json
 from workbench.record.parts import write_atomic
 from workbench.report.figures import draw_figures, write_figures
 from workbench.report.html import STATUS, render
 from workbench.report.summary import summary_rows
 from workbench.topics.recommendation.diagnose import next_steps
-
-__all__ = ["write_report"]
 
 
 def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:

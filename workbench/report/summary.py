@@ -10,11 +10,10 @@ from typing import Any
 
 from workbench.curves.proof import p_words
 from workbench.findings.causes import listed, vetoes_tuning
-from workbench.findings.diagnosis import MEASUREMENTS, Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import MEASUREMENTS, Finding
 from workbench.plots.words import counted, number_text
 from workbench.report.html import redact
-
-__all__ = ["summarise", "summary_rows"]
 
 MAX_NAMED = 2
 """Findings that the head names; the others are counted."""

@@ -14,8 +14,6 @@ from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on
 
-__all__ = ["Study"]
-
 
 class Study(ABC):
     """Base of the frozen dataclasses that are studies; they say which trials to run in `extend`.

@@ -24,8 +24,6 @@ from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 
-__all__ = ["RunOptions", "Session", "at_length", "open_session"]
-
 
 class Session:
     """The trials of one study as they are run.

@@ -19,8 +19,6 @@ from workbench.topics.schedule.topic import TOPIC as schedule
 from workbench.topics.stability.topic import TOPIC as stability
 from workbench.topics.warmup.topic import TOPIC as warmup
 
-__all__ = ["FIGURES", "STUDIES", "TOPICS"]
-
 TOPICS: tuple[Topic, ...] = (
     lr_sweep,
     stability,

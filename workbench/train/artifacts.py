@@ -21,8 +21,6 @@ from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["best_checkpoint", "export_program", "load_trained", "trained_with"]
-
 
 def load_trained(workload: Workload, checkpoint: str | Path | TrialRecord, *, device: str = "cpu") -> nn.Module:
     """Return the model of a checkpoint, built anew, in evaluation mode.

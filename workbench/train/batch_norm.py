@@ -13,21 +13,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from workbench.checks import check_integer
 from workbench.errors import ConfigError, UnknownNameError, UsageError, nearest
 
-__all__ = [
-    "GhostBatchNorm",
-    "Norm",
-    "batch_norm_layers",
-    "drawn_examples",
-    "ghost_batch_norm",
-    "like",
-    "normalise",
-    "plain_name",
-    "remember_updates",
-    "replace_batch_norm",
-    "swap_batch_norm",
-    "track",
-]
-
 Layer = TypeVar("Layer", bound=nn.Module)
 Norm = Literal["layer", "group"]
 USUAL = "; 64 is a usual number"

@@ -34,8 +34,6 @@ from workbench.workloads.items import (
     plain_tensors,
 )
 
-__all__ = ["DataStream", "eval_batches", "resolve_device", "to_device", "train_batches", "train_order"]
-
 GATHER_BYTES = 16 * 2**20  # rule of thumb: tensors are shuffled in chunks of this size, so that memory stays bounded
 
 Batch = tuple[Any, int]

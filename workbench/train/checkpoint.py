@@ -24,17 +24,6 @@ from workbench.errors import CheckpointError, RecordError
 from workbench.record.json_values import dumps
 from workbench.record.read import select_best
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointStore",
-    "SilentStore",
-    "latest_checkpoint",
-    "load_checkpoint",
-    "load_model",
-    "prune",
-    "save_checkpoint",
-]
-
 WRITE_SECONDS = 5.0  # rule of thumb: what a killed process may have to train again
 WAITING_BYTES = 32 * 2**20  # rule of thumb: larger checkpoints are written at once instead of waiting in memory
 _FILES = ("model.safetensors", "trainer.safetensors")

@@ -24,8 +24,6 @@ from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.items import IndexedDataset, in_its_own_order
 
-__all__ = ["Dependence", "Items", "batch_dependence", "evaluation_batch", "first_items"]
-
 PROBED = 16
 """Examples that are looked at in batches of all and of a few (rule of thumb)."""
 TOLERANCE = 1e-3

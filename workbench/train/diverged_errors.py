@@ -19,8 +19,6 @@ from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["Excuse", "fault_of_weights", "is_out_of_memory", "is_own_config"]
-
 Excuse = Callable[[int, Exception, MicroBatches, bool], bool]
 """(lane, what was raised, batches, training) -> whether that lane counts as diverged instead."""
 

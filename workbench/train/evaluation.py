@@ -23,22 +23,6 @@ from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 from workbench.workloads.losses import CrossEntropy, classes_of, label_of, prediction_of
 
-__all__ = [
-    "Evaluation",
-    "ExampleValues",
-    "check_first",
-    "eval_mode",
-    "evaluate",
-    "evaluate_each",
-    "evaluation_columns",
-    "example_values",
-    "float_tensors",
-    "on_host",
-    "values_each",
-    "values_of",
-    "weighted_means",
-]
-
 Diverged = Callable[[int, Exception, Any, int], bool]
 Floats = NDArray[np.float64]
 

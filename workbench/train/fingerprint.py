@@ -17,8 +17,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data
 from workbench.workloads.losses import classes_of
 
-__all__ = ["fingerprint"]
-
 
 def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Return sizes of the splits, a hash of the parameters' names and shapes, the loss of the first batch, and the classes.

@@ -16,18 +16,6 @@ from workbench.errors import TargetError, WorkbenchError, WorkloadError, callers
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
 
-__all__ = [
-    "DIFFERENTIATES",
-    "MicroBatches",
-    "NotFinite",
-    "all_finite",
-    "autocast",
-    "explained",
-    "graph_if_needed",
-    "has_diverged",
-    "per_example",
-]
-
 MicroBatches = Sequence[tuple[Any, int]]
 """The micro-batches of one update, each with its number of examples."""
 

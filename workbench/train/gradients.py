@@ -17,8 +17,6 @@ from workbench.train.predictions import TrackedExamples
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
 
-__all__ = ["Gradients", "LaneLoss", "LoopGradients", "MicroBatches", "autocast", "per_example"]
-
 
 class LaneLoss(NamedTuple):
     """Weighted mean loss of one update's batch and the squared standard error of that mean, each shape (lanes,).

@@ -31,8 +31,6 @@ from workbench.record.read import StudyRecord, TrialRecord
 if TYPE_CHECKING:
     from workbench.workloads.base import Workload
 
-__all__ = ["Activations", "Hook", "Norms", "Pause", "Run", "Step", "Timing", "UpdateRatios"]
-
 
 @dataclass
 class Run:

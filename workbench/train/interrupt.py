@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest", "ask_to_stop", "catch_interrupt"]
-
 
 class StopRequest:
     """Whether a stop was asked for; the training loop looks at it once a step."""

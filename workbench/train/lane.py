@@ -20,8 +20,6 @@ from workbench.schedules import lr_values
 from workbench.train.checkpoint import Checkpoint, CheckpointStore, SilentStore, latest_checkpoint, load_checkpoint
 from workbench.train.evaluation import Evaluation
 
-__all__ = ["Lane", "LaneLog"]
-
 _CORE = ("loss", "loss_se", "lr", "grad_norm", "clipped")
 
 

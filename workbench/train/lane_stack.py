@@ -23,8 +23,6 @@ from workbench.train.rng import capture_rng, restore_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_model
 
-__all__ = ["LaneStack", "build_model", "global_generator", "host_random"]
-
 WATCHED_STEPS = (
     4  # rule of thumb: a model that draws from Python's or NumPy's generators does so within its first steps
 )

@@ -54,8 +54,6 @@ from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_n
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import subset_of
 
-__all__ = ["TrainingLoop"]
-
 FLUSH_STEPS = 64  # rule of thumb: rows leave the device this often; a diverged lane is noticed as late as this
 FLUSH_SECONDS = 5.0  # rule of thumb: what a crash may cost in rows; a resumed run trains them again
 

@@ -27,8 +27,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.subsets import whole
 
-__all__ = ["evaluate_checkpoints", "evaluate_offline", "serve_requests"]
-
 
 def evaluate_offline(
     workload: Workload,

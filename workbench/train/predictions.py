@@ -17,8 +17,6 @@ from workbench.errors import ConfigError, UsageError
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import example_ids
 
-__all__ = ["SPLIT", "TrackedExamples", "check_track", "tracked_examples"]
-
 SPLIT = "validation"
 
 

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["capture_rng", "isolated_rng", "restore_rng", "seed_all"]
-
 
 def seed_all(*seeds: int) -> None:
     """Seed Python, NumPy and torch from a tuple of seeds."""

@@ -20,8 +20,6 @@ from workbench.errors import ConfigError, UsageError
 from workbench.schedules import lr_values
 from workbench.train.update_rules import RULES, Constants, Memory, Rule
 
-__all__ = ["explain_rule"]
-
 NO_SCHEDULE = 1e9
 """psi of torch's NAdam at which its momentum schedule has ended at the first step."""
 _WHY: dict[str, tuple[str, str]] = {

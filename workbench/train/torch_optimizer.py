@@ -16,8 +16,6 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.train.forward import all_finite
 
-__all__ = ["TorchOptimizer"]
-
 _OURS = ("params", "lr")  # of a parameter group: set by the trainer, so never saved
 
 

@@ -45,8 +45,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.registry import call_on
 
-__all__ = ["AnyTrainer", "Trainer"]
-
 
 class AnyTrainer(Protocol):
     """A frozen dataclass that trains trials into a study's folder, in one process or on many: `Trainer`, `ParameterServerTrainer`."""

@@ -28,21 +28,6 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.train.torch_optimizer import TorchOptimizer
 
-__all__ = [
-    "RULES",
-    "Constants",
-    "HostLr",
-    "Memory",
-    "MixedUpdater",
-    "Rule",
-    "UpdateRule",
-    "Updater",
-    "clip_by_norm",
-    "clip_thresholds",
-    "global_norm",
-    "make_updater",
-]
-
 Number = float | NDArray[np.float64]
 """A number that all lanes share, or one for each, shape (lanes, 1); arithmetic on it is in double precision."""
 HostLr = Sequence[float] | NDArray[np.float64] | None

@@ -16,8 +16,6 @@ from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.views.study_curves import StudyCurves
 
-__all__ = ["CurvesWidget", "curves_panel"]
-
 ALT = "The training loss of each trial against the step, coloured by learning rate."
 
 

@@ -16,8 +16,6 @@ from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.watch import SHOW_SECONDS, Watcher, watching
 from workbench.views.study_curves import Message, StudyCurves
 
-__all__ = ["LiveFeed", "LiveView", "live_view"]
-
 WHOLE_AGAIN = (0.5, 1.5, 4.0)
 """Seconds after which a page that was not ready yet is given all of it once more, in case it could not ask."""
 

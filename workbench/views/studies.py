@@ -29,8 +29,6 @@ from workbench.views.studies_data import (
     study_table,
 )
 
-__all__ = ["StudiesTable", "StudiesWidget", "studies_panel"]
-
 
 @dataclass(frozen=True, repr=False)
 class StudiesTable:

@@ -24,23 +24,6 @@ from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture
 
-__all__ = [
-    "JUDGED",
-    "NOISE",
-    "STUDY_COLUMNS",
-    "Side",
-    "best_trials",
-    "compare",
-    "draw_comparison",
-    "draw_curves",
-    "draw_study",
-    "nothing",
-    "open_study",
-    "side",
-    "study_table",
-    "varied",
-]
-
 STUDY_COLUMNS = ["study", "workload", "kind", "state", "trials", "failed", "best_value", "created", "note"]
 """What a row of the table of studies shows; `path` and `reproduce` go with it unseen."""
 CURVES = 4

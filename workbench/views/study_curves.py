@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from workbench.record.folder import read_json
 from workbench.record.read import StudyRecord, TrialRecord
 
-__all__ = ["Message", "StudyCurves"]
-
-
 METRICS = ("loss", "grad_norm", "lr")
 COLUMNS = 1000  # a page is no wider: two points in each of them
 MOST_ROWS = 1 << 20  # rule of thumb: 20 MB; what a longer study has beyond is thinned

@@ -16,8 +16,6 @@ from workbench.plots.style import not_measured
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.registry import FIGURES, STUDIES
 
-__all__ = ["show_study", "study_picture", "study_sentence"]
-
 
 def show_study(record: StudyRecord | TrialRecord) -> None:
     """Show one figure, one sentence and the verdict table in the cell that runs; the last line of a cell does it by itself.

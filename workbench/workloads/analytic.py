@@ -27,8 +27,6 @@ from workbench.config import OptimizerName, TrainConfig
 from workbench.errors import UsageError
 from workbench.workloads.base import Workload
 
-__all__ = ["Catapult", "Quadratic", "Valley", "catapult", "eigenvalues", "half_squared_length", "quadratic", "valley"]
-
 
 def eigenvalues(*, dimension: int = 50, condition: float = 100.0, loss_scale: float = 1.0) -> Tensor:
     """Return the Hessian's eigenvalues, (dimension,) in float64, from `loss_scale / condition` up to `loss_scale`."""

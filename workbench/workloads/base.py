@@ -13,8 +13,6 @@ from workbench.errors import UnknownNameError, WorkloadError, nearest
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["SPLITS", "PerExample", "Workload", "first_of_batch", "second_of_batch"]
-
 PerExample = Callable[[Any, Any], "Tensor"]
 SPLITS = ("train", "validation", "test")
 

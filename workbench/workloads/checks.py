@@ -12,17 +12,6 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, UnknownNameError, UsageError, WorkloadError, nearest
 from workbench.workloads.base import Workload
 
-__all__ = [
-    "LARGER_IS_BETTER",
-    "check_data",
-    "check_fresh",
-    "check_loss_shape",
-    "check_model",
-    "check_selection",
-    "check_weights",
-    "chosen_config",
-]
-
 LARGER_IS_BETTER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score)(_|$|\d)")
 """Names of metrics that nobody wants small (rule of thumb)."""
 

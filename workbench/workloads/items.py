@@ -21,25 +21,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from workbench.errors import ConfigError, DataError, UsageError
 
-__all__ = [
-    "CountedStream",
-    "Delayed",
-    "HostShare",
-    "IndexedDataset",
-    "StoredDataset",
-    "cache_dataset",
-    "content_hash",
-    "example_hashes",
-    "fresh_containers",
-    "in_its_own_order",
-    "item_arrays",
-    "item_error",
-    "leaf_bytes",
-    "leaves",
-    "plain_tensors",
-    "without",
-]
-
 
 def in_its_own_order(data: Any) -> bool:
     """Tell whether a dataset can only be read from its beginning on, not by index."""

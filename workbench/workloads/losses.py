@@ -16,25 +16,6 @@ from workbench.config import TrainConfig
 from workbench.errors import TargetError, WorkloadError
 from workbench.workloads.base import Workload, second_of_batch
 
-__all__ = [
-    "MAX_VALUES",
-    "AbsoluteError",
-    "Accuracy",
-    "CrossEntropy",
-    "SquaredError",
-    "TokenAccuracy",
-    "TokenCount",
-    "TokenCrossEntropy",
-    "classes_of",
-    "classification",
-    "forward_tokens",
-    "label_of",
-    "language_model",
-    "next_tokens",
-    "prediction_of",
-    "regression",
-]
-
 Targets = Callable[[Any], Tensor]
 NOT_A_CLASS = -(2**31)  # nothing is ignored: torch's default would pass over every target of -100 in silence
 MAX_VALUES = 4096  # rule of thumb: an example whose output has more values than this is no table's business

@@ -15,8 +15,6 @@ from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, ne
 from workbench.record.repro import source_of
 from workbench.workloads.base import Workload
 
-__all__ = ["call_on", "file_modules", "find_file", "list_workloads", "load_named", "load_workload"]
-
 _FILE_MODULE = "_workload_"
 
 _BUNDLED = {

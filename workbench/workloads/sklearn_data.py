@@ -20,22 +20,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification
 from workbench.workloads.subsets import stratified_split
 
-__all__ = [
-    "DeepBlock",
-    "DeepResidual",
-    "Placement",
-    "WideBlock",
-    "WideResNet",
-    "breast_cancer",
-    "deep_residual",
-    "digits_cnn",
-    "digits_data",
-    "digits_mlp",
-    "digits_resnet",
-    "digits_resnet_stride1",
-    "mlp",
-]
-
 
 def _splits(inputs: Tensor, labels: Tensor, indices: tuple[Tensor, ...]) -> dict[str, Any]:
     """Return the fields `train_data`, `validation_data` and `test_data` of a workload; an item is (inputs, class)."""

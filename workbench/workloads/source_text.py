@@ -19,8 +19,6 @@ from workbench.errors import DataError, UsageError, nearest
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import language_model
 
-__all__ = ["Transformer", "source_text", "source_text_post_norm", "text_hash"]
-
 MAX_BYTES = 2_000_000
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 EVERY = 20  # of twenty files one is for validation and one for testing

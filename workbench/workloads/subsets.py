@@ -17,22 +17,6 @@ from workbench.errors import DataError, UsageError, nearest
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
-__all__ = [
-    "EvaluationSample",
-    "How",
-    "SubsetOf",
-    "check_drawable",
-    "check_examples",
-    "draw_sample",
-    "example_ids",
-    "periodic_subset",
-    "sample_id",
-    "sampled_workload",
-    "stratified_split",
-    "subset_of",
-    "whole",
-]
-
 Indices = npt.NDArray[np.int64]
 How = Literal["stratified", "random"]
 

@@ -13,8 +13,6 @@ from workbench.parameter_server.engines.threads import ThreadEngine
 from workbench.parameter_server.servers.plane import forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
 
-__all__ = ["Cluster", "create_in_process_cluster"]
-
 
 class Cluster:
     """Workers and parameter servers that are up; as a context manager it ends with the block, and leaves nothing behind.

@@ -13,8 +13,6 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster_spec import ClusterSpec, Task
 
-__all__ = ["VARIABLES", "ClusterResolver"]
-
 VARIABLES = ("WORKBENCH_CLUSTER", "TF_CONFIG")
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222"], "ps": ["host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 

@@ -8,8 +8,6 @@ from typing import Any, Literal, get_args
 
 from workbench.errors import UnknownNameError, UsageError
 
-__all__ = ["JOBS", "TASK_TYPES", "ClusterSpec", "Task", "TaskType", "devices_each", "split_address"]
-
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[str, ...] = get_args(TaskType)
 JOBS = ("chief", "worker", "ps")

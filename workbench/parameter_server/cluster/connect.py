@@ -21,8 +21,6 @@ from workbench.parameter_server.links.ways import Plane
 from workbench.ray.cluster import RayCluster
 from workbench.ray.node import RayNode
 
-__all__ = ["connect_to_cluster"]
-
 POLL_S = 0.2
 
 

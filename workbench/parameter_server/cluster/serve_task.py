@@ -12,8 +12,6 @@ from workbench.parameter_server.cluster.cluster_spec import split_address
 from workbench.parameter_server.errors import Job
 from workbench.ray.node import RayNode
 
-__all__ = ["DESCRIPTION", "chief_address", "offered", "serve_task"]
-
 DESCRIPTION = "cluster"  # under which the chief writes down what it takes for the cluster
 
 POLL_S = 0.5

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from workbench.errors import UsageError
 from workbench.parameter_server.workers.closure import Closure
 
-__all__ = ["MAX_WAITING", "ClosureQueue"]
-
-
 PAUSE_S = 5.0
 """Without anything to do for longer is a pause of the loop, not its own slowness (rule of thumb: evaluating and saving are shorter)."""
 

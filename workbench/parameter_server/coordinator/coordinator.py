@@ -25,8 +25,6 @@ from workbench.parameter_server.workers.worker import Call
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ClusterCoordinator", "PerWorkerDataset", "merge_buffers"]
-
 _ONLY_ONE = threading.Lock()
 
 WATCHDOG_S = 600.0

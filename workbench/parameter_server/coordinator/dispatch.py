@@ -23,8 +23,6 @@ from workbench.parameter_server.workers.closure import Closure, map_structure
 from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable, ResourceTable
 from workbench.parameter_server.workers.worker import Call
 
-__all__ = ["START_DELAY_ENV", "START_DELAY_MAX_ENV", "Dispatcher", "referred"]
-
 
 class CoordinatorMetrics:
     """Counts that threads add to, and one report of them all."""

@@ -13,8 +13,6 @@ from typing import TextIO
 
 from workbench.errors import UsageError
 
-__all__ = ["WatchDog", "all_stacks"]
-
 JOIN_S = 5.0  # rule of thumb: how long `stop` waits for a callback that is running
 
 

@@ -16,8 +16,6 @@ from workbench.parameter_server.errors import ClosureInputError
 from workbench.parameter_server.workers.closure import NO_OPTIMIZER
 from workbench.parameter_server.workers.worker import WorkerIterator
 
-__all__ = ["DatasetRecipe", "IteratorRecipe", "as_dataset_recipe", "refuse_captured", "refuse_variables"]
-
 
 def refuse_variables(module: nn.Module, name: str, parameter: nn.Parameter) -> None:  # noqa: ARG001 - torch's signature
     """Raise where a dataset function makes parameters: each worker would have its own (T5.4, behaviour 32)."""

@@ -10,8 +10,6 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 
-__all__ = ["DatasetCreator", "DistributedDataset", "InputContext", "refuse_input_options", "takes_context"]
-
 
 @dataclass(frozen=True)
 class InputContext:

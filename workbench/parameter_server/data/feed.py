@@ -27,8 +27,6 @@ from workbench.parameter_server.workers.worker import WorkerIterator
 from workbench.train.batches import train_order
 from workbench.workloads.items import IndexedDataset, in_its_own_order, plain_tensors
 
-__all__ = ["SHARDS_PER_WORKER", "Feed", "as_data", "evaluation_feed", "training_feed"]
-
 
 class IndexedBatches:
     """A copy of a map-style dataset; which examples a step reads is decided on the coordinator, so that each is read once an epoch.

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from workbench.errors import UnknownNameError, UsageError
 
-__all__ = ["StringLookup"]
-
 SHOWN = 5  # words of the vocabulary in a message
 
 

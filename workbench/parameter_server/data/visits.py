@@ -12,8 +12,6 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.parameter_server.data.distributed_dataset import InputContext
 
-__all__ = ["count_visits", "endless_batches", "shard_then_shuffle", "shuffle_then_shard"]
-
 DatasetFn = Callable[[InputContext], Iterable[Any]]
 
 

@@ -10,8 +10,6 @@ from workbench.parameter_server.errors import Job, UnavailableError
 from workbench.parameter_server.servers.plane import DataPlane
 from workbench.parameter_server.workers.worker import Call
 
-__all__ = ["Engine"]
-
 
 class Engine(Protocol):
     """Workers and servers by index; calls block, and raise `UnavailableError` where the task is gone."""

@@ -28,8 +28,6 @@ from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, ResourceRef
 from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
 
-__all__ = ["RayEngine"]
-
 BRIEF_S = 0.001  # rule of thumb: what it takes to send a call
 POLL_S = 0.05  # how soon it is seen that a closure was cancelled or its worker killed
 ANSWER_S = 1.0  # how long a task may take to say that it is well, before it counts as busy

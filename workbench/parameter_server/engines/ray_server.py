@@ -17,8 +17,6 @@ from workbench.parameter_server.links.shm import Located, SharedBlock
 from workbench.parameter_server.servers.server import Lying, Push, ServerRuntime, taken
 from workbench.parameter_server.workers.wire import from_wire, to_wire
 
-__all__ = ["ServerTask"]
-
 
 class ServerTask(RayTask):
     """A server that is called through Ray, one call at a time.

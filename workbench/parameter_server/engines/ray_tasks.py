@@ -27,8 +27,6 @@ from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 from workbench.ray.cluster import RayCluster
 
-__all__ = ["Hello", "Outcome", "RayTask", "Request", "WorkerTask"]
-
 SEVERAL_S = 0.005  # rule of thumb: what others may have to wait because a function turned out to be long
 
 

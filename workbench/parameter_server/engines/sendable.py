@@ -21,8 +21,6 @@ from workbench.parameter_server.workers.closure import Closure, map_structure
 from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable
 from workbench.parameter_server.workers.worker import ResourceRef
 
-__all__ = ["Kept", "NotKept", "SendOnce", "Sendable", "Sent"]
-
 KEPT = 64  # things that a worker keeps (rule of thumb); what it has dropped it asks for again
 
 _PLAIN = (

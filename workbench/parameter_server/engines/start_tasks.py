@@ -18,8 +18,6 @@ from workbench.parameter_server.links.shared_memory import Witness, machine
 from workbench.parameter_server.links.ways import Plane, Ways
 from workbench.ray.cluster import RayCluster, WorkerLost
 
-__all__ = ["START_S", "KnownTask", "lives", "meet_first", "start_tasks"]
-
 
 class KnownTask:
     """A worker or server as the engine knows it.

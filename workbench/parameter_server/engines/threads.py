@@ -13,8 +13,6 @@ from workbench.parameter_server.servers.plane import DataPlane, DirectPlane
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 
-__all__ = ["ThreadEngine"]
-
 POLL_S = 0.02  # how soon a caller sees that its closure was cancelled or its worker killed
 
 

@@ -12,9 +12,6 @@ from workbench.errors import CheckpointError, UsageError, nearest
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager, delete_whole
 from workbench.parameter_server.fit.event_file import EventFile
 
-__all__ = ["BackupAndRestore", "Callback", "History", "ModelCheckpoint", "TensorBoard", "check_callbacks"]
-
-
 Logs = Mapping[str, float]
 
 HOOKS = ("on_epoch_begin", "on_epoch_end", "on_train_batch_end", "on_train_begin", "on_train_end")

@@ -15,8 +15,6 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
-__all__ = ["CheckpointManager", "Restored", "delete_whole"]
-
 ASIDE = ".kept"
 
 

@@ -25,8 +25,6 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.workloads.base import Workload
 
-__all__ = ["InlineEvaluation", "Where", "evaluate_direct", "evaluate_distributed", "without_data"]
-
 Where = Literal["workers", "coordinator"]
 
 

@@ -13,8 +13,6 @@ import struct
 import time
 from pathlib import Path
 
-__all__ = ["EventFile", "crc32c"]
-
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
 _NUMBERS = itertools.count()
 

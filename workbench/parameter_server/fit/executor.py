@@ -23,8 +23,6 @@ from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import RemoteValue
 
-__all__ = ["ClusterExecutor", "Executor", "LocalExecutor", "Task"]
-
 AHEAD = 4  # functions under way for each worker, so that none waits for the coordinator (rule of thumb)
 LOOK_S = 0.1  # how often it is looked whether a server died while no result comes
 

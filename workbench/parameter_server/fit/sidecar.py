@@ -17,8 +17,6 @@ from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["SidecarEvaluation", "SidecarEvaluator"]
-
 
 @dataclass(frozen=True)
 class SidecarEvaluation:

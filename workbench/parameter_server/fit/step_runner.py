@@ -19,24 +19,6 @@ from workbench.train.forward import autocast, per_example
 from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 
-__all__ = [
-    "CPU",
-    "AdditiveMetric",
-    "Evaluable",
-    "MetricSet",
-    "State",
-    "StepRunner",
-    "Stepped",
-    "TrainStep",
-    "Trained",
-    "evaluate_plan",
-    "predict_plan",
-    "total",
-    "train_plans",
-    "train_step",
-]
-
-
 State = dict[str, Tensor]
 """Sums by name, in float64; two states are joined by adding them."""
 

@@ -35,8 +35,6 @@ from workbench.train.progress import ProgressBar, progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["StrategyModel"]
-
 
 class FitModel(Protocol):
     """What the loop reads and writes of a `StrategyModel`."""
@@ -48,13 +46,19 @@ class FitModel(Protocol):
     history: History
 
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Updates done so far."""
+        ...
 
     @property
-    def held(self) -> Any: ...
+    def held(self) -> Any:
+        """Where the parameters are held."""
+        ...
 
     @property
-    def buffer_log(self) -> BufferLog: ...
+    def buffer_log(self) -> BufferLog:
+        """What workers sent of their buffers."""
+        ...
 
 
 class FitLoop:

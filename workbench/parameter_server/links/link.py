@@ -13,8 +13,6 @@ from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.plane import Grad, Place
 from workbench.parameter_server.servers.server import Push
 
-__all__ = ["Link", "LinkedPlane", "Pulled", "Take", "handed"]
-
 Result = TypeVar("Result")
 Pulled = list[tuple[Tensor, int]]
 Take = Callable[[int, Tensor], None]

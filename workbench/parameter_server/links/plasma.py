@@ -15,8 +15,6 @@ from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.workers.wire import from_wire, to_wire
 from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
 
-__all__ = ["CONTROL", "PlasmaLink"]
-
 CONTROL = "control"
 """Calls of this group are answered while another call runs."""
 

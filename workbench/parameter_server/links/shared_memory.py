@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["SharedMemory", "Where", "Witness", "machine", "share", "shared_memory_missing"]
-
 
 @dataclass(frozen=True)
 class Where:

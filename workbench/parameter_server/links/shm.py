@@ -17,9 +17,6 @@ from workbench.parameter_server.links.shared_memory import SharedMemory, Where, 
 from workbench.parameter_server.servers.plane import Grad
 from workbench.parameter_server.servers.server import Lying, Push, extent, laid_out, lay
 
-__all__ = ["Located", "SharedBlock", "ShmLink"]
-
-
 LINE = 8  # numbers of 8 bytes in what a processor moves at once: what different processes write lies that far apart
 BUSY_S = 0.02  # rule of thumb: ten times what an update of a million values takes
 

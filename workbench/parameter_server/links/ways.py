@@ -13,8 +13,6 @@ from workbench.parameter_server.links.shared_memory import machine, shared_memor
 from workbench.parameter_server.links.shm import ShmLink
 from workbench.ray.cluster import RayCluster, WorkerLost
 
-__all__ = ["PLANES", "Plane", "Ways"]
-
 Plane = Literal["auto", "shm", "plasma"]
 PLANES = ("auto", "shm", "plasma")
 

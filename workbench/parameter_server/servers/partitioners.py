@@ -14,17 +14,6 @@ from torch.nn.parameter import is_lazy
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 
-__all__ = [
-    "FixedShardsPartitioner",
-    "MaxSizePartitioner",
-    "MinSizePartitioner",
-    "Partitioner",
-    "check_placeable",
-    "num_shards",
-    "split_rows",
-    "trained_parameters",
-]
-
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that need a gradient, by name; tied ones once."""

@@ -28,8 +28,6 @@ from workbench.parameter_server.servers.replicas import (
 from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers
 
-__all__ = ["Part", "PlacedModule"]
-
 
 class Part(NamedTuple):
     """A stretch of a parameter, in flat elements."""

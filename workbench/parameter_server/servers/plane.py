@@ -11,9 +11,6 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.servers.server import Push, ServerRuntime
 
-__all__ = ["DataPlane", "DirectPlane", "Grad", "Place", "forget_plane", "plane_of", "set_plane", "whole"]
-
-
 Grad = Tensor | Sequence[Tensor]
 """A flat gradient, or its pieces, which lie one after the other in the block."""
 

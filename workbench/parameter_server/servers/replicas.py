@@ -15,8 +15,6 @@ from torch.nn.utils import parametrize
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 
-__all__ = ["Replica", "forget_replicas", "portable", "replica_of", "tracks_statistics", "unpacked", "with_gradients"]
-
 
 def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.Parameter]:
     """Return the placed parameters of a module by name, with their gradients, sparse ones made dense.

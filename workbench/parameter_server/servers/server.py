@@ -18,9 +18,6 @@ from workbench.parameter_server.errors import UnavailableError
 from workbench.schedules import schedule_of
 from workbench.train.update_rules import UpdateRule
 
-__all__ = ["Lying", "Push", "ServerRuntime", "Token", "extent", "laid_out", "lay", "taken"]
-
-
 Lying = tuple[int, int, torch.dtype]
 """Where a tensor lies: first byte, number of values, dtype."""
 

@@ -13,9 +13,6 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
 from workbench.parameter_server.servers.plane import Place, plane_of
 
-__all__ = ["RemoteTensor", "ShardedVariable", "Variable"]
-
-
 IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 

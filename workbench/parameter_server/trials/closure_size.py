@@ -6,8 +6,6 @@ import heapq
 import math
 from collections.abc import Sequence
 
-__all__ = ["closure_size", "stretch_seconds"]
-
 SIZES = 32
 """Sizes that are tried, in even ratios from 1 to all updates."""
 

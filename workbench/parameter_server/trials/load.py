@@ -16,8 +16,6 @@ from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.trials.work_time import WorkTime
 from workbench.parameter_server.workers.worker import spent_here
 
-__all__ = ["load_facts", "server_loads", "time_facts"]
-
 LEAST_KNOWN = 0.9  # of the functions that ran, workers have to know (rule of thumb); one that was started anew does not
 
 

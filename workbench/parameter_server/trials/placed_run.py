@@ -42,8 +42,6 @@ from workbench.train.progress import Progress
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import subset_of
 
-__all__ = ["PlacedRun"]
-
 STRETCH = (
     256  # rule of thumb: updates between two writes where no evaluation is due; an interrupt is noticed as late as this
 )

@@ -29,8 +29,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.registry import call_on
 
-__all__ = ["ParameterServerTrainer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerTrainer:

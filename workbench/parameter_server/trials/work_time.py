@@ -9,8 +9,6 @@ from typing import Any
 
 from workbench.parameter_server.trials.worker_trial import Update
 
-__all__ = ["PARTS", "WorkTime"]
-
 PARTS = ("data_wait_s", "pull_s", "compute_s", "push_s")
 """Of an update, on the worker that makes it; the rest of a worker's time it has nothing to do."""
 

@@ -21,8 +21,6 @@ from workbench.train.lane_stack import LaneStack
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload
 
-__all__ = ["GENERATORS", "Made", "Update", "WorkerTrial", "train_steps"]
-
 WORKER_SEEDS = (
     7919  # apart, so that no worker shuffles as another one does under a neighbouring seed (a prime, no more)
 )

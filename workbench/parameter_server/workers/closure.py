@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 from workbench.errors import UsageError
 from workbench.parameter_server.errors import CancelledError
 
-__all__ = ["NO_OPTIMIZER", "Closure", "RemoteValue", "map_structure"]
-
 NO_OPTIMIZER = (
     "a torch optimizer: each worker would train a copy of its own, and nothing would come back. Place the module by "
     "strategy.place(module, TrainConfig(...)), give what that returns as an argument, and call backward() inside of "

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from workbench.train.distributed.merge_statistics import merge_statistics
 
-__all__ = ["BufferLog", "ReplicaBuffers", "merged_buffers", "quicken_batch_norm"]
-
 _MEAN, _VARIANCE = "running_mean", "running_var"
 
 

@@ -15,9 +15,6 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.workers.worker import Call, ResourceRef
 
-__all__ = ["PerWorkerValues", "PerWorkerVariable", "Recipe", "ResourceTable", "WorkerVariable"]
-
-
 _IDS = itertools.count()  # of all coordinators of this process: they may have the same workers
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 
-__all__ = ["StrategyOnWorker", "reduce_replicas", "refuse_on_worker", "run_replicas"]
-
 
 def run_replicas(function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
     """Call `function` for the one replica of this worker; see `ParameterServerStrategy.run`."""

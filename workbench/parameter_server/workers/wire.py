@@ -14,8 +14,6 @@ from torch import Tensor
 
 from workbench.parameter_server.workers.closure import map_structure
 
-__all__ = ["Packed", "from_wire", "to_bytes", "to_wire"]
-
 _SIMPLE = (int, float, bool, str, bytes, type(None))
 
 

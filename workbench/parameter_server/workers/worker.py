@@ -24,8 +24,6 @@ from workbench.parameter_server.context import (
 from workbench.parameter_server.errors import ClosureInputError, NotHeldError, OutOfRangeError
 from workbench.parameter_server.workers.closure import map_structure
 
-__all__ = ["Call", "ResourceRef", "WorkerIterator", "WorkerRuntime", "spent_here", "to_host"]
-
 
 @dataclass(frozen=True)
 class ResourceRef:

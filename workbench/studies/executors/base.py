@@ -13,8 +13,6 @@ from workbench.train.progress import Progress
 from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
-__all__ = ["EXECUTORS", "Executor", "LocalExecutor", "make_executor"]
-
 EXECUTORS = ("local", "ray")
 
 

@@ -15,8 +15,6 @@ from workbench.record.parts import write_atomic
 from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.progress import Progress
 
-__all__ = ["Inbox"]
-
 FLUSH_SECONDS = 5.0  # rule of thumb: what a killed driver may cost in rows; a resumed trial trains them again
 
 _TABLE, _CHECKPOINT, _FILE = (re.compile(p) for p in ("steps|evals|predictions", r"step-\d{8}", r"\w[\w.-]*"))

@@ -29,8 +29,6 @@ from workbench.train.progress import Progress
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 
-__all__ = ["RayExecutor"]
-
 MOST_CPUS = 4  # rule of thumb: lanes in one process share each call; threads of one process get in each other's way
 RERUNS = 3  # rule of thumb: a chunk that loses more workers than this is the reason for it
 STOP_SECONDS = 60.0  # rule of thumb: what finishing a step and saving it may take

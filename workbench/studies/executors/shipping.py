@@ -22,8 +22,6 @@ from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import load_workload
 
-__all__ = ["Shipment", "pack_shipment", "packed_configs", "unpack_shipment"]
-
 Pack = Callable[[Any], bytes]
 
 

@@ -25,8 +25,6 @@ from workbench.train.interrupt import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
-__all__ = ["Chunk", "Ended", "pack_chunk", "train_chunk"]
-
 TELL_S = 0.2  # rule of thumb: five times a second looks like motion to who looks on
 
 

@@ -22,8 +22,6 @@ from torch.utils._pytree import tree_flatten
 
 from workbench.train.rng import isolated_rng
 
-__all__ = ["Dataflow", "buffers_put_back", "trace_dataflow"]
-
 Kind = Literal["data", "parameter", "constant"]
 
 _ADDITIONS = frozenset({"add", "sub", "rsub", "addcmul", "lerp"})

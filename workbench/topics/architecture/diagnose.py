@@ -16,9 +16,8 @@ import pandas as pd
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
-
-__all__ = ["CODES", "architecture_depths", "architecture_joins", "diagnose_architecture", "excused_architecture"]
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 
 CODES = Codes({
     "architecture.no_residual": "F2.5", "architecture.no_norm": "F2.5", "architecture.norm_after_add": "F2.7",

@@ -8,11 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workbench.plots.frames import Record
+from workbench.curves.trials import RecordLike as Record
 from workbench.plots.style import INK, PALETTE, PAPER, STYLES, drawing, legend, log_scale, mark_steps, not_measured
 from workbench.topics.architecture.diagnose import architecture_depths
-
-__all__ = ["plot_architecture"]
 
 MARKERS = "osD^vPX*"
 BESIDE = 1.02

@@ -18,8 +18,6 @@ from torch import nn
 
 from workbench.topics.architecture.dataflow import Dataflow
 
-__all__ = ["Join", "Operations", "find_joins"]
-
 NormPlace = Literal["branch", "after_add", "pre", "inside", "none"]
 Skip = Literal["identity", "projection"]
 

@@ -29,8 +29,6 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.sklearn_data import deep_residual
 
-__all__ = ["VARIANTS", "ArchitectureStudy", "collect_architecture"]
-
 Variant = Callable[[int], Workload]
 
 VARIANTS: Mapping[str, Variant] = {

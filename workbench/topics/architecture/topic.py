@@ -6,9 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.architecture.diagnose import diagnose_architecture
 from workbench.topics.architecture.figures import plot_architecture
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="architecture",
     figures=(

@@ -47,8 +47,6 @@ from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import first_of_batch
 from workbench.workloads.subsets import draw_sample
 
-__all__ = ["BatchNormAudit", "Shards", "audit_batch_norm", "collect_batch_norm", "measure_devices", "norm_model"]
-
 MOST_EXAMPLES = 2000
 """Of the validation split, for the loss with either statistics."""
 

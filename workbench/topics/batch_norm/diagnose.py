@@ -13,10 +13,9 @@ from scipy import stats
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import Audited, why_missing
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.batch_norm.replicas import CODES, first_device_ema, rank_local, variance_of_means
-
-__all__ = ["CODES", "diagnose_batch_norm"]
 
 
 def diagnose_batch_norm(

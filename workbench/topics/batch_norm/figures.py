@@ -10,13 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, number
+from workbench.plots.frames import finding
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
+from workbench.record.json_values import number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.replicas import StatisticsLayout
-
-__all__ = ["plot_batch_norm", "plot_batch_norm_devices", "plot_batch_norm_layout"]
 
 SHIFT = 0.05
 """How far the two series at one size are moved apart, as a share of it."""

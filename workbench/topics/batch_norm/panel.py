@@ -9,12 +9,11 @@ from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs
 from workbench.plots.render import Draw
-from workbench.plots.style import number, short
+from workbench.plots.style import short
+from workbench.record.json_values import number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_layout
 from workbench.topics.batch_norm.replicas import statistics_layout
-
-__all__ = ["batch_norm_panel"]
 
 ALT = "The examples of each host, coloured by the statistic that they make, beside the selected metric by examples in a statistic."
 

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from workbench.errors import UsageError
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Finding, Status
+from workbench.findings.finding import Finding, Status
 from workbench.train.distributed.merge_statistics import merge_statistics
-
-__all__ = ["CODES", "StatisticsLayout", "first_device_ema", "rank_local", "statistics_layout", "variance_of_means"]
 
 CODES = Codes({
     "batch_norm.rank_local": "P6.3", "batch_norm.first_device_ema": "P6.8", "batch_norm.variance_of_means": "P6.7",

@@ -22,11 +22,6 @@ from workbench.train.distributed.batch_norm import LayerStatistics, Synchronised
 from workbench.train.distributed.merge_statistics import merge_statistics
 from workbench.train.rng import isolated_rng
 
-__all__ = [
-    "BatchStatistics", "Moments", "State", "batch_statistics", "checkpoint_facts", "copies_first", "is_frozen", "replica_facts",
-    "running_statistics", "statistics_set", "stored_replicas", "tracking_layers", "unwrapped",
-]  # fmt: skip
-
 Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Mean and variance of a layer, each shape (channels,)."""
 State = Mapping[str, Any]

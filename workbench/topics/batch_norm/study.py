@@ -24,8 +24,6 @@ from workbench.train.batch_norm import Norm, batch_norm_layers, replace_batch_no
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 
-__all__ = ["BatchNormStudy"]
-
 VIRTUAL, HELD, SPLIT, SWAP = Role.BATCH_NORM_VIRTUAL, Role.BATCH_NORM_HELD, Role.BATCH_NORM_SPLIT, Role.BATCH_NORM_SWAP
 
 

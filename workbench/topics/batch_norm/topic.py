@@ -6,9 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_devices
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="batch_norm",
     figures=(

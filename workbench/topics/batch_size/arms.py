@@ -11,8 +11,6 @@ from workbench.curves.judged import equal, plain_cell, trials_with
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trials import RecordLike, memory_field
 
-__all__ = ["EQUAL", "BatchArm", "Tuned", "choosing_seeds", "comparable", "next_points", "read_arms"]
-
 EQUAL = ("steps", "examples")
 
 _TUNED = ("peak_lr", "momentum", "beta1")

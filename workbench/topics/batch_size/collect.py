@@ -25,8 +25,6 @@ from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["NoiseScale", "collect_noise_scale", "measure_noise_scale"]
-
 GROUPS = 8
 """Of micro-batches, each left out once for the interval (rule of thumb)."""
 MAX_BYTES = 4 * 2**30

@@ -13,12 +13,10 @@ from workbench.curves.judged import judged
 from workbench.curves.trials import RecordLike, memory_field
 from workbench.errors import UsageError
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.batch_size.arms import EQUAL, BatchArm, comparable, read_arms
 from workbench.topics.batch_size.diagnose_size import SIZE_CODES, noise_scale_finding, regularisation_finding
-
-__all__ = ["CODES", "diagnose_batch_size"]
-
 
 Verdict = Literal["equivalent", "different", "undecided"]
 

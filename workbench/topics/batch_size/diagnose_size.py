@@ -15,11 +15,10 @@ from workbench.curves.selection import selected_by_seed
 from workbench.curves.trials import RecordLike, memory_field
 from workbench.findings.audited import why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.record.read import periodic_rows
 from workbench.topics.batch_size.arms import BatchArm, choosing_seeds
-
-__all__ = ["SIZE_CODES", "diagnose_noise_scale", "noise_scale_finding", "regularisation_finding"]
 
 SIZE_CODES = CODES = Codes({"batch_size.noise_scale": "F6.5", "batch_size.regularisation": "F6.6"})
 

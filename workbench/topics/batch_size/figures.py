@@ -10,12 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, number
+from workbench.plots.frames import finding
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
+from workbench.record.json_values import number
 from workbench.topics.batch_size.diagnose import diagnose_batch_size
-
-__all__ = ["plot_batch_size", "plot_tuned_lr"]
 
 SHIFT = 0.06
 """How far groups at one batch size are moved apart, as a share of it."""

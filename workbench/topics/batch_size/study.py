@@ -27,8 +27,6 @@ from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import in_its_own_order
 
-__all__ = ["BatchSizeStudy"]
-
 Equal = Literal["steps", "examples"]
 STAGE, FIXED, FRESH, DECAY = Role.BATCH_SIZE, Role.BATCH_SIZE_FIXED, Role.BATCH_SIZE_SEEDS, Role.BATCH_SIZE_DECAY
 

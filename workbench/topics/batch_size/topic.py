@@ -6,9 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.batch_size.diagnose import diagnose_batch_size
 from workbench.topics.batch_size.figures import plot_batch_size, plot_tuned_lr
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="batch_size",
     figures=(

@@ -14,11 +14,10 @@ from scipy.stats import t as student
 from workbench.curves.selection import FEWEST_TO_SEE_NOISE, SelectedRun, read_runs
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 from workbench.record.read import periodic_rows
 from workbench.topics.checkpoints.early_stopping import replay_rules
-
-__all__ = ["CODES", "checkpoint_finding", "diagnose_checkpoints", "resume_finding"]
 
 CODES = Codes({
     "checkpoints.best_not_last": "P4.3", "checkpoints.resume_jump": "P4.2", "checkpoints.selection": "P4.5",

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from workbench.curves.selection import SelectedRun, read_runs
 from workbench.curves.trials import RecordLike
 
-__all__ = ["RULES", "Patience", "StoppedRun", "StoppingRule", "early_stopping", "replay_rules", "stop_with_patience"]
-
 Floats = NDArray[np.float64]
 COLUMNS = ["rule", "source", "runs", "stopped", "steps_saved", "lost", "lost_frac", "worst_lost_frac", "test_lost"]
 

@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding
+from workbench.plots.frames import finding
 from workbench.plots.loss import fit_y
 from workbench.plots.style import (
     BAD,
@@ -24,13 +25,11 @@ from workbench.plots.style import (
     drawing,
     legend,
     not_measured,
-    number,
     short,
 )
+from workbench.record.json_values import number
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.checkpoints.early_stopping import Patience
-
-__all__ = ["plot_checkpoints", "plot_early_stopping", "plot_patience"]
 
 
 def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:

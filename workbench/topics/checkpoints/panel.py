@@ -14,8 +14,6 @@ from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.checkpoints.early_stopping import stop_with_patience
 from workbench.topics.checkpoints.figures import plot_early_stopping, plot_patience
 
-__all__ = ["checkpoints_panel"]
-
 ALT = "One run with the step at which early stopping ends it, beside what each rule of early stopping loses."
 
 

@@ -25,8 +25,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.checkpoints.diagnose import checkpoint_finding, resume_finding
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 
-__all__ = ["Trace", "audit_checkpoint", "audit_resume", "difference", "same_values"]
-
 Parts = MutableMapping[str, Any]
 FLOOR_FACTOR = 10.0
 """A jump counts from this many times what two runs that were not stopped differ by (rule of thumb)."""

@@ -26,8 +26,6 @@ from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 
-__all__ = ["CheckpointStudy", "collect_resume"]
-
 STEPS = 4
 """Updates before the checkpoint, and after it (rule of thumb: a few cost nothing)."""
 MAX_EXAMPLES = 64

@@ -6,8 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.checkpoints.figures import plot_checkpoints, plot_early_stopping
 
-__all__ = ["TOPIC"]
-
 TOPIC = Topic(
     name="checkpoints",
     figures=(

@@ -16,11 +16,10 @@ from workbench.curves.replaced import LOST_FRAC, lost_by
 from workbench.curves.sweep import objective
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 from workbench.record.roles import Role
 from workbench.topics.clipping.thresholds import Candidate, is_calm, leading, masks, read_ladder
-
-__all__ = ["CODES", "diagnose_clipping"]
 
 CODES = Codes({
     "clipping.threshold": "F4.9", "clipping.cures": "F4.10", "clipping.aggressive": "F4.12", "clipping.masks_lr": "F4.11",

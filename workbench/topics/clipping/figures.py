@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from workbench.curves.clip_threshold import ordinal
 from workbench.curves.clipped_runs import clipped_runs
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, curve, default_trial, field_of, finding, lr_of
+from workbench.plots.frames import curve, default_trial, field_of, finding, lr_of
 from workbench.plots.loss import fit_y
 from workbench.plots.style import (
     BAD,
@@ -29,12 +30,10 @@ from workbench.plots.style import (
     log_scale,
     mark_steps,
     not_measured,
-    number,
     short,
 )
+from workbench.record.json_values import number
 from workbench.topics.clipping.thresholds import clipped_steps, read_ladder
-
-__all__ = ["plot_clipping", "plot_grad_norm", "plot_grad_norm_histogram"]
 
 Floats = NDArray[np.float64]
 

@@ -15,8 +15,6 @@ from workbench.plots.render import Draw
 from workbench.topics.clipping.figures import plot_grad_norm, plot_grad_norm_histogram
 from workbench.topics.clipping.thresholds import clipped_steps, listed_steps
 
-__all__ = ["clipping_panel"]
-
 ALT = "The gradient norm at each step, and how often each size occurs, with the threshold at a percentile."
 
 

@@ -24,8 +24,6 @@ from workbench.topics.clipping.thresholds import is_calm, read_ladder
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.study import TrialRequest, run_round
 
-__all__ = ["ClippingStudy"]
-
 STAGE, CONTROL = Role.CLIPPING, Role.CLIPPING_CONTROL
 
 

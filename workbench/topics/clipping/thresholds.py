@@ -16,10 +16,6 @@ from workbench.curves.trials import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import Role
 
-__all__ = [
-    "Candidate", "ClippedSteps", "clipped_steps", "is_calm", "is_cured", "leading", "listed_steps", "masks", "read_ladder",
-]  # fmt: skip
-
 
 class ClippedSteps(NamedTuple):
     """A threshold with the norms that it comes from, and the steps whose norm is finite and above it, in order."""

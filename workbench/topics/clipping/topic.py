@@ -14,8 +14,6 @@ from workbench.plots.words import number_text
 from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.clipping.figures import plot_clipping, plot_grad_norm, plot_grad_norm_histogram
 
-__all__ = ["TOPIC"]
-
 
 def _norms(record: Any, trial: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the steps of a trial with a finite gradient norm, and the norms."""

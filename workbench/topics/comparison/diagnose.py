@@ -18,9 +18,8 @@ from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
-
-__all__ = ["CODES", "Arms", "diagnose_comparison"]
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 
 CODES = Codes({
     "comparison.low_lr_same": "F1.3", "comparison.high_lr_lost": "F1.3", "comparison.warmup_cures": "F1.3, F3.16",

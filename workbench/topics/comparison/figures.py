@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding
+from workbench.plots.frames import finding
 from workbench.plots.loss import fit_y
 from workbench.plots.style import (
     BAD,
@@ -22,12 +23,10 @@ from workbench.plots.style import (
     log_scale,
     mark_steps,
     not_measured,
-    number,
     short,
 )
+from workbench.record.json_values import number
 from workbench.topics.comparison.diagnose import diagnose_comparison
-
-__all__ = ["plot_comparison"]
 
 LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "baseline": ("baseline", {"color": BASELINE, "linestyle": "-", "marker": "s", "markersize": 9}),

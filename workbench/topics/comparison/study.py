@@ -22,8 +22,6 @@ from workbench.topics.warmup.search import cap_steps
 from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
-__all__ = ["ComparisonStudy"]
-
 BASELINE, MODIFIED, WARMED = "baseline", "modified", "warmed"
 LONGEST_WARMUP = 1000
 """Steps of the warmup of figure 4 (F3.16)."""

@@ -33,9 +33,6 @@ from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 
-__all__ = ["DataAudit", "Paired", "audit_data", "collect_data", "paired"]
-
-
 MANY_CLASSES = 1000
 PROBED = 8
 """Examples that are read again to see whether items are random (rule of thumb)."""

@@ -8,13 +8,11 @@ from typing import Any
 
 from workbench.curves.class_counts import wilson
 from workbench.findings.audited import Audited, why_missing
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose_rows import CODES, duplicates, leakage, unshuffled, weak_shuffle
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.generalisation.diagnose import gap_of
-
-__all__ = ["diagnose_data", "worker_rng_finding"]
-
 
 Facts = Mapping[str, Any]
 _STANDARDISE = (

@@ -9,10 +9,7 @@ from typing import Any
 from scipy import stats
 
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Finding
-
-__all__ = ["CODES", "duplicates", "leakage", "unshuffled", "weak_shuffle"]
-
+from workbench.findings.finding import Finding
 
 Facts = Mapping[str, Any]
 CODES = Codes({

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from workbench.findings.diagnosis import Finding, Status
+from workbench.findings.finding import Finding, Status
 from workbench.topics.data.diagnose_rows import CODES
 from workbench.topics.generalisation.diagnose import HARM, Gap
-
-__all__ = ["label_shift", "no_signal", "train_validation_shift", "wrong_labels"]
-
 
 Facts = Mapping[str, Any]
 

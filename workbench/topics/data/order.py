@@ -17,9 +17,6 @@ from workbench.topics.data.rows import Rows, exact_hashes, fetch_rows, split_ite
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset
 
-__all__ = ["loader_order", "probe_workers", "stream_order", "trainer_order", "untouched"]
-
-
 BLOCKS = 20
 BUFFER_DELAY = 2 / np.e
 """Mean distance from its place of an item that waits in a shuffle buffer of size 1: the waiting time is exponential."""

@@ -26,8 +26,6 @@ from workbench.topics.data.rows import (
     text_of,
 )  # fmt: skip
 
-__all__ = ["chance_bits", "find_overlap", "joined"]
-
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 SHOWN = 20

@@ -15,11 +15,6 @@ from torch.utils.data import Subset, TensorDataset
 
 from workbench.workloads.items import IndexedDataset, plain_tensors
 
-__all__ = [
-    "NEAR_VALUES", "NearTables", "Numbers", "Rows", "Sample", "as_objects", "exact_hashes", "fetch_rows", "is_ids", "read_rows",
-    "split_item", "split_sample", "standardised", "text_of",
-]  # fmt: skip
-
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 _TARGETS = ("label", "labels", "target", "targets", "y", "class")

@@ -20,9 +20,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import label_of
 
-__all__ = ["apart", "codes_in_the_model", "far_in_the_model", "far_rows", "input_scale", "missing_codes", "model_scale"]
-
-
 APART = 10.0
 """Deviations of the others that a value lies from the nearest of them (rule of thumb: no tail leaves such a gap and repeats its end)."""
 TAIL = 30.0

@@ -12,9 +12,6 @@ from scipy import linalg, optimize, sparse, stats
 from workbench.topics.data.rows import Sample
 from workbench.topics.evaluation.skew import class_test
 
-__all__ = ["input_shift", "measure", "target_shift"]
-
-
 MOST_ROWS = 1000
 """Rows that either is fitted to: a correlation of 0.13 stands out from chance by four deviations (rule of thumb)."""
 FEWEST_ROWS = 40

@@ -25,8 +25,6 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 
-__all__ = ["check_evaluation", "collect_cases", "collect_own_evaluation"]
-
 Evaluate = Callable[..., Any]
 PAIRED = 16
 """Examples that are looked at two by two (rule of thumb)."""

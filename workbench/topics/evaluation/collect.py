@@ -40,11 +40,6 @@ from workbench.workloads.items import plain_tensors
 from workbench.workloads.losses import SquaredError, TokenCrossEntropy
 from workbench.workloads.subsets import SubsetOf, draw_sample, subset_of, whole
 
-__all__ = [
-    "MAX_FEATURES", "class_facts", "collect_validation_set", "compared_pairs", "measure_evaluation", "memory_per_example",
-    "pair_facts", "peak_bytes", "sample_facts", "selected_model",
-]  # fmt: skip
-
 LEAST_EXAMPLES, ROUNDS, BATCHES = 2000, 5, 4
 MAX_FEATURES = 256
 """Columns of the inputs that a part is held against the whole by (rule of thumb)."""

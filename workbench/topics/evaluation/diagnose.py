@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.record.read import periodic_rows
 from workbench.record.roles import Role
 from workbench.topics.evaluation.proxy import judge_proxy
-
-__all__ = ["TOLERANCE", "diagnose_evaluation", "diagnose_evaluation_cases", "predicted_values"]
 
 CODES = Codes({
     "evaluation.interval": "P2.8", "evaluation.batch_size": "P2.7", "evaluation.weighting": "P2.11", "evaluation.coverage": "P2.11",

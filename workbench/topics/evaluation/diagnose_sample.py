@@ -11,7 +11,8 @@ from workbench.curves.proof import MIN_EXAMPLES
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.evaluation.sample_size import (
     SizeBounds,
     detectable_difference,
@@ -20,8 +21,6 @@ from workbench.topics.evaluation.sample_size import (
     size_bounds,
 )
 from workbench.topics.evaluation.skew import worst_skew
-
-__all__ = ["CODES", "diagnose_evaluation_sample"]
 
 CODES = Codes({
     "evaluation.skew": "P3.2", "evaluation.too_small": "P3.3, P3.4, P3.5", "evaluation.minority_counts": "P3.6, P3.7",

@@ -12,29 +12,15 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from workbench.curves.class_counts import class_counts
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding, trials_in
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    INK,
-    PALETTE,
-    drawing,
-    legend,
-    log_scale,
-    not_measured,
-    number,
-    short,
-)
+from workbench.plots.frames import finding, trials_in
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
+from workbench.record.json_values import number
 from workbench.record.read import periodic_rows
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.proxy import paired_checkpoints
 from workbench.topics.evaluation.sample_size import evaluation_sizes
-
-__all__ = [
-    "plot_class_recall", "plot_evaluation", "plot_evaluation_sample", "plot_selection_gap", "plot_timed_evaluations",
-]  # fmt: skip
 
 MAX_CLASSES = 30
 SHIFT = 1.06

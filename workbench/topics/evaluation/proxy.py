@@ -13,10 +13,8 @@ from scipy import stats
 
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.record.read import periodic_rows
-
-__all__ = ["judge_proxy", "paired_checkpoints", "rank_correlation", "trend_free_correlation"]
 
 CODES = Codes({"evaluation.bad_proxy": "P2.4"})
 OVERLAP = 35 / 18

@@ -26,11 +26,6 @@ from workbench.curves.selection import expected_maximum
 from workbench.curves.trials import RecordLike
 from workbench.errors import ConfigError
 
-__all__ = [
-    "SizeBounds", "climbing_gap", "detectable_difference", "evaluation_sizes", "examples_needed", "how_models_differ",
-    "selection_gap", "selection_gaps", "simulate_climbing", "simulate_selection", "size_bounds",
-]  # fmt: skip
-
 Facts = Mapping[str, Any]
 Floats = NDArray[np.float64]
 

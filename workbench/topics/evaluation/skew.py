@@ -16,8 +16,6 @@ from scipy import stats
 
 from workbench.errors import DataError, UsageError
 
-__all__ = ["SkewTest", "class_test", "skew_tests", "worst_skew"]
-
 SkewTest = dict[str, Any]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

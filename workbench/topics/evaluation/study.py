@@ -31,8 +31,6 @@ from workbench.train.hooks import Pause
 from workbench.train.offline import evaluate_checkpoints
 from workbench.workloads.subsets import How, check_drawable, check_examples, draw_sample, periodic_subset, subset_of
 
-__all__ = ["EvaluationSampleStudy", "EvaluationStudy"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationStudy(Study):

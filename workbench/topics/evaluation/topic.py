@@ -7,8 +7,6 @@ from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
 from workbench.topics.evaluation.figures import plot_evaluation, plot_evaluation_sample
 
-__all__ = ["TOPIC"]
-
 TOPIC = Topic(
     name="evaluation",
     figures=(

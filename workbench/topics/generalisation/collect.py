@@ -24,8 +24,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import CrossEntropy, SquaredError, label_of, prediction_of
 
-__all__ = ["collect_generalisation"]
-
 EXAMPLES = 1000
 """Of either split, at most: an accuracy is then known to 1.6 % (rule of thumb)."""
 LAST_STEPS = 0.1

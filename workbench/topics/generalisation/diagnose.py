@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 from workbench.curves.classify import chance_loss, ignorance
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
-
-__all__ = ["HARM", "Gap", "classifies", "diagnose_generalisation_gap", "diagnose_underfit", "gap_of"]
-
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 
 CODES = Codes({"evaluation.generalisation_gap": "P3.2", "evaluation.underfits": "P3.2"})
 _gap_finding, _fit_finding = (partial(CODES.finding, code) for code in CODES)

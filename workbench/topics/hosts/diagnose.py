@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from workbench.findings.audited import Audited
-from workbench.findings.diagnosis import Diagnosis, Finding, Status, worst
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status, worst
 from workbench.topics.hosts.diagnose_data import data_seed, evaluation, set_epoch, sharding
 from workbench.topics.hosts.diagnose_update import clip, init_seed, not_wrapped, straggler
 from workbench.topics.hosts.ranks import CODES, Ranks, named
-
-__all__ = ["AREAS", "CODES", "diagnose_hosts", "host_areas"]
 
 AREAS = {
     "logging": ("writers",),

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.topics.hosts.ranks import CODES, Rank, Ranks, evaluation_passes, named, training_passes
-
-__all__ = ["Shards", "data_seed", "evaluation", "set_epoch", "sharding", "training_shards"]
 
 FIRST = 8
 """Indices shown of each rank."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.topics.hosts.ranks import (
     CODES,
     Ranks,
@@ -23,8 +23,6 @@ from workbench.topics.hosts.ranks import (
     sharded,
     values_of,
 )
-
-__all__ = ["clip", "init_seed", "not_wrapped", "straggler"]
 
 
 def init_seed(ranks: Ranks) -> Finding:

@@ -14,8 +14,6 @@ from workbench.plots.frames import finding
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, not_measured
 from workbench.topics.hosts.diagnose_data import training_shards
 
-__all__ = ["plot_bytes_read", "plot_hosts", "plot_shards"]
-
 MAX_MARKS = 4000
 """Examples drawn of each host, evenly chosen; the numbers in the title are of all."""
 

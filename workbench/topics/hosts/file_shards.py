@@ -19,8 +19,6 @@ from workbench.errors import ClusterError, DataError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["measure_file_shards", "read_records", "shard_files"]
-
 
 def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:
     """Share files out over hosts: each file to one host, and bytes as even as files allow.

@@ -21,8 +21,6 @@ from workbench.errors import ClusterError, UsageError
 from workbench.topics.hosts.run_rank import error_path, failures_path
 from workbench.topics.hosts.watch_state import stack_path, status_path
 
-__all__ = ["Launched", "check_hosts", "cores", "launch", "package_environment"]
-
 POLL_S = 0.1
 
 

@@ -21,8 +21,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-__all__ = ["BUGS", "train"]
-
 BUGS = {
     "init_seed": "each host initialises its own model, and nobody sends one around",
     "data_seed": "augmentation draws the same numbers on all hosts",

@@ -8,25 +8,6 @@ from typing import Any
 
 from workbench.findings.codes import Codes
 
-__all__ = [
-    "CODES",
-    "Rank",
-    "Ranks",
-    "changed_apart",
-    "clipped_before_averaging",
-    "clips_of",
-    "drift_of",
-    "evaluation_passes",
-    "local_gradients",
-    "named",
-    "row_of",
-    "same",
-    "seen_by_all",
-    "sharded",
-    "training_passes",
-    "values_of",
-]
-
 CODES = Codes({
     "hosts.init_seed": "P7.5", "hosts.data_seed": "P7.6", "hosts.set_epoch": "P7.6", "hosts.sharding": "P7.4", "hosts.writers": "P7.2",
     "hosts.checkpoint_writers": "P7.2", "hosts.evaluation": "P7.1", "hosts.buffers": "P7.3", "hosts.clip": "P7.1",

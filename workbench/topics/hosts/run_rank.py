@@ -23,8 +23,6 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from workbench.topics.hosts.watch import HostsWatch
 
-__all__ = ["HEALTHY", "LoopbackStore", "error_path", "facts_folder", "failures_path"]
-
 LOOPBACK = "127.0.0.1"
 
 

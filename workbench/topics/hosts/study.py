@@ -17,7 +17,8 @@ import pandas as pd
 from workbench.config import TrainConfig, is_callable_name
 from workbench.errors import UnknownNameError, UsageError, nearest
 from workbench.findings.audited import Audit
-from workbench.findings.diagnosis import Diagnosis, Status
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Status
 from workbench.ledger.push import pusher
 from workbench.record.folder import default_folder
 from workbench.record.json_values import dumps
@@ -34,8 +35,6 @@ from workbench.train.distributed.data_parallel import check_shares
 from workbench.train.distributed.process_group import HostGroup
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload
-
-__all__ = ["HostsAudit", "HostsStudy", "audit_hosts", "audit_script", "read_hosts", "rehearse", "self_test_hosts"]
 
 _PROGRAMS = ("-m", "workbench.topics.hosts.run_rank")
 

@@ -6,9 +6,6 @@ from workbench.findings.topic import NARROW, Figure, StudyKind, Topic
 from workbench.topics.hosts.diagnose import diagnose_hosts
 from workbench.topics.hosts.figures import plot_hosts, plot_shards
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="hosts",
     figures=(

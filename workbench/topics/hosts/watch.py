@@ -29,8 +29,6 @@ from workbench.topics.hosts.watch_state import Patches, State, Watchdog, hash_of
 from workbench.topics.hosts.watch_training import BufferWatch, ModelWatch, UpdateWatch
 from workbench.workloads.items import in_its_own_order
 
-__all__ = ["HostsWatch", "facts_path", "read_facts"]
-
 _JOINING = (
     "all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor", "all_gather_object", "gather_object",
     "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",

@@ -18,8 +18,6 @@ from torch.utils.data.distributed import DistributedSampler
 from workbench.topics.hosts.watch_state import Patches, State, hash_of, random_state, row_hashes, state_of
 from workbench.workloads.items import IndexedDataset
 
-__all__ = ["DrawWatch", "LoaderWatch"]
-
 MAX_INDICES = 100_000
 """Of a pass that are written down (rule of thumb: a rehearsal is far shorter)."""
 

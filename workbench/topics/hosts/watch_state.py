@@ -22,11 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Patches", "State", "Watchdog", "hash_of", "is_sharded", "looked_at", "random_state", "row_hashes", "stack_path", "state_of",
-    "status_path",
-]  # fmt: skip
-
 BEAT_S = 0.25
 MAX_ELEMENTS = 65_536
 """Of a tensor; a larger one is hashed at evenly spaced places (rule of thumb: what differs, differs everywhere)."""

@@ -17,8 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from workbench.topics.hosts.watch_state import Patches, State, hash_of, is_sharded, looked_at
 
-__all__ = ["BufferWatch", "ModelWatch", "StopAfterSteps", "UpdateWatch"]
-
 _SHARDING = ("FullyShardedDataParallel", "FSDPModule")
 
 

@@ -34,11 +34,6 @@ from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
-__all__ = [
-    "LOADING", "STEP", "InputAudit", "audit_input", "checked_budget", "collect_workload_input", "training_loader", "training_step", "write_trace",
-]  # fmt: skip
-
-
 _SHOWN = 160
 """Characters of an error's own message that are repeated; the whole of it is its cause."""
 LOADING, STEP = "data loading", "training step"

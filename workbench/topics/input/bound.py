@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.topics.input.model import (
     Cause,
     busy_share,
@@ -20,9 +20,6 @@ from workbench.topics.input.model import (
     step_time,
     storable,
 )
-
-__all__ = ["bound_finding"]
-
 
 _WORKERS, _CACHE = "workers", "cache"
 _STORE = (

@@ -35,7 +35,6 @@ from workbench.topics.input.watch import StaleFetches, count_syncs, observe_read
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves
 
-__all__ = ["Budget", "Stepping", "collect_input"]
 ROUNDS = 3
 """Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
 _SECONDS = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s")

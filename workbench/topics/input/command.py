@@ -21,8 +21,6 @@ from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import load_named
 
-__all__ = ["examine_input"]
-
 
 def examine_input(
     target: str,

@@ -12,11 +12,10 @@ import pandas as pd
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import Audited
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose import worker_rng_finding
 from workbench.topics.input.bound import bound_finding
-
-__all__ = ["CODES", "diagnose_input_pipeline", "diagnose_input_share"]
 
 Facts = Mapping[str, Any]
 CODES = Codes({

@@ -14,8 +14,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
 from workbench.topics.input.model import find_cause, knee, step_time
 
-__all__ = ["plot_input_pipeline", "plot_input_workers"]
-
 _FIX = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped",
         "persistent": "persistent workers", "in_process": "num_workers=0", "no_sync": "no fetch in each step"}  # fmt: skip
 _SEEN = 0.005

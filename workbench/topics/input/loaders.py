@@ -25,20 +25,6 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = [
-    "Spent",
-    "TimedBatch",
-    "TimedCollate",
-    "batches_of",
-    "closed",
-    "is_stream",
-    "now",
-    "queued_s",
-    "reads_all",
-    "timed_loader",
-    "torch_loader",
-]
-
 
 class Spent(NamedTuple):
     """Seconds that were spent, or, as a moment, since some fixed point in the past."""

@@ -14,8 +14,6 @@ import numpy as np
 from workbench.topics.input.loaders import Spent, TimedBatch, batches_of, now, queued_s
 from workbench.workloads.items import fresh_containers
 
-__all__ = ["Device", "Loop", "Step", "as_round", "fetch_parts", "run_cached", "run_loop"]
-
 Step = Callable[[Any], Any]
 _CATCH_UP = 16
 """Steps after which a device that lags behind is waited for (rule of thumb)."""

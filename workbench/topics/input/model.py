@@ -15,10 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "CAUSES", "Cause", "Prediction", "StepTime", "busy_share", "find_cause", "fix_speedups", "knee", "loop_period", "predictions",
-    "shares_out", "step_time", "storable",
-]  # fmt: skip
 CAUSES = (
     "sync",
     "worker_restart",

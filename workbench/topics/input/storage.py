@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from workbench.checks import check_integer
 from workbench.workloads.items import item_arrays
 
-__all__ = ["STORAGES", "compare_storage"]
-
 STORAGES = ("npy", "npz", "npz_compressed")
 """NumPy's formats: one array a file, mapped into memory; an archive as it is; an archive deflated by zlib."""
 

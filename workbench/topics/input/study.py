@@ -18,8 +18,6 @@ from workbench.topics.input.audit import (
 )
 from workbench.train.rng import isolated_rng
 
-__all__ = ["InputPipelineStudy"]
-
 STAGE = Role.INPUT_PIPELINE
 
 

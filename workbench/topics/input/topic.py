@@ -6,9 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.input.diagnose import diagnose_input_pipeline
 from workbench.topics.input.figures import plot_input_pipeline, plot_input_workers
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="input",
     figures=(

@@ -17,11 +17,6 @@ from workbench.topics.input.loaders import closed, is_stream, timed_loader
 from workbench.topics.input.loop import Device, run_loop
 from workbench.workloads.items import content_hash, example_hashes, without
 
-__all__ = [
-    "cached_items", "dataset_length", "drain", "draws_alike", "items_repeat", "null_transform", "spec_loader", "stream_epochs", "worker_draws",
-]  # fmt: skip
-
-
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 _IDLE = Device(wait=lambda: None, ahead=False)
 _VISITS = 4 * 20

@@ -16,9 +16,6 @@ from torch.overrides import TorchFunctionMode
 from workbench.topics.input.loop import Step
 from workbench.workloads.items import fresh_containers, leaf_bytes, leaves
 
-__all__ = ["StaleFetches", "count_syncs", "observe_reads"]
-
-
 _MOVES = frozenset((
     "to", "cpu", "cuda", "xpu", "pin_memory", "contiguous", "detach", "clone", "float", "double", "half", "bfloat16", "long", "int", "type",
     "requires_grad_",

@@ -21,8 +21,6 @@ from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
 
-__all__ = ["CriticalLR", "measure_chance", "measure_critical_lr"]
-
 Weighted = tuple[Any, int, Tensor | None]
 """A batch, its number of examples and their weights."""
 

@@ -19,8 +19,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, own_lr_findings
 
-__all__ = ["CODES", "diagnose_lr_sweep"]
-
 CODES = Codes({
     "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", **OWN_LR_CODES, "lr.at_edge": "F1.12",
     "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",

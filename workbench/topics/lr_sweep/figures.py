@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workbench.curves.judged import judged
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, baseline_lr, best_lr, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots.frames import baseline_lr, best_lr, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
 from workbench.plots.style import (
     BAD,
@@ -24,11 +25,9 @@ from workbench.plots.style import (
     log_scale,
     mark_steps,
     not_measured,
-    number,
     short,
 )
-
-__all__ = ["plot_loss_curves", "plot_lr_sweep"]
+from workbench.record.json_values import number
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.record.read import periodic_rows
 
-__all__ = ["OWN_LR_CODES", "own_lr_findings", "settled_by_proof"]
-
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 
 

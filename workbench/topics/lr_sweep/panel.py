@@ -14,8 +14,6 @@ from workbench.plots.render import Draw
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 
-__all__ = ["LRDistance", "lr_distance", "lr_sweep_panel"]
-
 ALT = "The objective against the learning rate with one of them marked, and its loss curve over those of the others."
 
 

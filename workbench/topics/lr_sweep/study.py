@@ -31,8 +31,6 @@ from workbench.studies.session import Session, at_length
 from workbench.topics.lr_sweep.collect import measure_chance, measure_critical_lr
 from workbench.train.lanes.memory import check_lanes
 
-__all__ = ["ExtraTrials", "LRSweep", "TrialRequest", "run_round", "seeded"]
-
 
 class TrialRequest(NamedTuple):
     """A trial that a round asks for, and what for."""

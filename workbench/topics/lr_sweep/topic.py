@@ -14,8 +14,6 @@ from workbench.plots.frames import curve, trials_in
 from workbench.plots.words import counted, first_and_end, number_text
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 
-__all__ = ["TOPIC", "few_runs", "trained_lrs"]
-
 MAX_CURVES = 6
 """Runs that a picture of curves shows where nothing says which ones matter: as many as there are line styles."""
 

@@ -20,8 +20,6 @@ from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import seed_all
 from workbench.workloads.base import Workload
 
-__all__ = ["OneBatch", "first_batch"]
-
 MOST_EXAMPLES = 128  # rule of thumb: enough to call a unit dead, little enough to run dozens of times
 ENOUGH_EXAMPLES = 16  # rule of thumb: a smaller batch of small examples is filled up to this
 SMALL_NUMBERS = 2**20  # rule of thumb: in such a batch

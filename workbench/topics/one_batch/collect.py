@@ -30,8 +30,6 @@ from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import LARGER_IS_BETTER
 
-__all__ = ["collect_one_batch"]
-
 FACTORS = (1.0, 10.0, 0.1, 100.0, 0.01, 1000.0)
 """Of the person's own lr, in the order in which they are tried."""
 ADAM_LRS = (1e-3, 1e-2)

@@ -11,10 +11,9 @@ from workbench.curves.losses import DEEP, bottomless
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, Facts, layer_findings, named, part, why_not
-
-__all__ = ["CODES", "diagnose_one_batch"]
 
 FEWEST = 4
 """Trained parameters from which on a model can be asked to fit as many examples (rule of thumb)."""

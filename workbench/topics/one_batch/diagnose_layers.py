@@ -8,9 +8,8 @@ from typing import Any
 from workbench.curves.trials import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
-
-__all__ = ["LAYER_CODES", "Facts", "diagnose_parameters", "layer_findings", "named", "part", "why_not"]
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 
 LAYER_CODES = Codes({
     "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4",

@@ -15,8 +15,6 @@ from workbench.errors import WorkbenchError
 from workbench.topics.one_batch.batch import OneBatch
 from workbench.workloads.losses import next_tokens
 
-__all__ = ["find_loss"]
-
 INF = math.inf
 Span = tuple[float, float]
 LossAt = Callable[[Tensor], Tensor]

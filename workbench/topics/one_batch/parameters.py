@@ -18,8 +18,6 @@ from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["collect_parameters"]
-
 _LINEAR = frozenset(
     f"{name}Backward0"
     for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "Expand", "Unsqueeze", "Squeeze", "Addmm", "Mm", "Mv", "Bmm",

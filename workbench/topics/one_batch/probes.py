@@ -13,10 +13,6 @@ from workbench.topics.one_batch.batch import OneBatch
 from workbench.train.forward import autocast
 from workbench.train.rng import seed_all
 
-__all__ = [
-    "find_affine", "find_answer", "find_coupling", "find_layers", "find_modes", "find_spread", "find_unused",
-]  # fmt: skip
-
 MOST_SLICES, PASSES = 64, 6
 FEWEST = 4
 """Positions of a sequence of tokens (rule of thumb)."""

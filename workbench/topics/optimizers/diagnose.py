@@ -12,11 +12,10 @@ from workbench.curves.replaced import Twin, read_twins
 from workbench.curves.rules import RuleRange, read_ranges
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.optimizers.memory_and_decay import MEMORY_FIELD, StaleMoment, decay_pairs, stale_moments
 from workbench.topics.optimizers.rule_choice import Contest, contest, wider_than
-
-__all__ = ["CODES", "ONE_FORM", "better_rule", "diagnose_optimizers", "matters"]
 
 CODES = Codes({
     "optimizers.better": "F2.3", "optimizers.rule_mismatch": "F7.4", "optimizers.stale_second_moment": "F7.5",

@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workbench.curves.rules import FloatArray, RuleForms
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, baseline_lr, finding
+from workbench.plots.frames import baseline_lr, finding
 from workbench.plots.style import (
     BAD,
     BASELINE,
@@ -25,12 +26,10 @@ from workbench.plots.style import (
     legend,
     log_scale,
     not_measured,
-    number,
     short,
 )
+from workbench.record.json_values import number
 from workbench.topics.optimizers.diagnose import diagnose_optimizers
-
-__all__ = ["plot_optimizers", "plot_rule_forms"]
 
 BAR, THIN = 0.5, 0.2
 LEAST = 1e-12

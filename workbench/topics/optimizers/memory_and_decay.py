@@ -19,17 +19,6 @@ from workbench.curves.rises import Rise
 from workbench.curves.rules import rule_view, rules_in
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
 
-__all__ = [
-    "MEMORY_FIELD",
-    "DecayPair",
-    "StaleMoment",
-    "accumulated",
-    "decay_pairs",
-    "shorter",
-    "stale_moments",
-    "staleness",
-]
-
 FloatArray = NDArray[np.float64]
 MEMORY_FIELD = {"adam": "beta2", "nadam": "beta2", "adamw": "beta2", "rmsprop": "rho"}
 """The config field that says how far back a rule's second moment reaches."""

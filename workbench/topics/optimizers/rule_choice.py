@@ -20,8 +20,6 @@ from workbench.curves.sweep import paired_difference
 from workbench.curves.trials import RecordLike
 from workbench.record.read import periodic_rows
 
-__all__ = ["Contest", "contest", "rival", "wider_than"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:

@@ -33,8 +33,6 @@ from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.train.rule_forms import explain_rule
 
-__all__ = ["OptimizersStudy"]
-
 EXPLAINED_STEPS = 2000
 """Steps of the baseline's trace on which the two forms of a rule are compared, at most."""
 

@@ -6,9 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.optimizers.diagnose import diagnose_optimizers
 from workbench.topics.optimizers.figures import plot_optimizers
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="optimizers",
     figures=(

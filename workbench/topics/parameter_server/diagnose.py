@@ -12,7 +12,8 @@ import pandas as pd
 
 from workbench.errors import UsageError
 from workbench.findings.audited import Audited
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.parameter_server.trials.closure_size import closure_size
 from workbench.record.json_values import number
 from workbench.topics.parameter_server.server_load import (
@@ -24,8 +25,6 @@ from workbench.topics.parameter_server.server_load import (
     server_throughput,
     staleness,
 )
-
-__all__ = ["CODES", "diagnose_parameter_server", "server_remedies"]
 
 
 def server_remedies(record: Audited) -> pd.DataFrame:

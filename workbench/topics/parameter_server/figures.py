@@ -14,8 +14,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, STYLES, drawing, legend, not_measured, short
 from workbench.topics.parameter_server.server_load import histogram, saturation, server_load, server_throughput
 
-__all__ = ["plot_server_load", "plot_staleness", "plot_throughput"]
-
 SHOWN = 5
 """Variables that get a colour of their own, the heaviest ones; the others are drawn together."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")

@@ -19,9 +19,6 @@ from workbench.parameter_server.trials.load import load_facts
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.parameter_server.figures import plot_server_load, plot_staleness
 
-__all__ = ["parameter_server_panel"]
-
-
 SHARE = 0.02
 """Of a core that looking and drawing may take: between two looks the thread rests so much longer than they take (rule of thumb)."""
 _WATCHES: weakref.WeakKeyDictionary[ClusterCoordinator, ServerWatch] = weakref.WeakKeyDictionary()

@@ -21,8 +21,6 @@ from workbench.parameter_server.servers.variable import RemoteTensor, Variable
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.load import load_facts
 
-__all__ = ["lr_load", "measure_remedies", "return_values", "vocabulary_load", "zipf_shares"]
-
 Engine = Literal["threads", "ray"]
 
 

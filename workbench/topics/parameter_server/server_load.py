@@ -12,21 +12,8 @@ import pandas as pd
 from scipy import stats
 
 from workbench.findings.audited import Audited
-from workbench.findings.diagnosis import Finding
+from workbench.findings.finding import Finding
 from workbench.record.json_values import number
-
-__all__ = [
-    "MEASURES",
-    "histogram",
-    "hotspot",
-    "imbalance",
-    "load_ratios",
-    "saturation",
-    "server_load",
-    "server_throughput",
-    "staleness",
-]
-
 
 WINDOW = 31
 """Updates over which the course of a curve is taken out before it is held against staleness (rule of thumb)."""

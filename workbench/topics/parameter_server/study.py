@@ -23,8 +23,6 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.parameter_server.remedies import measure_remedies
 
-__all__ = ["ParameterServerAudit", "ParameterServerStudy", "audit_parameter_server"]
-
 STAGE = Role.PARAMETER_SERVER
 
 

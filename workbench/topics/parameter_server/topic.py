@@ -6,9 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.parameter_server.figures import plot_server_load, plot_staleness, plot_throughput
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="parameter_server",
     figures=(

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.periodicity.period import MIN_CYCLES, MIN_POINTS, Period, find_period
-
-__all__ = ["Series", "diagnose_periodicity", "periodic_series"]
 
 Floats = NDArray[np.float64]
 

@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding
+from workbench.plots.frames import finding
 from workbench.plots.style import (
     BAD,
     BASELINE,
@@ -22,12 +23,10 @@ from workbench.plots.style import (
     legend,
     log_scale,
     not_measured,
-    number,
     short,
 )
+from workbench.record.json_values import number
 from workbench.topics.periodicity.diagnose import Series, periodic_series
-
-__all__ = ["plot_periodicity"]
 
 LEAST = 1e-16
 """Chances are drawn no smaller."""

@@ -10,8 +10,6 @@ from scipy.ndimage import gaussian_filter1d
 from scipy.signal import windows
 from scipy.stats import chi2, norm
 
-__all__ = ["MIN_CYCLES", "MIN_POINTS", "Period", "find_period"]
-
 Floats = NDArray[np.float64]
 
 MIN_POINTS = 32

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from workbench.errors import UsageError
 from workbench.plots.style import BAD, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
 
-__all__ = ["ExampleHistory", "plot_predictions", "prediction_history", "prediction_text", "same_prediction"]
 MAX_SHOWN = 12
 """Predictions written out beside the curve; more would overlap."""
 MAX_CHARACTERS = 28

@@ -10,8 +10,6 @@ import numpy as np
 from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs, nothing
 from workbench.topics.predictions.figures import ExampleHistory, plot_predictions, prediction_history, prediction_text
 
-__all__ = ["predictions_panel"]
-
 ALT = "The loss of one example at each evaluation, with what was predicted for it."
 
 

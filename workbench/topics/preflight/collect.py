@@ -25,8 +25,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of, label_of
 
-__all__ = ["collect_preflight"]
-
 _NO_STEP: dict[str, Any] = {
     "first_loss": None, "parameters": 0, "tensors": 0, "frozen": [], "no_gradient": [], "no_update": [], "nonfinite_gradient": [],
 }  # fmt: skip

@@ -8,10 +8,9 @@ from typing import Any
 from workbench.curves.classify import chance_loss
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose_shift import wrong_labels
-
-__all__ = ["diagnose_preflight", "misnumbered", "spoilt_splits"]
 
 CODES = Codes({
     "data.nonfinite": "F1.1", "data.labels": "F1.1", "init.loss": "F2.4", "loop.no_gradient": "F1.1", "loop.no_update": "F1.1",

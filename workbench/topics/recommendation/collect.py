@@ -18,9 +18,6 @@ from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 
-__all__ = ["STAGE", "collect_replaced", "torch_constants"]
-
-
 _RULES = {
     "sgd": (), "momentum": ("momentum",), "nesterov": ("momentum",), "rmsprop": ("momentum", "rho", "eps"),
     "adam": ("beta1", "beta2", "eps"), "nadam": ("beta1", "beta2", "eps"), "adamw": ("beta1", "beta2", "eps"),

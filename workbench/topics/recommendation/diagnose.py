@@ -31,18 +31,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import SHORT, Role
 from workbench.topics.clipping.thresholds import masks
 
-__all__ = [
-    "CHANGEABLE",
-    "REMEDIES",
-    "REMEDY_FIELDS",
-    "config_of",
-    "cost_of",
-    "next_steps",
-    "recommend",
-    "screen",
-    "tried_remedies",
-]
-
 REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 """Stages whose trials change something against instability, at full length."""
 

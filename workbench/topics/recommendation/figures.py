@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record
 from workbench.plots.style import BASELINE, GOOD, PALETTE, drawing, legend, log_scale, not_measured, short
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.recommendation.diagnose import recommend
-
-__all__ = ["plot_proof"]
 
 
 def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:

@@ -11,8 +11,6 @@ from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 
-__all__ = ["Proof"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:

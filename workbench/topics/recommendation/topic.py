@@ -11,8 +11,6 @@ from workbench.findings.topic import Figure, Topic
 from workbench.plots.words import counted, number_text
 from workbench.topics.recommendation.figures import plot_proof
 
-__all__ = ["TOPIC"]
-
 
 def _proof_numbers(record: Any, diagnosis: Diagnosis) -> str:
     found = diagnosis.recommendation or {}

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from workbench.curves.judged import judged
 from workbench.curves.trials import RecordLike, TrialCurve
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
-
-__all__ = ["CODES", "diagnose_schedule", "read_trace"]
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 
 CODES = Codes({"schedule.discontinuity": "F3.11", "schedule.restarts": "F3.5", "schedule.collapse": "F3.5"})
 

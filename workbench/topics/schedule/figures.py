@@ -22,8 +22,6 @@ from workbench.plots.style import (
 )
 from workbench.schedules import schedule_of
 
-__all__ = ["mark_warmup", "plot_schedule"]
-
 
 def plot_schedule(
     config: TrainConfig,

@@ -12,8 +12,6 @@ from workbench.findings.topic import Figure, Topic
 from workbench.plots.words import counted, number_text
 from workbench.topics.schedule.figures import plot_schedule
 
-__all__ = ["TOPIC"]
-
 
 def _draw_schedule(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     chosen = (diagnosis.recommendation or {}).get("config") or record.config

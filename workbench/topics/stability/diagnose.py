@@ -7,21 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workbench.curves.classify import Rise
 from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.rises import USUAL, CurveThresholds
+from workbench.curves.rises import USUAL, CurveThresholds, Rise
 from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.findings.advice import Kind, advise
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 from workbench.record.read import periodic_rows
 from workbench.record.roles import Role
-
-__all__ = ["CODES", "KINDS", "diagnose_instability"]
 
 Zone = Literal["own", "below", "near", "other", "far"]
 ZONES: tuple[Zone, ...] = ("own", "below", "near", "other", "far")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.errors import RecordError
-from workbench.findings.diagnosis import Diagnosis, Finding, Status
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
 from workbench.record.read import open_record
 from workbench.topics.stability.diagnose import KINDS, diagnose_instability
-
-__all__ = ["check_stability"]
 
 _GET_ONE = "Run 02_instability, or workbench diagnose, on this workload first, and give its folder here."
 _CURE = "Cure that first: a warmup (03), clipping (04), another optimizer (05), the architecture (06), in this order."

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, best_lr, curve, evaluations, finding, lr_of, trials_at, trials_in
+from workbench.plots.frames import best_lr, curve, evaluations, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
 from workbench.plots.style import (
     BAD,
@@ -25,8 +26,6 @@ from workbench.plots.style import (
     not_measured,
     short,
 )
-
-__all__ = ["plot_confirm", "plot_probe"]
 
 Floats = NDArray[np.float64]
 

@@ -26,8 +26,6 @@ from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
 from workbench.topics.stability.diagnose import diagnose_instability
 
-__all__ = ["InstabilityStudy"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class InstabilityStudy(Study):

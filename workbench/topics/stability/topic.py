@@ -13,8 +13,6 @@ from workbench.plots.words import first_and_end, number_text
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.figures import plot_confirm, plot_probe
 
-__all__ = ["TOPIC"]
-
 EVERY_STEPS = 100
 """The coarse interval that the picture of the probe draws (F1.10)."""
 MAX_RUNS = 4

@@ -9,11 +9,10 @@ from typing import Any
 
 from workbench.errors import RecordError
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.ledger.table import study_row
 from workbench.record.read import StudyRecord
-
-__all__ = ["CODES", "diagnose_tracking"]
 
 CODES = Codes({"tracking.config": "P5.3", "tracking.trials": "P5.5", "tracking.best_value": "P5.6", "tracking.reproduce": "P5.7"})  # fmt: skip
 

@@ -8,8 +8,6 @@ from matplotlib.axes import Axes
 
 from workbench.plots.style import BASELINE, GOOD, INK, drawing, legend, not_measured, short
 
-__all__ = ["plot_studies"]
-
 LONGEST_NAME = 24
 
 

@@ -17,13 +17,12 @@ from workbench.curves.selection import compare_selected
 from workbench.curves.trials import RecordLike, judge
 from workbench.findings.advice import ADVICE
 from workbench.findings.codes import Codes
-from workbench.findings.diagnosis import Diagnosis, Finding
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
 from workbench.record.roles import Role
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.schedule.diagnose import read_trace
 from workbench.topics.warmup.search import Length, WarmupSearch, read_searches
-
-__all__ = ["CODES", "WarmupSigns", "diagnose_warmup", "warmup_signs"]
 
 CODES = Codes({
     "warmup.needed": "F3.1", "warmup.shortest": "F3.6", "warmup.over_cap": "F3.10", "warmup.lengthen": "F3.14",

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from workbench.curves.trials import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import Record, finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, log_scale, not_measured, number, short
+from workbench.plots.frames import finding
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, log_scale, not_measured, short
+from workbench.record.json_values import number
 from workbench.topics.warmup.diagnose import diagnose_warmup
-
-__all__ = ["plot_warmup"]
 
 NO_WARMUP = 0.5
 """Where no warmup is drawn: a logarithmic axis has no place for 0."""

@@ -20,8 +20,6 @@ from workbench.topics.schedule.figures import mark_warmup, plot_schedule
 from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.search import cap_steps
 
-__all__ = ["WarmupChoice", "warmup_choice", "warmup_panel"]
-
 ALT = "The learning rate at each step with a warmup, beside the trace of the nearest trial that was run."
 
 

@@ -15,8 +15,6 @@ from workbench.curves.judged import judged_runs
 from workbench.curves.trials import RecordLike
 from workbench.record.roles import Role
 
-__all__ = ["Length", "NextRun", "WarmupSearch", "cap_steps", "next_run", "read_searches"]
-
 _OWN = ("warmup", "warmup_full")
 _ALL = (*_OWN, "fix", "confirm", "baseline", "lr_sweep", "lr_unstable")
 

@@ -25,8 +25,6 @@ from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.diagnose import WarmupSigns, warmup_signs
 from workbench.topics.warmup.search import NextRun, WarmupSearch, cap_steps, next_run, read_searches
 
-__all__ = ["WarmupStudy"]
-
 SHORT, FULL = Role.WARMUP, Role.WARMUP_FULL
 MIN_TRIAL_STEPS = 10
 """A curve of fewer steps cannot be judged."""

@@ -6,9 +6,6 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.figures import plot_warmup
 
-__all__ = ["TOPIC"]
-
-
 TOPIC = Topic(
     name="warmup",
     figures=(

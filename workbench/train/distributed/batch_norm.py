@@ -31,11 +31,6 @@ from workbench.train.batch_norm import (
 )
 from workbench.train.distributed.merge_statistics import merge_statistics
 
-__all__ = [
-    "Group", "LayerStatistics", "SynchronisedBatchNorm", "gather_running_statistics", "merge_running_statistics",
-    "merged_running_statistics", "place", "statistic_processes", "synchronise_batch_norm",
-]  # fmt: skip
-
 Group = Any
 """A `torch.distributed.ProcessGroup`; None is the default one."""
 

@@ -39,11 +39,6 @@ from workbench.train.predictions import SPLIT, TrackedExamples
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
-__all__ = [
-    "average_gradients", "begin_together", "check_same_weights", "check_shares", "evaluate_on_hosts", "exchange_room",
-    "finished", "gather_states", "open_together", "own_state", "running_statistics",
-]  # fmt: skip
-
 KINDS = ("rng/", "data/", "statistics/")
 """Beginnings of the names of what is each rank's own in a checkpoint."""
 

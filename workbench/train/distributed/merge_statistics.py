@@ -9,8 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.errors import UsageError
 
-__all__ = ["MergedStatistics", "merge_statistics"]
-
 
 class MergedStatistics(NamedTuple):
     """Mean and variance of each channel over the examples of all devices, each shape (channels,)."""

@@ -19,8 +19,6 @@ from workbench import errors
 from workbench.errors import UsageError, WorkbenchError
 from workbench.record.json_values import dumps
 
-__all__ = ["ALONE", "HostGroup", "check_alone", "host_group", "local_device"]
-
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -31,8 +31,6 @@ from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
-__all__ = ["Arrangement", "Chosen", "Verdict", "arrangements", "choose_gradients", "forget_choices", "recall", "remember"]  # fmt: skip
-
 WORTH_SECONDS = (
     1.0  # rule of thumb: tracing and measuring take up to half of it, which a shorter training does not give back
 )

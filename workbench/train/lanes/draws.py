@@ -14,8 +14,6 @@ from torch import Tensor, fx
 from workbench.train.lane_stack import global_generator
 from workbench.train.lanes.recorder import CannotBatch, TensorMeta, arguments, base_of, is_random, meta
 
-__all__ = ["GENERATORS", "draw_per_lane"]
-
 GENERATORS = "generators"
 """Name of the input that holds the generators, one per lane."""
 

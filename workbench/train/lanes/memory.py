@@ -17,8 +17,6 @@ from workbench.train.lane_stack import LaneStack
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 
-__all__ = ["FREE_SHARE", "SHARED", "STATE_SHARE", "available_bytes", "check_lanes", "group_lanes", "lane_bytes", "lanes_that_fit", "room_for_calls", "train_stacks"]  # fmt: skip
-
 SHARED = ("batch_size", "accumulate_steps", "precision", "evaluation_batch", "bn_stat_examples")
 """What the lanes of a stack have in common; everything else may differ."""
 STATE_SHARE = (

@@ -20,8 +20,6 @@ from torch import Tensor, fx
 
 from workbench.train.lanes.recorder import base_of, is_call, is_random, meta, written, written_by
 
-__all__ = ["clean_up", "constants", "dead_code"]
-
 aten = torch.ops.aten
 VIEWS = (
     aten.detach.default,

@@ -26,17 +26,6 @@ from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, met
 from workbench.train.lanes.step import BatchLayout, Objective, Recorded, StepResult, module_state, record
 from workbench.workloads.base import Workload
 
-__all__ = [
-    "KINK",
-    "SHORT",
-    "TOLERANCES",
-    "LaneProgram",
-    "LanePrograms",
-    "build_program",
-    "differing_rows",
-    "forget_programs",
-]
-
 aten = torch.ops.aten
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Rule of thumb: norm of the difference that is allowed, as a share of the norm of what is expected."""

@@ -19,19 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = [
-    "CannotBatch",
-    "Recorder",
-    "TensorMeta",
-    "arguments",
-    "base_of",
-    "is_call",
-    "is_random",
-    "meta",
-    "written",
-    "written_by",
-]
-
 aten = torch.ops.aten
 BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
 """Operations that write running mean and variance in training, arguments 3 and 4, though their schema does not say so."""

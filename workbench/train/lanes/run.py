@@ -37,8 +37,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
 from workbench.workloads.losses import label_of
 
-__all__ = ["VmapGradients", "verify"]
-
 Task = Callable[[], Any]
 
 

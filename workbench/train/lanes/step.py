@@ -29,21 +29,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
 from workbench.workloads.losses import label_of, prediction_of
 
-__all__ = [
-    "BatchLayout",
-    "LaneTensors",
-    "Objective",
-    "Recorded",
-    "SplitBatch",
-    "StepResult",
-    "check_alike",
-    "lane_tensors",
-    "module_state",
-    "record",
-    "split_batch",
-    "stack_batches",
-]
-
 Objective = Literal["mean", "sum", "evaluate"]
 """What a step computes: gradients of the mean loss, of the weighted sum, or no gradient but the metrics."""
 
