@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
@@ -21,3 +22,10 @@ def check_number(name: str, value: Any, *, above: float = 0.0) -> None:
     """Raise unless `value` is a finite number above `above`."""
     if isinstance(value, bool) or not (isinstance(value, (int, float)) and above < value < math.inf):
         raise ConfigError(f"{name}={value!r} must be a finite number above {above:g}.")
+
+
+def check_fields(item: Any, names: str, holds: Callable[[Any], bool], what: str) -> None:
+    """Raise unless `holds` is true of every named field of `item`; `names` has spaces between, `what` follows "must be"."""
+    for name in names.split():
+        if not holds(value := getattr(item, name)):
+            raise ConfigError(f"{name}={value!r} must be {what}.")

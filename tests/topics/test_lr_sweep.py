@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import workbench as wb
-from tests.helpers.records import BEST, DIVERGED, DIVERGED_AT, LASTING, LRS, diagnosis, losses_of, study
+from tests.helpers.records import BEST, DIVERGED, DIVERGED_AT, LASTING, diagnosis, losses_of, study
 from tests.helpers.simulated_records import evaluations, noisy_sweep, record, trial
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
-from workbench.topics.lr_sweep.panel import lr_distance
 from workbench.topics.recommendation.diagnose import recommend
 
 TOTAL = 200
@@ -320,13 +319,6 @@ def test_runs_that_end_at_the_frequencies_are_not_stable():
     assert 0.004 < diagnosis["lr.unstable"].value < 0.016
     blind = wb.lr_sweep.diagnose(learning_sweep(ends, start=4.2, facts={}))
     assert blind["lr.unstable"].value is None, "what the level is for"
-
-
-@pytest.mark.parametrize("lr", LRS)
-def test_both_ratios(lr: float) -> None:
-    found = lr_distance(diagnosis(), lr)
-    assert (found.to_best, found.to_edge) == (lr / BEST, lr / LASTING)
-    assert found.unstable == (lr >= LASTING)
 
 
 def blank() -> Axes:

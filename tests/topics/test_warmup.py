@@ -10,7 +10,6 @@ import pytest
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.topics.warmup.panel import warmup_choice
 from workbench.topics.warmup.search import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
 
 UNSTABLE = 0.1
@@ -190,18 +189,6 @@ def test_a_schedule_that_rises_all_the_way_is_a_warmup(rise, status):
     r = record([trial(falling(200), 0.02, stage="baseline", columns={"lr": lr})], total_steps=200, peak_lr=0.02)
     r.config["schedule"] = "mine:ramp#00000000"
     assert wb.warmup.diagnose(r)["warmup.over_cap"].status == status
-
-
-@pytest.mark.parametrize(
-    ("steps", "lr", "nearest"), [(0, 1.0, (10, 1.0)), (19, 1.0, (20, 1.0)), (500, 3.0, (40, 2.0)), (0, 0.5, (10, 1.0))]
-)
-def test_the_nearest_is_by_ratio_of_the_lr_and_then_by_length(
-    steps: int, lr: float, nearest: tuple[int, float]
-) -> None:
-    made = study(*GOOD, short(40, passes=True, multiple=20.0))
-    found = warmup_choice(made, wb.warmup.diagnose(made), steps=steps, lr=lr).nearest
-    assert found is not None
-    assert (found.steps, found.lr) == nearest
 
 
 def searched(lengths: dict[int, tuple[bool | None, bool | None]]) -> WarmupSearch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,6 @@ def diagnose_clipping(
         drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
         lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
             without (rule of thumb).
-
-    Returns:
-        The codes `clipping.threshold`, `.cures`, `.aggressive`, `.masks_lr` and `.nonfinite`, once each.
     """
     study = judged(record)
     reference = reference_norms(study, skip_frac=skip_frac)
@@ -63,32 +61,27 @@ def diagnose_clipping(
     chosen = choose_threshold([], percentile=percentile) if reference is None else reference.threshold(percentile)
     evidence = {"runs": [dict(row) for row in rows], "unstable_lr": edge}
     findings = [_threshold(chosen, reference, drift_ratio)]
-    if lead is None or lead.clip_frac is None:
-        why_not = "no run was clipped"
-        findings += [CODES.not_measured("clipping.aggressive", why_not, evidence=evidence)]
+    unknown = partial(CODES.not_measured, reason="no run was clipped", evidence=evidence)
     if lead is None:
-        findings += [
-            CODES.not_measured(f"clipping.{name}", why_not, evidence=evidence) for name in ("cures", "masks_lr")
-        ]
+        findings += [unknown(f"clipping.{name}") for name in ("cures", "aggressive", "masks_lr")]
     else:
         clipped = _Clipped(
             study=study, reference=reference, threshold=chosen.threshold, ladder=read_ladder(study, rows), lead=lead,
             why=why, edge=edge, aggressive_frac=aggressive_frac, lost_frac=lost_frac, evidence=evidence,
         )  # fmt: skip
-        findings += [clipped.cures(), clipped.masks()]
-        findings += [] if lead.clip_frac is None else [clipped.aggressive(lead.clip_frac)]
-    order = list(CODES)
-    return Diagnosis.of(study, sorted([*findings, nonfinite_norms(study)], key=lambda f: order.index(f.code)))
+        share = unknown("clipping.aggressive") if lead.clip_frac is None else clipped.aggressive(lead.clip_frac)
+        findings += [clipped.cures(), share, clipped.masks()]
+    return Diagnosis.of(study, [*findings, nonfinite_norms(study)])
 
 
 def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio: float) -> Finding:
+    item = None if found is None else found.item
     evidence: dict[str, Any] = chosen.to_dict() | {
-        "trial": None if found is None else found.item.curve.trial,
-        "lr": None if found is None else found.item.curve.lr,
-        "loss": None if found is None else objective(found.item.curve),
+        "trial": None if item is None else item.curve.trial, "lr": None if item is None else item.curve.lr,
+        "loss": None if item is None else objective(item.curve),
         "reference_clipped": None if found is None else found.clipped,
-        "reference_outcome": None if found is None else found.item.verdict.outcome,
-    }
+        "reference_outcome": None if item is None else item.verdict.outcome,
+    }  # fmt: skip
     if chosen.threshold is None or found is None:
         return CODES.not_measured("clipping.threshold", str(chosen.reason), evidence=evidence)
     typical = f", {chosen.ratio:.3g} times the median {chosen.median:.3g}" if chosen.ratio else ""
@@ -97,9 +90,8 @@ def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio:
     if chosen.all_steps is not None and not 1 / drift_ratio <= chosen.all_steps / chosen.threshold <= drift_ratio:
         notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
     if chosen.drift is not None and chosen.drift > drift_ratio:
-        notes += (
-            f" The median drifts by a factor of {chosen.drift:.3g} within them: no one threshold fits the whole run."
-        )
+        drifts = f"The median drifts by a factor of {chosen.drift:.3g} within them"
+        notes += f" {drifts}: no one threshold fits the whole run."
     if found.clipped:
         notes += " The run was itself clipped; its path differs from one without."
     return CODES.finding(
@@ -140,37 +132,38 @@ class _Clipped:
         if not rows:
             return CODES.not_measured(code, f"lr {lead.lr:.4g} was not run without clipping", evidence=self.evidence)
         lead = replace(lead, rows=rows)
-        known: dict[str, Any] = {"evidence": self.evidence | {"ladder": [self._row(one) for one in self.ladder]}}
+        found = partial(
+            CODES.finding, code, evidence=self.evidence | {"ladder": [self._row(one) for one in self.ladder]}
+        )
+        limit = f"{lead.max_grad_norm:.3g}"
         if all(is_calm(row, "twin_outcome") for row in rows):
             still = all(is_calm({**row, "lasting": False}) for row in rows)  # no rise: it ends where it began
             worse = "learns next to nothing" if still else "unstable"
-            hurt = f", and {worse} with it at {lead.max_grad_norm:.3g}" if lead.lasting else ""
+            hurt = f", and {worse} with it at {limit}" if lead.lasting else ""
             chance = ""
             if self.edge is not None and lead.lr > self.edge:
                 chance = f" Other runs turned unstable from {self.edge:.4g} on: this near the edge it is chance."
             summary = f"Nothing to cure: at lr {lead.lr:.4g} training is stable without clipping{hurt}.{chance}"
-            return CODES.finding(code, "warn" if hurt else "ok", summary, **known)
-        known |= {"value": lead.max_grad_norm, "unit": "gradient norm"}
+            return found("warn" if hurt else "ok", summary)
+        found = partial(found, value=lead.max_grad_norm, unit="gradient norm")
         share = "An unknown share" if lead.clip_frac is None else f"{lead.clip_frac:.0%}"
+        share = f"{share} of the steps are clipped"
         advice = [LONGER_WARMUP, self._lower(lead)]
         if not lead.passes:
             some = f" for all of {len(rows)} seeds ({lead.cured} cured)" if len(rows) > 1 else ""
             several = len(self.ladder) > 1 and self.why != "own"
             tried = f"any of {len(self.ladder)} thresholds down to" if several else "at"
-            summary = f"Clipping {tried} {lead.max_grad_norm:.3g} does not let lr {lead.lr:.4g} train{some}. {share} of the steps are clipped."
-            return CODES.finding(code, "warn", summary, advice=advice, **known)
+            summary = f"Clipping {tried} {limit} does not let lr {lead.lr:.4g} train{some}. {share}."
+            return found("warn", summary, advice=advice)
         percentile, where = self._percentile_of(lead)
         over = " over all steps" if where == "all" else ""
         name = "" if percentile is None else f" (the {ordinal(percentile)} percentile{over})"
         sick = any(row["twin_lasting"] for row in rows)
         without = "without it training is not" if sick else "without it the loss rises and comes back"
         beyond = not lead.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge)
-        return CODES.finding(
-            code, "warn" if beyond else "ok",
-            f"Clipping at {lead.max_grad_norm:.3g}{name} keeps lr {lead.lr:.4g} stable; {without}. "
-            f"{share} of the steps are clipped{': no cure but a smaller step' if beyond else ''}.{self._against_reference(rows)}",
-            advice=advice if beyond else (), **known,
-        )  # fmt: skip
+        price = f"{share}{': no cure but a smaller step' if beyond else ''}.{self._against_reference(rows)}"
+        summary = f"Clipping at {limit}{name} keeps lr {lead.lr:.4g} stable; {without}. {price}"
+        return found("warn" if beyond else "ok", summary, advice=advice if beyond else ())
 
     def _against_reference(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """Say in a sentence where the runs end against the one at a stable lr: a cure may gain nothing."""
@@ -182,61 +175,58 @@ class _Clipped:
         return f" The loss ends at {end:.3g}, {than} at lr {curve.lr:.4g} without clipping ({stable:.3g})."
 
     def aggressive(self, clip_frac: float) -> Finding:
-        code, lead = "clipping.aggressive", self.lead
-        known: dict[str, Any] = {
-            "value": clip_frac, "unit": "share of steps clipped", "threshold": self.aggressive_frac,
-            "evidence": self.evidence | {"lead": self.why},
-        }  # fmt: skip
+        """Say how many steps are clipped; what a clipping that training does not need takes from it: an adaptive rule hardly feels it."""
+        lead, unit = self.lead, "share of steps clipped"
+        found = partial(
+            CODES.finding, "clipping.aggressive", value=clip_frac, unit=unit, threshold=self.aggressive_frac,
+            evidence=self.evidence | {"lead": self.why},
+        )  # fmt: skip
         shown = f"{clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}, lr {lead.lr:.4g}"
         if clip_frac < self.aggressive_frac:
-            return CODES.finding(code, "ok", f"{shown}.", **known)
+            return found("ok", f"{shown}.")
         if self.why == "own" and all(row["twin_lasting"] is False for row in lead.rows):
-            return self._slowed(shown, known)
+            curves = {c.trial: c for c in self.study.curves}
+            lost = min(lost_by(self.study, curves[row["trial"]], curves[row["twin"]])[0] for row in lead.rows)
+            ends = [float(np.mean([row[name] for row in lead.rows])) for name in ("twin_loss", "loss")]
+            shown += f", and training is stable without: there the loss ends at {ends[0]:.3g} instead of {ends[1]:.3g}"
+            if lost < self.lost_frac:
+                return found("ok", f"{shown}: harmless.")
+            limit, which = self.threshold, "the 90th percentile of the norms"
+            to = f" to about {limit:.3g}, {which}," if limit is not None else ""
+            advice = f"Raise max_grad_norm{to} or leave it out: what it does now is to shorten every step."
+            return found("warn", f"{shown}.", advice=[advice])
         needed = {"own": "", "passes": ", and no larger threshold tried lets it train" if len(self.ladder) > 1 else "",
                   "tightest": ", and not even that lets it train" if lead.lasting else ""}  # fmt: skip
         summary = f"{shown}{needed[self.why]}: an odd way to lower the learning rate."
-        return CODES.finding(code, "warn", summary, advice=[self._lower(lead)], **known)
-
-    def _slowed(self, shown: str, known: Mapping[str, Any]) -> Finding:
-        """Say what a clipping that training does not need takes from it; an adaptive rule hardly feels one that is always on."""
-        code, curves = "clipping.aggressive", {c.trial: c for c in self.study.curves}
-        lost = min(lost_by(self.study, curves[row["trial"]], curves[row["twin"]])[0] for row in self.lead.rows)
-        ends = [float(np.mean([row[name] for row in self.lead.rows])) for name in ("twin_loss", "loss")]
-        told = f"{shown}, and training is stable without: there the loss ends at {ends[0]:.3g} instead of {ends[1]:.3g}"
-        if lost < self.lost_frac:
-            return CODES.finding(code, "ok", f"{told}: harmless.", **known)
-        to = f" to about {self.threshold:.3g}, the 90th percentile of the norms," if self.threshold is not None else ""
-        advice = [f"Raise max_grad_norm{to} or leave it out: what it does now is to shorten every step."]
-        return CODES.finding(code, "warn", f"{told}.", advice=advice, **known)
+        return found("warn", summary, advice=[self._lower(lead)])
 
     def masks(self) -> Finding:
         code, lead = "clipping.masks_lr", self.lead
-        said = [masks(row, self.edge) for row in lead.rows]
-        if all(answer is None for answer in said):
+        answers = [masks(row, self.edge) for row in lead.rows]
+        if all(answer is None for answer in answers):
             why = f"whether lr {lead.lr:.4g} is stable without clipping is not known; run it without, or sweep"
             if self.edge is not None or any(row["twin"] is not None for row in lead.rows):
                 why = f"at lr {lead.lr:.4g} training still comes down when it ends"
             return CODES.not_measured(code, why, evidence=self.evidence)
         late = [row["late_clip_frac"] for row in lead.rows if row["late_clip_frac"] is not None]
         every = [row | {"masks": masks(row, self.edge)} for row in self.evidence["runs"]]
-        known: dict[str, Any] = {
-            "value": float(np.mean(late)) if late else None, "unit": "share clipped at the end",
-            "evidence": {"runs": every, "unstable_lr": self.edge},
-        }  # fmt: skip
-        if not any(said):
+        found = partial(
+            CODES.finding, code, value=float(np.mean(late)) if late else None, unit="share clipped at the end",
+            evidence={"runs": every, "unstable_lr": self.edge},
+        )  # fmt: skip
+        if not any(answers):
             summary = f"Nothing to hide: lr {lead.lr:.4g} is stable without clipping."
             if lead.lasting:
                 summary = f"Nothing is hidden: lr {lead.lr:.4g} is unstable with clipping, too."
             elif any(row["twin_lasting"] for row in lead.rows):
-                summary = f"At lr {lead.lr:.4g} the gradient norm comes down below the threshold: the run does not live by its clipping."
-            return CODES.finding(code, "ok", summary, **known)
+                down = "the gradient norm comes down below the threshold: the run does not live by its clipping"
+                summary = f"At lr {lead.lr:.4g} {down}."
+            return found("ok", summary)
         swings = [row["alternation"] for row in lead.rows if row["alternation"] is not None]
         cycle = ", swinging to and fro from step to step" if swings and min(swings) < -0.9 else ""
-        return CODES.finding(
-            code, "warn",
-            f"Clipping at {lead.max_grad_norm:.3g} hides that lr {lead.lr:.4g} is too high: the run stays bounded only "
-            f"because {np.mean(late):.0%} of its last steps are clipped{cycle}.", advice=[self._lower(lead)], **known,
-        )  # fmt: skip
+        high = f"Clipping at {lead.max_grad_norm:.3g} hides that lr {lead.lr:.4g} is too high"
+        only = f"the run stays bounded only because {np.mean(late):.0%} of its last steps are clipped{cycle}"
+        return found("warn", f"{high}: {only}.", advice=[self._lower(lead)])
 
     def _row(self, one: Candidate) -> dict[str, Any]:
         percentile, where = self._percentile_of(one)
@@ -279,8 +269,7 @@ def nonfinite_norms(study: JudgedStudy) -> Finding:
     ]
     if not counts:
         return CODES.not_measured(code, "no gradient norm was recorded")
-    hits = [(c, n) for c, n in counts if n]
-    mine = own_trials(study)
+    hits, mine = [(c, n) for c, n in counts if n], own_trials(study)
     own = [c for c, _ in hits if c.stage == Role.BASELINE or c.trial in mine]
     whole = [c for c, _ in hits if not c.diverged and (c in own or not mine)]
     status: Status = "ok" if not whole else "fail" if own else "warn"
@@ -291,11 +280,7 @@ def nonfinite_norms(study: JudgedStudy) -> Finding:
         finite = "in runs whose loss stays finite" if whole else "where runs ended non-finite"
         counted = f"{total} gradient norm(s) in {len(hits)} of {len(counts)} trial(s) are not finite"
         summary = f"{counted}, {'with the baseline config, ' if own else ''}{finite}; they are counted, not averaged."
-    advice = [
-        "Clipping leaves a non-finite gradient as it is: look for overflow (precision), a division or logarithm of zero, or "
-        "non-finite data."
-    ]
-    return CODES.finding(
-        code, status, summary, value=float(total), unit="steps", evidence={"trials": rows},
-        advice=advice if status != "ok" else (),
-    )  # fmt: skip
+    causes = "overflow (precision), a division or logarithm of zero, or non-finite data"
+    advice = [f"Clipping leaves a non-finite gradient as it is: look for {causes}."] if status != "ok" else []
+    evidence = {"trials": rows}
+    return CODES.finding(code, status, summary, value=float(total), unit="steps", evidence=evidence, advice=advice)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
@@ -58,8 +58,8 @@ def measure_critical_lr(
     Starts at 2 |loss| / (g.u), where a parabola with its minimum at 0 would be back at its start, multiplies or
     divides by `factor` per forward pass until the loss is bracketed, then halves the bracket.
 
-    Only the update's direction is the config's; its lr and schedule play no part. `tolerance` is the bracket's
-    final ratio, `decades` how far the search may go from its start, both ways.
+    Only the update's direction is the config's. `tolerance` is the bracket's final ratio, `decades` how far the search may go from its
+    start, both ways.
     """
     config = config.replace(warmup_steps=0, schedule="constant")
     with isolated_rng():
@@ -137,7 +137,8 @@ def measure_chance(
             return _entropy(workload.loss, weighted, classes, sampled=len(workload.train_data) > max_examples)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs[0].numel() > max_outputs:
             return None
-        return _fitted(workload, outputs, list(itertools.islice(weighted, max(1, max_bytes // (_bytes(first) or 1)))))
+        size = sum(leaf.nbytes for leaf in tree_leaves(first) if isinstance(leaf, Tensor)) or 1
+        return _fitted(workload, outputs, list(itertools.islice(weighted, max(1, max_bytes // size))))
 
 
 def _entropy(
@@ -160,13 +161,6 @@ def _entropy(
         return None
     bias = (len(shares) - 1) / (2 * seen) if sampled else 0.0
     return min(float(-(shares * shares.log()).sum()) + bias, math.log(classes))
-
-
-def _bytes(batch: Any) -> int:
-    if isinstance(batch, Tensor):
-        return batch.numel() * batch.element_size()
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return sum(_bytes(part) for part in parts)
 
 
 def _fitted(
@@ -209,15 +203,15 @@ def _compares(workload: Workload, constants: Sequence[Tensor], weighted: Weighte
     The constants are tried in order, because a loss may refuse one that no model makes.
     """
     batch, examples, _ = weighted
-
-    def differs(constant: Tensor) -> bool:
-        losses = workload.loss(constant.expand(examples, *constant.shape), batch)
+    for constant in constants:
+        try:
+            losses = workload.loss(constant.expand(examples, *constant.shape), batch)
+        except (RuntimeError, ValueError):
+            if constant is constants[-1]:
+                raise
+            continue
         return bool((losses - losses[0]).abs().max() > 1e-6 * losses.abs().max())
-
-    for constant in constants[:-1]:
-        with contextlib.suppress(RuntimeError, ValueError):
-            return differs(constant)
-    return differs(constants[-1])
+    return False
 
 
 def _parametrised(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from workbench.curves.clipped_runs import fixed_step
@@ -16,7 +17,7 @@ from workbench.curves.trials import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Finding, Status
 from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, own_lr_findings
 
 CODES = Codes({
@@ -58,10 +59,6 @@ def diagnose_lr_sweep(
         far_ratio: where every lr up to this many times lr* and the baseline is stable, no unstable one is missing (rule of thumb).
         bracket_tolerance: width of the bracket around `lr.unstable` that is asked for.
         tail_frac: share of the steps that the objective averages (O1).
-
-    Returns:
-        The codes `lr.best`, `lr.grid_edge`, `lr.unstable`, `lr.too_high`, `lr.too_low`, `lr.at_edge`, `lr.probabilistic` and
-        `lr.nothing_learns`, once each.
     """
     study = judged(record)
     table = study.sweep(tail_frac=tail_frac)
@@ -135,19 +132,19 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
 
 
 def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
-    code, low, high = "lr.grid_edge", table.points[0].lr, table.points[-1].lr
+    low, high = table.points[0].lr, table.points[-1].lr
     evidence = {"border": best.border, "lowest_lr": low, "highest_lr": high}
+    found = partial(CODES.finding, "lr.grid_edge", evidence=evidence)
     if best.border is None:
-        summary = f"The lowest loss lies inside the lrs tried ({low:.4g} to {high:.4g})."
-        return CODES.finding(code, "ok", summary, evidence=evidence)
+        return found("ok", f"The lowest loss lies inside the lrs tried ({low:.4g} to {high:.4g}).")
     word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")
     summary = f"The lowest loss is at the {edge} lr tried, {best.measured_lr:.4g}"
-    known: dict[str, Any] = {"value": best.measured_lr, "unit": "lr", "evidence": evidence}
+    found = partial(found, value=best.measured_lr, unit="lr")
     if study.facts.get("initial_critical_lr") is not None:
-        summary += f", as far as the sweep goes from the scale of the model ({low:.4g} to {high:.4g})."
-        return CODES.finding(code, "ok", summary, **known)
+        where = f"as far as the sweep goes from the scale of the model ({low:.4g} to {high:.4g})"
+        return found("ok", f"{summary}, {where}.")
     advice = [f"Extend the sweep to {word} learning rates."]
-    return CODES.finding(code, "warn", f"{summary}: the true lr* may lie beyond it.", advice=advice, **known)
+    return found("warn", f"{summary}: the true lr* may lie beyond it.", advice=advice)
 
 
 def _unstable(
@@ -159,14 +156,14 @@ def _unstable(
         "first_rise_lr": min(rising, default=None), "total_steps": table.total_steps,
         "unseen_below": 2.0 / max(table.total_steps, 1),
     }  # fmt: skip
+    found = partial(CODES.finding, "lr.unstable", unit="lr")
     if bracket is None:
         top = table.points[-1].lr
-        seen = top >= far * (1 - 1e-9)
-        return CODES.finding(
-            "lr.unstable", "ok" if seen else "not_measured",
-            f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps.", unit="lr", evidence=evidence,
-            advice=[] if seen else ["Extend the sweep to larger learning rates: every workload has an unstable one."],
-        )  # fmt: skip
+        summary = f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps."
+        if top >= far * (1 - 1e-9):
+            return found("ok", summary, evidence=evidence)
+        advice = ["Extend the sweep to larger learning rates: every workload has an unstable one."]
+        return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
         "stable_above": list(bracket.stable_above), "next_lr": bisect_next(table, tolerance=tolerance),
@@ -176,7 +173,7 @@ def _unstable(
     low = "below" if bracket.lower is None else f"between {bracket.lower:.4g} and"
     odd = f"; {len(bracket.stable_above)} larger lr(s) are stable all the same" if bracket.stable_above else ""
     summary = f"Training becomes lastingly unstable {low} {bracket.upper:.4g}{wide}{odd}."
-    return CODES.finding("lr.unstable", "ok", summary, value=bracket.middle, unit="lr", evidence=evidence)
+    return found("ok", summary, value=bracket.middle, evidence=evidence)
 
 
 def _at_edge(
@@ -188,61 +185,57 @@ def _at_edge(
     edge_ratio: float,
     limits: Mapping[str, float],
 ) -> Finding:
-    code = "lr.at_edge"
     if bracket is None:
-        top = table.points[-1].lr
-        seen = top >= edge_ratio * best.lr
-        summary = f"No lr up to {top:.4g}, {top / best.lr:.3g} times lr*, is unstable."
-        return CODES.finding(code, "ok" if seen else "not_measured", summary)
+        times = table.points[-1].lr / best.lr
+        seen: Status = "ok" if table.points[-1].lr >= edge_ratio * best.lr else "not_measured"
+        return CODES.finding(
+            "lr.at_edge", seen, f"No lr up to {table.points[-1].lr:.4g}, {times:.3g} times lr*, is unstable."
+        )
     ratio = bracket.middle / best.lr
     lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
     at_edge = bracket.middle / lowest <= edge_ratio
     fixes = judged_runs(study, ["fix"], above=bracket.middle)
     harmful = is_harmful(table, fixes, **limits)
-    known: dict[str, Any] = {
-        "value": ratio, "unit": "lr.unstable / lr*", "threshold": edge_ratio,
-        "evidence": {
-            "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": fixes,
-            "points": _rows(table),
-        },
+    evidence = {
+        "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": fixes,
+        "points": _rows(table),
     }  # fmt: skip
+    found = partial(
+        CODES.finding, "lr.at_edge", value=ratio, unit="lr.unstable / lr*", threshold=edge_ratio, evidence=evidence
+    )
     if not at_edge:
         as_good = "" if ratio > edge_ratio else f", but lr {lowest:.4g} trains as well"
-        return CODES.finding(code, "ok", f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.", **known)
-    start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
-    if harmful is False:
-        summary = f"{start}, but {_tried(fixes)} beyond it gains nothing that matters: harmless."
-        return CODES.finding(code, "ok", summary, **known)
-    end = "; no fix run has shown whether that costs anything"
-    if harmful:
-        end = f", and {_tried(fixes)} lets a larger lr train better"
-    return CODES.finding(code, "warn", f"{start}{end}.", advice=advise("early"), **known)
-
-
-def _tried(fixes: Sequence[Mapping[str, Any]]) -> str:
+        return found("ok", f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.")
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
-    return " or ".join(dict.fromkeys(words)) or "a fix"
+    tried = " or ".join(dict.fromkeys(words)) or "a fix"
+    start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
+    if harmful is False:
+        return found("ok", f"{start}, but {tried} beyond it gains nothing that matters: harmless.")
+    end = (
+        f", and {tried} lets a larger lr train better"
+        if harmful
+        else "; no fix run has shown whether that costs anything"
+    )
+    return found("warn", f"{start}{end}.", advice=advise("early"))
 
 
 def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio: float) -> Finding:
-    code = "lr.probabilistic"
+    found = partial(CODES.finding, "lr.probabilistic")
     repeated = [p for p in table.points if len(p.seeds) > 1]
     if not repeated:
-        return CODES.finding(code, "ok", "Does not apply: every lr was run with one seed, so seeds cannot disagree.")
+        return found("ok", "Does not apply: every lr was run with one seed, so seeds cannot disagree.")
     disputed = [p for p in repeated if p.disputed]
     rows = [{"lr": p.lr, "lasting": p.lasting, "seeds": len(p.seeds), "outcomes": list(p.outcomes)} for p in disputed]
-    evidence = {"disputed": rows, "repeated_lrs": [p.lr for p in repeated]}
+    found = partial(found, evidence={"disputed": rows, "repeated_lrs": [p.lr for p in repeated]})
     if not disputed:
         where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
-        summary = f"The seeds agree on what is lastingly unstable, at {where} run more than once."
-        return CODES.finding(code, "ok", summary, evidence=evidence)
+        return found("ok", f"The seeds agree on what is lastingly unstable, at {where} run more than once.")
     first = disputed[0]
     near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
     end = ": stability there is a matter of chance." if near else f", well above lr* = {best.lr:.4g}."
-    return CODES.finding(
-        code, "warn" if near else "ok",
+    return found(
+        "warn" if near else "ok",
         f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lastingly unstable{end}",
-        value=first.lr, unit="lr", evidence=evidence,
-        advice=[f"Stay below {first.lr:.4g}, or run more seeds there."] if near else [],
+        value=first.lr, unit="lr", advice=[f"Stay below {first.lr:.4g}, or run more seeds there."] if near else [],
     )  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -30,18 +30,6 @@ from workbench.plots.style import (
 from workbench.record.json_values import number
 
 
-@dataclass(frozen=True)
-class _Point:
-    lr: float
-    loss: float
-    loss_se: float
-    unstable: bool
-
-    @property
-    def feasible(self) -> bool:
-        return bool(np.isfinite(self.loss)) and not self.unstable
-
-
 def plot_lr_sweep(
     record: Record, diagnosis: Diagnosis | None = None, *, mark: float | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -59,22 +47,21 @@ def plot_lr_sweep(
     """
     with drawing(ax, size=(6.8, 4.4)) as axes:
         points = _points(record, diagnosis)
-        if not points:
+        if not len(points):
             return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
-        axes.set(
-            xlabel="learning rate", ylabel="training loss, end of the run", title="Objective against learning rate"
-        )
+        labels = {"xlabel": "learning rate", "ylabel": "training loss, end of the run"}
+        axes.set(title="Objective against learning rate", **labels)
         curves = _draw_points(axes, points)
         _mark_found(axes, record, diagnosis)
         if mark is not None:
             axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"lr {short(mark)}", zorder=1.5)
-        lrs = [p.lr for p in points] + ([baseline_lr(record)] if np.isfinite(baseline_lr(record)) else [])
+        lrs = [*points["lr"], *(lr for lr in [baseline_lr(record)] if np.isfinite(lr))]
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
         log_scale(axes, "x")
         axes.margins(y=0.12)
         if not curves:
             axes.set_yticks([])
-        elif min(p.loss for p in points if p.feasible) >= 0:
+        elif points["loss"][points["feasible"]].min() >= 0:
             fit_y(axes, curves, headroom=np.inf, margin=0.12)
         legend(axes)
     return axes
@@ -103,15 +90,11 @@ def plot_loss_curves(
         diagnosis: where neither is given, its `lr.best` says which: lr* and the next `above` trained ones above it.
             Without it trials at no more than `most` learning rates are drawn, the lowest and the highest among them.
         above: how many learning rates above lr*; "just above" has no number in F1.7, three is a rule of thumb.
-        spacing: ratio between neighbours, so that a bracket of close lrs is drawn once; 1.4 is half a grid step of
-            factor two (rule of thumb).
-        most: how many learning rates to draw where lr* is not known; more than eight curves cannot be told apart
-            (rule of thumb).
+        spacing: ratio between neighbours; 1.4 is half a grid step of factor two (rule of thumb).
+        most: how many learning rates to draw where lr* is not known; more cannot be told apart (rule of thumb).
         mark: a learning rate whose curves lie over all others, which are drawn alike.
-        ax: where to draw; a new figure by default.
 
-    Returns:
-        The axes. The y axis is logarithmic where no loss is below 0, and ends at 1e4 times the initial loss.
+    The y axis is logarithmic where no loss is below 0, and ends at 1e4 times the initial loss.
 
     Source: F1.7; F1.8 for what to look for.
     """
@@ -135,82 +118,76 @@ def plot_loss_curves(
     return axes
 
 
-def _points(record: Record, diagnosis: Diagnosis | None) -> list[_Point]:
-    found = finding(diagnosis, "lr.best")
+def _points(record: Record, diagnosis: Diagnosis | None) -> pd.DataFrame:
+    """Return lr, loss, loss_se, unstable and feasible of each point, in order of the lr."""
+    found, names = finding(diagnosis, "lr.best"), ("lr", "loss", "loss_se", "unstable")
     if found is None or "points" not in found.evidence:
-        return [_Point(p.lr, p.loss, p.loss_se, p.unstable) for p in judged(record).sweep().points]
-    rows: Sequence[Mapping[str, Any]] = found.evidence["points"]
-    points = [
-        _Point(number(r.get("lr")), number(r.get("loss")), number(r.get("loss_se")), bool(r.get("unstable")))
-        for r in rows
-    ]
-    return sorted((p for p in points if p.lr > 0), key=lambda p: p.lr)
+        rows = [{name: getattr(p, name) for name in names} for p in judged(record).sweep().points]
+    else:
+        rows = [
+            {name: number(row.get(name)) for name in names[:3]} | {"unstable": bool(row.get("unstable"))}
+            for row in found.evidence["points"]
+        ]
+    points = pd.DataFrame(rows, columns=[*names]).astype({**dict.fromkeys(names[:3], float), "unstable": bool})
+    points = points[points["lr"] > 0].sort_values("lr", kind="stable")
+    return points.assign(feasible=np.isfinite(points["loss"]) & ~points["unstable"])
 
 
-def _draw_points(ax: Axes, points: Sequence[_Point]) -> list[Line2D]:
+def _draw_points(ax: Axes, points: pd.DataFrame) -> list[Line2D]:
     """Draw the feasible points with their standard errors, the others along the top edge; return the feasible line."""
-    good = [p for p in points if p.feasible]
-    curves: list[Line2D] = []
-    if good:
-        lrs, losses = [p.lr for p in good], [p.loss for p in good]
+    good, curves = points[points["feasible"]], list[Line2D]()
+    if len(good):
+        lrs, losses = good["lr"].to_numpy(), good["loss"].to_numpy()
         curves = ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained to the end", zorder=3)
-        errors = [p.loss_se if np.isfinite(p.loss_se) else 0.0 for p in good]
+        errors = good["loss_se"].where(np.isfinite(good["loss_se"]), 0.0).to_numpy()
         ax.errorbar(lrs, losses, yerr=errors, fmt="none", ecolor=GOOD, capsize=2.5, zorder=3)
-    lasting = [p.lr for p in points if np.isfinite(p.loss) and p.unstable]
-    diverged = [p.lr for p in points if not np.isfinite(p.loss)]
-    if lasting:
-        mark_steps(ax, lasting, label=f"unstable to the end ({len(lasting)})", marker="^", color=PALETTE[6])
-    if diverged:
-        mark_steps(ax, diverged, label=f"diverged ({len(diverged)})")
+    ended = np.isfinite(points["loss"])
+    lasting, diverged = points["lr"][ended & ~points["feasible"]], points["lr"][~ended]
+    if len(lasting):
+        mark_steps(ax, lasting.tolist(), label=f"unstable to the end ({len(lasting)})", marker="^", color=PALETTE[6])
+    if len(diverged):
+        mark_steps(ax, diverged.tolist(), label=f"diverged ({len(diverged)})")
     return curves
 
 
 def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     """Draw lr* with its interval, the bracket of the unstable lr, and the baseline's lr."""
-    best, unstable = finding(diagnosis, "lr.best"), finding(diagnosis, "lr.unstable")
-    lr, edge = number(best.value if best else None), number(unstable.value if unstable else None)
-    if best is not None and np.isfinite(lr):
-        _span(ax, best.evidence, "low", "high", color=GOOD)
-        ax.axvline(lr, color=GOOD, linestyle="--", label=f"lr* {short(lr)}, interval shaded")
-    if unstable is not None and np.isfinite(edge):
-        _span(ax, unstable.evidence, "lower", "upper", color=BAD)
-        ax.axvline(edge, color=BAD, linestyle="-.", label=f"unstable from {short(edge)}")
+    for code, ends, color, style, label in (
+        ("lr.best", ("low", "high"), GOOD, "--", "lr* {}, interval shaded"),
+        ("lr.unstable", ("lower", "upper"), BAD, "-.", "unstable from {}"),
+    ):
+        found = finding(diagnosis, code)
+        value = number(found.value if found else None)
+        if found is not None and np.isfinite(value):
+            low, high = (number(found.evidence.get(end)) for end in ends)
+            if np.isfinite([low, high]).all():
+                ax.axvspan(low, high, color=color, alpha=0.15, linewidth=0)
+            ax.axvline(value, color=color, linestyle=style, label=label.format(short(value)))
     baseline = baseline_lr(record)
     if np.isfinite(baseline):
         ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")
 
 
-def _span(ax: Axes, evidence: Mapping[str, Any], low: str, high: str, *, color: str) -> None:
-    """Shade an interval of learning rates, where both ends are known."""
-    ends = number(evidence.get(low)), number(evidence.get(high))
-    if np.isfinite(ends).all():
-        ax.axvspan(*ends, color=color, alpha=0.15, linewidth=0)
-
-
 def _trials_to_draw(
     record: Record, lrs: Sequence[float] | None, best: float, *, above: int, spacing: float, most: int
 ) -> list[int]:
-    """Trials at the given lrs; at lr* and the next `above` of the sweep; else at `most` lrs. One for each lr and seed."""
+    """Trials at the given lrs; at lr* and the next `above` of the sweep; else at `most` lrs. One for each lr and seed.
+
+    The next lrs are each at least `spacing` times the one before; where none lies so far above, the last of those nearer by.
+    """
     stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
     if lrs is None:
         grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)]).tolist()
         spread = np.unique(np.linspace(0, len(grid) - 1, min(most, len(grid))).round().astype(int))
-        lrs = [grid[i] for i in spread] if np.isnan(best) else _next_above(grid, best, above, spacing)
+        lrs = [best]
+        for lr in grid:
+            if len(lrs) <= above and lr >= spacing * lrs[-1]:
+                lrs.append(lr)
+        nearer = [lr for lr in grid if lr > best * (1 + 1e-9)]
+        lrs = [*lrs, *nearer[-1:]] if len(lrs) == 1 and above else lrs
+        lrs = [grid[i] for i in spread] if np.isnan(best) else lrs
     kept: dict[tuple[float, Any], int] = {}
     for lr in lrs:
         for trial in trials_at(record, lr, *stages):
             kept.setdefault((lr, field_of(record, trial, "seed")), trial)
     return list(kept.values())
-
-
-def _next_above(grid: Sequence[float], best: float, above: int, spacing: float) -> list[float]:
-    """`best` and the next `above` lrs of the ascending `grid`, each at least `spacing` times the one before.
-
-    Where none lies so far above, the last of those nearer by.
-    """
-    chosen = [best]
-    for lr in grid:
-        if len(chosen) <= above and lr >= spacing * chosen[-1]:
-            chosen.append(lr)
-    nearer = [lr for lr in grid if lr > best * (1 + 1e-9)]
-    return [*chosen, *nearer[-1:]] if len(chosen) == 1 and above else chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trials import RecordLike
 from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Finding, Status
 from workbench.record.read import periodic_rows
 
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
@@ -66,26 +67,34 @@ def best_rival(
     """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none."""
     select = str(record.config.get("select", ""))
     sign = 1.0 if record.config.get("select_mode", "min") == "min" else -1.0
-
-    def under(point: LRPoint, seeds: set[int]) -> dict[str, float]:
-        if not len(record.evals) or not select:
-            return {}
-        return selected(record, [n for n, seed in zip(point.trials, point.seeds, strict=True) if seed in seeds])
-
+    points = [table.points[index] for index in indices]
     found = []
-    for point in (table.points[index] for index in indices):
-        ours, theirs = (under(p, set(own.seeds) & set(point.seeds)) for p in (own, point))
+    for point in points if len(record.evals) and select else ():
+        shared = set(own.seeds) & set(point.seeds)
+        ours, theirs = (
+            selected(record, [n for n, seed in zip(p.trials, p.seeds, strict=True) if seed in shared])
+            for p in (own, point)
+        )
         if theirs:
             found.append((sign * theirs[select] + noise_sds * theirs["noise"], point, ours.get(select), theirs))
-    if not found:
-        return _by_training(table, own, indices)
-    _, point, mine, theirs = min(found, key=lambda item: item[0])
-    value, lost = theirs[select], (own.loss - point.loss) / table.progress
-    common: dict[str, Any] = {"lr": point.lr, "select": select, "value": value, "noise": theirs["noise"], "lost": lost}
-    if mine is None:
-        return Rival(own=np.nan, gain=np.inf, share=np.inf, **common)
-    gain, learned = sign * (mine - value), _start(record, table, point, select, sign) - sign * value
-    return Rival(own=mine, gain=gain, share=gain / learned if learned > 0 else 0.0, **common)
+    if found:
+        _, point, mine, theirs = min(found, key=lambda item: item[0])
+        value, noise = theirs[select], theirs["noise"]
+        gain, learned = math.inf, 0.0
+        if mine is not None:
+            gain, learned = sign * (mine - value), _start(record, table, point, select, sign) - sign * value
+        share = math.inf if mine is None else gain / learned if learned > 0 else 0.0
+        mine = math.nan if mine is None else mine
+    else:  # no evaluation to go by: by the training loss
+        finite = [point for point in points if np.isfinite(point.loss)]
+        if not finite:
+            return None
+        point = min(finite, key=lambda p: p.loss)
+        select, mine, value = "training loss", own.loss, point.loss
+        gain, noise = mine - value, point.loss_se if np.isfinite(point.loss_se) else 0.0
+        share = gain / max(table.level - value, 1e-300)
+    lost = (own.loss - point.loss) / table.progress
+    return Rival(lr=point.lr, select=select, own=mine, value=value, gain=gain, noise=noise, share=share, lost=lost)
 
 
 def _start(record: RecordLike, table: SweepTable, point: LRPoint, select: str, sign: float) -> float:
@@ -95,19 +104,6 @@ def _start(record: RecordLike, table: SweepTable, point: LRPoint, select: str, s
     rows = rows[(rows["trial"] == point.trials[0]) & (rows["split"] == split) & (rows["metric"] == metric)]
     first = sign * float(rows.sort_values("step")["value"].iloc[0])
     return ignorance(first, table.chance) if metric == "loss" else first
-
-
-def _by_training(table: SweepTable, own: LRPoint, indices: Sequence[int]) -> Rival | None:
-    finite = [table.points[i] for i in indices if np.isfinite(table.points[i].loss)]
-    if not finite:
-        return None
-    point = min(finite, key=lambda p: p.loss)
-    gain, noise = own.loss - point.loss, point.loss_se if np.isfinite(point.loss_se) else 0.0
-    share = gain / max(table.level - point.loss, 1e-300)
-    return Rival(
-        lr=point.lr, select="training loss", own=own.loss, value=point.loss, gain=gain, noise=noise, share=share,
-        lost=gain / table.progress,
-    )  # fmt: skip
 
 
 def own_lr_findings(
@@ -130,7 +126,7 @@ def own_lr_findings(
         return [CODES.not_measured(code, "the baseline has no learning rate") for code in CODES]
     own = next((p for p in table.points if math.isclose(p.lr, baseline, rel_tol=1e-9)), None)
     if own is None:
-        return [_unheld(code, float(baseline), best, bracket, ratio) for code in CODES]
+        return _unheld(float(baseline), best, bracket, ratio)
     trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
     below = below_edge(table, [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)])
     above = below_edge(table, [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)])
@@ -142,70 +138,59 @@ def own_lr_findings(
 def _too_high(
     own: LRPoint, best: BestLR, bracket: UnstableBracket | None, rival: Rival | None, limits: tuple[float, float]
 ) -> Finding:
-    code, edge = "lr.too_high", None if bracket is None else bracket.middle
-    known: dict[str, Any] = {
-        "unit": "lr", "evidence": _evidence(own, best, rival) | {"unstable_lr": edge, "own_unstable": own.unstable},
-    }  # fmt: skip
+    edge, start = None if bracket is None else bracket.middle, f"The baseline's lr {own.lr:.4g}"
+    evidence = _evidence(own, best, rival) | {"unstable_lr": edge, "own_unstable": own.unstable}
+    found = partial(CODES.finding, "lr.too_high", unit="lr", evidence=evidence)
+    use, advice = _use(rival, best, own, "Lower")
     if own.unstable:
         beyond = "" if edge is None else f" ({own.lr / edge:.3g} times lr.unstable = {edge:.4g})"
-        use, advice = _use(rival, best, own, "Lower")
-        summary = f"The baseline's lr {own.lr:.4g} does not train stably{beyond}{use}."
-        return CODES.finding(code, "fail", summary, advice=advice, value=None if rival is None else rival.lr, **known)
+        value = None if rival is None else rival.lr
+        return found("fail", f"{start} does not train stably{beyond}{use}.", advice=advice, value=value)
     if rival is None or not rival.shows(limits[0]):
         seen = "no smaller one was trained" if rival is None else f"{rival.words} at lr {rival.lr:.4g}"
-        return CODES.finding(code, "ok", f"The baseline's lr {own.lr:.4g} is not too high: {seen}.", **known)
+        return found("ok", f"{start} is not too high: {seen}.")
     if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
-        summary = (
-            f"The baseline's lr {own.lr:.4g} fits the training data no worse than lr {rival.lr:.4g}, and validation worse "
-            f"({rival.words}): it overfits earlier."
-        )
-        return CODES.finding(code, "ok", summary, **known)
-    use, advice = _use(rival, best, own, "Lower")
-    return CODES.finding(
-        code, "fail" if rival.share >= limits[1] else "warn",
-        f"The baseline's lr {own.lr:.4g} learns {rival.less} less than a smaller one: {rival.words}{use}.",
-        value=rival.lr, threshold=limits[0], advice=advice, **known,
-    )  # fmt: skip
+        worse = f"no worse than lr {rival.lr:.4g}, and validation worse ({rival.words})"
+        return found("ok", f"{start} fits the training data {worse}: it overfits earlier.")
+    summary = f"{start} learns {rival.less} less than a smaller one: {rival.words}{use}."
+    status: Status = "fail" if rival.share >= limits[1] else "warn"
+    return found(status, summary, value=rival.lr, threshold=limits[0], advice=advice)
 
 
 def _too_low(
     own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], ratio: float, *, other: Finding
 ) -> Finding:
-    code, value = "lr.too_low", best.lr / own.lr
-    known: dict[str, Any] = {
-        "value": value, "unit": "lr* / baseline lr", "threshold": ratio, "evidence": _evidence(own, best, rival)
-    }  # fmt: skip
+    value, evidence = best.lr / own.lr, _evidence(own, best, rival)
+    found = partial(
+        CODES.finding, "lr.too_low", value=value, unit="lr* / baseline lr", threshold=ratio, evidence=evidence
+    )
     where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} lr* = {best.lr:.4g}"
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
-        return CODES.finding(code, "ok", f"{where}.", **known)
+        return found("ok", f"{where}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
-        summary = f"{where}, and no larger one is much better: {rival.words} at lr {rival.lr:.4g}."
-        return CODES.finding(code, "ok", summary, **known)
+        return found("ok", f"{where}, and no larger one is much better: {rival.words} at lr {rival.lr:.4g}.")
     use, advice = _use(rival, best, own, "Raise")
-    return CODES.finding(
-        code, "fail" if min(rival.share, rival.lost) >= limits[1] else "warn",
-        f"{where} and learns {rival.less} less than a larger one: {rival.words}{use}.", advice=advice, **known,
-    )  # fmt: skip
+    status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
+    summary = f"{where} and learns {rival.less} less than a larger one: {rival.words}{use}."
+    return found(status, summary, advice=advice)
 
 
-def _unheld(code: str, baseline: float, best: BestLR, bracket: UnstableBracket | None, ratio: float) -> Finding:
+def _unheld(baseline: float, best: BestLR, bracket: UnstableBracket | None, ratio: float) -> list[Finding]:
     """Return what the distance to lr* and to the edge says where the baseline's own lr was not trained."""
     times = best.lr / baseline
-    if code == "lr.too_low":
-        wrong, word, value, unit = (
-            times > ratio * (1 + 1e-9) and baseline < best.low,
-            "Raise",
-            times,
-            "lr* / baseline lr",
+    summary = f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(times, ratio)} lr* = {best.lr:.4g}."
+    high = bracket is not None and baseline >= bracket.upper
+    low = times > ratio * (1 + 1e-9) and baseline < best.low
+    return [
+        CODES.finding(
+            code, "warn" if wrong else "ok", summary, value=value, unit=unit,
+            evidence={"baseline_lr": baseline, "lr_star": best.lr},
+            advice=[f"{word} peak_lr to {best.lr:.4g}."] if wrong else [],
         )
-    else:
-        wrong, word, value, unit = bracket is not None and baseline >= bracket.upper, "Lower", best.lr, "lr"
-    return CODES.finding(
-        code, "warn" if wrong else "ok",
-        f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(times, ratio)} lr* = {best.lr:.4g}.",
-        value=value, unit=unit, evidence={"baseline_lr": baseline, "lr_star": best.lr},
-        advice=[f"{word} peak_lr to {best.lr:.4g}."] if wrong else [],
-    )  # fmt: skip
+        for code, wrong, word, value, unit in (
+            ("lr.too_high", high, "Lower", best.lr, "lr"), ("lr.too_low", low, "Raise", times, "lr* / baseline lr"),
+        )
+    ]  # fmt: skip
 
 
 def _evidence(own: LRPoint, best: BestLR, rival: Rival | None) -> dict[str, Any]:

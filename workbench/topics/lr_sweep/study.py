@@ -1,8 +1,7 @@
 """`LRSweep`: the learning rates to train at, so that lr* and the onset of instability are known (F1.6, F1.12).
 
-With `lrs` given, exactly those are trained. Without, the sweep finds its own range: forward passes give the scale,
-short runs the decade and where to look for the onset of instability, full-length runs the interior of the bowl and the
-onset itself. It asks in rounds: trials that do not depend on each other train side by side.
+Without `lrs` forward passes give the scale, short runs the decade and where to look for the onset of instability, full-length runs
+the interior of the bowl and the onset itself. Trials of one round do not depend on each other and train side by side.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
-from workbench.checks import check_integer
+from workbench.checks import check_fields, check_integer
 from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.curves.losses import bottomless
@@ -106,8 +105,7 @@ class LRSweep(Study):
         seeds: trials per learning rate; the same seeds, and so the same batches, at every lr.
         steps: length of a trial; None is the baseline's.
         tolerance: width of the bracket around `lr.unstable`, as a share of its lower end.
-        lanes: learning rates that one question asks for at a time, at most. More make fewer rounds of more trials,
-            which pays where a step of many trials takes hardly longer than one of a single trial; 1 trains the fewest.
+        lanes: learning rates that one question asks for at a time, at most: more make fewer rounds of more trials.
         short_frac: length of a range-finding run as a share of `steps` (rule of thumb; the best lr of a short run is
             off by a factor of 2 to 4, so short runs only say where to look).
         min_short_steps: what a short run has at least.
@@ -139,17 +137,10 @@ class LRSweep(Study):
         """Check every field."""
         for name in ("seeds", "lanes"):
             check_integer(name, getattr(self, name))
-        if not 0 < self.tolerance < 1:
-            raise ConfigError(f"tolerance={self.tolerance!r} must be between 0 and 1: 0.05 brackets to 5 %.")
-        for name in ("refinements", "full_batch_refinements", "min_short_steps"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 0.")
-        for name in ("short_frac", "max_short_frac"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0 and at most 1.")
-        for name in ("decades", "blind_decades", "far_ratio"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0.")
+        check_fields(self, "tolerance", lambda v: 0 < v < 1, "between 0 and 1: 0.05 brackets to 5 %")
+        check_fields(self, "refinements full_batch_refinements min_short_steps", lambda v: v >= 0, "at least 0")
+        check_fields(self, "short_frac max_short_frac", lambda v: 0 < v <= 1, "above 0 and at most 1")
+        check_fields(self, "decades blind_decades far_ratio", lambda v: v > 0, "above 0")
         if self.lrs is not None:
             if isinstance(self.lrs, (str, bytes)) or not isinstance(self.lrs, Iterable):
                 raise ConfigError(f"lrs={self.lrs!r} must be a list of learning rates, such as [0.1, 0.2].")
@@ -163,9 +154,8 @@ class LRSweep(Study):
                 full-length ones: what another study is going to ask for costs less in company.
         """
         critical = partial(self._critical, session)
-        for requests in self.rounds(
-            session.config, lambda: session.record, critical=critical, extra_trials=extra_trials
-        ):
+        rounds = self.rounds(session.config, lambda: session.record, critical=critical, extra_trials=extra_trials)
+        for requests in rounds:
             run_round(session, requests)
 
     def rounds(
@@ -178,12 +168,7 @@ class LRSweep(Study):
     ) -> Iterator[list[TrialRequest]]:
         """Yield the trials of one round after the other; the next one is asked for when the last one can be read.
 
-        A study of several sweeps takes a round of each and trains them together.
-
-        Args:
-            config: what is swept, at its full length.
-            read: returns the sweep's trials so far.
-            critical: returns the scale of the range, asked for once.
+        `config` is what is swept at its full length, `read` returns the trials so far, and `critical` the scale of the range.
         """
         ask = partial(self._requests, config)
         if self.lrs is not None:
@@ -226,8 +211,7 @@ class LRSweep(Study):
     ) -> Generator[list[TrialRequest], None, tuple[float, tuple[float, ...]] | None]:
         """Return the best lr of short runs and the two between which they turn unstable; None where none learns anything.
 
-        The grid goes from 4 times the critical lr down to 1/256 of it, and on as long as its border is the best. What is
-        asked of a short run is its training loss, so it is evaluated no oftener than at its start and its end.
+        The grid goes from 4 times the critical lr down to 1/256 of it, and on as long as its border is the best.
         """
         lrs: Iterable[float] = coarse
         while lrs:
@@ -266,7 +250,11 @@ class LRSweep(Study):
             grid = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=self.lanes)
             if not grid and not (table.noise_free and left > 0):
                 grid = fill_round(table, base=base)
-            sharper = () if grid or left < 1 else _unhindered(table, edge, lanes=min(self.lanes, left))
+            sharper = () if grid or left < 1 else refine_round(table, lanes=min(self.lanes, left))
+            if sharper and edge and table.best is not None:
+                # The search for the edge is about to cut the same gap: on minibatches what it trains often answers the question.
+                apart = table.noise_free and min(edge) > table.points[table.best + 1].lr
+                sharper = sharper if apart else ()
             refined += len(sharper)
             wanted = [(lr, SWEEP_STAGE) for lr in (*grid, *sharper)] + [(lr, EDGE_STAGE) for lr in edge]
             if not wanted:
@@ -290,18 +278,6 @@ def _first(best: float, near: tuple[float, ...], base: float) -> list[tuple[floa
     higher = base * 2.0 ** math.floor(math.log2(top / base) + 1e-9)
     other = higher if higher > center else center / 4
     return [(lr, SWEEP_STAGE) for lr in (center, other)] + [(lr, EDGE_STAGE) for lr in near]
-
-
-def _unhindered(table: SweepTable, edge: Sequence[float], *, lanes: int) -> tuple[float, ...]:
-    """Return the lrs that sharpen lr*; none yet where the search for the edge is about to cut the same gap.
-
-    On minibatches they wait for its end: what it trains on its way often answers the question.
-    """
-    found = refine_round(table, lanes=lanes)
-    best = table.best
-    if not found or not edge or best is None:
-        return found
-    return found if table.noise_free and min(edge) > table.points[best + 1].lr else ()
 
 
 def _check_lrs(lrs: list[float]) -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
-from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, unstable_bracket
+from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
 from workbench.curves.rises import USUAL, CurveThresholds, Rise
-from workbench.curves.sweep import SweepTable
 from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
+from workbench.errors import RecordError
 from workbench.findings.advice import Kind, advise
 from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding, Status
-from workbench.record.read import periodic_rows
+from workbench.record.read import open_record, periodic_rows
 from workbench.record.roles import Role
 
 Zone = Literal["own", "below", "near", "other", "far"]
@@ -29,7 +30,7 @@ CODES = Codes({
 })  # fmt: skip
 KINDS = tuple(CODES)[1:]
 """The codes about what a loss curve does."""
-_LATER = ("stability.mid", "stability.spike")  # a run that was lost early has no middle to show them in
+_LATER = ("stability.mid", "stability.spike")  # of the middle, which a run that was lost early does not have
 _NAME = {
     "stability.early": "The loss becomes unstable early and does not come back",
     "stability.early_recovers": "The loss rises early and comes back",
@@ -39,8 +40,7 @@ _NAME = {
 }
 
 
-@dataclass(frozen=True)
-class _Hit:
+class _Hit(NamedTuple):
     """One trial that shows what a code is about, with the rise that does."""
 
     item: TrialVerdict
@@ -64,25 +64,49 @@ class _Hit:
         return self.rise.steps_to_recover or self.item.curve.total_steps - self.rise.onset_step
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Study:
-    """What the verdicts are held against."""
+class _Instability:
+    """What the verdicts are held against.
 
-    record: RecordLike
-    items: Sequence[TrialVerdict]
-    table: SweepTable
-    best: BestLR | None
-    bracket: UnstableBracket | None
-    baseline: float
-    own: frozenset[int]
-    noise_sds: float
-    spike_frac: float
-    harmful: bool | None
-    near_ratio: float
+    Attributes:
+        own: numbers of the trials of the person's own config.
+        items: every trial that says something about stability, judged.
+        harmful: whether a fix has shown that the edge costs something; None where none was tried.
+    """
 
-    @property
-    def star(self) -> float | None:
-        return None if self.best is None else self.best.measured_lr
+    def __init__(
+        self, record: RecordLike, near_ratio: float, spike_frac: float, limits: dict[str, float], rises: CurveThresholds
+    ) -> None:
+        study = self.record = judged(record)
+        self.near_ratio, self.spike_frac, self.noise_sds = near_ratio, spike_frac, limits["noise_sds"]
+        own = set(own_trials(study))
+        curves = [
+            c for c in study.curves
+            if (c.point or c.stage == Role.PROBE or c.trial in own) and (c.finished or len(c.loss) > 9)
+        ]  # fmt: skip
+        self.own = own & {c.trial for c in curves}
+        self.table = study.sweep()
+        self.best = lr_best(self.table, **limits) if len(self.table.points) > 1 else None
+        self.star = None if self.best is None else self.best.measured_lr
+        self.bracket = None if self.best is None else unstable_bracket(self.table)
+        fixes = [] if self.bracket is None else judged_runs(study, ["fix"], above=self.bracket.middle)
+        self.harmful = is_harmful(self.table, fixes, **limits)
+        baseline = study.config.get("peak_lr")
+        self.baseline = float(baseline) if isinstance(baseline, (int, float)) else 0.0
+        self.items = judge(curves, study.full_length, rises)
+        self.judged = [item for item in self.items if item.verdict.outcome != "not_measured"]
+        self.listed = {
+            "trials": [_trial_row(item) for item in self.items], "lr_star": self.star, "baseline_lr": self.baseline,
+            "harmful": self.harmful,
+        }  # fmt: skip
+
+    def unreadable(self) -> str | None:
+        """Return why no loss curve says anything; None where one does."""
+        if not self.items:
+            return "no trial has enough steps to be judged"
+        if not self.judged:
+            return self.items[0].verdict.reason.rstrip(".")
+        flat = len(self.table.points) > 1 and self.best is None
+        return nothing_clear(self.table) if flat and not any(item.curve.diverged for item in self.items) else None
 
     def zone(self, curve: TrialCurve) -> Zone:
         """ "own": the person's config; "other": any other beside it. Without such a run, by lr: "own" at or below the
@@ -92,6 +116,33 @@ class _Study:
             return "own" if curve.trial in self.own else "other"
         limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
         return next((zone for zone, limit in zip(ZONES, limits, strict=False) if curve.lr <= limit * (1 + 1e-9)), "far")
+
+    def hits(self) -> dict[str, list[_Hit]]:
+        """Sort every rise of every trial under its code."""
+        hits: dict[str, list[_Hit]] = {code: [] for code in KINDS}
+        for item in self.items:
+            zone, verdict = self.zone(item.curve), item.verdict
+            for rise in verdict.rises:
+                back = rise.outcome in ("recovered", "settling")
+                if (
+                    verdict.is_lasting and back
+                ):  # of a run that did not come back, those that it did come back from are no news
+                    continue
+                soon = (
+                    rise.steps_to_recover is not None
+                    and rise.steps_to_recover <= self.spike_frac * item.curve.total_steps
+                )
+                code = "stability.spike" if rise.outcome == "recovered" and soon else "stability.mid"
+                if rise.when == "early":
+                    code = "stability.early" if rise.outcome in ("lasting", "divergent") else "stability.early_recovers"
+                hits[code].append(_Hit(item, rise, zone))
+            never = verdict.outcome not in ("lasting", "divergent") and item.is_lasting(self.star)
+            if verdict.outcome == "divergent" or never:
+                last = verdict.rises[-1] if verdict.rises and not never else None
+                hits["stability.divergent"].append(_Hit(item, last, zone))
+            if verdict.outcome == "divergent" and not verdict.rises:
+                hits["stability.early"].append(_Hit(item, None, zone))
+        return hits
 
     def lost(self, hits: Sequence[_Hit], material_frac: float = 0.01) -> str | None:
         """Return what coming back has cost, None where that is nothing.
@@ -106,15 +157,9 @@ class _Study:
             total = worst.item.curve.total_steps
             return f"{worst.steps} of {total} steps" if worst.steps > self.spike_frac * total else None
         best = min(smaller, key=lambda p: p.loss)
-        noise = self.noise_sds * math.hypot(mine.loss_se, best.loss_se)
+        noise, gain = self.noise_sds * math.hypot(mine.loss_se, best.loss_se), mine.loss - best.loss
         margin = max(noise if math.isfinite(noise) else 0.0, material_frac * self.table.progress)
-        return (
-            f"{mine.loss - best.loss:.3g} of loss against lr {best.lr:.4g}" if mine.loss - best.loss > margin else None
-        )
-
-    @property
-    def judged(self) -> list[TrialVerdict]:
-        return [item for item in self.items if item.verdict.outcome != "not_measured"]
+        return f"{gain:.3g} of loss against lr {best.lr:.4g}" if gain > margin else None
 
     def vouching(self, code: str) -> list[TrialVerdict]:
         """Return the judged trials from the baseline's lr to lr*, or back, that ran long enough to have shown the code."""
@@ -150,80 +195,19 @@ def diagnose_instability(
         headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
             the edge by some ten per cent, and lr* is often within a factor of 2 of it by nature).
         usual_interval: evaluation interval that an early excursion is held against (F1.10).
-
-    Returns:
-        The codes `stability.early`, `.early_recovers`, `.mid`, `.divergent`, `.spike` and `.headroom`, once each.
     """
-    judged_study = judged(record)
-    own = frozenset(own_trials(judged_study))
-    curves = [
-        c for c in judged_study.curves
-        if (c.point or c.stage == Role.PROBE or c.trial in own) and (c.finished or len(c.loss) > 9)
-    ]  # fmt: skip
-    table, limits = judged_study.sweep(), {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
-    best = lr_best(table, **limits) if len(table.points) > 1 else None
-    bracket = None if best is None else unstable_bracket(table)
-    fixes = [] if bracket is None else judged_runs(judged_study, ["fix"], above=bracket.middle)
-    baseline = judged_study.config.get("peak_lr")
-    study = _Study(
-        record=judged_study,
-        items=judge(curves, judged_study.full_length, curve_thresholds),
-        table=table,
-        best=best,
-        bracket=bracket,
-        baseline=float(baseline) if isinstance(baseline, (int, float)) else 0.0,
-        own=own & {c.trial for c in curves},
-        noise_sds=noise_sds,
-        spike_frac=spike_frac,
-        harmful=is_harmful(table, fixes, **limits),
-        near_ratio=near_ratio,
-    )
-    findings = [_headroom(study, headroom_ratio)]
-    reason = _unreadable(study)
+    limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
+    study = _Instability(record, near_ratio, spike_frac, limits, curve_thresholds)
+    findings, reason = [_headroom(study, headroom_ratio)], study.unreadable()
     if reason:
-        findings += [CODES.not_measured(code, reason, evidence=_listed(study)) for code in KINDS]
+        findings += [CODES.not_measured(code, reason, evidence=study.listed) for code in KINDS]
     else:
-        hits = _hits(study)
+        hits = study.hits()
         findings += [_finding(study, code, hits[code], usual_interval) for code in KINDS]
-    return Diagnosis.of(judged_study, findings)
+    return Diagnosis.of(study.record, findings)
 
 
-def _unreadable(study: _Study) -> str | None:
-    if not study.items:
-        return "no trial has enough steps to be judged"
-    if all(item.verdict.outcome == "not_measured" for item in study.items):
-        return study.items[0].verdict.reason.rstrip(".")
-    flat = len(study.table.points) > 1 and study.best is None
-    if flat and not any(item.curve.diverged for item in study.items):
-        return nothing_clear(study.table)
-    return None
-
-
-def _hits(study: _Study) -> dict[str, list[_Hit]]:
-    """Sort every rise of every trial under its code."""
-    hits: dict[str, list[_Hit]] = {code: [] for code in KINDS}
-    for item in study.items:
-        zone, verdict = study.zone(item.curve), item.verdict
-        for rise in verdict.rises:  # of a run that did not come back, those that it did come back from are no news
-            if not verdict.is_lasting or rise.outcome not in ("recovered", "settling"):
-                hits[_code(rise, study.spike_frac * item.curve.total_steps)].append(_Hit(item, rise, zone))
-        never = verdict.outcome not in ("lasting", "divergent") and item.is_lasting(study.star)
-        if verdict.outcome == "divergent" or never:
-            last = verdict.rises[-1] if verdict.rises and not never else None
-            hits["stability.divergent"].append(_Hit(item, last, zone))
-        if verdict.outcome == "divergent" and not verdict.rises:
-            hits["stability.early"].append(_Hit(item, None, zone))
-    return hits
-
-
-def _code(rise: Rise, spike_steps: float) -> str:
-    if rise.when == "early":
-        return "stability.early" if rise.outcome in ("lasting", "divergent") else "stability.early_recovers"
-    soon = rise.steps_to_recover is not None and rise.steps_to_recover <= spike_steps
-    return "stability.spike" if rise.outcome == "recovered" and soon else "stability.mid"
-
-
-def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
+def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
     evidence = _evidence(study, code, hits, usual_interval)
     lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back), default=None)
     own = [h for h in hits if h.zone == "own"]
@@ -248,7 +232,7 @@ def _finding(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int
     )  # fmt: skip
 
 
-def _silent(study: _Study, far: _Hit | None) -> str:
+def _silent(study: _Instability, far: _Hit | None) -> str:
     """Return why a code that was not seen at the lrs that matter may be there nevertheless."""
     star = "" if study.star is None else f" or at lr* = {study.star:.4g}"
     reason = f"no trial at the baseline's lr {study.baseline:.4g}{star} could be judged"
@@ -257,20 +241,15 @@ def _silent(study: _Study, far: _Hit | None) -> str:
         reason += ", unless it was lost early"
     if short is not None:
         reason += f" ({short[0].lower()}{short[1:].rstrip('.')})"
-    if far is None:
-        return reason
-    return f"{reason}; it was seen at lr {far.item.curve.lr:.4g}"
+    return reason if far is None else f"{reason}; it was seen at lr {far.item.curve.lr:.4g}"
 
 
-def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any], cost: str) -> str:
+def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, Any], cost: str) -> str:
     at = f" from step {lead.step}" if lead.step is not None else ""
     where = {
-        "own": cost,
-        "other": "",
-        "below": f", above the baseline's {study.baseline:.4g}",
-        "near": f", just above lr* = {study.star or math.nan:.4g}",
-        "far": ", far above the lrs that matter: by nature",
-    }[lead.zone]
+        "own": cost, "other": "", "below": f", above the baseline's {study.baseline:.4g}",
+        "near": f", just above lr* = {study.star or math.nan:.4g}", "far": ", far above the lrs that matter: by nature",
+    }[lead.zone]  # fmt: skip
     if lead.zone in ("below", "near") and study.harmful is False:
         where += ", but no fix tried gains anything: harmless"
     trials = {row["trial"] for row in evidence["hits"]}
@@ -278,22 +257,23 @@ def _summary(study: _Study, code: str, lead: _Hit, evidence: Mapping[str, Any], 
     text = f"{_NAME[code]}{at} at lr {lead.item.curve.lr:.4g}{where}{more}."
     if lead.zone == "other":
         runs = sum(item.curve.trial in study.own for item in study.judged)
-        return f"Not in {'the one run' if runs == 1 else f'{runs} runs'} of the baseline's own config (lr {study.baseline:.4g}). Elsewhere: {text[0].lower()}{text[1:]}"
+        own = f"{'the one run' if runs == 1 else f'{runs} runs'} of the baseline's own config (lr {study.baseline:.4g})"
+        return f"Not in {own}. Elsewhere: {text[0].lower()}{text[1:]}"
     missed = evidence.get("seen_at_interval")
     if missed and missed["missed"]:
         text += f" Evaluating every {missed['interval']} steps would have missed it."
-    cause = evidence.get("cause")
     if code == "stability.spike":
+        cause = evidence.get("cause")
         text += f" Likely cause: {cause}." if cause else " Cause: not measured."
     return text
 
 
-def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
-    evidence = _listed(study)
+def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
+    evidence: dict[str, Any] = dict(study.listed)
     evidence["hits"] = [_trial_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
     with_rise = [h for h in hits if h.rise is not None]
     lead = min(with_rise, key=lambda h: ZONES.index(h.zone), default=None)
-    if code in ("stability.mid", "stability.spike"):
+    if code in _LATER:
         empty = {"cause": None, "lead_steps": None}
         evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty
     if code == "stability.mid":
@@ -306,11 +286,6 @@ def _evidence(study: _Study, code: str, hits: Sequence[_Hit], usual_interval: in
     return evidence
 
 
-def _listed(study: _Study) -> dict[str, Any]:
-    rows = [_trial_row(item) for item in study.items]
-    return {"trials": rows, "lr_star": study.star, "baseline_lr": study.baseline, "harmful": study.harmful}
-
-
 def _trial_row(item: TrialVerdict) -> dict[str, Any]:
     curve, verdict = item.curve, item.verdict
     return {
@@ -320,20 +295,18 @@ def _trial_row(item: TrialVerdict) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _headroom(study: _Study, near: float) -> Finding:
-    code, bracket, base = "stability.headroom", study.bracket, study.baseline
-    critical = study.record.facts.get("critical_lr")
+def _headroom(study: _Instability, near: float) -> Finding:
+    code, bracket, base, facts = "stability.headroom", study.bracket, study.baseline, study.record.facts
+    critical = facts.get("critical_lr")
     lr, source = None if bracket is None else bracket.middle, "lr.unstable"
     if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
         lr, source = float(critical), "critical_lr"
-    evidence = {"initial_critical_lr": study.record.facts.get("initial_critical_lr"), "baseline_lr": base}
-    known: dict[str, Any] = {"threshold": near, "unit": "unstable lr / baseline lr"}
+    evidence = {"initial_critical_lr": facts.get("initial_critical_lr"), "baseline_lr": base}
+    found = partial(CODES.finding, code, threshold=near, unit="unstable lr / baseline lr")
     top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
     if lr is None and study.best is not None and top > near * base > 0:
         summary = f"No instability up to {top / base:.3g} times the baseline's lr, the largest that was tried."
-        return CODES.finding(
-            code, "ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None}, **known
-        )
+        return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
         return CODES.not_measured(code, "neither an unstable learning rate nor critical_lr is known", evidence=evidence)
     value = lr / base
@@ -345,8 +318,56 @@ def _headroom(study: _Study, near: float) -> Finding:
         shown += f": the baseline's {base:.4g} is {1 / value:.3g} times too high"
     if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)
         shown = f"between {ends[0] / base:.3g} and {ends[1] / base:.3g} times the baseline's lr"
-    return CODES.finding(
-        code, "warn" if small else "ok", f"Instability starts {shown}.", value=value, **known,
-        evidence=evidence | {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]},
-        advice=advise("early") if small else [],
-    )  # fmt: skip
+    evidence |= {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]}
+    status: Status = "warn" if small else "ok"
+    advice = advise("early") if small else []
+    return found(status, f"Instability starts {shown}.", value=value, evidence=evidence, advice=advice)
+
+
+_GET_ONE = "Run 02_instability, or workbench diagnose, on this workload first, and give its folder here."
+_CURE = "Cure that first: a warmup (03), clipping (04), another optimizer (05), the architecture (06), in this order."
+
+
+def check_stability(earlier: str | Path | None, *, workload: str | None = None) -> Diagnosis:
+    """Say whether an earlier study found the training stable; whatever is tuned on an unstable one is tuned to its noise (F1.1).
+
+    The verdict vouches for the config of that study alone, so its summary names the lr and the optimizer.
+
+    Args:
+        earlier: folder of a study of the workload, as `02_instability` and `workbench diagnose` leave it; None or "" is none.
+        workload: name of the workload it should be of; None takes any.
+
+    Returns:
+        `stability.verdict`: ok where stability was looked for and nothing is wrong, warn where something is, and
+        not_measured where there is no such study, or it did not look.
+    """
+
+    def verdict(status: Status, summary: str, advice: Sequence[str] = (), step: int | None = None) -> Diagnosis:
+        code, name = "stability.verdict", workload or known
+        found = Finding(code=code, status=status, summary=summary, step=step, clause="F1.1", advice=advice)
+        return Diagnosis(findings=(found,), workload=name)
+
+    known: str | None = None
+    where = str(earlier or "")
+    if not where:
+        summary = "Nobody has looked yet whether this training is stable; 02_instability does. Go on, knowing that."
+        return verdict("not_measured", summary, [_GET_ONE])
+    try:
+        record = open_record(where)
+    except RecordError as error:
+        return verdict("not_measured", f"No stability verdict: {error}", [_GET_ONE])
+    known = record.workload
+    if workload is not None and known != workload:
+        summary = f"No stability verdict: {where} is a study of {known!r}, not of {workload!r}."
+        return verdict("not_measured", summary, [_GET_ONE])
+    found = diagnose_instability(record)
+    about = f"at peak_lr {record.config.get('peak_lr')} with {record.config.get('optimizer')}"
+    bad = [found[code] for code in KINDS if found[code].status in ("warn", "fail")]
+    if bad:
+        summary = f"{where} found this training unstable, {about}. {bad[0].code}: {bad[0].summary}"
+        return verdict("warn", summary, [_CURE], bad[0].step)
+    missing = [code for code in KINDS if found[code].status == "not_measured"]
+    if missing:
+        summary = f"No stability verdict: {where}, {about}, did not measure {', '.join(missing)}."
+        return verdict("not_measured", summary, [_GET_ONE])
+    return verdict("ok", f"{where} looked for instability {about} and found none that matters.")

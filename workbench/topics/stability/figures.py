@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from workbench.curves.trials import RecordLike as Record
@@ -54,17 +53,32 @@ def plot_probe(
         probes = trials_in(record, "probe")
         if not probes:
             return not_measured(axes, "the record has no probe run")
-        steps, values = evaluations(record, probes[0], split=split, metric=metric)
-        name = f"{split} {metric}"
+        (steps, values), name = evaluations(record, probes[0], split=split, metric=metric), f"{split} {metric}"
         if steps.size < 3:
             (steps, values), name = curve(record, probes[0], "loss"), "training loss"
-        if np.isfinite(values).sum() < 2:
+        finite = np.isfinite(values)
+        if finite.sum() < 2:
             return not_measured(axes, "the probe has fewer than two finite values")
         axes.set_ylabel(name, parse_math=False)
-        fit_y(axes, _draw_probe(axes, steps, values, every_steps))
-        onset = _first_onset(diagnosis, ("stability.early", "stability.early_recovers"), probes[0])
-        if onset is not None:
-            axes.axvline(onset[1], color=BAD, linestyle=":", label=f"{onset[0]} from step {onset[1]:,}")
+        coarse, worst = steps % every_steps == 0, np.where(finite, values, np.inf)
+        axes.axhline(values[0], color=BASELINE, linestyle=":", label=f"before the first update: {short(values[0])}")
+        peak = f"every step, at most {short(worst.max())}"
+        fine = draw_curve(axes, steps, values, color=GOOD, linewidth=1.1, label=peak)
+        label = f"every {every_steps} steps, at most {short(worst[coarse].max(initial=-np.inf))}"
+        look: dict[str, Any] = {"color": PALETTE[1], "linestyle": "--", "marker": "o"}
+        rough = draw_curve(axes, steps[coarse], values[coarse], label=label, **look)
+        if not finite.all():
+            mark_steps(axes, steps[~finite][:1], label="not finite from here")
+        fit_y(axes, [fine, rough])
+        found = [finding(diagnosis, code) for code in ("stability.early", "stability.early_recovers")]
+        onsets = [
+            (int(hit["onset_step"]), item.code)
+            for item in found if item is not None
+            for hit in item.evidence.get("hits", ())
+            if hit.get("trial") == probes[0] and hit.get("onset_step") is not None
+        ]  # fmt: skip
+        for step, code in sorted(onsets)[:1]:
+            axes.axvline(step, color=BAD, linestyle=":", label=f"{code} from step {step:,}")
         title = f"Probe at lr {short(lr_of(record, probes[0]))}, evaluated at every step"
         axes.set(xlabel="step", title=title)
         axes.margins(x=0.01)
@@ -107,34 +121,3 @@ def plot_confirm(
             axes, [line for line in curves if line is not None], title="Training loss far above the best learning rate"
         )
     return axes
-
-
-def _draw_probe(ax: Axes, steps: Floats, values: Floats, every_steps: int) -> list[Line2D]:
-    """Draw the loss before training, what every step shows and what a coarse interval shows; return the last two."""
-    coarse = steps % every_steps == 0
-    ax.axhline(values[0], color=BASELINE, linestyle=":", label=f"before the first update: {short(values[0])}")
-    peak = f"every step, at most {short(_peak(values))}"
-    fine = draw_curve(ax, steps, values, color=GOOD, linewidth=1.1, label=peak)
-    label = f"every {every_steps} steps, at most {short(_peak(values[coarse]))}"
-    look: dict[str, Any] = {"color": PALETTE[1], "linestyle": "--", "marker": "o"}
-    rough = draw_curve(ax, steps[coarse], values[coarse], label=label, **look)
-    if not np.isfinite(values).all():
-        mark_steps(ax, steps[~np.isfinite(values)][:1], label="not finite from here")
-    return [fine, rough]
-
-
-def _first_onset(diagnosis: Diagnosis | None, codes: Sequence[str], trial: int) -> tuple[str, int] | None:
-    """Return (code, step) of the first rise that findings with these codes list for `trial`; None if there is none."""
-    found = [item for code in codes if (item := finding(diagnosis, code)) is not None]
-    onsets = [
-        (int(hit["onset_step"]), item.code)
-        for item in found
-        for hit in item.evidence.get("hits", ())
-        if hit.get("trial") == trial and hit.get("onset_step") is not None
-    ]
-    return min(onsets)[::-1] if onsets else None
-
-
-def _peak(values: Floats) -> float:
-    """The largest value, infinity where one is not finite."""
-    return float(np.where(np.isfinite(values), values, np.inf).max(initial=-np.inf))

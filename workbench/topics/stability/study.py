@@ -7,17 +7,16 @@ curable, because every workload has an lr that is too high (F1.4).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from workbench.checks import check_integer, check_number
+from workbench.checks import check_fields, check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup
 from workbench.studies.base import Study
@@ -61,16 +60,13 @@ class InstabilityStudy(Study):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        numbers = {"probe_multiple": self.probe_multiple, "fix_multiple": self.fix_multiple}
+        numbers = {name: getattr(self, name) for name in ("probe_multiple", "fix_multiple", "best_lr")}
         numbers |= {f"confirm_multiples[{i}]": m for i, m in enumerate(self.confirm_multiples)}
-        if self.best_lr is not None:
-            numbers["best_lr"] = self.best_lr
         for name, value in numbers.items():
-            check_number(name, value)
-        shares = {"fix_warmup_frac": (self.fix_warmup_frac, 1.0), "fix_percentile": (self.fix_percentile, 100.0)}
-        for name, (value, top) in shares.items():
-            if not 0 < value <= top:
-                raise ConfigError(f"{name}={value!r} must be above 0 and at most {top:g}.")
+            if value is not None or name != "best_lr":
+                check_number(name, value)
+        check_fields(self, "fix_warmup_frac", lambda v: 0 < v <= 1, "above 0 and at most 1")
+        check_fields(self, "fix_percentile", lambda v: 0 < v <= 100, "above 0 and at most 100")
         for kind in self.fixes:
             if kind not in ("warmup", "clipping"):
                 raise ConfigError(f"fixes={tuple(self.fixes)!r} may hold 'warmup' and 'clipping', not {kind!r}.")
@@ -82,10 +78,14 @@ class InstabilityStudy(Study):
         if lr_star is None:
             return
         session.facts(lr_star=lr_star)
-        star = TrialRequest(Role.LR_SWEEP, session.config.replace(peak_lr=lr_star))
-        probe = TrialRequest(Role.PROBE, self._probe(session.config, lr_star))
-        lrs = self._confirm_lrs(session, lr_star)
-        confirm = [TrialRequest(Role.CONFIRM, session.config.replace(peak_lr=lr)) for lr in lrs]
+        config = session.config
+        star = TrialRequest(Role.LR_SWEEP, config.replace(peak_lr=lr_star))
+        steps = min(self.probe_steps, config.total_steps)
+        probed = config.replace(
+            peak_lr=self.probe_multiple * lr_star, total_steps=steps, warmup_steps=0, schedule="constant", eval_every_steps=1,
+            checkpoint_every_steps=steps,
+        )  # fmt: skip
+        confirm = [TrialRequest(Role.CONFIRM, config.replace(peak_lr=lr)) for lr in self._confirm_lrs(session, lr_star)]
         known = diagnose_lr_sweep(session.record)
         edge = known["lr.unstable"].evidence.get("upper")
         # Confirmation runs beyond the edge tell nothing new about where it is, so a fix need not wait for them.
@@ -93,9 +93,15 @@ class InstabilityStudy(Study):
         if settled:
             run_round(session, [star])  # a fix may need its gradient norms
         fixes = self._fixes(session, lr_star, known) if settled else []
-        at_once = len(confirm) if self.confirm_all else _first_beyond(confirm, edge)
-        _, _, *done = run_round(session, [star, probe, *confirm[:at_once], *fixes[:1]])
-        self._confirm_further(session, confirm, done[:at_once])
+        stable = [trial for trial in confirm if edge is not None and trial.config.peak_lr < edge]
+        at_once = len(confirm) if self.confirm_all else min(len(stable) + 1, len(confirm))
+        _, _, *done = run_round(session, [star, TrialRequest(Role.PROBE, probed), *confirm[:at_once], *fixes[:1]])
+        numbers = {trial.number for trial in done[:at_once]}
+        for further in confirm[at_once:]:
+            rows = diagnose_instability(session.record)["stability.divergent"].evidence["trials"]
+            if any(row["trial"] in numbers and row["outcome"] in ("lasting", "divergent") for row in rows):
+                break
+            numbers |= {trial.number for trial in run_round(session, [further])}
         fixes = fixes if settled else self._fixes(session, lr_star, diagnose_lr_sweep(session.record))
         for fix in fixes[settled:]:
             if diagnose_lr_sweep(session.record)["lr.at_edge"].evidence.get("harmful") is True:
@@ -121,14 +127,6 @@ class InstabilityStudy(Study):
         fitting = [lr for lr in before if min(wanted) * (1 - 1e-9) <= lr <= max(wanted) * (1 + 1e-9)]
         return wanted if not fitting else [min(fitting), *(lr for lr in wanted if lr > min(fitting) * (1 + 1e-9))]
 
-    def _confirm_further(self, session: Session, confirm: Sequence[TrialRequest], done: Sequence[TrialRecord]) -> None:
-        """Run the confirmation runs that are left, until one is lastingly unstable."""
-        numbers = {trial.number for trial in done}
-        for further in confirm[len(done) :]:
-            if _lasting(session, numbers):
-                return
-            numbers |= {trial.number for trial in run_round(session, [further])}
-
     def _lr_star(self, session: Session) -> float | None:
         if self.best_lr is not None:
             return self.best_lr
@@ -138,41 +136,21 @@ class InstabilityStudy(Study):
             found = diagnose_lr_sweep(session.record)["lr.best"].value
         return found
 
-    def _probe(self, config: TrainConfig, lr_star: float) -> TrainConfig:
-        steps = min(self.probe_steps, config.total_steps)
-        return config.replace(
-            peak_lr=self.probe_multiple * lr_star, total_steps=steps, warmup_steps=0, schedule="constant", eval_every_steps=1,
-            checkpoint_every_steps=steps,
-        )  # fmt: skip
-
     def _fixes(self, session: Session, lr_star: float, known: Diagnosis) -> list[TrialRequest]:
         """Return what to try beyond an edge that lr* sits at, one fix after the other until one helps; else nothing."""
-        onset = known["lr.unstable"].value
+        onset, record = known["lr.unstable"].value, session.record
         if known["lr.at_edge"].status != "warn" or onset is None or session.config.total_steps < 10:
             return []
-        config = session.config.replace(peak_lr=self.fix_multiple * onset)
-        fixed = [self._fixed(session, config, kind, lr_star) for kind in self.fixes]
-        return [TrialRequest(Role.FIX, config) for config in fixed if config is not None]
-
-    def _fixed(self, session: Session, config: TrainConfig, kind: str, lr_star: float) -> TrainConfig | None:
-        if kind == "warmup":
-            steps = max(1, round(self.fix_warmup_frac * config.total_steps))
-            return prepend_warmup(config, steps)
-        record = session.record
-        at_best = record.trials["peak_lr"].sub(lr_star).abs() <= 1e-9 * lr_star
-        rows = record.steps["trial"] == record.trials["trial"][at_best].iloc[0]
-        norms = record.steps["grad_norm"][rows].to_numpy(dtype=np.float64)
-        norms = norms[np.isfinite(norms)]
-        threshold = float(np.percentile(norms, self.fix_percentile)) if norms.size else 0.0
-        return config.replace(max_grad_norm=threshold) if threshold > 0 else None
-
-
-def _first_beyond(confirm: Sequence[TrialRequest], edge: float | None) -> int:
-    """Return how many confirmation runs are needed in any case: those up to the first one beyond the edge."""
-    stable = [trial for trial in confirm if edge is not None and trial.config.peak_lr < edge]
-    return min(len(stable) + 1, len(confirm))
-
-
-def _lasting(session: Session, numbers: Collection[int]) -> bool:
-    rows = diagnose_instability(session.record)["stability.divergent"].evidence["trials"]
-    return any(row["trial"] in numbers and row["outcome"] in ("lasting", "divergent") for row in rows)
+        config, found = session.config.replace(peak_lr=self.fix_multiple * onset), []
+        for kind in self.fixes:
+            if kind == "warmup":
+                steps = max(1, round(self.fix_warmup_frac * config.total_steps))
+                found.append(prepend_warmup(config, steps))
+                continue
+            at_best = record.trials["peak_lr"].sub(lr_star).abs() <= 1e-9 * lr_star
+            rows = record.steps["trial"] == record.trials["trial"][at_best].iloc[0]
+            norms = record.steps["grad_norm"][rows].to_numpy(dtype=np.float64)
+            norms = norms[np.isfinite(norms)]
+            threshold = float(np.percentile(norms, self.fix_percentile)) if norms.size else 0.0
+            found += [config.replace(max_grad_norm=threshold)] if threshold > 0 else []
+        return [TrialRequest(Role.FIX, each) for each in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,7 @@ class WarmupSigns:
             (F1.12, F1.4); None where it was not measured, or between lrs too far apart to tell.
         rises: a run far above the best lr falls steadily and then rises (F1.13); None where none was made.
         unstable_lr: the lr at which training becomes lastingly unstable, None where it was not found.
-        lower: largest lr below it that is stable.
-        upper: smallest lr that is not.
+        lower, upper: largest lr below it that is stable, and smallest that is not.
     """
 
     at_edge: bool | None
@@ -92,9 +92,6 @@ def diagnose_warmup(
         min_multiple: the learning rate that a warmup has to open, over the one that is unstable without (F3.3).
         cap_frac: largest share of the baseline's steps that a warmup may take (F3.10).
         lengthen_frac: above this share the run may have to grow (F3.14).
-
-    Returns:
-        The codes `warmup.needed`, `.shortest`, `.over_cap`, `.lengthen` and `.insufficient`, once each.
     """
     study = _Warmups(judged(record), min_multiple)
     findings = (
@@ -108,10 +105,10 @@ class _Warmups:
 
     Attributes:
         facts: what the study noted: unstable_lr, cap, candidates, dropped, stopped.
-        total: the baseline's steps.
-        own: the baseline's own warmup steps.
+        total, own: the baseline's steps, and its own warmup steps.
         lead: the search that is reported, and its shortest length that passed on the full budget.
         exhausted: searches whose longest allowed warmup fails.
+        tried: everything that was tried, a table for each multiple (F3.4).
         dropped: what was not tried because of the cap, as the end of a sentence.
     """
 
@@ -131,65 +128,56 @@ class _Warmups:
         cap = self.facts.get("cap")
         failing = [(search, search.longest_failing) for search in self.searches]
         self.exhausted = [s for s, low in failing if cap is not None and low is not None and low.steps >= cap]
+        rounds = [
+            {
+                "multiple": search.multiple, "lr": search.lr,
+                "lengths": [asdict(one) | {"passes": one.passes} for one in search.lengths],
+                "shortest": None if (confirmed := search.confirmed) is None else confirmed.steps,
+                "next_shorter": None if low is None else low.steps,
+            }
+            for search, low in failing
+        ]  # fmt: skip
         steps = list(self.facts.get("dropped") or ())
+        self.tried = {"unstable_lr": edge, "cap": cap, "rounds": rounds, "dropped": steps}
         self.dropped = f" Above the cap and not tried: {', '.join(f'{s:,}' for s in steps)} steps." if steps else ""
 
     def _unknown(self, code: str, **fields: Any) -> Finding:
         """Return the finding that says why no length is known."""
+        summary = "no warmup was tried."
         if self.facts.get("stopped"):
             summary = f"{self.facts['stopped']}.{self.dropped}"
         elif self.exhausted:
             summary = f"no warmup up to the cap of {self.facts['cap']:,} steps passes.{self.dropped}"
         elif self.searches:
             summary = "no length has passed a run of the full budget so far."
-        else:
-            summary = "no warmup was tried."
         return CODES.finding(code, "not_measured", f"Not measured: {summary}", **fields)
 
     def needed(self) -> Finding:
-        code, signs = "warmup.needed", self.signs
-        evidence = asdict(signs)
+        signs, evidence = self.signs, asdict(self.signs)
+        found = partial(CODES.finding, "warmup.needed", evidence=evidence)
         edge = "the best lr sits at the edge of the unstable region (F1.12)"
         rises = "a run far above the best lr falls and then rises (F1.13)"
         held = [text for text, holds in ((edge, signs.at_edge), (rises, signs.rises)) if holds]
         if self.lead is not None and self.lead[1].steps == 0:
-            summary = f"No: lr {self.lead[0].lr:.4g} trains without a warmup, so {self.unstable_lr:.4g} is not where instability starts."
-            return CODES.finding(code, "ok", summary, evidence=evidence)
+            lr = f"{self.lead[0].lr:.4g} trains without a warmup, so {self.unstable_lr:.4g}"
+            return found("ok", f"No: lr {lr} is not where instability starts.")
         if held:
-            summary = f"A warmup is called for: {' and '.join(held)}."
-            return CODES.finding(code, "warn", summary, evidence=evidence, advice=[str(ADVICE["warmup"])])
+            return found("warn", f"A warmup is called for: {' and '.join(held)}.", advice=[str(ADVICE["warmup"])])
         if signs.holds is False:
-            summary = (
-                "No sign of it: the best lr is not at a harmful edge, and no run far above it rises after a decline."
-            )
-            return CODES.finding(code, "ok", summary, evidence=evidence)
+            text = "the best lr is not at a harmful edge, and no run far above it rises after a decline"
+            return found("ok", f"No sign of it: {text}.")
         looked = (("the sweep", signs.at_edge), ("the runs at 5 and 10 times lr*", signs.rises))
-        missing = [text for text, holds in looked if holds is None]
+        missing = " and ".join(text for text, holds in looked if holds is None)
         given = "; the unstable lr was given" if self.facts.get("source") == "given" else ""
-        return CODES.not_measured(code, f"this study lacks {' and '.join(missing)}{given}", evidence=evidence)
-
-    def _tried(self) -> dict[str, Any]:
-        """Return everything that was tried, a table for each multiple (F3.4)."""
-        rounds = [
-            {
-                "multiple": search.multiple,
-                "lr": search.lr,
-                "lengths": [asdict(one) | {"passes": one.passes} for one in search.lengths],
-                "shortest": None if (found := search.confirmed) is None else found.steps,
-                "next_shorter": None if (low := search.longest_failing) is None else low.steps,
-            }
-            for search in self.searches
-        ]
-        dropped = list(self.facts.get("dropped") or ())
-        return {"unstable_lr": self.unstable_lr, "cap": self.facts.get("cap"), "rounds": rounds, "dropped": dropped}
+        return CODES.not_measured("warmup.needed", f"this study lacks {missing}{given}", evidence=evidence)
 
     def shortest(self) -> Finding:
-        code, evidence = "warmup.shortest", self._tried()
+        code = "warmup.shortest"
         if self.lead is None:
-            return self._unknown(code, unit="steps", evidence=evidence)
+            return self._unknown(code, unit="steps", evidence=self.tried)
         search, length = self.lead
         low = search.longest_failing
-        evidence |= {
+        evidence = self.tried | {
             "lr": search.lr, "multiple": search.multiple, "passes": length.steps, "fails": None if low is None else low.steps,
             "full_trial": length.full_trial, "total_steps": self.total + length.steps, "comparison": self._compared(),
         }  # fmt: skip
@@ -219,28 +207,24 @@ class _Warmups:
         return compare_selected(self.study, baseline=baseline, candidates=candidates)
 
     def over_cap(self, cap_frac: float, half: float = 0.5) -> Finding:
-        code = "warmup.over_cap"
-        steps = self.own + (self.lead[1].steps if self.lead else 0)
-        dropped = list(self.facts.get("dropped") or ())
-        evidence = {"total_steps": self.total, "dropped": dropped, "warmup_steps": steps}
+        code, steps = "warmup.over_cap", self.own + (self.lead[1].steps if self.lead else 0)
+        evidence = {"total_steps": self.total, "dropped": self.tried["dropped"], "warmup_steps": steps}
         if self.total and not steps and not self.facts:
             return CODES.finding(code, "ok", "No warmup is planned, so none is too long.", evidence=evidence)
         if not self.total or (self.lead is None and not self.own):
             return self._unknown(code, evidence=evidence)
         share, whose = steps / self.total, "The warmup" if self.lead else "The baseline's own warmup"
-        known: dict[str, Any] = {
-            "value": share, "unit": "share of the baseline's steps", "threshold": cap_frac, "evidence": evidence
-        }  # fmt: skip
+        unit = "share of the baseline's steps"
+        found = partial(CODES.finding, code, value=share, unit=unit, threshold=cap_frac, evidence=evidence)
         text = f"{whose} of {steps:,} steps takes {share:.3g} of the baseline's {self.total:,}"
         cost = next(iter(replaced(self.study).get(code, ())), None)
         if self.lead is None and share < half and cost is not None and not cost.costs:
-            return CODES.finding(code, "ok", f"{text}, and costs little: {cost.told}.", **known)
+            return found("ok", f"{text}, and costs little: {cost.told}.")
         if share <= cap_frac * (1 + 1e-9):
-            return CODES.finding(code, "ok", f"{text}.{self.dropped}", **known)
-        told = "" if self.lead or cost is None else f": {cost.told}"
+            return found("ok", f"{text}.{self.dropped}")
+        price = "" if self.lead or cost is None else f": {cost.told}"
         advice = [f"Train for at least {math.ceil(steps / cap_frac - 1e-9):,} steps, or warm up for fewer."]
-        summary = f"{text}, more than the cap of {cap_frac:g}{told}.{self.dropped}"
-        return CODES.finding(code, "warn", summary, advice=advice, **known)
+        return found("warn", f"{text}, more than the cap of {cap_frac:g}{price}.{self.dropped}", advice=advice)
 
     def lengthen(self, lengthen_frac: float) -> Finding:
         code, total = "warmup.lengthen", self.total
@@ -248,37 +232,36 @@ class _Warmups:
             return self._unknown(code)
         steps = self.lead[1].steps
         proposed = total + steps
-        known: dict[str, Any] = {
-            "value": steps / total, "threshold": lengthen_frac, "unit": "share of the baseline's steps",
-            "evidence": {"total_steps": total, "warmup_steps": steps, "proposed_total_steps": proposed},
-        }  # fmt: skip
+        found = partial(
+            CODES.finding, code, value=steps / total, threshold=lengthen_frac, unit="share of the baseline's steps",
+            evidence={"total_steps": total, "warmup_steps": steps, "proposed_total_steps": proposed},
+        )  # fmt: skip
         if steps <= lengthen_frac * total * (1 + 1e-9):
-            summary = f"{steps:,} steps of warmup are no more than {lengthen_frac:g} of the baseline's {total:,}."
-            return CODES.finding(code, "ok", summary, **known)
-        plan = f"plan {total:,} + {steps:,} = {proposed:,} steps."
+            return found(
+                "ok", f"{steps:,} steps of warmup are no more than {lengthen_frac:g} of the baseline's {total:,}."
+            )
+        plan = f"plan {total:,} + {steps:,} = {proposed:,} steps"
         advice = [f"Raise total_steps to {proposed:,}, so that the schedule after the warmup keeps its {total:,}."]
-        summary = f"The warmup takes more than {lengthen_frac:g} of the baseline's steps: {plan}"
-        return CODES.finding(code, "warn", summary, advice=advice, **known)
+        summary = f"The warmup takes more than {lengthen_frac:g} of the baseline's steps: {plan}."
+        return found("warn", summary, advice=advice)
 
     def insufficient(self) -> Finding:
-        code, least = "warmup.insufficient", self.min_multiple
-        known: dict[str, Any] = {"unit": "lr / unstable lr", "threshold": least, "evidence": self._tried()}
+        least = self.min_multiple
+        found = partial(
+            CODES.finding, "warmup.insufficient", unit="lr / unstable lr", threshold=least, evidence=self.tried
+        )
         others = [str(ADVICE[name]) for name in ("clipping", "optimizer", "architecture", "lower_lr")]
         if self.lead is not None:
             value = self.lead[0].multiple
             if value >= least * (1 - 1e-9):
-                return CODES.finding(
-                    code, "ok", f"A warmup opens {value:.3g} times the unstable lr.", value=value, **known
-                )
+                return found("ok", f"A warmup opens {value:.3g} times the unstable lr.", value=value)
             summary = f"A warmup opens only {value:.3g} times the unstable lr, not {least:g} times."
-            return CODES.finding(code, "warn", summary, value=value, advice=others, **known)
+            return found("warn", summary, value=value, advice=others)
         if not self.exhausted:
-            return self._unknown(code, evidence=known["evidence"])
-        summary = (
-            f"No warmup up to the cap of {self.facts['cap']:,} steps is stable at {self.exhausted[0].multiple:.3g} times the "
-            f"unstable lr or above it: the edge is not curable by warmup.{self.dropped}"
-        )
-        return CODES.finding(code, "warn", summary, advice=others, **known)
+            return self._unknown("warmup.insufficient", evidence=self.tried)
+        reach = f"{self.exhausted[0].multiple:.3g} times the unstable lr or above it"
+        summary = f"No warmup up to the cap of {self.facts['cap']:,} steps is stable at {reach}: the edge is not curable by warmup.{self.dropped}"
+        return found("warn", summary, advice=others)
 
 
 def _climb(study: JudgedStudy, *, most: float = 0.5, near: float = 0.95) -> int:

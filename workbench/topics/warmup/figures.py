@@ -18,6 +18,14 @@ from workbench.topics.warmup.diagnose import diagnose_warmup
 NO_WARMUP = 0.5
 """Where no warmup is drawn: a logarithmic axis has no place for 0."""
 LEGEND_ROOM = 0.8
+
+
+_LOOKS: tuple[tuple[str, bool, str, dict[str, Any]], ...] = (
+    ("short", True, "short trial trains", {"marker": "o", "color": GOOD, "markersize": 6}),
+    ("short", False, "short trial does not", {"marker": "x", "color": BAD, "markersize": 7, "markeredgewidth": 1.8}),
+    ("full", True, "full run trains", {"marker": "o", "color": GOOD, "markersize": 12, "fillstyle": "none"}),
+    ("full", False, "full run does not", {"marker": "X", "color": BAD, "markersize": 12, "fillstyle": "none"}),
+)
 """Height left above the marks for the legend, over that of the marks."""
 
 
@@ -43,63 +51,36 @@ def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes 
         if not runs:
             return not_measured(axes, "the record has no finished trial of a warmup")
         axes.set(xlabel="warmup steps", ylabel="learning rate after the warmup", title="Which warmups train")
-        _draw_runs(axes, runs)
-        _draw_shortest(axes, rounds)
-        _draw_limits(axes, evidence)
+        for kind, trains, label, style in _LOOKS:
+            shown = [(_x(one["steps"]), lr) for lr, one in runs if one[kind] is trains]
+            if shown:
+                x, y = zip(*shown, strict=True)
+                axes.plot(x, y, linestyle="none", label=f"{label} ({len(shown)})", zorder=3, **style)
+        stars = [(r["shortest"], number(r["lr"]), r["next_shorter"]) for r in rounds if r["shortest"] is not None]
+        for index, (steps, lr, low) in enumerate(stars):
+            label = f"shortest: {steps:,} steps at lr {short(lr)}"
+            axes.plot(_x(steps), lr, "*", color=INK, markersize=9, zorder=5, label=label)
+            if low is not None:
+                gap = "the answer lies between" if index == 0 else None
+                look: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": ":", "zorder": 2}
+                axes.plot([_x(low), _x(steps)], [lr, lr], label=gap, **look)
+        cap, unstable = number(evidence.get("cap")), number(evidence.get("unstable_lr"))
+        if cap > 0:
+            axes.axvline(cap, color=BASELINE, linestyle="--", label=f"cap: {int(cap):,} steps")
+        if unstable > 0:
+            axes.axhline(unstable, color=BAD, linestyle="-.", label=f"unstable without warmup: {short(unstable)}")
         log_scale(axes, "x", "y")
-        _fit(axes, runs, evidence)
+        lengths, lrs = (
+            [_x(one["steps"]) for _, one in runs] + [max(cap, NO_WARMUP)],
+            [lr for lr, _ in runs] + [unstable],
+        )
+        axes.set_xlim(np.nanmin(lengths) / 1.5, np.nanmax(lengths) * 1.5)
+        bottom, top = np.nanmin(lrs) / 1.5, np.nanmax(lrs) * 1.5
+        axes.set_ylim(bottom, top * (top / bottom) ** LEGEND_ROOM)
+        if min(lengths) == NO_WARMUP:
+            axes.set_xlabel(f"warmup steps ({NO_WARMUP:g} stands for none)")
         legend(axes, loc="upper left", ncols=2)
     return axes
-
-
-def _draw_runs(ax: Axes, runs: Sequence[tuple[float, Mapping[str, Any]]]) -> None:
-    """Draw a mark for each run: small for the short trial, large and open for the run of the full budget."""
-    looks: list[tuple[str, bool, str, dict[str, Any]]] = [
-        ("short", True, "short trial trains", {"marker": "o", "color": GOOD, "markersize": 6}),
-        (
-            "short",
-            False,
-            "short trial does not",
-            {"marker": "x", "color": BAD, "markersize": 7, "markeredgewidth": 1.8},
-        ),
-        ("full", True, "full run trains", {"marker": "o", "color": GOOD, "markersize": 12, "fillstyle": "none"}),
-        ("full", False, "full run does not", {"marker": "X", "color": BAD, "markersize": 12, "fillstyle": "none"}),
-    ]
-    for kind, trains, label, style in looks:
-        shown = [(_x(one["steps"]), lr) for lr, one in runs if one[kind] is trains]
-        if shown:
-            x, y = zip(*shown, strict=True)
-            ax.plot(x, y, linestyle="none", label=f"{label} ({len(shown)})", zorder=3, **style)
-
-
-def _draw_shortest(ax: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
-    """Mark the shortest length of each learning rate, and draw the gap to the next shorter one that fails."""
-    stars = [(r["shortest"], number(r["lr"]), r["next_shorter"]) for r in rounds if r["shortest"] is not None]
-    for index, (steps, lr, low) in enumerate(stars):
-        label = f"shortest: {steps:,} steps at lr {short(lr)}"
-        ax.plot(_x(steps), lr, "*", color=INK, markersize=9, zorder=5, label=label)
-        if low is not None:
-            gap = "the answer lies between" if index == 0 else None
-            ax.plot([_x(low), _x(steps)], [lr, lr], color=INK, linewidth=1.0, linestyle=":", label=gap, zorder=2)
-
-
-def _draw_limits(ax: Axes, evidence: Mapping[str, Any]) -> None:
-    """Draw the cap and the learning rate that is unstable without a warmup."""
-    cap, unstable = number(evidence.get("cap")), number(evidence.get("unstable_lr"))
-    if cap > 0:
-        ax.axvline(cap, color=BASELINE, linestyle="--", label=f"cap: {int(cap):,} steps")
-    if unstable > 0:
-        ax.axhline(unstable, color=BAD, linestyle="-.", label=f"unstable without warmup: {short(unstable)}")
-
-
-def _fit(ax: Axes, runs: Sequence[tuple[float, Mapping[str, Any]]], evidence: Mapping[str, Any]) -> None:
-    steps = [_x(one["steps"]) for _, one in runs] + [max(number(evidence.get("cap")), NO_WARMUP)]
-    lrs = [lr for lr, _ in runs] + [number(evidence.get("unstable_lr"))]
-    ax.set_xlim(np.nanmin(steps) / 1.5, np.nanmax(steps) * 1.5)
-    low, high = np.nanmin(lrs) / 1.5, np.nanmax(lrs) * 1.5
-    ax.set_ylim(low, high * (high / low) ** LEGEND_ROOM)
-    if min(steps) == NO_WARMUP:
-        ax.set_xlabel(f"warmup steps ({NO_WARMUP:g} stands for none)")
 
 
 def _x(steps: int) -> float:

@@ -7,9 +7,8 @@ sees what comes later. Lengths are taken to be in order: what is shorter than on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from workbench.curves.judged import judged_runs
 from workbench.curves.trials import RecordLike
@@ -94,8 +93,7 @@ def next_run(search: WarmupSearch, *, cap: int, refine_ratio: float = 2.0) -> Ne
     the shortest that is left has to pass on the full budget. Once such a run has failed, short trials have shown that they
     do not see far enough: the cap is run on the full budget, and if it passes, the gap is halved by full-budget runs.
 
-    `cap` is the longest warmup in steps; the shortest that passes and the longest that fails may stay a factor of
-    `refine_ratio` apart.
+    The shortest that passes and the longest that fails may stay a factor of `refine_ratio` apart.
     """
     low, passing = search.longest_failing, search.passing
     if any(one.full is False for one in search.lengths):
@@ -129,29 +127,27 @@ def read_searches(record: RecordLike, unstable_lr: float) -> tuple[WarmupSearch,
 
     Runs of other roles that are the same count; `unstable_lr` is the learning rate that is unstable without warmup.
     """
-    clip = record.config.get("max_grad_norm")
+    config = record.config
+    own, total, clip = int(config.get("warmup_steps") or 0), int(config["total_steps"]), config.get("max_grad_norm")
     runs = judged_runs(record, _ALL)
     rows = [row for row in runs if row["max_grad_norm"] == clip and row["outcome"] != "not_measured"]
-    searches: dict[str, list[Mapping[str, Any]]] = {f"{r['lr']:.9e}": [] for r in rows if r["stage"] in _OWN}
+    searches: dict[str, dict[int, Length]] = {f"{r['lr']:.9e}": {} for r in rows if r["stage"] in _OWN}
+    rates: dict[str, float] = {}
     for row in rows:
-        if f"{row['lr']:.9e}" in searches:
-            searches[f"{row['lr']:.9e}"].append(row)
-    found = [
-        WarmupSearch(lr=same[0]["lr"], multiple=same[0]["lr"] / unstable_lr, lengths=_lengths(same, record.config))
-        for same in searches.values()
-    ]
-    return tuple(sorted(found, key=lambda search: search.lr))
-
-
-def _lengths(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> tuple[Length, ...]:
-    own, total = int(config.get("warmup_steps") or 0), int(config["total_steps"])
-    lengths: dict[int, Length] = {}
-    for row in rows:
-        added, passes, trial = row["warmup_steps"] - own, not row["lasting"], row["trial"]
-        one = lengths.get(added, Length(steps=added))
+        key, added, trial = f"{row['lr']:.9e}", row["warmup_steps"] - own, row["trial"]
+        if key not in searches:
+            continue
+        rates.setdefault(key, row["lr"])
+        one, passes = searches[key].get(added, Length(steps=added)), not row["lasting"]
         if row["stage"] == Role.WARMUP:
             outcome = row["outcome"] if one.full is None else one.outcome
-            lengths[added] = replace(one, short=passes, short_trial=trial, outcome=outcome)
+            searches[key][added] = replace(one, short=passes, short_trial=trial, outcome=outcome)
         elif row["total_steps"] == total + added:
-            lengths[added] = replace(one, full=passes, full_trial=trial, outcome=row["outcome"])
-    return tuple(sorted(lengths.values(), key=lambda one: one.steps))
+            searches[key][added] = replace(one, full=passes, full_trial=trial, outcome=row["outcome"])
+    found = [
+        WarmupSearch(
+            lr=lr, multiple=lr / unstable_lr, lengths=tuple(sorted(searches[key].values(), key=lambda one: one.steps))
+        )
+        for key, lr in rates.items()
+    ]
+    return tuple(sorted(found, key=lambda search: search.lr))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from workbench.checks import check_integer, check_number
+from workbench.checks import check_fields, check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.errors import ConfigError
@@ -22,7 +22,7 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.topics.stability.study import InstabilityStudy
-from workbench.topics.warmup.diagnose import WarmupSigns, warmup_signs
+from workbench.topics.warmup.diagnose import warmup_signs
 from workbench.topics.warmup.search import NextRun, WarmupSearch, cap_steps, next_run, read_searches
 
 SHORT, FULL = Role.WARMUP, Role.WARMUP_FULL
@@ -72,10 +72,8 @@ class WarmupStudy(Study):
         for name in ("multiples", "warmup_steps"):
             if not len(getattr(self, name)):
                 raise ConfigError(f"{name}=() must hold at least one; leave it out for the default.")
-        if self.cap_frac > 1:
-            raise ConfigError(f"cap_frac={self.cap_frac!r} must be at most 1: 0.1 is a tenth of the baseline's steps.")
-        if not self.refine_ratio > 1:
-            raise ConfigError(f"refine_ratio={self.refine_ratio!r} must be above 1: 2.0 leaves a factor of two.")
+        check_fields(self, "cap_frac", lambda v: v <= 1, "at most 1: 0.1 is a tenth of the baseline's steps")
+        check_fields(self, "refine_ratio", lambda v: v > 1, "above 1: 2.0 leaves a factor of two")
         for name, low in (("full_runs", 2), ("multiple_trials", 0)):
             check_integer(name, getattr(self, name), low=low)
         for i, steps in enumerate(self.warmup_steps):
@@ -101,7 +99,12 @@ class WarmupStudy(Study):
             if signs.unstable_lr is None or signs.holds is None:
                 self.instability.extend(session)
                 signs = warmup_signs(session.record)
-            noted |= {"unstable_lr": signs.unstable_lr, "stopped": _reason_to_stop(signs)}
+            noted["unstable_lr"] = signs.unstable_lr
+            if signs.unstable_lr is None:
+                noted["stopped"] = "no learning rate was found unstable"
+            elif signs.holds is False:
+                neither = "the best lr is at no harmful edge, and no run far above it rises after a decline"
+                noted["stopped"] = f"neither sign calls for a warmup: {neither}"
         session.facts(warmup=noted)
         if noted["stopped"] is None:
             _Tuner(self, session, float(noted["unstable_lr"]), cap, fitting).run()
@@ -139,14 +142,6 @@ class WarmupStudy(Study):
         return config.replace(peak_lr=lr, schedule="constant", **steps)
 
 
-def _reason_to_stop(signs: WarmupSigns) -> str | None:
-    if signs.unstable_lr is None:
-        return "no learning rate was found unstable"
-    if signs.holds is False:
-        return "neither sign calls for a warmup: the best lr is at no harmful edge, and no run far above it rises after a decline"
-    return None
-
-
 @dataclass(frozen=True)
 class _Tuner:
     """The search itself, in one study."""
@@ -158,24 +153,22 @@ class _Tuner:
     lengths: Sequence[int]
 
     def run(self) -> None:
-        """Look for the shortest length at each multiple; where there is none, for the largest multiple that has one."""
-        references = self._references()
+        """Look for the shortest length at each multiple; where there is none, for the largest multiple that has one.
+
+        The first round holds full-length runs without a warmup, which show what can be learned in how many steps.
+        """
+        config, known = self.session.config, self.session.record.trials
+        references = [TrialRequest(Role.BASELINE, config)]
+        if not (len(known) and known["stage"].isin(("lr_sweep", "lr_unstable")).any()):
+            stable = [self.unstable_lr / 2, self.unstable_lr / 4]
+            other = next(lr for lr in stable if not math.isclose(lr, config.peak_lr, rel_tol=1e-9))
+            references.append(TrialRequest(Role.LR_SWEEP, config.replace(peak_lr=other)))
         for number, multiple in enumerate(self.study.multiples):
             if self._shortest(multiple, extra_trials=references) is None:
                 if number == 0:
                     self._largest_multiple(multiple)
                 return
             references = []
-
-    def _references(self) -> list[TrialRequest]:
-        """Return full-length runs without a warmup, which show what can be learned in how many steps."""
-        config = self.session.config
-        stable = [self.unstable_lr / 2, self.unstable_lr / 4]
-        other = next(lr for lr in stable if not math.isclose(lr, config.peak_lr, rel_tol=1e-9))
-        known = self.session.record.trials
-        enough = len(known) and known["stage"].isin(("lr_sweep", "lr_unstable")).any()
-        references = [TrialRequest(Role.BASELINE, config)]
-        return references if enough else [*references, TrialRequest(Role.LR_SWEEP, config.replace(peak_lr=other))]
 
     def _shortest(self, multiple: float, *, extra_trials: Sequence[TrialRequest] = ()) -> int | None:
         """Run the rounds of one multiple, the first with the `extra_trials`; return the shortest length that passes."""
