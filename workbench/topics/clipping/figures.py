@@ -68,7 +68,16 @@ def plot_grad_norm(
         label = f"trial {trial}, lr {short(lr_of(record, trial))}"
         band = draw_curve(axes, steps, norms, color=GOOD, linewidth=0.9, label=label)
         _thresholds(axes, record, diagnosis, trial, steps=steps, norms=norms, percentile=percentile, across=True)
-        _windows(axes, diagnosis, trial, steps, percentile)
+        found = finding(diagnosis, "clipping.threshold")
+        if found is not None and found.evidence.get("trial") == trial:
+            own = found.evidence.get("percentile")
+            windows = np.array([number(value) for value in found.evidence.get("windows", ())])
+            if percentile in (None, own) and windows.size > 1 and (windows > 0).any():  # of each window of the run
+                each = "tenth" if windows.size == 10 else "window"
+                label = f"{short(number(own))}th percentile of each {each} of the run"
+                edges = np.linspace(steps[0], steps[-1] + 1, windows.size + 1)
+                look: dict[str, Any] = {"baseline": None, "color": PALETTE[1], "linewidth": 1.6, "zorder": 3}
+                axes.stairs(np.where(windows > 0, windows, np.nan), edges, label=label, **look)
         bad = steps[~np.isfinite(norms)]
         if bad.size:
             mark_steps(axes, bad, label=f"not finite ({bad.size})")
@@ -106,7 +115,10 @@ def plot_grad_norm_histogram(
         shown = norms[np.isfinite(norms) & (norms > 0)]
         if not shown.size:
             return not_measured(axes, "no positive, finite gradient norm was recorded")
-        hump = _hump(shown)
+        (low, high), hump = np.percentile(shown, (1, 99)), shown
+        width, whole = np.log(high / low), np.log(shown.max() / shown.min())
+        if 0 < width < whole / 4:  # 98 % fill less than a quarter of the axis: it shows the hump alone (rule of thumb)
+            hump = shown[(shown >= low * np.exp(-width / 2)) & (shown <= high * np.exp(width / 2))]
         low, high = float(hump.min()), float(hump.max())
         low, high = (low, high) if high > low * (1 + 1e-9) else (low / 1.1, low * 1.1)
         counts, edges = np.histogram(hump, bins=np.geomspace(low, high, bins + 1))
@@ -117,7 +129,13 @@ def plot_grad_norm_histogram(
         if hump.size < shown.size:
             axes.set_xlim(edges[0], edges[-1])
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        title = _count_line(trial, norms, beyond=shown.size - hump.size)
+        rest = (
+            ((norms == 0).sum(), "at 0"),
+            ((~np.isfinite(norms)).sum(), "not finite"),
+            (shown.size - hump.size, "beyond the axis"),
+        )
+        parts = "".join(f", {count:,} {what}" for count, what in rest if count)
+        title = f"Gradient norms of trial {trial}: {norms.size:,} steps{parts}"
         axes.set(xlabel="gradient norm, before clipping", ylabel="steps", title=title)
         legend(axes, loc="upper right", ncols=3)
     return axes
@@ -135,68 +153,26 @@ def _thresholds(
     across: bool,
 ) -> None:
     """Draw the threshold in force and the one proposed, or asked for, with the share of the steps above each."""
-    line = ax.axhline if across else ax.axvline
-    in_force = number(field_of(record, trial, "max_grad_norm"))
-    if np.isfinite(in_force):
-        label = f"clipped above {short(in_force)}: {_share_above(norms, in_force)}"
-        line(in_force, color=BAD, linestyle="--", label=label)
+    line, finite = ax.axhline if across else ax.axvline, norms[np.isfinite(norms)]
+
+    def draw(value: float, name: str, **look: Any) -> None:
+        if np.isfinite(value):
+            share = f"{(finite > value).mean():.0%} of the steps" if finite.size else "no finite norm"
+            line(value, label=f"{name} {short(value)}: {share}", **look)
+
+    draw(number(field_of(record, trial, "max_grad_norm")), "clipped above", color=BAD, linestyle="--")
+    proposed: dict[str, Any] = {"color": PALETTE[4], "linestyle": "-."}
     if percentile is None:
         found = finding(diagnosis, "clipping.threshold")
-        value, name = (number(found.value) if found else np.nan), "proposed threshold"
-    else:
-        found_steps = clipped_steps(steps, norms, percentile=percentile, diagnosis=diagnosis, trial=trial)
-        chosen = found_steps.chosen
-        value, name = number(chosen.threshold), f"{ordinal(percentile)} percentile"
-        if chosen.threshold is None:
-            line(np.nan, color=PALETTE[4], linestyle="-.", label=f"no threshold: {chosen.reason}")
-        elif across and found_steps.steps.size:
-            touched, label = np.isin(steps, found_steps.steps), f"would be clipped: {found_steps.steps.size:,} steps"
-            ax.plot(steps[touched], norms[touched], "o", color=PALETTE[1], markersize=3.5, zorder=3, label=label)
-    if np.isfinite(value):
-        line(value, color=PALETTE[4], linestyle="-.", label=f"{name} {short(value)}: {_share_above(norms, value)}")
-
-
-def _windows(ax: Axes, diagnosis: Diagnosis | None, trial: int, steps: Floats, percentile: float | None) -> None:
-    """Draw the percentile of each window of the run, on the trial that the diagnosis took its threshold from."""
-    found = finding(diagnosis, "clipping.threshold")
-    if found is None or found.evidence.get("trial") != trial or not steps.size:
+        draw(number(found.value) if found else np.nan, "proposed threshold", **proposed)
         return
-    if percentile is not None and percentile != found.evidence.get("percentile"):
-        return
-    values = np.array([number(value) for value in found.evidence.get("windows", ())])
-    if values.size < 2 or not (values > 0).any():
-        return
-    shown = np.where(values > 0, values, np.nan)
-    name = f"{short(number(found.evidence.get('percentile')))}th percentile of each {'tenth' if values.size == 10 else 'window'} of the run"
-    edges = np.linspace(steps[0], steps[-1] + 1, values.size + 1)
-    ax.stairs(shown, edges, baseline=None, color=PALETTE[1], linewidth=1.6, zorder=3, label=name)
-
-
-def _share_above(norms: Floats, threshold: float) -> str:
-    """How many of the finite norms lie above a threshold, in words."""
-    finite = norms[np.isfinite(norms)]
-    return f"{(finite > threshold).mean():.0%} of the steps" if finite.size else "no finite norm"
-
-
-def _hump(values: Floats) -> Floats:
-    """The norms that the axis shows: all, unless 98 % of them fill less than a quarter of it (rule of thumb)."""
-    low, high = np.percentile(values, (1, 99))
-    hump, whole = np.log(high / low), np.log(values.max() / values.min())
-    if not 0 < hump < whole / 4:
-        return values
-    inside: Floats = values[(values >= low * np.exp(-hump / 2)) & (values <= high * np.exp(hump / 2))]
-    return inside
-
-
-def _count_line(trial: int, norms: Floats, *, beyond: int) -> str:
-    """Return the title, which accounts for every step."""
-    rest = [
-        (int((norms == 0).sum()), "at 0"),
-        (int((~np.isfinite(norms)).sum()), "not finite"),
-        (beyond, "beyond the axis"),
-    ]
-    parts = "".join(f", {count:,} {what}" for count, what in rest if count)
-    return f"Gradient norms of trial {trial}: {norms.size:,} steps{parts}"
+    chosen, above = clipped_steps(steps, norms, percentile=percentile, diagnosis=diagnosis, trial=trial)
+    if chosen.threshold is None:
+        line(np.nan, label=f"no threshold: {chosen.reason}", **proposed)
+    elif across and above.size:
+        touched, label = np.isin(steps, above), f"would be clipped: {above.size:,} steps"
+        ax.plot(steps[touched], norms[touched], "o", color=PALETTE[1], markersize=3.5, zorder=3, label=label)
+    draw(number(chosen.threshold), f"{ordinal(percentile)} percentile", **proposed)
 
 
 def plot_clipping(
@@ -215,17 +191,23 @@ def plot_clipping(
     Source: F4.10 (ladder of thresholds), F4.11 and F4.12 (the clipped share).
     """
     with drawing(ax, size=(6.8, 4.4)) as axes:
-        rows = _rows(record, diagnosis)
+        known = finding(diagnosis, "clipping.masks_lr")
+        runs = None if known is None else known.evidence.get("runs")
+        runs = clipped_runs(record) if runs is None and "loss" in record.steps else runs
+        rows = [row for one in read_ladder(record, runs) for row in one.rows] if runs and "loss" in record.steps else []
         if not rows:
             return not_measured(axes, "the record has no finished run with clipping")
         stable = [row for row in rows if not row["lasting"] and math.isfinite(number(row["loss"]))]
-        lr = number(rows[0]["lr"])
-        axes.set(xlabel="threshold (max_grad_norm)", ylabel="training loss, end of the run")
-        axes.set_title(f"Clipping at lr {short(lr)}")
+        title = f"Clipping at lr {short(number(rows[0]['lr']))}"
+        axes.set(xlabel="threshold (max_grad_norm)", ylabel="training loss, end of the run", title=title)
         _draw_stable(axes, stable, aggressive_frac)
-        _draw_unstable(axes, [row for row in rows if row not in stable])
-        _draw_without(axes, rows)
-        _draw_proposed(axes, diagnosis)
+        for diverged, marker, label in ((True, "x", "diverged"), (False, "v", "unstable, or nothing learned")):
+            lost = [row for row in rows if row not in stable and math.isinf(number(row["loss"])) is diverged]
+            if lost:
+                shares = ", ".join(dict.fromkeys(map(_share, lost)))
+                at = [number(row["max_grad_norm"]) for row in lost]
+                mark_steps(axes, at, marker=marker, label=f"{label} ({shares} clipped)")
+        _draw_references(axes, rows, diagnosis)
         limits = [number(row["max_grad_norm"]) for row in rows]
         margin = max(1.05, (max(limits) / min(limits)) ** 0.15)
         axes.set_xlim(min(limits) / margin, max(limits) * margin)
@@ -237,15 +219,6 @@ def plot_clipping(
         axes.margins(y=0.2)
         legend(axes)
     return axes
-
-
-def _rows(record: Record, diagnosis: Diagnosis | None) -> Sequence[Mapping[str, Any]]:
-    if "loss" not in record.steps:
-        return []
-    found = finding(diagnosis, "clipping.masks_lr")
-    known = found.evidence.get("runs") if found is not None else None
-    rows = clipped_runs(record) if known is None else known
-    return [row for one in read_ladder(record, rows) for row in one.rows]
 
 
 def _draw_stable(ax: Axes, rows: Sequence[Mapping[str, Any]], aggressive_frac: float) -> None:
@@ -263,40 +236,28 @@ def _draw_stable(ax: Axes, rows: Sequence[Mapping[str, Any]], aggressive_frac: f
         )
 
 
-def _draw_unstable(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    for diverged, marker, label in ((True, "x", "diverged"), (False, "v", "unstable, or nothing learned")):
-        shown = [row for row in rows if math.isinf(number(row["loss"])) is diverged]
-        if shown:
-            shares = ", ".join(dict.fromkeys(_share(row) for row in shown))
-            at = [number(row["max_grad_norm"]) for row in shown]
-            mark_steps(ax, at, marker=marker, label=f"{label} ({shares} clipped)")
-
-
-def _draw_without(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the same lr without clipping, where it was run."""
+def _draw_references(ax: Axes, rows: Sequence[Mapping[str, Any]], diagnosis: Diagnosis | None) -> None:
+    """Draw the same lr without clipping, the threshold that is proposed, and the end loss of the run whose norms it comes from."""
     known = {row["twin"]: row for row in rows if row["twin"] is not None}
-    if not known:
-        return
-    stable = [number(row["twin_loss"]) for row in known.values() if not row["twin_lasting"]]
-    row = next(iter(known.values()))
-    label = f"lr {short(number(row['lr']))} without clipping"
-    if stable and np.isfinite(stable).all():
-        ax.axhline(float(np.mean(stable)), color=BASELINE, linestyle="--", label=label)
-    else:
-        outcome = "never trained" if row["twin_outcome"] == "none" else row["twin_outcome"]  # lasting without a rise
-        ax.plot([], [], "X", color=BAD, label=f"{label}: {outcome}")
-
-
-def _draw_proposed(ax: Axes, diagnosis: Diagnosis | None) -> None:
-    """Draw the threshold that is proposed, and the end loss of the run whose norms it comes from."""
+    if known:
+        stable = [number(row["twin_loss"]) for row in known.values() if not row["twin_lasting"]]
+        row = next(iter(known.values()))
+        label = f"lr {short(number(row['lr']))} without clipping"
+        if stable and np.isfinite(stable).all():
+            ax.axhline(float(np.mean(stable)), color=BASELINE, linestyle="--", label=label)
+        else:
+            outcome = (
+                "never trained" if row["twin_outcome"] == "none" else row["twin_outcome"]
+            )  # lasting without a rise
+            ax.plot([], [], "X", color=BAD, label=f"{label}: {outcome}")
     found = finding(diagnosis, "clipping.threshold")
-    value = number(found.value) if found is not None else math.nan
-    level = number(found.evidence.get("loss")) if found is not None else math.nan
-    if found is not None and math.isfinite(level) and not found.evidence.get("reference_clipped"):
+    if found is None:
+        return
+    value, level, percentile = number(found.value), *(number(found.evidence.get(n)) for n in ("loss", "percentile"))
+    if math.isfinite(level) and not found.evidence.get("reference_clipped"):
         label = f"lr {short(number(found.evidence.get('lr')))} without clipping"
         ax.axhline(float(drawable([level])[0]), color=BASELINE, linestyle=":", label=label)
-    if found is not None and math.isfinite(value):
-        percentile = number(found.evidence.get("percentile"))
+    if math.isfinite(value):
         name = f"{short(percentile)}th percentile" if math.isfinite(percentile) else "proposed"
         ax.axvline(value, color=PALETTE[4], linestyle="-.", label=f"{name}: {short(value)}")
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from workbench.checks import check_integer, check_number
-from workbench.config import TrainConfig
+from workbench.checks import check_fields, check_integer, check_number
 from workbench.curves.clipped_runs import ReferenceNorms, clipped_runs, reference_norms
 from workbench.curves.judged import judged_runs
 from workbench.errors import ConfigError
@@ -22,7 +21,7 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.clipping.thresholds import is_calm, read_ladder
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.study import TrialRequest, run_round
+from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 
 STAGE, CONTROL = Role.CLIPPING, Role.CLIPPING_CONTROL
 
@@ -69,9 +68,7 @@ class ClippingStudy(Study):
                 check_number(name, getattr(self, name))
         for name, low in (("seeds", 1), ("tries", 1), ("halvings", 0)):
             check_integer(name, getattr(self, name), low=low)
-        for name in ("lower", "looser"):
-            if not 1 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be a finite number above 1.")
+        check_fields(self, "lower looser", lambda v: 1 < v < math.inf, "a finite number above 1")
         ladder = list(self.percentiles)
         if not ladder or not all(isinstance(p, (int, float)) and 0 < p <= 100 for p in ladder):
             raise ConfigError(f"percentiles={ladder!r} must hold at least one number, each above 0 and at most 100.")
@@ -80,21 +77,23 @@ class ClippingStudy(Study):
 
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a study that is already open."""
-        lr, edge = self._target(session)
-        session.facts(clipping_lr=lr)
-        stage = Role.LR_SWEEP if edge is None else CONTROL  # a sweep that has found its edge keeps it
-        controls = self._seeded(session, stage, session.config.replace(peak_lr=lr, max_grad_norm=None))
-        own = [TrialRequest(Role.BASELINE, session.config)] if session.config.max_grad_norm is not None else []
-        reference = self._reference(session, edge, [*controls, *own])
+        edge = diagnose_lr_sweep(session.record)["lr.unstable"].value if len(session.record.trials) else None
+        own = session.config
+        lr = self.peak_lr if self.peak_lr is not None else own.peak_lr if edge is None else self.multiple * edge
+        session.facts(clipping_lr=float(lr))
+        config = own.replace(peak_lr=float(lr))
+
+        def at(threshold: float | None, stage: Role = STAGE) -> list[TrialRequest]:
+            each = config.replace(max_grad_norm=threshold)
+            return [TrialRequest(stage, one) for one in seeded(each, each.peak_lr, self.seeds)]
+
+        controls = at(None, Role.LR_SWEEP if edge is None else CONTROL)  # a sweep that has found its edge keeps it
+        baseline = [TrialRequest(Role.BASELINE, own)] if own.max_grad_norm is not None else []
+        reference = self._reference(session, edge, [*controls, *baseline])
         if reference is None:
             return
         thresholds = self._thresholds(reference)
         session.facts(clipping_thresholds=[list(found) for found in thresholds])
-        config = session.config.replace(peak_lr=lr)
-
-        def at(threshold: float) -> list[TrialRequest]:
-            return self._seeded(session, STAGE, config.replace(max_grad_norm=threshold))
-
         ladder = [at(threshold) for _, threshold, _ in thresholds]
         calm = self._calm(session, controls)
         if self.at_once and not calm:
@@ -125,14 +124,6 @@ class ClippingStudy(Study):
             found.insert(0, (chosen[0].percentile, chosen[0].all_steps, "all"))
         return found
 
-    def _target(self, session: Session) -> tuple[float, float | None]:
-        """Return the lr in question, and where instability starts as far as a sweep in this folder knows."""
-        record = session.record
-        edge = diagnose_lr_sweep(record)["lr.unstable"].value if len(record.trials) else None
-        if self.peak_lr is not None:
-            return float(self.peak_lr), edge
-        return (session.config.peak_lr if edge is None else self.multiple * edge), edge
-
     def _reference(
         self, session: Session, edge: float | None, extra_trials: Sequence[TrialRequest]
     ) -> ReferenceNorms | None:
@@ -149,14 +140,6 @@ class ClippingStudy(Study):
                 break
             lr, extra_trials = lr / self.lower, ()
         return reference_norms(session.record)
-
-    def _seeded(self, session: Session, stage: Role, config: TrainConfig) -> list[TrialRequest]:
-        """Return the trials of one config under each seed, the baseline's own first."""
-        first, per_host = session.config.shared_seed, session.config.per_host_seed
-        return [
-            TrialRequest(stage, config.replace(shared_seed=first + k, per_host_seed=per_host + k))
-            for k in range(self.seeds)
-        ]
 
     def _calm(self, session: Session, controls: Sequence[TrialRequest]) -> bool:
         """Tell whether training shows no rise without clipping."""

@@ -32,14 +32,9 @@ def clipped_steps(
     diagnosis: Diagnosis | None = None,
     trial: int | None = None,
 ) -> ClippedSteps:
-    """Choose a threshold as `diagnose_clipping` does, and tell which steps it would clip.
+    """Choose a threshold as `diagnose_clipping` does, at a percentile of the norms in the steady stretch (F4.9), and tell which steps it would clip.
 
-    Args:
-        steps: of one trial, shape (steps,).
-        norms: L2 norms of the gradient before clipping, shape (steps,).
-        percentile: of the norms in the steady stretch (F4.9).
-        diagnosis: where its `clipping.threshold` was measured on this trial, its steady stretch is used.
-        trial: which one the norms are of.
+    Where `clipping.threshold` of the diagnosis was measured on this trial, its steady stretch is used. Steps and norms have shape (steps,).
     """
     first = end = None
     if diagnosis is not None and "clipping.threshold" in diagnosis:
@@ -64,12 +59,7 @@ def listed_steps(steps: ArrayLike, *, most: int = 8) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The runs with one threshold at one lr, one a seed.
-
-    Attributes:
-        rows: what `clipped_runs` returns for them.
-        clip_frac: share of the steps that were clipped, mean over the seeds; None where unknown.
-    """
+    """The runs with one threshold at one lr, one a seed, as `clipped_runs` returns them; `clip_frac` is the share of steps clipped, mean over the seeds."""
 
     lr: float
     max_grad_norm: float
@@ -126,12 +116,8 @@ def masks(row: Mapping[str, Any], unstable_lr: float | None, *, cycle: float = -
     """Tell whether clipping hides an lr that is too high: stable only for as long as nearly every step is clipped.
 
     Above the edge of stability clipped gradient descent settles in a 2-cycle of span lr * threshold: the loss stays
-    bounded, the norm stays parked above the threshold, and nothing is learned any more.
-
-    Args:
-        unstable_lr: where instability starts without clipping, from a sweep; it counts where the same run without
-            clipping was not made.
-        cycle: an `alternation` down to this is the swing of a 2-cycle, which comes to rest nowhere (rule of thumb).
+    bounded, the norm stays parked above the threshold, and nothing is learned any more. An `alternation` down to `cycle` is its swing,
+    which comes to rest nowhere (rule of thumb). `unstable_lr` counts where the same run without clipping was not made.
 
     Returns:
         None where nobody knows: whether the lr is too high, or what would become of a run that is still learning when
