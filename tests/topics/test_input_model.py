@@ -17,8 +17,9 @@ from tests.helpers.simulated_input import pipeline, played
 from workbench.findings.audited import Audit
 from workbench.plots.style import why_not_measured
 from workbench.record.json_values import dumps
+from workbench.topics.input.bound import find_cause
 from workbench.topics.input.diagnose import CODES, diagnose_input_share
-from workbench.topics.input.model import CAUSES, find_cause, fix_speedups, knee, loop_period, predictions, step_time
+from workbench.topics.input.model import Pipeline, knee, loop_period
 
 ENDLESS = {"batches": 10**9}
 
@@ -63,7 +64,7 @@ def by_loader(facts: dict[str, Any], **settings: Any) -> dict[str, Any]:
 def periods(facts: dict[str, Any], change: str = "workers") -> dict[Any, float]:
     return {
         str(p.value) if isinstance(p.value, list) else p.value: p.period_s
-        for p in predictions(facts)
+        for p in Pipeline(facts).predictions
         if p.change == change
     }
 
@@ -82,16 +83,18 @@ def test_predicted_steps_are_those_of_the_played_loader(fetch_s: float, compute_
 
 
 def test_the_step_is_split_into_waiting_hidden_and_computing() -> None:
-    alone = step_time(pipeline(fetch_s=0.03, compute_s=0.01))
+    alone = Pipeline(pipeline(fetch_s=0.03, compute_s=0.01)).now
     assert (alone.period_s, alone.wait_s, alone.compute_s, alone.wait_share) == pytest.approx((0.04, 0.03, 0.01, 0.75))
     assert (alone.hidden_s, alone.restart_s) == (0, 0)
-    beside = step_time(pipeline(fetch_s=0.03, compute_s=0.02, workers=2, start_s=0.03, **ENDLESS))
+    beside = Pipeline(pipeline(fetch_s=0.03, compute_s=0.02, workers=2, start_s=0.03, **ENDLESS)).now
     assert (beside.wait_s, beside.hidden_s) == pytest.approx((0, 0.03), abs=1e-9)
     ahead = rounds(pipeline(fetch_s=0.03, compute_s=0.028, ahead=True, **ENDLESS), steady_s=0.03, wait_s=0.029)
-    assert step_time(ahead).wait_s == pytest.approx(0.002, rel=1e-3), "what a batch at hand would save"
-    assert step_time(ahead | {"ahead": False}).wait_s == pytest.approx(0.029, rel=1e-3)
+    assert Pipeline(ahead).now.wait_s == pytest.approx(0.002, rel=1e-3), "what a batch at hand would save"
+    assert Pipeline(ahead | {"ahead": False}).now.wait_s == pytest.approx(0.029, rel=1e-3)
     starts = rounds(pipeline(fetch_s=0.01, compute_s=0.05, ahead=True, workers=2, start_s=0.3, batches=5), steady_s=0.02, wait_s=0.0)  # fmt: skip
-    assert step_time(starts).restart_s == step_time(starts).wait_s == pytest.approx(0.03), "never more than the wait"
+    assert Pipeline(starts).now.restart_s == Pipeline(starts).now.wait_s == pytest.approx(0.03), (
+        "never more than the wait"
+    )
 
 
 def test_starting_an_epoch_is_shared_out_over_its_batches() -> None:
@@ -158,12 +161,12 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("cause", PLANTED)
 def test_each_cause_is_found(cause: str) -> None:
     facts = PLANTED[cause]()
-    found = find_cause(facts)
+    found = find_cause(Pipeline(facts))
     assert found.name == cause
-    assert cause == "hand_over" or (found.fix is not None and found.fix.period_s < step_time(facts).period_s)
+    assert cause == "hand_over" or (found.fix is not None and found.fix.period_s < Pipeline(facts).now.period_s)
     finding = said(facts)
     assert (finding.status, finding.evidence["cause"]) == ("warn", cause)
 
@@ -185,36 +188,38 @@ def test_each_cause_is_found(cause: str) -> None:
     ],
 )
 def test_what_is_the_cause_and_what_is_not(facts: dict[str, Any], cause: str) -> None:
-    assert find_cause(facts).name == cause
+    assert find_cause(Pipeline(facts)).name == cause
 
 
 def test_what_is_waited_for_longer_than_making_it_takes_is_the_hand_over() -> None:
     facts = ready()
     facts["variants"][0]["batch_s"] = 0.015  # on a busy machine a loader drained by itself is not quick
-    assert find_cause(facts).name == "hand_over"
-    assert find_cause(rounds(facts, steady_s=0.0215, wait_s=0.0015)).name != "hand_over"
+    assert find_cause(Pipeline(facts)).name == "hand_over"
+    assert find_cause(Pipeline(rounds(facts, steady_s=0.0215, wait_s=0.0015))).name != "hand_over"
 
 
 def test_parts_of_making_a_batch() -> None:
     facts = pipeline(fetch_s=0.03, blocked=0.1)
     facts["fetch"]["items_queued_s"] = 0.02  # of the scheduler: no preprocessing
-    assert find_cause(facts).parts == pytest.approx(
+    assert find_cause(Pipeline(facts)).parts == pytest.approx(
         {"latency": 0.003, "preprocessing": 0.007, "collate": 0, "unused_features": 0}
     )
     facts = pipeline(fetch_s=0.03, collate=0.9)
     facts["fetch"]["collate_queued_s"] = 0.012
-    assert find_cause(facts).parts["collate"] == pytest.approx(0.015)
+    assert find_cause(Pipeline(facts)).parts["collate"] == pytest.approx(0.015)
     assert (
         "latency 9 ms, preprocessing 9 ms, collate 12 ms"
         in said(pipeline(fetch_s=0.03, collate=0.4, blocked=0.5)).summary
     )
     little = pipeline(fetch_s=0.03)
     little["fetch"].update(items_s=0.01, items_blocked_s=0.01)
-    assert (find_cause(little).name, find_cause(little).fix) == ("unknown", None), "under half of the wait"
+    assert (find_cause(Pipeline(little)).name, find_cause(Pipeline(little)).fix) == ("unknown", None), (
+        "under half of the wait"
+    )
     assert "making a batch is only 10 ms of it" in said(little).summary
     assert "sampler" in advice(little)
     little["fetch"].update(items_s=0.02, items_blocked_s=0.02)
-    assert find_cause(little).name == "latency"
+    assert find_cause(Pipeline(little)).name == "latency"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_parts_of_making_a_batch() -> None:
     ],
 )
 def test_the_change_that_answers_it(facts: dict[str, Any], fix: tuple[str, Any] | None) -> None:
-    found = find_cause(facts).fix
+    found = find_cause(Pipeline(facts)).fix
     assert (None if found is None else (found.change, found.value)) == fix
 
 
@@ -270,7 +275,7 @@ def test_thresholds_busy_machines_and_hidden_loading() -> None:
 
 
 def test_the_gain_of_what_was_tried_is_said_with_the_interval_of_its_rounds() -> None:
-    found = fix_speedups(pipeline(fix=tried("workers", 4, 0.0125)))
+    found = Pipeline(pipeline(fix=tried("workers", 4, 0.0125))).speedups
     assert found is not None
     assert (found["predicted"], found["measured"]) == pytest.approx((4, 3.2))
     assert math.isnan(found["predicted_low"])
@@ -281,7 +286,7 @@ def test_the_gain_of_what_was_tried_is_said_with_the_interval_of_its_rounds() ->
     each = [{"before_s": 0.040, "predicted_s": [0.010, 0.008], "after_s": 0.020}, {"before_s": 0.042, "predicted_s": [0.014, None], "after_s": 0.007}]  # fmt: skip
     wide = said(pipeline(fix=tried("workers", 4, 0.0125, rounds=each)))
     assert "it is 3.2 [2 to 6] times as fast (predicted: 4 [3 to 5])." in wide.summary
-    assert fix_speedups(pipeline(fix=tried("workers", 4, None))) is not None, "a null in JSON"
+    assert Pipeline(pipeline(fix=tried("workers", 4, None))).speedups is not None, "a null in JSON"
     vain = pipeline(fix=tried("workers", 4, 0.05, 0.035))
     assert "Tried: num_workers=4; it does not help, 0.8 times" in said(vain).summary
     assert said(rounds(vain, cached_cpu_s=0.002, cached_queued_s=0.008)).status == "not_measured"
@@ -305,7 +310,7 @@ ALIKE = {"workers": 2, "without": None, "with_workers": None, "alike": 3, "same"
 
 def test_of_a_stream_gains_of_workers_are_said_only_where_it_is_shared_out() -> None:
     unknown = by_loader(pipeline(epochs=None), stream=True)
-    assert {(p.change, p.value) for p in predictions(unknown)} == {("workers", 1)}, (
+    assert {(p.change, p.value) for p in Pipeline(unknown).predictions} == {("workers", 1)}, (
         "nor can items without an index be stored"
     )
     assert "get_worker_info" in advice(unknown).splitlines()[0]

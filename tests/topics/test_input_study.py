@@ -16,8 +16,8 @@ from workbench import cli
 from workbench.cli.commands import RAN, USAGE, VERDICT
 from workbench.errors import ConfigError, UsageError
 from workbench.record.read import StudyRecord, open_record
-from workbench.topics.input.command import examine_input
 from workbench.topics.input.diagnose import CODES
+from workbench.topics.input.study import examine_input
 from workbench.train.rng import capture_rng
 
 QUICK: dict[str, Any] = {"steps": 40, "seconds": 1.0, "max_workers": 1}

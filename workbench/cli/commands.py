@@ -91,7 +91,7 @@ def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
 
 def input_pipeline(args: argparse.Namespace) -> int:
     """Time a loader and its step, and print the verdict and what would help."""
-    from workbench.topics.input.command import examine_input
+    from workbench.topics.input.study import examine_input
 
     diagnosis = examine_input(
         args.target,

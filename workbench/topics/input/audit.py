@@ -17,22 +17,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
-from workbench.checks import check_integer, check_number
-from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.findings.audited import Audit
 from workbench.topics.data.order import untouched
 from workbench.topics.input.collect import Budget, Stepping, collect_input
 from workbench.topics.input.loaders import TimedBatch, batches_of, closed, timed_loader, torch_loader
 from workbench.topics.input.loop import Device
-from workbench.train.batches import to_device, train_batches
-from workbench.train.forward import autocast, explained, per_example
-from workbench.train.gradients import LoopGradients
-from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
-from workbench.train.update_rules import make_updater
-from workbench.workloads.base import Workload
-from workbench.workloads.items import in_its_own_order, plain_tensors
 
 _SHOWN = 160
 """Characters of an error's own message that are repeated; the whole of it is its cause."""
@@ -95,7 +86,7 @@ def audit_input(
         loader = _Generated(loader)
     if not hasattr(loader, "__iter__") or isinstance(loader, (str, bytes, dict)):
         raise UsageError(f"loader must be a DataLoader, not {type(loader).__name__} ({str(loader)[:60]}).")
-    budget = checked_budget(seconds=seconds, max_workers=max_workers, timeout_s=timeout_s)
+    budget = Budget(seconds=seconds, max_workers=max_workers, timeout_s=timeout_s)
     stepping = _stepping(step, synchronize)
     facts = {"input_pipeline": collect_input(loader, stepping, budget)}
     if trace is not None:
@@ -119,25 +110,17 @@ class _Generated:
         return self.function()
 
 
-def checked_budget(*, seconds: float, max_workers: int, timeout_s: float) -> Budget:
-    """Return the budget of these numbers; one that is out of its range is a `ConfigError`."""
-    check_number("seconds", seconds)
-    check_number("timeout_s", timeout_s)
-    check_integer("max_workers", max_workers, low=0, hint=": worker processes to try")
-    return Budget(seconds=seconds, timeout_s=timeout_s, max_workers=max_workers)
-
-
-def _default_device(synchronize: Callable[[], object] | None = None) -> Device:
+def default_device(synchronize: Callable[[], object] | None = None) -> Device:
     """Return how to wait for what steps run on: the function given, CUDA where it is in use, else nothing to wait for."""
     if synchronize is not None:
         return Device(wait=synchronize, ahead=True)
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return Device(wait=torch.cuda.synchronize, ahead=True)
-    return Device(wait=lambda: None, ahead=False)
+    return Device()
 
 
 def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
-    device = _default_device(synchronize)
+    device = default_device(synchronize)
     if step is None:
         return Stepping(kind="none", step=None, device=device)
     if isinstance(step, (int, float)) and not isinstance(step, bool):
@@ -145,58 +128,51 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
             raise ConfigError(
                 f"step={step!r} must be a finite number of seconds of at least 0, or a function of a batch."
             )
-        length = float(step)
-        return Stepping(kind="seconds", step=lambda _: time.sleep(length), device=device)
+        return Stepping(kind="seconds", step=lambda _: time.sleep(float(step)), device=device)
     if not callable(step):
         raise UsageError(f"step must be a function of one batch, seconds, or None, not {type(step).__name__}.")
-    return Stepping(kind="function", step=_told(step), device=device)
 
-
-def _told(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a step; what it raises is told with the line that it was in and what the batch is."""
-
-    def told(batch: Any) -> Any:
+    def explained(batch: Any) -> Any:
         try:
             return step(batch)
         except WorkbenchError:
             raise
         except Exception as error:
-            said = (str(error).splitlines() or ["no message"])[0]
-            short = said if len(said) <= _SHOWN else f"{said[:_SHOWN]} ..."
+            message = (str(error).splitlines() or ["no message"])[0]
+            short = message if len(message) <= _SHOWN else f"{message[:_SHOWN]} ..."
+            frames = [
+                f
+                for f in traceback.extract_tb(error.__traceback__)[1:]
+                if not re.search(r"(site|dist)-packages[/\\]", f.filename)
+            ]
+            place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
             raise UsageError(
-                f"your step raised {type(error).__name__}{_line_of(error)} on a batch that is {_kind(batch)}: {short}"
+                f"your step raised {type(error).__name__}{place} on a batch that is {_kind(batch)}: {short}"
             ) from error
 
-    return told
-
-
-def _line_of(error: Exception) -> str:
-    """Name the innermost line that is no library's."""
-    every = traceback.extract_tb(error.__traceback__)[1:]
-    frames = [f for f in every if not re.search(r"(site|dist)-packages[/\\]", f.filename)]
-    return f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return Stepping(kind="function", step=explained, device=device)
 
 
 def _kind(batch: Any) -> str:
     """Return what a batch is made of: "a list of [Tensor, Tensor]"."""
+    name, shape = type(batch).__name__, getattr(batch, "shape", None)
     if isinstance(batch, Mapping):
         inner = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in batch.items())
-        return f"a {type(batch).__name__} of {{{inner}}}"
+        return f"a {name} of {{{inner}}}"
     if isinstance(batch, (list, tuple)):
-        return f"a {type(batch).__name__} of [{', '.join(type(part).__name__ for part in batch)}]"
-    shape = getattr(batch, "shape", None)
-    return f"a {type(batch).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
+        return f"a {name} of [{', '.join(type(part).__name__ for part in batch)}]"
+    return f"a {name}" + (f" of shape {tuple(shape)}" if shape is not None else "")
 
 
 def write_trace(
-    loader: Any, stepping: Any, path: str | Path, *, steps: int = 20, timeout_s: float = 60.0
+    loader: Any, stepping: Stepping, path: str | Path, *, steps: int = 20, timeout_s: float = 60.0
 ) -> dict[str, Any]:
     """Write a trace of at most `steps` steps that https://ui.perfetto.dev opens, and return "path" and "steps".
 
     Args:
         loader: a `DataLoader`, or whatever gives batches.
+        stepping: what is called with each.
         path: ends in .json or .json.gz; its folder is made.
-        steps: to trace, at most.
         timeout_s: for a batch.
     """
     file = Path(path)
@@ -204,16 +180,14 @@ def write_trace(
         raise UsageError(f"trace={str(path)!r} must end in .json or .json.gz: it is a Chrome trace.")
     file.parent.mkdir(parents=True, exist_ok=True)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    own = torch_loader(loader)
+    own, done = torch_loader(loader), 0
     with (
         untouched(loader) if isinstance(loader, DataLoader) else isolated_rng(),
         closed(timed_loader(own) if own is not None else loader) as timed,
     ):
         batches = iter(batches_of(timed, timeout_s=timeout_s))
-        done = 0
-        os.environ.setdefault(
-            "KINETO_LOG_LEVEL", "6"
-        )  # or torch's profiler writes to the terminal when it starts and stops
+        # or torch's profiler writes to the terminal when it starts and stops
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         with profile(activities=activities) as profiler:
             while done < steps:
                 with record_function(LOADING):
@@ -228,75 +202,3 @@ def write_trace(
         batches.close()  # type: ignore[attr-defined]  # a generator: its worker processes are gone with it
     profiler.export_chrome_trace(str(file))
     return {"path": str(file), "steps": done}
-
-
-def collect_workload_input(
-    workload: Workload, config: TrainConfig, device: torch.device, budget: Budget
-) -> dict[str, Any]:
-    """Return JSON facts for `diagnose_input_pipeline`, of a workload as it would be trained.
-
-    Raises:
-        WorkloadError: data, model or loss raised.
-    """
-    with isolated_rng():
-        return collect_input(training_loader(workload, config), training_step(workload, config, device), budget)
-
-
-def training_loader(workload: Workload, config: TrainConfig) -> Any:
-    """Return a loader like the trainer's: a `DataLoader`, or, for tensors in memory, what gathers its batches."""
-    data, micro = workload.train_data, config.batch_size // config.accumulate_steps
-    if workload.num_workers == 0 and plain_tensors(data, workload.collate) is not None:
-        return _Gathered(workload, config)
-    settings: dict[str, Any] = {"batch_size": micro, "drop_last": True, "collate_fn": workload.collate}
-    if in_its_own_order(data):
-        workers = min(1, workload.num_workers)
-    else:
-        workers = workload.num_workers
-        settings |= {"shuffle": True, "generator": torch.Generator().manual_seed(config.per_host_seed)}
-    return DataLoader(data, num_workers=workers, persistent_workers=workers > 0, **settings)
-
-
-class _Gathered:
-    """The trainer's own batches of tensors that are in memory."""
-
-    def __init__(self, workload: Workload, config: TrainConfig) -> None:
-        self.batch_size = config.batch_size // config.accumulate_steps
-        self.workload, self.config = workload, config.replace(accumulate_steps=1, batch_size=self.batch_size)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batches in train_batches(self.workload, self.config, torch.device("cpu")):
-            yield batches[0][0]
-
-
-def training_step(workload: Workload, config: TrainConfig, device: torch.device) -> Stepping:
-    """Return the trainer's step on a model of its own: forward, loss, gradient and update of one batch.
-
-    The learning rate is 0, so that what is timed for long does not diverge; it costs the same.
-    """
-    stack = LaneStack(workload, [config], device)
-    model = stack.models[0]
-    model.train()
-    gradients = LoopGradients(workload, stack)
-    updater = make_updater([config], stack.values, stack.parameters)
-    micro = config.batch_size // config.accumulate_steps
-    lr = torch.zeros((1, 1), dtype=stack.values.dtype, device=device)
-    dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
-    count = 0
-
-    def step(batch: Any) -> None:
-        nonlocal count
-        with explained(workload, f"at step {count}"):
-            gradients([[(to_device(batch, device, dtype), micro)]])
-        stack.values.sub_(updater.update(stack.values, stack.grad, lr, count, [0.0]))
-        count += 1
-
-    def read(batch: Any) -> None:
-        with torch.no_grad(), autocast(device, config.precision), explained(workload, "at the first batch"):
-            outputs, _, _ = per_example(workload, model, batch, micro)
-            for metric in workload.metrics.values():
-                metric(outputs, batch)
-
-    return Stepping(
-        kind="workload", step=step, device=_default_device(), read=read,
-        prepare=lambda batch: to_device(batch, device, dtype),
-    )  # fmt: skip

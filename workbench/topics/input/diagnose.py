@@ -16,6 +16,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose import worker_rng_finding
 from workbench.topics.input.bound import bound_finding
+from workbench.topics.input.model import Pipeline
 
 Facts = Mapping[str, Any]
 CODES = Codes({
@@ -24,10 +25,6 @@ CODES = Codes({
 })  # fmt: skip
 BLOCKS = 10
 """Stretches of a trial; the median of their shares is the trial's, so that one stall of the machine is no verdict."""
-_COUNT_BY_HAND = (
-    "Before raising num_workers count an epoch's examples with and without workers: they must share the stream out by "
-    "torch.utils.data.get_worker_info()."
-)
 
 
 def diagnose_input_pipeline(
@@ -65,17 +62,20 @@ def diagnose_input_pipeline(
     facts = record.facts.get("input_pipeline")
     if not facts:
         reason = "nobody timed the input pipeline; `workbench input` and `wb.input.audit` do"
-        findings = tuple(CODES.not_measured(code, reason) for code in CODES)
-    else:
-        shares = {"warn_share": warn_share, "high_share": high_share, "least_wait_s": least_wait_s}
-        findings = (
-            bound_finding(facts, busy_limit=busy_share, **shares),
-            _unused(facts, unused_share, least_unused_bytes),
-            _syncs(facts, sync_share),
-            _count(facts),
-            _draws(facts),
-        )
-    return Diagnosis.of(record, findings)
+        return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
+    shares = {
+        "warn_share": warn_share,
+        "high_share": high_share,
+        "least_wait_s": least_wait_s,
+        "busy_limit": busy_share,
+    }
+    return Diagnosis.of(
+        record,
+        [
+            bound_finding(Pipeline(facts), **shares), _unused(facts, unused_share, least_unused_bytes), _syncs(facts, sync_share),
+            _count(facts), _draws(facts),
+        ],
+    )  # fmt: skip
 
 
 def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
@@ -88,15 +88,14 @@ def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
     stages = {"item": float(sum(facts["item_bytes"].values()))} if facts.get("item_bytes") else {}
     stages["batch"] = sum(facts["batch_bytes"].values()) / examples
     if not reads or not reads["known"]:
-        hidden = (
-            "nothing was seen to be read: a compiled or scripted model hides it, and so do batches that are no tensors"
-        )
-        why = hidden if reads else "there is no step to watch"
+        why = "there is no step to watch"
+        if reads:
+            why = "nothing was seen to be read: a compiled or scripted model hides it, and so do batches that are no tensors"
         return CODES.not_measured(code, why, evidence={"bytes_per_example": stages})
     stages |= {"moved": reads["moved_bytes"] / examples, "read": reads["read_bytes"] / examples}
-    total = sum(reads["bytes"].values())
     unread = {path: reads["bytes"][path] for path in reads["unread"]}
-    share = sum(unread.values()) / total if total else 0.0
+    total, wasted = sum(reads["bytes"].values()), sum(unread.values())
+    share = wasted / total if total else 0.0
     evidence = {"bytes_per_example": stages, "unread": unread, "read": reads["read"]}
     numbers: dict[str, Any] = {"value": share, "unit": "of the bytes", "threshold": limit, "evidence": evidence}
     listed = ", ".join(f"{_bytes(value)} {name}" for name, value in stages.items()) + " an example"
@@ -104,17 +103,15 @@ def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
         return CODES.finding(code, "ok", f"The step reads all of a batch: {listed}.", **numbers)
     names = ", ".join(sorted(unread, key=lambda path: -unread[path])[:4])
     said = f"The step never reads {names}: {share:.1%} of a batch's bytes ({listed})"
-    if share < limit or sum(unread.values()) < least_bytes:
+    if share < limit or wasted < least_bytes:
         return CODES.finding(code, "ok", f"{said}, too few to matter.", **numbers)
     fix = f"Leave {names} out where items are made, in the dataset's __getitem__, or when the data are stored."
     return CODES.finding(code, "warn", f"{said}.", advice=(fix,), **numbers)
 
 
 def _bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
+    units = (f"{value / size:.3g} {unit}" for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if value >= size)
+    return next(units, f"{value:.0f} B")
 
 
 def _syncs(facts: Facts, limit: float) -> Finding:
@@ -148,73 +145,69 @@ def _draws(facts: Facts) -> Finding:
 
 def _count(facts: Facts) -> Finding:
     """Judge whether an epoch gives the examples that the length says, in the same order for every number of workers."""
-    length, loader = facts["length"], facts["loader"]
+    code, loader, length, epochs = "input.example_count", facts["loader"], facts["length"], facts.get("epochs") or {}
+    what, claimed, given, workers = (
+        length.get("of", "examples"),
+        length["claimed"],
+        length["yielded"],
+        loader.get("num_workers") or 0,
+    )
     rows = [r for r in facts.get("variants", ()) if "same_order" in r]
-    epochs = facts.get("epochs") or {}
     evidence = {"length": length, "epochs": epochs, "workers_compared": [r["workers"] for r in rows]}
-    wrong = _wrong_length(length, epochs, loader)
-    if wrong is not None:
-        value, unit, summary, advice = wrong
+
+    def wrong(value: float, unit: str, said: str, fix: str) -> Finding:
         return CODES.finding(
-            "input.example_count", "warn", summary, value=value, unit=unit, threshold=1.0, advice=(advice,), evidence=evidence
-        )  # fmt: skip
-    status, said, advice = "ok", _repeated(epochs), ""
-    what, given = length.get("of", "examples"), length["yielded"]
-    if rows:
-        counts = ", ".join(str(n) for n in sorted({r["workers"] for r in rows}))
-        said = f"The same examples in the same order with {counts} workers."
-        if not all(r["same_order"] for r in rows):
-            status, said = "warn", f"With {counts} workers examples come in different orders, random state being equal."
-            advice = "Set in_order=True: without it the order depends on which worker is quickest."
-    elif loader.get("dataset") is None:
-        said = "Batches are made in the training process: there are no workers to compare."
-    elif given is None and not said:
-        status, said = "not_measured", "Not measured: no epoch came to its end in time."
-        advice = _COUNT_BY_HAND if loader.get("stream") else ""
-    else:
-        said = said or f"An epoch gives {given or 0:,} {what}, as often as asked."
-    return CODES.finding("input.example_count", status, said, advice=(advice,) if advice else (), evidence=evidence)  # type: ignore[arg-type]
-
-
-def _repeated(epochs: Facts) -> str:
-    """Return what to say of a stream that workers repeat each other's examples of; empty where they do not."""
-    if not epochs or epochs["same"]:
-        return ""
-    if None in (epochs["without"], epochs["with_workers"]):
-        found = f"{epochs['workers']} workers begin with the same {epochs['alike']} batches each"
-    else:
-        found = f"An epoch gives {epochs['without']:,} examples without workers and {epochs['with_workers']:,} with {epochs['workers']}"
-    return f"{found}: the stream does not share its examples out among them."
-
-
-def _wrong_length(length: Facts, epochs: Facts, loader: Facts) -> tuple[float, str, str, str] | None:
-    """Return value, unit, summary and advice where an epoch is longer or shorter than it says; None where it is not."""
-    claimed, given, repeated = length["claimed"], length["yielded"], _repeated(epochs)
-    if repeated and (loader.get("num_workers") or 0) > 1:
-        counted = None not in (epochs["without"], epochs["with_workers"])
-        copies = epochs["with_workers"] / max(1, epochs["without"]) if counted else epochs["workers"]
-        return (
-            float(copies),
-            "times",
-            repeated,
-            "Let each worker read its own part: see torch.utils.data.get_worker_info().",
+            code, "warn", said, value=value, unit=unit, threshold=1.0, advice=(fix,), evidence=evidence
         )
-    if (not claimed and length.get("of") != "batches") or None in (claimed, given):
-        return None
-    if length.get("of") == "batches" and claimed != given:
+
+    repeated = ""
+    if epochs and not epochs["same"]:
+        one, more, used = epochs["without"], epochs["with_workers"], epochs["workers"]
+        counted = None not in (one, more)
+        repeated = f"{used} workers begin with the same {epochs.get('alike')} batches each"
+        if counted:
+            repeated = f"An epoch gives {one:,} examples without workers and {more:,} with {used}"
+        repeated += ": the stream does not share its examples out among them."
+        if workers > 1:
+            fix = "Let each worker read its own part: see torch.utils.data.get_worker_info()."
+            return wrong(float(more / max(1, one) if counted else used), "times", repeated, fix)
+    # each worker may drop an incomplete batch
+    lost = max(1, workers) * ((loader.get("batch_size") or 1) - 1) if loader.get("drop_last") else 0
+    if None not in (claimed, given) and what == "batches" and claimed != given:
         said = (
             f"The sampler ({loader.get('sampler')}) says that an epoch has {claimed:,} batches, and it gives {given:,}."
         )
         fix = "Make the sampler's __len__ true: steps, epochs and schedules are counted by it."
-        return given / max(1, claimed), "of the length", said, fix
-    # each worker may drop an incomplete batch
-    lost = (
-        max(1, loader.get("num_workers") or 0) * ((loader.get("batch_size") or 1) - 1) if loader.get("drop_last") else 0
-    )
-    if length.get("of") == "batches" or math.isclose(claimed, given) or 0 < claimed - given <= lost:
-        return None
-    said = f"The dataset says that it has {claimed:,} examples, and an epoch gives {given:,}."
-    return given / claimed, "of the length", said, "Make __len__ true: steps, epochs and schedules are counted by it."
+        return wrong(given / max(1, claimed), "of the length", said, fix)
+    if (
+        claimed
+        and given is not None
+        and what != "batches"
+        and not (math.isclose(claimed, given) or 0 < claimed - given <= lost)
+    ):
+        said = f"The dataset says that it has {claimed:,} examples, and an epoch gives {given:,}."
+        return wrong(
+            given / claimed, "of the length", said, "Make __len__ true: steps, epochs and schedules are counted by it."
+        )
+    if rows:
+        counts = ", ".join(str(n) for n in sorted({r["workers"] for r in rows}))
+        if all(r["same_order"] for r in rows):
+            return CODES.finding(
+                code, "ok", f"The same examples in the same order with {counts} workers.", evidence=evidence
+            )
+        said = f"With {counts} workers examples come in different orders, random state being equal."
+        advice = ("Set in_order=True: without it the order depends on which worker is quickest.",)
+        return CODES.finding(code, "warn", said, advice=advice, evidence=evidence)
+    if loader.get("dataset") is None:
+        said = "Batches are made in the training process: there are no workers to compare."
+    elif given is None and not repeated:
+        by_hand = ("Before raising num_workers count an epoch's examples with and without workers: they must share the stream out by "
+                   "torch.utils.data.get_worker_info().",)  # fmt: skip
+        reason = "no epoch came to its end in time"
+        return CODES.not_measured(code, reason, advice=by_hand if loader.get("stream") else (), evidence=evidence)
+    else:
+        said = repeated or f"An epoch gives {given or 0:,} {what}, as often as asked."
+    return CODES.finding(code, "ok", said, evidence=evidence)
 
 
 def diagnose_input_share(
@@ -238,16 +231,9 @@ def diagnose_input_share(
             of thumb).
         least_steps: of a trial, to say anything (rule of thumb).
     """
-    found = _judge_share(record, warn_share, least_wait_s, least_total_s, least_steps)
-    return Diagnosis.of(record, (found,))
-
-
-def _judge_share(
-    record: RecordLike, limit: float, least_wait_s: float, least_total_s: float, least_steps: int
-) -> Finding:
-    steps = record.steps
+    code, steps = "input.bound", record.steps
     if not {"trial", "data_wait_s", "step_time_s"} <= set(steps.columns):
-        return CODES.not_measured("input.bound", "the record has no times of steps")
+        return Diagnosis.of(record, [CODES.not_measured(code, "the record has no times of steps")])
     alone = [] if "trial" not in record.trials else [int(t) for t in record.trials["trial"]]
     lanes = getattr(record, "lanes", None)
     if isinstance(lanes, pd.DataFrame) and "lanes" in lanes:
@@ -257,23 +243,20 @@ def _judge_share(
     if not shares:
         none = f"no trial of at least {least_steps} steps has finite times"
         lane = "all trials trained together, and share the loading of each batch; `workbench input` measures it"
-        return CODES.not_measured("input.bound", lane if len(record.trials) > 0 and not alone else none)
-    share, wait_s, step_s = (float(np.median([found[k] for found in shares.values()])) for k in range(3))
+        return Diagnosis.of(record, [CODES.not_measured(code, lane if len(record.trials) > 0 and not alone else none)])
+    share, wait_s, step_s = (float(value) for value in np.median(list(shares.values()), axis=0))
     evidence = {"trials": list(shares), "wait_s": wait_s, "step_s": step_s}
-    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": limit, "evidence": evidence}
+    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share, "evidence": evidence}
     said = f"{share:.0%} of a step waits for data ({wait_s * 1e3:.3g} of {step_s * 1e3:.3g} ms)"
     own = record.facts.get("own_config") or record.config
-    if share < limit or wait_s < least_wait_s or wait_s * int(own.get("total_steps") or 0) < least_total_s:
-        few = "" if share < limit else ": too little time to matter"
-        return CODES.finding("input.bound", "ok", f"{said}{few}.", **numbers)
-    return CODES.finding(
-        "input.bound", "warn", f"{said}.",
-        advice=(
-            f"Ask where it goes, and what would help: workbench input {record.workload}.",
-            "Load ahead in worker processes: num_workers of the workload.",
-        ),
-        **numbers,
-    )  # fmt: skip
+    if share < warn_share or wait_s < least_wait_s or wait_s * int(own.get("total_steps") or 0) < least_total_s:
+        few = "" if share < warn_share else ": too little time to matter"
+        return Diagnosis.of(record, [CODES.finding(code, "ok", f"{said}{few}.", **numbers)])
+    advice = (
+        f"Ask where it goes, and what would help: workbench input {record.workload}.",
+        "Load ahead in worker processes: num_workers of the workload.",
+    )
+    return Diagnosis.of(record, [CODES.finding(code, "warn", f"{said}.", advice=advice, **numbers)])
 
 
 def _share(rows: pd.DataFrame, least_steps: int) -> tuple[float, float, float] | None:

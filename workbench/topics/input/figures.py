@@ -12,10 +12,14 @@ from matplotlib.axes import Axes
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
-from workbench.topics.input.model import find_cause, knee, step_time
+from workbench.topics.input.bound import CHANGES, find_cause
+from workbench.topics.input.model import Pipeline, knee
 
-_FIX = {"workers": "num_workers={}", "cache": "items stored ready-made", "drop": "unread features dropped",
-        "persistent": "persistent workers", "in_process": "num_workers=0", "no_sync": "no fetch in each step"}  # fmt: skip
+_FIX = CHANGES | {
+    "drop": "unread features dropped",
+    "persistent": "persistent workers",
+    "no_sync": "no fetch in each step",
+}
 _SEEN = 0.005
 """Share of a bar that can be seen: less is left out, and its colour has no name in the legend."""
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
@@ -31,16 +35,15 @@ def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, 
 
     Args:
         record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
-        diagnosis: not needed.
-        ax: where to draw; a new figure by default.
 
     Source: P1.1 (waiting against computing), P1.4 to P1.9 (the causes).
     """
     with drawing(ax, size=(7.4, 3.4)) as axes:
         facts = record.facts.get("input_pipeline")
-        if not facts or math.isnan(step_time(facts).period_s):
+        found = Pipeline(facts) if facts else None
+        if found is None or math.isnan(found.now.period_s):
             return not_measured(axes, "no step was timed: wb.input.audit or wb.input.Study does")
-        now, rows = step_time(facts), _bars(facts)
+        rows = _bars(found)
         names = [name for name, _ in rows]
         seen: set[str] = set()
         for place, (_, parts) in enumerate(rows):
@@ -57,29 +60,26 @@ def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, 
         axes.invert_yaxis()
         axes.margins(x=0.16)
         axes.grid(visible=False, axis="y")
-        head = (
-            "Nobody uses the batches" if facts["step"] == "none" else f"{now.wait_share:.0%} of a step waits for data"
-        )
+        head = f"{found.now.wait_share:.0%} of a step waits for data" if found.has_step else "Nobody uses the batches"
         axes.set(xlabel="milliseconds of a step", ylabel="input pipeline", title=head)
         legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return axes
 
 
-def _bars(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float, Any]]]]:
+def _bars(found: Pipeline) -> list[tuple[str, list[tuple[str, float, Any]]]]:
     """Return the bars: name and (label, seconds, colour) of each part."""
-    now, fix = step_time(facts), facts.get("fix")
-    restart = now.restart_s
-    waits = [("waiting for data", now.wait_s - restart, BAD), ("workers starting", restart, PALETTE[7])]
-    rest = ("computing", now.own_s - now.wait_s, GOOD)
-    others = ("other programs", now.period_s - now.own_s, PALETTE[3])
-    bars = [("as it is", [rest, *(part for part in (*waits, others) if part[1] > 1e-9)])]
-    if facts["step"] != "none":
+    now, fix, parts = found.now, found.facts.get("fix"), find_cause(found).parts
+    waits = [
+        ("waiting for data", now.wait_s - now.restart_s, BAD), ("workers starting", now.restart_s, PALETTE[7]),
+        ("other programs", now.period_s - now.own_s, PALETTE[3]),
+    ]  # fmt: skip
+    bars = [("as it is", [("computing", now.own_s - now.wait_s, GOOD), *(part for part in waits if part[1] > 1e-9)])]
+    if found.has_step:
         bars.append(("batch at hand", [("computing", now.compute_s, GOOD)]))
     if fix:
         name = _FIX[fix["change"]].format(fix["value"])
         for what, value in (("predicted", fix["predicted_s"]), ("measured", fix["after_s"])):
             bars.append((f"{name}: {what}", [("with the change", value, BASELINE)]))
-    parts = find_cause(facts).parts
     if parts:
         least = _SEEN * sum(parts.values())
         shown = [(part.replace("_", " "), parts[part], color) for part, color in _PARTS.items() if parts[part] > least]
@@ -96,38 +96,39 @@ def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, a
 
     Args:
         record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
-        diagnosis: not needed.
-        ax: where to draw; a new figure by default.
 
     Source: P1.9 (throughput against the number of workers, with the knee marked).
     """
     with drawing(ax, size=(5.8, 3.8)) as axes:
-        facts = record.facts.get("input_pipeline") or {}
-        rows = [r for r in facts.get("variants", ()) if r["change"] == "workers"]
-        if not rows:
+        facts = record.facts.get("input_pipeline")
+        found = Pipeline(facts) if facts else None
+        rows = found.tried.get("workers") if found else None
+        if found is None or not rows:
             return not_measured(axes, "no worker processes were tried")
-        count = np.array([r["workers"] for r in rows])
-        rate = np.array([1 / max(r["batch_s"], 1e-9) for r in rows])
-        bend = knee(rows)
+        count, bend = np.array([r["workers"] for r in rows]), knee(rows)
+        rate = np.array([_per_second(r) for r in rows])
         axes.plot(count, rate, "o-", color=GOOD, label="loader alone")
-        here = [r for r in facts.get("variants", ()) if r["change"] in ("as_is", "in_process") and r["workers"] == 0]
-        if here:
-            axes.axhline(1 / max(here[0]["batch_s"], 1e-9), color=BASELINE, linestyle=":", label="without workers")
-        ticks = {int(n) for n in count}
-        as_is = [r for r in facts.get("variants", ()) if r["change"] == "as_is" and r["workers"]]
-        if as_is:
-            own = int(as_is[0]["workers"])
+        ticks, as_is = {int(n) for n in count}, found.as_is
+        for row in [r for r in found.facts["variants"] if r["change"] in ("as_is", "in_process") and r["workers"] == 0][
+            :1
+        ]:
+            axes.axhline(_per_second(row), color=BASELINE, linestyle=":", label="without workers")
+        if as_is and as_is["workers"]:
+            own = int(as_is["workers"])
             ticks.add(own)
-            axes.plot(own, 1 / max(as_is[0]["batch_s"], 1e-9), "s", color=INK, markersize=6, label=f"as it is: {own}")
+            axes.plot(own, _per_second(as_is), "s", color=INK, markersize=6, label=f"as it is: {own}")
         if len(rows) > 1:
             at = int(np.flatnonzero(count == bend)[0])
             axes.plot(count[at], rate[at], "s", color=INK, markersize=11, fillstyle="none", label=f"knee: {bend}")
-        compute = step_time(facts).compute_s
-        if compute > 0:
-            axes.axhline(1 / compute, color=BAD, linestyle="--", label="what the step can use")
+        if found.now.compute_s > 0:
+            axes.axhline(1 / found.now.compute_s, color=BAD, linestyle="--", label="what the step can use")
         log_scale(axes, "y")
         axes.margins(y=0.2)
         axes.set_xticks(sorted(ticks), [str(n) for n in sorted(ticks)])
         axes.set(xlabel="worker processes", ylabel="batches per second", title="Throughput against workers")
         legend(axes)
     return axes
+
+
+def _per_second(row: Mapping[str, Any]) -> float:
+    return float(1 / max(row["batch_s"], 1e-9))

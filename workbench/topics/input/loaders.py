@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from workbench.errors import DataError
 from workbench.workloads.items import CountedStream, IndexedDataset, item_error
@@ -88,16 +88,15 @@ class TimedBatch:
         indices: of its examples in a map-style dataset; the places in the stream for an iterable one.
         items: spent on fetching the items.
         collate: spent on making one batch of them.
-        worker: number of the process, -1 for the training process itself.
     """
 
-    def __init__(self, data: Any, indices: Sequence[Any], items: Spent, collate: Spent, worker: int) -> None:
-        self.data, self.indices, self.items, self.collate, self.worker = data, indices, items, collate, worker
+    def __init__(self, data: Any, indices: Sequence[Any], items: Spent, collate: Spent) -> None:
+        self.data, self.indices, self.items, self.collate = data, indices, items, collate
 
     def pin_memory(self) -> TimedBatch:
         """Pin what the loader would have pinned."""
         data = torch.utils.data._utils.pin_memory.pin_memory(self.data)  # type: ignore[no-untyped-call]
-        return TimedBatch(data, self.indices, self.items, self.collate, self.worker)
+        return TimedBatch(data, self.indices, self.items, self.collate)
 
 
 class _Passing:
@@ -105,9 +104,8 @@ class _Passing:
 
     _own = ("_inner", "_asked", "_collate")
 
-    def __init__(self, data: Any, asked: Any) -> None:
-        object.__setattr__(self, "_inner", data)
-        object.__setattr__(self, "_asked", asked)
+    def __init__(self, data: Any, **own: Any) -> None:
+        self.__dict__.update(own, _inner=data)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._own or name.startswith("__"):  # while it is being unpickled
@@ -128,7 +126,7 @@ class _TimedDataset(_Passing, Dataset[Any]):
     """A map-style dataset that says when fetching a batch began; an item that raises is named."""
 
     def __init__(self, data: Any) -> None:
-        super().__init__(data, IndexedDataset(data, split=None))
+        super().__init__(data, _asked=IndexedDataset(data, split=None))
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -146,8 +144,7 @@ class _TimedStream(_Passing, IterableDataset[Any]):
     """The same of an iterable dataset; `collate` says when a batch is done, in the same process."""
 
     def __init__(self, data: Any, collate: TimedCollate) -> None:
-        super().__init__(data, CountedStream(data, split=None))
-        object.__setattr__(self, "_collate", collate)
+        super().__init__(data, _asked=CountedStream(data, split=None), _collate=collate)
 
     def __iter__(self) -> Iterator[Any]:
         items, began = iter(self._asked), now()
@@ -177,8 +174,7 @@ class TimedCollate:
         data = self.collate(values)
         end = now()
         self.done = True
-        info = get_worker_info()
-        return TimedBatch(data, indices, middle.since(began), end.since(middle), -1 if info is None else int(info.id))
+        return TimedBatch(data, indices, middle.since(began), end.since(middle))
 
 
 class TimedOut(DataError):
@@ -211,23 +207,18 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _place(frame: FrameType | None) -> str:
+def _place(innermost: FrameType | None) -> str:
     """Name the innermost line that is the person's own, or the innermost one."""
-    if frame is None:
+    if innermost is None:
         return "a place that is not known"
-    innermost = frame
-    walk: FrameType | None = frame
+    walk: FrameType | None = innermost
     libraries = ("torch", "workbench.", "threading", "multiprocessing", "queue", "selectors", "signal")
-    while walk is not None:
-        module = str(walk.f_globals.get("__name__", ""))
-        if not module.startswith(libraries):
-            innermost = walk
-            break
+    while walk is not None and (module := str(walk.f_globals.get("__name__", ""))).startswith(libraries):
         if module.startswith("torch.utils.data.dataloader"):
             return "its worker processes"
         walk = walk.f_back
-    code = innermost.f_code
-    return f"{code.co_qualname} ({code.co_filename.rsplit('/', 1)[-1]}:{innermost.f_lineno})"
+    frame = walk or innermost
+    return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
 
 
 def torch_loader(loader: Any) -> DataLoader[Any] | None:
@@ -261,31 +252,27 @@ def timed_loader(
 
     What is None is as it has. `endless` begins the sampler again when it is through, so that workers never stop; not for streams.
     """
-    data = loader.dataset if dataset is None else dataset
-    timed = TimedCollate(loader.collate_fn if collate is None else collate)
+    data, stream = loader.dataset if dataset is None else dataset, is_stream(loader)
+    timed, workers = (
+        TimedCollate(collate or loader.collate_fn),
+        loader.num_workers if num_workers is None else num_workers,
+    )
     settings: dict[str, Any] = {
-        "collate_fn": timed,
-        "num_workers": loader.num_workers if num_workers is None else num_workers,
-        "pin_memory": loader.pin_memory and torch.cuda.is_available(),
-        "generator": loader.generator,
-        "worker_init_fn": loader.worker_init_fn,
-    }
-    if settings["num_workers"]:
-        settings |= {
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": loader.persistent_workers if persistent_workers is None else persistent_workers,
-            "multiprocessing_context": loader.multiprocessing_context,
-            "in_order": loader.in_order,
-        }
-    if is_stream(loader):
-        settings |= {"batch_size": loader.batch_size}
-        settings |= {"drop_last": loader.drop_last} if loader.batch_size is not None else {}
+        "collate_fn": timed, "num_workers": workers, "pin_memory": loader.pin_memory and torch.cuda.is_available(),
+        "generator": loader.generator, "worker_init_fn": loader.worker_init_fn,
+    }  # fmt: skip
+    if workers:
+        settings |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order")}  # fmt: skip
+        if persistent_workers is not None:
+            settings["persistent_workers"] = persistent_workers
+    if stream:
+        settings |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last and loader.batch_size is not None}
     elif loader.batch_sampler is None:
         settings |= {"batch_size": None, "sampler": _Endless(loader.sampler) if endless else loader.sampler}
     else:
         settings["batch_sampler"] = _Endless(loader.batch_sampler) if endless else loader.batch_sampler
     with _any_number_of_workers():
-        return DataLoader(_TimedStream(data, timed) if is_stream(loader) else _TimedDataset(data), **settings)
+        return DataLoader(_TimedStream(data, timed) if stream else _TimedDataset(data), **settings)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,14 +18,16 @@ _CATCH_UP = 16
 """Steps after which a device that lags behind is waited for (rule of thumb)."""
 _KEPT = 4
 """Batches that are kept: large ones would fill the memory."""
+LEAST, MOST = 4, 400
+"""Batches of a round."""
 
 
 @dataclass(frozen=True)
 class Device:
     """The device that steps run on: `wait` returns when all its work is done, and the host runs `ahead` of it."""
 
-    wait: Callable[[], object]
-    ahead: bool
+    wait: Callable[[], object] = lambda: None
+    ahead: bool = False
 
 
 @dataclass
@@ -34,8 +35,7 @@ class Loop:
     """What a loop over a loader showed; entry k of each list is of batch k."""
 
     wait_s: list[float] = field(default_factory=list)  # waited for the batch
-    # of that, the loop was ready to go on, and other programs had the processors
-    queued_s: list[float] = field(default_factory=list)
+    queued_s: list[float] = field(default_factory=list)  # of that, other programs had the processors
     step_s: list[float] = field(default_factory=list)  # spent in the step, on the host
     step_queued_s: list[float] = field(default_factory=list)  # of that, other programs had the processors
     first: list[bool] = field(default_factory=list)  # the batch was the first of an epoch
@@ -51,13 +51,13 @@ class Loop:
 
 def run_loop(
     loader: Any,
-    step: Step | None,
-    device: Device,
+    step: Step | None = None,
+    device: Device = Device(),
     *,
     seconds: float,
-    least: int,
-    most: int,
     timeout_s: float,
+    least: int = LEAST,
+    most: int = MOST,
     epochs: int | None = None,
     keep: list[Any] | None = None,
 ) -> Loop:
@@ -68,21 +68,26 @@ def run_loop(
         step: called with each batch; None does nothing.
         device: to wait for at both ends.
         seconds: to go on for; the batch in progress is finished.
+        timeout_s: for a batch.
         least: batches to take all the same.
         most: batches to take.
-        timeout_s: for a batch.
         epochs: to stop after; None is none.
         keep: the first few batches are appended to it, as they are before the step.
     """
     found = Loop()
+
+    def ended() -> Loop:
+        device.wait()
+        found.total_s = time.perf_counter() - began
+        return found
+
     device.wait()
     began = before = time.perf_counter()
     queued = queued_s()
-    for epoch in itertools.count():
+    while True:
         taken = examples = 0
         for timed in batches_of(loader, timeout_s=timeout_s):
-            came, then = time.perf_counter(), queued_s()
-            batch = timed
+            came, then, batch = time.perf_counter(), queued_s(), timed
             if isinstance(timed, TimedBatch):
                 batch = timed.data
                 found.fetched.append((timed.items, timed.collate))
@@ -103,68 +108,54 @@ def run_loop(
             taken += 1
             examples += len(found.indices[-1]) if found.indices else 1
             if len(found) >= most or (done - began >= seconds and len(found) >= least):
-                device.wait()
-                found.total_s = time.perf_counter() - began
-                return found
+                return ended()
         found.ended.append((taken, examples))
-        if taken == 0 or (epochs is not None and epoch + 1 >= epochs):
-            break
-    device.wait()
-    found.total_s = time.perf_counter() - began
-    return found
+        if taken == 0 or len(found.ended) == epochs:
+            return ended()
 
 
-def run_cached(batches: Sequence[Any], step: Step, device: Device, *, seconds: float, least: int, most: int) -> Spent:
+def run_cached(batches: Sequence[Any], step: Step, device: Device, *, seconds: float) -> Spent:
     """Return the mean time of a step on batches that are there already: what is left when loading costs nothing."""
     device.wait()
     began, count = now(), 0
-    while count < most:
-        step(fresh_containers(batches[count % len(batches)]))  # a step may take parts out of its batch
-        count += 1
+    for count in range(1, MOST + 1):
+        step(fresh_containers(batches[(count - 1) % len(batches)]))  # a step may take parts out of its batch
         if device.ahead and count % _CATCH_UP == 0:
             device.wait()
-        if count >= least and time.perf_counter() - began.wall_s >= seconds:
+        if count >= LEAST and time.perf_counter() - began.wall_s >= seconds:
             break
     device.wait()
-    spent = now().since(began)
-    return Spent(*(part / count for part in spent))
+    return Spent(*(part / count for part in now().since(began)))
 
 
 def as_round(loop: Loop, *, ahead: bool) -> dict[str, Any]:
-    """Return what one round of a loop showed, as JSON values.
-
-    Args:
-        loop: that was timed.
-        ahead: the host runs ahead of the device, whose work on a first batch falls into later steps.
-    """
+    """Return what one round of a loop showed, as JSON values; `ahead`: the device's work on a first batch falls into later steps."""
+    if not len(loop):
+        return {"steps": 0, "steady_s": math.nan, "wait_s": math.nan, "queued_s": 0.0, "step_s": math.nan, "starts": []}
     waits, steps, first = np.array(loop.wait_s), np.array(loop.step_s), np.array(loop.first, dtype=bool)
-    if ahead:
-        steady = (loop.total_s - float(waits[first].sum())) / len(loop) if len(loop) else math.nan
-    else:
-        inner = loop.total_s - float((waits + steps)[first].sum())
-        steady = inner / int((~first).sum()) if (~first).any() else math.nan
+    later = ~first
     waited = np.maximum(0.0, waits - np.array(loop.queued_s))  # a busy machine is no slow loader
     lost = np.array(loop.queued_s) + np.array(loop.step_queued_s)
+    steady = math.nan
+    if ahead:
+        steady = (loop.total_s - float(waits[first].sum())) / len(loop)
+    elif later.any():
+        steady = (loop.total_s - float((waits + steps)[first].sum())) / int(later.sum())
     return {
-        "steps": len(loop),
-        "steady_s": steady,
-        "wait_s": float(waited[~first].mean()) if (~first).any() else math.nan,
-        "queued_s": float(lost[~first].mean()) if (~first).any() and not ahead else 0.0,
-        "step_s": float(steps.mean()) if len(steps) else math.nan,
+        "steps": len(loop), "steady_s": steady, "wait_s": float(waited[later].mean()) if later.any() else math.nan,
+        "queued_s": float(lost[later].mean()) if later.any() and not ahead else 0.0, "step_s": float(steps.mean()),
         "starts": waits[first].tolist(),
-    }
+    }  # fmt: skip
 
 
 def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | None:
     """Return mean seconds of fetching the items of a batch and of collating them; None where nothing was timed."""
     if not fetched:
         return None
-    items, collate = ([pair[k] for pair in fetched] for k in (0, 1))
-    return {
-        "items_s": float(np.mean([s.wall_s for s in items])),
-        "items_blocked_s": float(np.mean([s.blocked_s for s in items])),
-        "items_queued_s": float(np.mean([s.others_s for s in items])),
-        "collate_s": float(np.mean([s.wall_s for s in collate])),
-        "collate_queued_s": float(np.mean([s.others_s for s in collate])),
-        "cpu_s": float(np.mean([a.cpu_s + b.cpu_s for a, b in zip(items, collate, strict=True)])),
-    }
+    items, collate = zip(*fetched, strict=True)
+    parts = {
+        "items_s": [s.wall_s for s in items], "items_blocked_s": [s.blocked_s for s in items], "items_queued_s": [s.others_s for s in items],
+        "collate_s": [s.wall_s for s in collate], "collate_queued_s": [s.others_s for s in collate],
+        "cpu_s": [a.cpu_s + b.cpu_s for a, b in fetched],
+    }  # fmt: skip
+    return {name: float(np.mean(values)) for name, values in parts.items()}

@@ -12,77 +12,56 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from workbench.topics.data.order import probe_workers, untouched
+from workbench.topics.data.order import untouched
 from workbench.topics.input.loaders import closed, is_stream, timed_loader
-from workbench.topics.input.loop import Device, run_loop
+from workbench.topics.input.loop import fetch_parts, run_loop
 from workbench.workloads.items import content_hash, example_hashes, without
 
 _TRANSFORMS = ("transform", "transforms", "target_transform")
-_IDLE = Device(wait=lambda: None, ahead=False)
-_VISITS = 4 * 20
-"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
 
 
 def drain(
     loader: DataLoader[Any], variant: dict[str, Any], data: Any, *, seconds: float, timeout_s: float
-) -> dict[str, Any]:
-    """Return how fast a variant of a loader gives batches when nobody uses them.
+) -> tuple[dict[str, Any], list[Sequence[Any]]]:
+    """Return how fast a variant of a loader gives batches when nobody uses them, and the indices of the first ones where known.
 
     The first batch of each worker is left out, and where a stream begins again. `data` is what the variant reads, None the loader's own.
 
     Returns:
-        `variant`, "batch_s", "handoff_s" (until a batch that is ready is here, from another process), "cpu_s" (of
-        whoever makes it), "batches", and "indices" of the first ones where they are known.
+        `variant`, "batch_s", "handoff_s" (median until a batch that is ready is here, from another process), "cpu_s" (of
+        whoever makes it), "items_s", "collate_s", "batches", "examples" of a batch.
     """
     workers = int(variant["workers"])
-    lap = max(1, workers)
+    lap, ready = max(1, workers), 0.0
     with untouched(loader), closed(spec_loader(loader, variant, data, endless=not is_stream(loader))) as changed:
-        found = run_loop(changed, None, _IDLE, seconds=seconds, least=3 * lap, most=64 * lap, timeout_s=timeout_s)
-        ready = _ready(changed, 2 * float(np.mean(found.wait_s)), seconds, timeout_s) if workers else 0.0
-    gaps, first = np.array(found.wait_s) + np.array(found.step_s), np.array(found.first)
-    counted = np.arange(len(gaps)) >= lap
-    counted &= ~first
+        found = run_loop(changed, seconds=seconds, least=3 * lap, most=64 * lap, timeout_s=timeout_s)
+        if workers:
+            pause_s = max(2 * float(np.mean(found.wait_s)), 0.005)
+            rest = run_loop(changed, lambda _: time.sleep(pause_s), seconds=seconds / 2, most=10, timeout_s=timeout_s)
+            inner = [wait for wait, first in zip(rest.wait_s, rest.first, strict=True) if not first]
+            ready = float(np.median(inner)) if inner else 0.0
+    gaps = np.array(found.wait_s) + np.array(found.step_s)
+    counted = (np.arange(len(gaps)) >= lap) & ~np.array(found.first)
     if workers:  # they deliver in turns, a batch each: whole turns are counted
         counted[lap + (len(gaps) - lap) // lap * lap :] = False
     if not counted.any():  # an epoch is over before every worker has given a batch
         counted[:] = True
-    cpu = [items.cpu_s + collate.cpu_s for items, collate in found.fetched]
+    parts = fetch_parts(found.fetched) or {}
     return {
-        **variant,
-        "batch_s": float(gaps[counted].mean()),
-        "handoff_s": ready,
-        "cpu_s": float(np.mean(cpu)),
-        "items_s": float(np.mean([items.wall_s for items, _ in found.fetched])),
-        "collate_s": float(np.mean([collate.wall_s for _, collate in found.fetched])),
-        "batches": int(counted.sum()),
-        "examples": float(np.mean([len(i) for i in found.indices])),
-        "indices": found.indices[: 16 * lap],
-    }
-
-
-def _ready(loader: Any, pause_s: float, seconds: float, timeout_s: float) -> float:
-    """Return the median seconds until a batch is here that a worker has had ready for a while."""
-    pause_s = max(pause_s, 0.005)
-    found = run_loop(
-        loader, lambda _: time.sleep(pause_s), _IDLE, seconds=seconds / 2, least=4, most=10, timeout_s=timeout_s
-    )
-    inner = [wait for wait, first in zip(found.wait_s, found.first, strict=True) if not first]
-    return float(np.median(inner)) if inner else 0.0
+        **variant, "batch_s": float(gaps[counted].mean()), "handoff_s": ready, **{name: parts[name] for name in ("cpu_s", "items_s", "collate_s")},
+        "batches": int(counted.sum()), "examples": float(np.mean([len(i) for i in found.indices])),
+    }, found.indices[: 16 * lap]  # fmt: skip
 
 
 def spec_loader(
-    loader: DataLoader[Any], variant: dict[str, Any], data: Any, *, endless: bool = False
+    loader: DataLoader[Any], variant: dict[str, Any], data: Any = None, *, endless: bool = False
 ) -> DataLoader[Any]:
     """Return the loader that a variant describes by its "workers", "persistent", and "dropped" paths of features, reading `data`."""
     dropped = variant.get("dropped")
     return timed_loader(
-        loader,
-        num_workers=variant.get("workers"),
-        persistent_workers=variant.get("persistent"),
-        dataset=data,
-        collate=Dropping(loader.collate_fn, dropped) if dropped else None,
-        endless=endless,
-    )
+        loader, num_workers=variant.get("workers"), persistent_workers=variant.get("persistent"), dataset=data,
+        collate=Dropping(loader.collate_fn, dropped) if dropped else None, endless=endless,
+    )  # fmt: skip
 
 
 class Dropping:
@@ -101,7 +80,7 @@ class Dropping:
 class CachedItems(Dataset[Any]):
     """Items that are in memory already, given in turn in the place of all items of a dataset; `indices` are theirs in it."""
 
-    def __init__(self, items: Sequence[Any], length: int, indices: Sequence[Any] = ()) -> None:
+    def __init__(self, items: Sequence[Any], length: int, indices: Sequence[Any]) -> None:
         self.items, self.length, self.indices = items, length, indices
 
     def __len__(self) -> int:
@@ -123,14 +102,10 @@ class CachedStream(IterableDataset[Any]):
 
 def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> Any:
     """Return a dataset of the first items of a loader's, fetched once, as many as come in some seconds."""
-    items: list[Any] = []
-    indices: list[Any] = []
-    began = time.perf_counter()
+    items, indices, began = list[Any](), list[Any](), time.perf_counter()
     data: Any = loader.dataset
-    if is_stream(loader):
-        source: Iterator[Any] = enumerate(data)
-    else:
-        source = ((index, data[index]) for index in _indices(loader))
+    drawn = loader.sampler if loader.batch_sampler is None else itertools.chain.from_iterable(loader.batch_sampler)
+    source = enumerate(data) if is_stream(loader) else ((index, data[index]) for index in drawn)
     for index, item in itertools.islice(source, most):
         items.append(item)
         indices.append(index)
@@ -152,12 +127,6 @@ def items_repeat(data: Any, kept: Any, *, seconds: float, most: int = 16) -> boo
         if time.perf_counter() - began > seconds:
             break
     return True
-
-
-def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
-    if loader.batch_sampler is None:
-        return iter(loader.sampler)
-    return itertools.chain.from_iterable(loader.batch_sampler)
 
 
 def draws_alike(loader: DataLoader[Any], *, most: int = 64) -> bool:
@@ -185,25 +154,6 @@ def _unchanged(*values: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def worker_draws(
-    loader: DataLoader[Any], indices: Sequence[Any], *, item_s: float, seconds: float, timeout_s: float
-) -> dict[str, Any] | None:
-    """Return whether workers draw random numbers of their own; None where that would take too long, or cannot be asked.
-
-    Args:
-        indices: some that its sampler gives.
-        item_s: that an item takes.
-        seconds: that asking may take.
-        timeout_s: for a batch.
-    """
-    if is_stream(loader) or (loader.num_workers and item_s * _VISITS > seconds):
-        return None
-    return probe_workers(
-        loader.dataset, indices=indices, num_workers=loader.num_workers, timeout_s=timeout_s, worker_init_fn=loader.worker_init_fn,
-        context=loader.multiprocessing_context, persistent=loader.persistent_workers,
-    )  # fmt: skip
-
-
 def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) -> dict[str, Any] | None:
     """Return whether a stream gives the same examples without workers and with several; None where nobody can tell.
 
@@ -216,36 +166,34 @@ def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) 
     if not is_stream(loader):
         return None
     workers = max(2, loader.num_workers)
-    counts: dict[int, int | None] = {}
-    batches: dict[int, list[tuple[str, ...]]] = {0: [], workers: []}
-    for count, into in batches.items():
-        with untouched(loader), closed(spec_loader(loader, {"workers": count, "persistent": False}, None)) as timed:
+    counts: list[int | None] = []
+    hashes: list[list[tuple[str, ...]]] = []
+    for count in (0, workers):
+        hashes.append([])
+        with untouched(loader), closed(spec_loader(loader, {"workers": count, "persistent": False})) as timed:
             epoch = run_loop(
-                timed, lambda batch, into=into: into.append(tuple(example_hashes(batch))), Device(lambda: None, ahead=False),  # type: ignore[misc]
-                seconds=seconds, least=max(1, 2 * count), most=10_000, timeout_s=timeout_s, epochs=1,
+                timed, lambda batch: hashes[-1].append(tuple(example_hashes(batch))), seconds=seconds, least=max(1, 2 * count),
+                most=10_000, timeout_s=timeout_s, epochs=1,
             )  # fmt: skip
-        counts[count] = epoch.ended[0][1] if epoch.ended else None
-    one, more = counts[0], counts[workers]
+        counts.append(epoch.ended[0][1] if epoch.ended else None)
+    one, more = counts
+    found = {
+        "workers": workers,
+        "without": one,
+        "with_workers": more,
+        "alike": 0,
+        "same": False,
+        "same_contents": False,
+    }
     if one is None or more is None:
-        alike = _begin_alike(batches[workers], workers)
-        found = {"workers": workers, "without": one, "with_workers": more, "alike": alike}
-        return {**found, "same": False, "same_contents": False} if alike else None
-    contents = {count: Counter(h for batch in given for h in batch) for count, given in batches.items()}
+        # workers deliver in turns, a batch each; batches that are all one and the same tell nothing
+        turns = [hashes[1][k : k + workers] for k in range(0, len(hashes[1]) - workers + 1, workers)]
+        differ = len({example for turn in turns for example in turn[0]}) > 1
+        alike = all(len(set(turn)) == 1 for turn in turns) and differ
+        return found | {"alike": len(turns)} if alike else None
+    contents = [Counter(h for batch in given for h in batch) for given in hashes]
     lost = workers * ((loader.batch_size or 1) - 1) if loader.drop_last else 0  # each may drop an incomplete batch
-    return {
-        "workers": workers, "without": one, "with_workers": more, "alike": 0, "same": more == one or 0 < one - more <= lost,
-        "same_contents": contents[0] == contents[workers],
-    }  # fmt: skip
-
-
-def _begin_alike(batches: Sequence[tuple[str, ...]], workers: int) -> int:
-    """Return how many batches each worker began with, where all of them did with the same ones; 0 where they did not.
-
-    Workers deliver in turns, a batch each. Batches that are all one and the same tell nothing.
-    """
-    turns = [batches[k : k + workers] for k in range(0, len(batches) - workers + 1, workers)]
-    alike = all(len(set(turn)) == 1 for turn in turns)
-    return len(turns) if alike and len({example for turn in turns for example in turn[0]}) > 1 else 0
+    return found | {"same": more == one or 0 < one - more <= lost, "same_contents": contents[0] == contents[1]}
 
 
 def dataset_length(data: Any) -> int | None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -60,13 +61,10 @@ def observe_reads(
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes which of a batch's leaves take part in a computation, by their paths.
+    """Notes which of a batch's leaves take part in a computation, by their paths; `batch` is to be given to the step.
 
-    Attributes:
-        batch: to give to the step.
-        read: that were read.
-        moved: tensors that were moved or converted.
-        unclear: values that nobody can watch, or that were only passed over.
+    `read` were read, `moved` are tensors that were moved or converted, `unclear` are values that nobody can watch, or that were only
+    passed over.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -74,29 +72,25 @@ class _Recorder(TorchFunctionMode):
         self.read: set[str] = set()
         self.moved: set[str] = set()
         self.unclear: set[str] = set()
-        self._paths: dict[int, str] = {}
-        self._held: list[Tensor] = []
+        self._paths: dict[int, tuple[str, Tensor]] = {}  # the tensor is held, or its id would be given to another one
         self.batch = self._watched(batch, "")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the leaves among the arguments of one torch function."""
         name = getattr(func, "__name__", "")
-        given = [self._paths[id(t)] for t in _tensors((args, kwargs or {})) if id(t) in self._paths]
+        given = [self._paths[id(t)][0] for t in _tensors((args, kwargs or {})) if id(t) in self._paths]
         result = func(*args, **(kwargs or {}))
-        if not given:
-            return result
-        if name in _MOVES or name in _LOOKS:
+        if given and name not in _MOVES and name not in _LOOKS:
+            self.read.update(given)
+        elif given:
             if name in _MOVES:
                 self.moved.update(given)
             if isinstance(result, Tensor):
                 self._watch(result, given[0])
-        else:
-            self.read.update(given)
         return result
 
     def _watch(self, tensor: Tensor, path: str) -> None:
-        self._paths[id(tensor)] = path
-        self._held.append(tensor)  # or its id would be given to another one
+        self._paths[id(tensor)] = path, tensor
 
     def _watched(self, value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
@@ -127,10 +121,6 @@ class _WatchedDict(dict[Any, Any]):
         super().__init__(values)
         self._recorder, self._at = recorder, paths
 
-    def _note(self, key: Any) -> None:
-        if key in self._at and not isinstance(dict.get(self, key), (Tensor, _WatchedDict)):
-            self._recorder.read.add(self._at[key])
-
     def __getitem__(self, key: Any) -> Any:
         self._note(key)
         return super().__getitem__(key)
@@ -153,21 +143,19 @@ class _WatchedDict(dict[Any, Any]):
         self._pass_over()
         return super().values()
 
+    def _plain(self, key: Any) -> bool:
+        return key in self._at and not isinstance(dict.get(self, key), (Tensor, _WatchedDict))
+
+    def _note(self, key: Any) -> None:
+        if self._plain(key):
+            self._recorder.read.add(self._at[key])
+
     def _pass_over(self) -> None:
-        for key, path in self._at.items():
-            if not isinstance(dict.get(self, key), (Tensor, _WatchedDict)):
-                self._recorder.unclear.add(path)
+        self._recorder.unclear.update(path for key, path in self._at.items() if self._plain(key))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
 def count_syncs(batches: Sequence[Any], step: Step, *, steps: int = 20) -> dict[str, Any]:
@@ -181,8 +169,10 @@ def count_syncs(batches: Sequence[Any], step: Step, *, steps: int = 20) -> dict[
         per step}, most first), "how".
     """
     on_cuda = torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    count = _cuda_syncs if on_cuda else _fetches
-    found = [count(batches, step, k) for k in range(steps)]
+    found = []
+    for k in range(steps):
+        batch = batches[k % len(batches)]
+        found.append((_cuda_syncs if on_cuda else _fetches)(_tensors(batch), partial(step, fresh_containers(batch))))
     total: Counter[str] = sum(found, Counter())
     return {
         "steps": steps,
@@ -193,31 +183,29 @@ def count_syncs(batches: Sequence[Any], step: Step, *, steps: int = 20) -> dict[
     }
 
 
-def _fetches(batches: Sequence[Any], step: Step, k: int) -> Counter[str]:
-    batch = batches[k % len(batches)]
-    counter = _Counter(leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor))
+def _fetches(given: list[Tensor], step: Callable[[], Any]) -> Counter[str]:
+    counter = _Counter(given)
     with counter:
-        step(fresh_containers(batch))
+        step()
     return counter.places
 
 
 class _Counter(TorchFunctionMode):
     """Counts the calls that fetch values of tensors which are no part of the batch, nor computed from it alone."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
         self.places: Counter[str] = Counter()
         self._given = {id(tensor): tensor for tensor in given}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note a fetch with the line that asks for it."""
-        if getattr(func, "__name__", "") in _FETCHES and not (args and id(args[0]) in self._given):
-            place = _asking(sys._getframe(1))
-            if place is not None:
-                self.places[place] += 1
+        place = None if args and id(args[0]) in self._given else _fetched_at(func)
+        if place is not None:
+            self.places[place] += 1
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
-            asked = [leaf for _, leaf in leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+            asked = _tensors((args, kwargs or {}))
             if asked and all(id(t) in self._given for t in asked):  # such as the longest text, which the host knows
                 self._given[id(result)] = result
         return result
@@ -235,17 +223,18 @@ class StaleFetches(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what was fetched at this place before, where it was a fetch."""
-        name = getattr(func, "__name__", "")
-        place = _asking(sys._getframe(1)) if name in _FETCHES else None
+        place = _fetched_at(func)
         if place is None:
             return func(*args, **(kwargs or {}))
-        if (place, name) not in self._kept:
-            self._kept[place, name] = func(*args, **(kwargs or {}))
-        return self._kept[place, name]
+        key = place, func.__name__
+        if key not in self._kept:
+            self._kept[key] = func(*args, **(kwargs or {}))
+        return self._kept[key]
 
 
-def _asking(frame: FrameType | None) -> str | None:
-    """Return the person's own line that asks; None for what an optimizer or scaler of torch does by itself."""
+def _fetched_at(func: Any) -> str | None:
+    """Return the person's own line that fetches a number; None for another function, or where an optimizer or scaler of torch asks."""
+    frame: FrameType | None = sys._getframe(2) if getattr(func, "__name__", "") in _FETCHES else None
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(("torch.optim", "torch.amp", "torch.cuda.amp")):
@@ -257,14 +246,14 @@ def _asking(frame: FrameType | None) -> str | None:
     return None
 
 
-def _cuda_syncs(batches: Sequence[Any], step: Step, k: int) -> Counter[str]:
+def _cuda_syncs(_: list[Tensor], step: Callable[[], Any]) -> Counter[str]:
     """Count what CUDA itself reports; a warning each, whose line is the person's own."""
     before: Any = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            step(fresh_containers(batches[k % len(batches)]))
+            step()
         finally:
             torch.cuda.set_sync_debug_mode(before)
     places = (f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in said if "synchroniz" in str(w.message))
