@@ -16,6 +16,7 @@ import workbench.topics
 from tests.helpers.records import empty
 from workbench import cli
 from workbench.findings.finding import Finding
+from workbench.topics.registry import CODES, TOPICS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -26,18 +27,9 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "notebo
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 MADE_BY_THE_READER = ("runs/", ".venv/")
 PACKAGE = ROOT / "workbench"
-_TOPICS = PACKAGE / "topics"
-DIAGNOSES = [
-    path
-    for path in sorted([*(PACKAGE / "curves").glob("*.py"), *_TOPICS.glob("*/*.py")])
-    if "Finding" in path.read_text()
-]
 CLAUSE = re.compile(r"\b(?:[FP]\d\.\d+|T\d+\.\d+)\b")
 CODES_PAGE = (ROOT / "docs" / "codes.md").read_text()
 CLAUSES_PAGE = (ROOT / "docs" / "playbook.md").read_text()
-NO_CODES = {"diagnosis.json", "workload.config"}
-ORDER_ONLY = "causes.py"
-"""Emits nothing."""
 NEEDS_A_FOLDER = {"diagnose_tracking", "diagnose_evaluation_cases"}
 
 
@@ -135,24 +127,6 @@ def strings(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-def codes_in(tree: ast.AST) -> set[str]:
-    """The codes of a module: those written out, and the keys of its table of clauses behind `code=f"area.{name}"`."""
-    found = {text for text in strings(tree) if re.fullmatch(r"[a-z_]+\.[a-z_]+", text)} - NO_CODES
-    areas, names = set(), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.JoinedStr):
-            areas.add(next(strings(node.value)))
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Dict)
-            and ast.unparse(node.targets[0]).endswith("CLAUSE")
-        ):
-            names |= {
-                key.value for key in node.value.keys if isinstance(key, ast.Constant) and "." not in str(key.value)
-            }
-    return found | {f"{area}{name}" for area in areas for name in names}
-
-
 def stated(page: str) -> set[str]:
     """The clauses that a page states: one a row, but for those of T, which share the row of their section."""
     rows = re.findall(r"^\| ([FPT]\d+(?:\.\d+)?) \| (.+) \|$", page, re.MULTILINE)
@@ -179,41 +153,43 @@ def test_a_clause_is_stated_by_a_row_of_its_own_or_of_its_section() -> None:
     assert stated(page) == {"F1.1", "T2", "T2.1", "T2.3", "T2.4"}
 
 
-def test_every_code_of_the_package_is_explained_and_no_other() -> None:
-    explained = re.findall(r"^\| `([a-z_.]+)` \| [^|]+[?] \| [^|]+ \|$", CODES_PAGE, re.MULTILINE)
-    assert len(explained) == len(set(explained)) == CODES_PAGE.count("\n| `")
-    known = set().union(*(codes_in(ast.parse(path.read_text())) for path in DIAGNOSES if path.name != ORDER_ONLY))
-    assert set(explained) == known
-    ordered = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', (PACKAGE / "findings" / ORDER_ONLY).read_text()))
-    assert ordered <= known
+def clauses_on_the_page() -> dict[str, set[str]]:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| [^|]+[?] \| ([^|]+) \|$", CODES_PAGE, re.MULTILINE)
+    return {code: set(CLAUSE.findall(clause)) for code, clause in rows}
 
 
-def test_codes_are_found_where_they_are_put_together() -> None:
-    tree = ast.parse('_CLAUSE = {"one": "F1.1"}\nFinding(code=f"area.{name}")\nX = ("area.two", "No code. At all")')
-    assert codes_in(tree) == {"area.one", "area.two"}
+def test_every_code_is_explained_with_its_clause_and_no_other() -> None:
+    clauses = clauses_on_the_page()
+    assert len(clauses) == CODES_PAGE.count("\n| `") > 100
+    assert set(clauses) == set(CODES)
+    for code, clause in CODES.items():
+        assert set(CLAUSE.findall(clause)) <= clauses[code], code
+        assert CLAUSE.search(clause), code
+    ordered = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', (PACKAGE / "findings" / "causes.py").read_text()))
+    assert ordered <= set(CODES)
 
 
-def emitted() -> Iterator[Finding]:
-    """What every diagnosis says of a study that has only just begun."""
-    for path in DIAGNOSES:
+def emitted() -> Iterator[tuple[str, Finding]]:
+    """What every diagnosis says of a study that has only just begun, with its question."""
+    for path in sorted((PACKAGE / "topics").glob("*/*.py")):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if name.startswith("diagnose_") and function.__module__ == module.__name__ and name not in NEEDS_A_FOLDER:
-                asked = [
+                given = [
                     p
                     for p in inspect.signature(function).parameters.values()
                     if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
                 ]
-                yield from function(*(empty() for _ in asked))
+                for finding in function(*(empty() for _ in given)):
+                    yield path.parent.name, finding
 
 
-def test_the_page_of_codes_has_the_clause_that_a_finding_names() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| .+ \| ([^|]+) \|$", CODES_PAGE, re.MULTILINE))
-    findings = list(emitted())
-    assert len({finding.code for finding in findings}) > 100
-    for finding in findings:
-        assert set(CLAUSE.findall(finding.clause or "")) <= set(CLAUSE.findall(rows[finding.code])), finding.code
-        assert finding.clause, finding.code
+def test_a_diagnosis_reports_the_codes_of_its_question_with_their_clauses() -> None:
+    codes, findings = {topic.name: topic.codes for topic in TOPICS}, list(emitted())
+    assert len({finding.code for _, finding in findings}) > 100
+    for topic, finding in findings:
+        assert finding.code in codes[topic], (topic, finding.code)
+        assert set(CLAUSE.findall(finding.clause or "")) <= clauses_on_the_page()[finding.code], finding.code
 
 
 def test_the_worked_example_of_a_new_question_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.curves.classify import classify_curve
-from workbench.curves.clip_threshold import choose_threshold
+from workbench.curves.clipping import choose_threshold
 from workbench.record.read import TrialRecord
 from workbench.schedules import prepend_warmup
 from workbench.train.trainer import Trainer

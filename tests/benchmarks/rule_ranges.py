@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import workbench as wb
 from workbench.config import OPTIMIZERS
-from workbench.curves.rules import read_ranges
+from workbench.topics.optimizers.rule_ranges import read_ranges
 
 
 def main() -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_curves import EDGE, catapult, least_squares, noisy_decay, quadratic, tanh_net
-from workbench.curves.classify import classify_curve
-from workbench.curves.rises import CurveThresholds
+from workbench.curves.classify import CurveThresholds, classify_curve
 
 RULES = [("sgd", 0.0), ("nesterov", 0.9), ("momentum", 0.8), ("momentum", 0.9), ("adam", 0.9)]
 

@@ -12,8 +12,14 @@ import pytest
 import workbench as wb
 from tests.helpers.clipped_records import BLOWN, FALLING, LIMIT, STEPS, clipped, descended, descent, plain
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.clip_threshold import choose_threshold, steady_stretch
-from workbench.curves.clipped_runs import alternation, clipped_runs, fixed_step, reference_norms
+from workbench.curves.clipping import (
+    alternation,
+    choose_threshold,
+    clipped_runs,
+    fixed_step,
+    reference_norms,
+    steady_stretch,
+)
 
 
 def heavy_tailed(steps: int = 1000, seed: int = 0) -> np.ndarray:

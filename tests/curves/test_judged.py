@@ -5,7 +5,7 @@ import pytest
 
 from tests.helpers.simulated_records import record, trial
 from workbench.curves.judged import judged
-from workbench.curves.trials import full_length, initial_loss, judge, study_scale
+from workbench.curves.trial_curves import full_length, initial_losses, judge
 from workbench.record.roles import Role
 
 FALLING = np.linspace(2.0, 1.0, 50)
@@ -59,21 +59,24 @@ def test_without_a_matching_baseline_the_longest_trials_count():
     assert [c.lr for c in full_length(judged(r).curves, r.config | {"total_steps": 999})] == [0.1, 0.2]
 
 
-def test_scale_is_the_best_end_at_the_asked_length():
-    curves = judged(record([trial(FALLING, 0.1), trial(np.linspace(2, 0, 50), 0.2), trial([2.0, np.inf], 9.0)])).curves
-    assert study_scale(curves, 50).best_end == pytest.approx(np.median(np.linspace(2, 0, 50)[-5:]))
-    assert study_scale(curves, 10).best_end == pytest.approx(np.linspace(2, 0, 50)[9])
-    assert study_scale(curves, 51) is None
+def test_what_can_be_learned_is_the_best_end_at_the_length_of_a_run():
+    down = np.linspace(2, 0, 50)
+    trials = [trial(FALLING, 0.1), trial(down, 0.2), trial([2.0, np.inf], 9.0)]
+    curves = judged(record([*trials, trial(FALLING[:20], 0.3, stage="probe", total_steps=20)], total_steps=50)).curves
+    long, short = (judge([curves[k]], curves[:3])[0].verdict.progress for k in (0, 3))
+    assert long == pytest.approx(2 - np.median(down[-5:]))
+    assert short == pytest.approx(2 - np.median(down[18:20]))
+    assert judge([curves[0]], curves[:1])[0].verdict.progress < 2 - FALLING[-1] + 1e-9, "one run sets no scale"
 
 
 def test_initial_loss_averages_seeds_only_where_they_agree():
     se = np.full(50, 0.1)
     near = [trial(FALLING + d, 0.1, seed=i, columns={"loss_se": se}) for i, d in enumerate((0.0, 0.2))]
     curves = judged(record(near, full_batch=False)).curves
-    assert initial_loss(curves[0], curves) == pytest.approx(2.1)
+    assert initial_losses(curves, curves)[0] == pytest.approx(2.1)
     far = [trial(FALLING + d, 0.1, seed=i, columns={"loss_se": se}) for i, d in enumerate((0.0, 20.0))]
     curves = judged(record(far, full_batch=False)).curves
-    assert initial_loss(curves[0], curves) == 2.0
+    assert initial_losses(curves, curves)[0] == 2.0
 
 
 def test_a_study_knows_that_a_run_never_trained():

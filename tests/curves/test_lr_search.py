@@ -8,16 +8,18 @@ import pytest
 from tests.helpers.simulated_curves import EDGE, quadratic
 from tests.helpers.simulated_records import noisy_sweep, record, trial
 from workbench.curves.judged import judged
-from workbench.curves.lr_search import lr_best, refine_next, unstable_bracket
-from workbench.curves.next_lrs import (
-    bisect_next,
+from workbench.curves.lr_search import (
+    around,
     climb_round,
-    edge_from_growth,
     edge_round,
     fill_round,
+    lr_best,
     raise_round,
+    refine_round,
     spread,
+    unstable_bracket,
 )
+from workbench.curves.rise_causes import edge_from_growth
 from workbench.curves.sweep import paired_difference
 
 
@@ -79,7 +81,7 @@ def searched(rule, memory, seed):
     sweep = Sweep(rule, memory, seed)
     for k in range(-5, 3):
         sweep.run(EDGE[rule](memory) * 2.0**k * (0.6 + 0.1 * seed))
-    sweep.until_none(refine_next)
+    sweep.until_none(lambda table: next(iter(refine_round(table, lanes=1)), None))
     return sweep
 
 
@@ -103,7 +105,8 @@ def test_edge_is_bracketed_to_a_twentieth(rule, memory, use_hint):
         sweep.run(edge * 2.0**k * 0.77)
     start = len(sweep.trials)
     hint = edge_from_growth(sweep.curve(edge * 1.54), lr=edge * 1.54, optimizer=rule, momentum=memory)
-    sweep.until_none(lambda table: bisect_next(table, hint=hint if use_hint else None))
+    near = around(hint, 0.05) if use_hint else ()
+    sweep.until_none(lambda table: next(iter(edge_round(table, lanes=1, near=near)), None))
     bracket = unstable_bracket(sweep.table())
     assert bracket.ratio <= 1.0500001
     assert bracket.middle == pytest.approx(edge, rel=0.05)
@@ -163,10 +166,10 @@ def test_outcomes_that_are_not_monotone_are_listed():
 def test_nothing_unstable_nothing_bracketed():
     table = judged(noisy_sweep({0.01: 0.9, 0.02: 0.5})).sweep()
     assert unstable_bracket(table) is None
-    assert bisect_next(table) is None
+    assert edge_round(table, lanes=1) == ()
     empty = judged(record([])).sweep()
     assert lr_best(empty) is None
-    assert refine_next(empty) is None
+    assert refine_round(empty, lanes=1) == ()
     assert unstable_bracket(empty) is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.curves.proof import LIMIT, p_value, prove, worth_more_seeds
+from workbench.curves.seed_comparison import LIMIT, p_value, prove, worth_more_seeds
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.topics.recommendation.diagnose import recommend

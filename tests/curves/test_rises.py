@@ -8,7 +8,7 @@ from tests.helpers.simulated_curves import catapult, noisy_decay
 from tests.helpers.simulated_records import EVAL_COLUMNS, evaluations, record, trial
 from workbench.curves.judged import judged
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.trials import judge
+from workbench.curves.trial_curves import judge
 
 NO_EVALS = pd.DataFrame(columns=EVAL_COLUMNS)
 AT = 500

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.curves.rules import ends_next, read_ranges, rules_in
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.optimizers.rule_ranges import ends_next, read_ranges, rules_in
 
 TOTAL = 200
 BLOWN = np.r_[2.0, 9.0, np.inf]

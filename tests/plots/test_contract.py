@@ -77,7 +77,7 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
     "plot_checkpoints": lambda r, d, ax: plots.plot_checkpoints(r, d, ax=ax),
     "plot_early_stopping": lambda r, d, ax: plots.plot_early_stopping(r, d, ax=ax),
-    "plot_comparison": lambda r, d, ax: plots.plot_comparison(r, r, r, d, ax=ax),
+    "plot_modification": lambda r, d, ax: plots.plot_modification(r, r, r, d, ax=ax),
     "plot_clipping": lambda r, d, ax: plots.plot_clipping(r, d, ax=ax),
     "plot_evaluation": lambda r, d, ax: plots.plot_evaluation(with_offline(r), d, ax=ax),
     "plot_grad_norm": lambda r, d, ax: plots.plot_grad_norm(r, d, ax=ax),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.curves.clipped_runs import clipped_runs
+from workbench.curves.clipping import clipped_runs
 from workbench.studies.session import open_session
 from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, valley
 

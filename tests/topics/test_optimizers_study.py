@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import workbench as wb
-from workbench.curves.rules import read_ranges
 from workbench.studies.session import open_session
+from workbench.topics.optimizers.rule_ranges import read_ranges
 from workbench.workloads.analytic import quadratic
 
 EDGE = {"sgd": 2.0, "momentum": 3.8, "nesterov": 3.8 / 2.8, "adam": 38.0, "adamw": 38.0}

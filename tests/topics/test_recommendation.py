@@ -15,9 +15,9 @@ import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
 from tests.helpers.workloads import small_net, small_workload
 from workbench.curves.judged import judged
-from workbench.curves.replaced import CODES, diagnose_replaced
 from workbench.record.read import open_record
 from workbench.studies.session import Session, open_session
+from workbench.topics.optimizers.replaced import CODES, diagnose_replaced
 from workbench.topics.recommendation.collect import collect_replaced, constants_of, suspects, torch_constants
 from workbench.topics.recommendation.diagnose import recommend, screen
 from workbench.topics.recommendation.study import Proof

@@ -15,14 +15,14 @@ import pytest
 import workbench as wb
 from tests.helpers.simulated_records import record, trial
 from tests.helpers.workloads import small_workload
-from workbench.curves.replaced import CODES as REPLACED
-from workbench.curves.replaced import diagnose_replaced
 from workbench.record.json_values import dumps
 from workbench.topics.batch_size.diagnose import CODES as BATCH_SIZE
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
-from workbench.topics.comparison.diagnose import CODES as COMPARISON
 from workbench.topics.lr_sweep.diagnose import CODES as LR
+from workbench.topics.modification.diagnose import CODES as COMPARISON
 from workbench.topics.optimizers.diagnose import CODES as OPTIMIZERS
+from workbench.topics.optimizers.replaced import CODES as REPLACED
+from workbench.topics.optimizers.replaced import diagnose_replaced
 from workbench.topics.recommendation.study import Proof
 from workbench.topics.schedule.diagnose import CODES as SCHEDULE
 from workbench.topics.stability.diagnose import CODES as STABILITY

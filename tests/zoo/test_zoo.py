@@ -32,7 +32,7 @@ NO_CASE = {
     "CheckpointStudy": ["checkpoints.resume_jump"],
     "InputPipelineStudy": ["input.sync_every_step", "input.example_count"],
     "check_stability, asked before anything is tuned": ["stability.verdict"],
-    "ComparisonStudy": [code for code in CODES if code.startswith("comparison.")],
+    "ModificationStudy": [code for code in CODES if code.startswith("comparison.")],
     "HostsStudy": [code for code in CODES if code.startswith("hosts.")],
     "ParameterServerStudy": [code for code in CODES if code.startswith("ps.")],
     "diagnose_tracking": [code for code in CODES if code.startswith("tracking.")],

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError, UsageError
 
 COLUMNS = ["class", "total", "correct", "recall", "low", "high", "before", "delta", "delta_examples"]

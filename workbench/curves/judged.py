@@ -11,7 +11,17 @@ from typing import Any
 import pandas as pd
 
 from workbench.curves.sweep import SweepTable, objective, sweep_of_curves
-from workbench.curves.trials import FREE_FIELDS, RecordLike, TrialCurve, TrialVerdict, curves_of, full_length, judge
+from workbench.curves.trial_curves import (
+    FREE_FIELDS,
+    RecordLike,
+    TrialCurve,
+    TrialVerdict,
+    curves_of,
+    equal,
+    full_length,
+    judge,
+    plain_cell,
+)
 from workbench.record.roles import POINTS, Role
 
 
@@ -38,7 +48,7 @@ class JudgedStudy:
         self.facts, self.workload, self.command = record.facts, record.workload, record.command
         self._part = trials is not None
         self._verdicts: dict[int, TrialVerdict] = {}
-        self._sweeps: dict[tuple[tuple[str, float], ...], SweepTable] = {}
+        self._sweeps: dict[float, SweepTable] = {}
 
     @property
     def path(self) -> Path:
@@ -79,12 +89,11 @@ class JudgedStudy:
         self._verdicts |= {item.curve.trial: item for item in judge(new, self.full_length)}
         return [self._verdicts[curve.trial] for curve in wanted]
 
-    def sweep(self, **settings: float) -> SweepTable:
-        """Return the points of the learning-rate sweep; see `sweep_of_curves` for the settings."""
-        key = tuple(sorted(settings.items()))
-        if key not in self._sweeps:
-            self._sweeps[key] = sweep_of_curves(self.full_length, **settings)  # type: ignore[arg-type]
-        return self._sweeps[key]
+    def sweep(self, tail_frac: float = 0.1) -> SweepTable:
+        """Return the points of the learning-rate sweep, their objective averaged over this share of the steps (O1)."""
+        if tail_frac not in self._sweeps:
+            self._sweeps[tail_frac] = sweep_of_curves(self.full_length, tail_frac=tail_frac)
+        return self._sweeps[tail_frac]
 
     def role(self, role: Role) -> JudgedStudy:
         """Return the trials of `role` as a sweep of their own length, their config that of the first of them."""
@@ -106,16 +115,13 @@ def is_harmful(
     loss_tolerance: float = 0.02,
     material_frac: float = 0.01,
 ) -> bool | None:
-    """Tell whether a fix makes an unstable lr train well, to a loss that lies clearly below the one at lr*.
+    """Tell whether a fix makes an unstable lr train well, to a loss clearly below the one at lr*; None when none was tried.
 
     Args:
         fixes: what `judged_runs` returns for the stage "fix".
         noise_sds: standard errors of the loss at lr* that count as equal.
         loss_tolerance: relative difference that counts as equal (O1).
         material_frac: a gain below this share of what lr* learned costs nobody anything (rule of thumb).
-
-    Returns:
-        None when no fix was tried: silence is not health.
     """
     if not fixes or table.best is None:
         return None
@@ -126,19 +132,15 @@ def is_harmful(
     return any(not fix["lasting"] and fix["loss"] < by_seed.get(fix["seed"], lowest.loss) - margin for fix in fixes)
 
 
-_SEEDS = ("shared_seed", "per_host_seed")
-
-
 def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collection[int] | None = None) -> list[int]:
-    """Return the numbers of the trials that were trained with these config fields, in the order of their seeds.
+    """Return the numbers of the trials that were trained with these config fields, whatever their seeds, in order of their seeds.
 
     Args:
-        fields: of the config; those that are left out, and the seeds, may be anything.
         seeds: only these; None takes any.
     """
     if not len(record.trials):
         return []
-    wanted = {name: value for name, value in fields.items() if name not in _SEEDS}
+    wanted = {name: value for name, value in fields.items() if name not in ("shared_seed", "per_host_seed")}
     rows = [row for row in record.trials.to_dict("records") if seeds is None or int(row["seed"]) in seeds]
     same = [row for row in rows if all(equal(plain_cell(row[n]), v) for n, v in wanted.items())]
     return [int(row["trial"]) for row in sorted(same, key=lambda row: int(row["seed"]))]
@@ -150,48 +152,23 @@ def own_trials(record: RecordLike) -> list[int]:
     return trials_with(record, {name: value for name, value in fixed.items() if name in record.trials})
 
 
-def plain_cell(value: Any) -> Any:
-    """Return a cell of a frame as the config had it: pandas writes None as NaN."""
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two config values are the same, numbers to rounding."""
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return bool(one == other)
-
-
 def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0.0) -> list[dict[str, Any]]:
     """Return the finished trials of some stages, in order of their number, as JSON values.
 
     Each holds trial, stage, seed, lr, warmup_steps, max_grad_norm, total_steps, when and outcome of its loss curve,
     onset_step, lasting (it did not come back, or never trained) and loss (the mean over the last tenth of its steps, O1).
-    What can be learned is what the study's full-length trials of the baseline's config show.
 
     Args:
         above: only trials whose lr is larger.
     """
+    items = judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)
     return [
-        _run_row(item) for item in judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)
-    ]
-
-
-def _run_row(item: TrialVerdict) -> dict[str, Any]:
-    curve = item.curve
-    clip = curve.config.get("max_grad_norm")
-    return {
-        "trial": curve.trial,
-        "stage": curve.stage,
-        "seed": curve.seed,
-        "lr": curve.lr,
-        "warmup_steps": int(curve.config.get("warmup_steps") or 0),
-        "max_grad_norm": None if clip is None or math.isnan(float(clip)) else float(clip),
-        "total_steps": curve.total_steps,
-        "when": item.verdict.when,
-        "outcome": item.verdict.outcome,
-        "onset_step": item.verdict.onset_step,
-        "lasting": item.verdict.is_lasting or item.verdict.high,
-        "loss": objective(curve),
-    }
+        {
+            "trial": item.curve.trial, "stage": item.curve.stage, "seed": item.curve.seed, "lr": item.curve.lr,
+            "warmup_steps": int(item.curve.config.get("warmup_steps") or 0),
+            "max_grad_norm": None if (clip := plain_cell(item.curve.config.get("max_grad_norm"))) is None else float(clip),
+            "total_steps": item.curve.total_steps, "when": item.verdict.when, "outcome": item.verdict.outcome,
+            "onset_step": item.verdict.onset_step, "lasting": item.lost, "loss": objective(item.curve),
+        }
+        for item in items
+    ]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 from workbench.curves.judged import judged
 from workbench.curves.sweep import LRPoint, SweepTable, mean_and_error
-from workbench.curves.trials import RecordLike, TrialCurve
+from workbench.curves.trial_curves import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding, Status
 from workbench.record.roles import Role

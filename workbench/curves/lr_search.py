@@ -1,19 +1,25 @@
-"""Pure functions on a sweep's table: lr*, where instability starts, and which lrs to try next to sharpen lr*."""
+"""What a sweep's table says of lr* and of where instability starts, and which lrs to train next.
+
+Lrs of one round do not depend on each other and train side by side; () means that the question is settled.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from workbench.curves.sweep import LRPoint, SweepTable
 
-DENSE_RATIO = 1.118
+_DENSE_RATIO = 1.118
 """Neighbours this close bracket lr* to a factor of 1.25 (1.118 squared)."""
-
 EDGE_MARGIN = 1.5
-"""How far below the unstable lr a recommended one stays (rule of thumb)."""
+"""How far below the unstable lr a recommended one stays (rule of thumb: another seed moves it by so much)."""
+SAME = 1.001
+"""lrs closer than this are the same question."""
+_SAME_LOSS = 1.04
+"""Without noise, a lower neighbour with a loss up to this many times the lowest is as good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +28,7 @@ class BestLR:
 
     Attributes:
         lr: the reported learning rate.
-        low: lower end of the interval around `lr` in which all lrs tried are as good.
-        high: upper end.
+        low, high: interval around `lr` in which all lrs tried are as good.
         measured_lr: the lr with the lowest objective; `lr` may be its lower neighbour.
         point: the measurement at `lr`.
         tied: lrs whose paired difference to the best is within the tolerance.
@@ -68,7 +73,7 @@ class UnstableBracket:
         return self.upper if self.lower is None else math.sqrt(self.lower * self.upper)
 
 
-def tied(
+def _tied(
     table: SweepTable,
     point: LRPoint,
     *,
@@ -93,27 +98,21 @@ def tied(
     return point.above_best <= max(noise, loss_tolerance * table.loss_scale, rounding)
 
 
+def _as_good(table: SweepTable, **thresholds: float) -> list[int]:
+    """Return the points that are as good as the best, which is one of them, wherever they lie."""
+    at = enumerate(table.points)
+    return [i for i, p in at if i == table.best or (not p.unstable and _tied(table, p, **thresholds))]
+
+
 def lr_best(
-    table: SweepTable,
-    *,
-    own: float | None = None,
-    noise_sds: float = 2.0,
-    loss_tolerance: float = 0.02,
-    same_loss: float = 1.04,
-    dense_ratio: float = DENSE_RATIO,
-    edge_margin: float = EDGE_MARGIN,
+    table: SweepTable, *, own: float | None = None, noise_sds: float = 2.0, loss_tolerance: float = 0.02
 ) -> BestLR | None:
     """Return lr* with its interval, or None when no lr makes progress.
 
-    With noise several lrs may be as good as the one with the lowest objective: lr* is the person's own where it is one of them,
-    else the middle of them, with a margin to where training becomes unstable. Without noise the loss may explode right above
+    With noise several lrs may be as good as the one with the lowest objective: lr* is the person's own (`own`) where it is one of
+    them, else the middle of them, with a margin to where training becomes unstable. Without noise the loss may explode right above
     lr*, so the lower neighbour is reported where it is as good, or, for a rule without memory, where the grid is dense: with one
     minimum that neighbour cannot lie above the true lr*.
-
-    Args:
-        own: the lr that the person trains with today.
-        same_loss: without noise, a lower neighbour with a loss up to this many times the lowest is taken.
-        dense_ratio: neighbours closer than this make the grid dense.
     """
     if table.best is None:
         return None
@@ -123,167 +122,62 @@ def lr_best(
     top = math.inf if bracket is None else bracket.upper
     equal = [i for i in equal if points[i].lr < top]
     best = table.best if points[table.best].lr < top else min(equal, key=lambda i: points[i].above_best)
-    if table.noise_free:
-        chosen, reason = _choose(table, best, same_loss=same_loss, dense_ratio=dense_ratio)
-    else:
-        chosen, reason = _middle(table, equal, own, edge_margin)
-    low, high = _around(chosen, {*equal, chosen, best})
-    border = "low" if best == 0 else "high" if best == len(points) - 1 else None
-    return BestLR(
-        lr=points[chosen].lr,
-        low=math.sqrt(points[low].lr * points[max(low - 1, 0)].lr),
-        high=_upper_end(points, high),
-        measured_lr=points[best].lr,
-        point=points[chosen],
-        tied=tuple(points[i].lr for i in equal),
-        border=border,
-        needs_refinement=refine_next(table, dense_ratio=dense_ratio) is not None,
-        reason=reason,
-    )
-
-
-def _as_good(table: SweepTable, **thresholds: float) -> list[int]:
-    """Return the points that are as good as the best, which is one of them, wherever they lie."""
-    at = enumerate(table.points)
-    return [i for i, p in at if i == table.best or (not p.unstable and tied(table, p, **thresholds))]
-
-
-def _around(chosen: int, among: Collection[int]) -> tuple[int, int]:
-    """Return the first and last of the neighbours of a point that are all among some points."""
+    chosen, reason = _lower_neighbour(table, best) if table.noise_free else _middle(table, equal, own)
+    among = {*equal, chosen, best}
     low = high = chosen
     while low - 1 in among:
         low -= 1
     while high + 1 in among:
         high += 1
-    return low, high
+    above = (
+        points[high + 1] if high + 1 < len(points) else None
+    )  # half a step towards it, but never to one that is unstable
+    return BestLR(
+        lr=points[chosen].lr,
+        low=math.sqrt(points[low].lr * points[max(low - 1, 0)].lr),
+        high=points[high].lr if above is None or above.unstable else math.sqrt(points[high].lr * above.lr),
+        measured_lr=points[best].lr,
+        point=points[chosen],
+        tied=tuple(points[i].lr for i in equal),
+        border="low" if best == 0 else "high" if best == len(points) - 1 else None,
+        needs_refinement=bool(refine_round(table, lanes=1)),
+        reason=reason,
+    )
 
 
-def _upper_end(points: Sequence[LRPoint], high: int) -> float:
-    """Return half a grid step above a point, but never towards an lr that is unstable."""
-    if high + 1 >= len(points) or points[high + 1].unstable:
-        return points[high].lr
-    return math.sqrt(points[high].lr * points[high + 1].lr)
-
-
-def below_edge(table: SweepTable, indices: Sequence[int], edge_margin: float = EDGE_MARGIN) -> list[int]:
-    """Return the points that keep a margin to the lr where training becomes unstable; the lowest of them where none does.
-
-    Args:
-        edge_margin: how many times larger the unstable lr has to be (rule of thumb: another seed moves it by so much).
-    """
+def below_edge(table: SweepTable, indices: Sequence[int]) -> list[int]:
+    """Return the points that keep `EDGE_MARGIN` to the lr where training becomes unstable; the lowest of them where none does."""
     bracket = unstable_bracket(table)
     if bracket is None:
         return list(indices)
-    safe = [i for i in indices if table.points[i].lr * edge_margin <= bracket.middle]
+    safe = [i for i in indices if table.points[i].lr * EDGE_MARGIN <= bracket.middle]
     return safe or sorted(indices)[:1]
 
 
-def _middle(table: SweepTable, equal: Sequence[int], own: float | None, edge_margin: float) -> tuple[int, str]:
+def _middle(table: SweepTable, equal: Sequence[int], own: float | None) -> tuple[int, str]:
     """Return one of several points that are as good: the person's own, or the middle one away from the edge."""
-    points = table.points
+    points, what = table.points, "the lowest mean loss of the last tenth of the steps"
     if len(equal) == 1:
-        return equal[0], "the lowest mean loss of the last tenth of the steps"
+        return equal[0], what
     mine = [i for i in equal if own is not None and math.isclose(points[i].lr, own, rel_tol=1e-9)]
     if mine:
-        return mine[0], "the baseline's own, which is as good as the lowest mean loss of the last tenth of the steps"
-    safe = below_edge(table, equal, edge_margin)
+        return mine[0], f"the baseline's own, which is as good as {what}"
+    safe = below_edge(table, equal)
     middle = math.sqrt(points[safe[0]].lr * points[safe[-1]].lr)
     chosen = min(safe, key=lambda i: abs(math.log(points[i].lr / middle)))
-    return chosen, "the middle of those that are as good as the lowest mean loss of the last tenth of the steps"
+    return chosen, f"the middle of those that are as good as {what}"
 
 
-def _choose(table: SweepTable, best: int, *, same_loss: float, dense_ratio: float) -> tuple[int, str]:
+def _lower_neighbour(table: SweepTable, best: int) -> tuple[int, str]:
     points = table.points
     if best == 0 or points[best - 1].unstable:
         return best, "the lowest mean loss of the last tenth of the steps"
     below = points[best - 1]
-    if below.above_best <= (same_loss - 1) * table.loss_scale:
-        return best - 1, f"the lower neighbour of the lowest loss, no more than {same_loss:g} times as high"
-    if table.memory == 0 and points[best].lr / below.lr <= dense_ratio * (1 + 1e-9):
+    if below.above_best <= (_SAME_LOSS - 1) * table.loss_scale:
+        return best - 1, f"the lower neighbour of the lowest loss, no more than {_SAME_LOSS:g} times as high"
+    if table.memory == 0 and points[best].lr / below.lr <= _DENSE_RATIO * (1 + 1e-9):
         return best - 1, "the lower neighbour of the lowest loss, which cannot lie above the true minimum"
     return best, "the lowest loss; the true minimum may lie on either side of it"
-
-
-def refine_next(table: SweepTable, **thresholds: float) -> float | None:
-    """Return the next lr that sharpens lr*, or None when it is sharp enough or lies at the border of the grid."""
-    found = refine_round(table, lanes=1, **thresholds)
-    return found[0] if found else None
-
-
-def refine_round(
-    table: SweepTable,
-    *,
-    lanes: int,
-    same_loss: float = 1.04,
-    dense_ratio: float = DENSE_RATIO,
-    noisy_ratio: float = 1.25,
-    noise_sds: float = 2.0,
-    min_ratio: float = 1.002,
-    flat_loss: float = 1.15,
-    flat_ratio: float = 1.5,
-) -> tuple[float, ...]:
-    """Return the lrs that sharpen lr*, several for one round; () when it is sharp enough or at the border of the grid.
-
-    Args:
-        lanes: lrs in a round, at most.
-        same_loss: without noise, refine until no lr between the neighbours can be better by more than this factor.
-        dense_ratio: without noise, refine at least until the neighbours are this close.
-        noisy_ratio: with noise, a neighbour that is clearly worse may stay this far away.
-        noise_sds: with noise, standard errors of the paired difference that count as equal: two ties end the search.
-            0 refines through ties, at about two more lrs.
-        min_ratio: never try lrs closer than this.
-        flat_loss: without noise, an optimizer with memory has several minima: lrs up to this many times the lowest
-            loss are looked at as well.
-        flat_ratio: gap that may stay open beside those.
-    """
-    best = table.best
-    if best is None or best in (0, len(table.points) - 1):
-        return ()
-    below, at, above = table.points[best - 1 : best + 2]
-    if not table.noise_free:
-        worse = [
-            p
-            for p in (below, above)
-            if _gap(p, at) > noisy_ratio and (p.unstable or not tied(table, p, noise_sds=noise_sds))
-        ]
-        return _cut(at, worse, lanes)
-    if any(_gap(p, at) > dense_ratio * (1 + 1e-9) for p in (below, above)):
-        return _cut(at, [p for p in (below, above) if _gap(p, at) > dense_ratio * (1 + 1e-9)], lanes)
-    tolerance = (same_loss - 1) * table.loss_scale
-    # Further to the right the loss falls by at most this much more, if it keeps the slope it had on the left.
-    further = below.above_best * math.log(_gap(above, at)) / math.log(_gap(below, at))
-    sides = [
-        p for p, gain in ((below, below.above_best), (above, further)) if gain > tolerance and _gap(p, at) > min_ratio
-    ]
-    if sides:
-        return _cut(at, sides, lanes)
-    return _flat_gaps(table, flat_loss=flat_loss, flat_ratio=flat_ratio)[:lanes] if table.memory > 0 else ()
-
-
-def _cut(at: LRPoint, sides: Sequence[LRPoint], lanes: int) -> tuple[float, ...]:
-    """Return lrs that cut the gaps between a point and its neighbours evenly, the widest gap first."""
-    sides = sorted(sides, key=lambda p: -_gap(p, at))[:lanes]
-    found: list[float] = []
-    for k, side in enumerate(sides):
-        parts = (lanes + len(sides) - 1 - k) // len(sides) + 1
-        found += [at.lr * (side.lr / at.lr) ** (j / parts) for j in range(1, parts)]
-    return tuple(found)
-
-
-def _gap(one: LRPoint, other: LRPoint) -> float:
-    return max(one.lr / other.lr, other.lr / one.lr)
-
-
-def _flat_gaps(table: SweepTable, *, flat_loss: float, flat_ratio: float) -> tuple[float, ...]:
-    """Return the middles of the open gaps beside lrs that are nearly as good as the best, the most promising first."""
-    limit = (flat_loss - 1) * table.loss_scale
-    stable = [p for p in table.points if not p.unstable]
-    open_gaps = [
-        (min(p.above_best, q.above_best), math.sqrt(p.lr * q.lr))
-        for p, q in pairwise(stable)
-        if _gap(p, q) > flat_ratio and min(p.above_best, q.above_best) <= limit
-    ]
-    return tuple(lr for _, lr in sorted(open_gaps))
 
 
 def unstable_bracket(table: SweepTable, *, above: float | None = None) -> UnstableBracket | None:
@@ -302,3 +196,191 @@ def unstable_bracket(table: SweepTable, *, above: float | None = None) -> Unstab
     below = [p.lr for p in table.points if p.lr < upper.lr and not p.unstable]
     beyond = tuple(p.lr for p in table.points if p.lr > upper.lr and not p.unstable)
     return UnstableBracket(lower=max(below, default=None), upper=upper.lr, stable_above=beyond)
+
+
+def refine_round(
+    table: SweepTable, *, lanes: int, noisy_ratio: float = 1.25, min_ratio: float = 1.002, flat_loss: float = 1.15
+) -> tuple[float, ...]:
+    """Return the lrs that sharpen lr*, several for one round; () when it is sharp enough or at the border of the grid.
+
+    Args:
+        lanes: lrs in a round, at most.
+        noisy_ratio: with noise, a neighbour that is clearly worse and further away than this leaves a gap to look into
+            (rule of thumb); smaller ones chase ties, at about two more lrs.
+        min_ratio: never try lrs closer than this.
+        flat_loss: without noise, an optimizer with memory has several minima: lrs up to this many times the lowest
+            loss are looked at as well.
+    """
+    best = table.best
+    if best is None or best in (0, len(table.points) - 1):
+        return ()
+    below, at, above = table.points[best - 1 : best + 2]
+    if not table.noise_free:
+        worse = [p for p in (below, above) if _gap(p, at) > noisy_ratio and (p.unstable or not _tied(table, p))]
+        return _cut(at, worse, lanes)
+    wide = [p for p in (below, above) if _gap(p, at) > _DENSE_RATIO * (1 + 1e-9)]
+    if wide:
+        return _cut(at, wide, lanes)
+    tolerance = (_SAME_LOSS - 1) * table.loss_scale
+    # Further to the right the loss falls by at most this much more, if it keeps the slope it had on the left.
+    further = below.above_best * math.log(_gap(above, at)) / math.log(_gap(below, at))
+    gains = ((below, below.above_best), (above, further))
+    sides = [p for p, gain in gains if gain > tolerance and _gap(p, at) > min_ratio]
+    if sides:
+        return _cut(at, sides, lanes)
+    return _flat_gaps(table, (flat_loss - 1) * table.loss_scale)[:lanes] if table.memory > 0 else ()
+
+
+def _cut(at: LRPoint, sides: Sequence[LRPoint], lanes: int) -> tuple[float, ...]:
+    """Return lrs that cut the gaps between a point and its neighbours evenly, the widest gap first."""
+    sides = sorted(sides, key=lambda p: -_gap(p, at))[:lanes]
+    found: list[float] = []
+    for k, side in enumerate(sides):
+        parts = (lanes + len(sides) - 1 - k) // len(sides) + 1
+        found += [at.lr * (side.lr / at.lr) ** (j / parts) for j in range(1, parts)]
+    return tuple(found)
+
+
+def _gap(one: LRPoint, other: LRPoint) -> float:
+    return max(one.lr / other.lr, other.lr / one.lr)
+
+
+def _flat_gaps(table: SweepTable, limit: float, *, flat_ratio: float = 1.5) -> tuple[float, ...]:
+    """Return the middles of the gaps wider than `flat_ratio` beside lrs nearly as good as the best, the most promising first."""
+    stable = [p for p in table.points if not p.unstable]
+    open_gaps = [
+        (min(p.above_best, q.above_best), math.sqrt(p.lr * q.lr))
+        for p, q in pairwise(stable)
+        if _gap(p, q) > flat_ratio and min(p.above_best, q.above_best) <= limit
+    ]
+    return tuple(lr for _, lr in sorted(open_gaps))
+
+
+def spread(low: float, high: float, *, tolerance: float, lanes: int) -> tuple[float, ...]:
+    """Return lrs that cut the gap between two lrs into equal factors.
+
+    As many as make the fewest rounds of at most `lanes` until no gap is wider than the tolerance (a share of its lower end); of
+    those, the fewest: cutting a gap into three in two rounds costs fewer trials than into nine in one. One lane is bisection.
+    """
+    needed = math.ceil(math.log(high / low) / math.log1p(tolerance) - 1e-6)
+    if needed <= 1:
+        return ()
+    rounds = math.ceil(math.log(needed) / math.log(lanes + 1) - 1e-9)
+    parts = math.ceil(needed ** (1 / rounds) - 1e-9)
+    return tuple(low * (high / low) ** (k / parts) for k in range(1, parts))
+
+
+def edge_round(
+    table: SweepTable, *, lanes: int, tolerance: float = 0.05, near: Sequence[float] = (), wide: float = 2.2
+) -> tuple[float, ...]:
+    """Return the lrs that narrow the bracket of `lr.unstable`; () when it is narrow enough, or there is none yet.
+
+    Args:
+        lanes: lrs in a round, at most.
+        tolerance: width of the bracket, as a share of its lower end.
+        near: two lrs between which the edge may lie, from short runs or from `edge_from_growth`; tried first.
+        wide: where the edge turns out to lie beside them, a bracket wider than this is searched from their side,
+            a factor of 2 at a time (rule of thumb: it is rarely off by more).
+    """
+    bracket = unstable_bracket(table)
+    if bracket is None or bracket.lower is None or bracket.ratio <= (1 + tolerance) * (1 + 1e-9):
+        return ()
+    low, high = bracket.lower, bracket.upper
+    fresh = tuple(lr for lr in near if low * SAME < lr < high / SAME)
+    if fresh:
+        return fresh[:lanes]
+    if near and bracket.ratio > wide:
+        if high <= max(near) * SAME:
+            return tuple(high / 2 ** (k / lanes) for k in range(1, lanes + 1))
+        if low >= min(near) / SAME:
+            return tuple(low * 2 ** (k / lanes) for k in range(1, lanes + 1))
+    return spread(low, high, tolerance=tolerance, lanes=lanes)
+
+
+def around(hint: float | None, tolerance: float) -> tuple[float, ...]:
+    """Return the two lrs that bracket a hint to the tolerance; () without a hint."""
+    side = math.sqrt(1 + tolerance)
+    return () if hint is None else (hint / side, hint * side)
+
+
+def raise_round(
+    table: SweepTable, *, highest: float, near: Sequence[float] = (), steps: Sequence[float] = (2.0, 8.0)
+) -> tuple[float, ...]:
+    """Return lrs above all that were tried, up to `highest`, where no lr above the best one is lastingly unstable yet.
+
+    Args:
+        near: lrs at which short runs turned unstable; with them, the steps are taken to the power of one half.
+        steps: multiples of the largest lr tried (rule of thumb).
+    """
+    if table.best is None or unstable_bracket(table) is not None:
+        return ()
+    top = table.points[-1].lr
+    ahead = [lr for lr in near if lr > top * SAME] or [top * (step**0.5 if near else step) for step in steps]
+    return tuple(lr for lr in ahead if lr <= highest)
+
+
+def climb_round(
+    table: SweepTable, *, lowest: float, highest: float, lanes: int, blind_lanes: int, factor: float = 4.0
+) -> tuple[float, ...]:
+    """Return lrs below all that were tried, where the best lies at that border; above, see `raise_round`.
+
+    Where no lr learned anything, the reason is usually that all are too high, and lower ones cost least to rule out: down from the
+    densest part of the lrs tried, then up from it. A single lr far from the others, such as a baseline that is much too low or too
+    high, leaves a gap that nobody has looked into. Below a run that only comes down slowly, and above one that is unstable, there is
+    nothing to look for.
+
+    Args:
+        lowest, highest: smallest and largest lr that may be tried.
+        lanes: lrs in a round, at most; `blind_lanes` where no lr learned anything.
+        factor: from one lr to the next (rule of thumb).
+    """
+    if table.best is not None:
+        low = table.points[0].lr
+        return () if table.best else tuple(low / factor**k for k in range(1, lanes + 1) if low / factor**k >= lowest)
+    groups: list[list[LRPoint]] = []
+    for point in table.points:
+        if groups and point.lr / groups[-1][-1].lr <= factor**1.5:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    at = max(range(len(groups)), key=lambda k: (len(groups[k]), -k))
+    room = math.sqrt(factor)
+    floor = max(lowest, groups[at - 1][-1].lr * room) if at else lowest
+    ceiling = min(highest, groups[at + 1][0].lr / room) if at + 1 < len(groups) else highest
+    first, last = groups[at][0], groups[at][-1]
+    down = [] if _slow(table, first) else [first.lr / factor**k for k in range(1, blind_lanes + 1)]
+    up = [] if _blown(last) else [last.lr * factor**k for k in range(1, blind_lanes + 1)]
+    return tuple(lr for lr in down if lr >= floor) or tuple(lr for lr in up if lr <= ceiling)
+
+
+def _slow(table: SweepTable, point: LRPoint, *, far_frac: float = 0.25) -> bool:
+    """Tell whether a stable run ends with this share of the way to chance still before it (rule of thumb)."""
+    way = table.loss_ref - table.level
+    return way > 0 and not _blown(point) and point.loss - table.level > far_frac * way
+
+
+def _blown(point: LRPoint) -> bool:
+    return any(outcome in ("lasting", "divergent") for outcome in point.outcomes)
+
+
+def fill_round(table: SweepTable, *, base: float, factor: float = 2.0) -> tuple[float, ...]:
+    """Return the lrs beside the best one that are missing in the lattice of `factor` through `base`, the baseline's own lr.
+
+    A neighbour farther than 1.5 steps leaves room for another lr. A side is left alone where its neighbour is as good as the best
+    (the bowl is flat in between), or unstable: the search for the edge looks there.
+    """
+    if table.best is None:
+        return ()
+    at, found = table.points[table.best], []
+    for index in (table.best - 1, table.best + 1):
+        side = table.points[index] if 0 <= index < len(table.points) else None
+        if side is None or side.unstable or (not table.noise_free and _tied(table, side)):
+            continue
+        if _gap(at, side) > factor**1.5:
+            found.append(on_lattice(at.lr * factor ** (index - table.best), base, factor))
+    return tuple(found)
+
+
+def on_lattice(lr: float, base: float, factor: float) -> float:
+    """Return the lr nearest to `lr` among base * factor^k, so that the baseline's own lr is one of the grid."""
+    return float(base * factor ** round(math.log(lr / base) / math.log(factor)))

@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.rises import Rise
-from workbench.curves.trials import TrialCurve, TrialVerdict
+from workbench.curves.classify import Rise
+from workbench.curves.judged import judged
+from workbench.curves.lr_search import unstable_bracket
+from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict
 
 Cause = Literal["data", "curvature", "optimizer_state", "schedule"]
 FloatArray = NDArray[np.float64]
@@ -138,3 +140,53 @@ def confirmation(item: TrialVerdict, *, lr_star: float | None, decline_frac: flo
     times = None if lr_star is None else item.curve.lr / lr_star
     row = {"trial": item.curve.trial, "lr": item.curve.lr, "times_lr_star": times, "shape": shape, "jump_step": step}
     return row | {"outcome": verdict.outcome}
+
+
+def edge_from_growth(
+    loss: ArrayLike, *, lr: float, optimizer: str, momentum: float = 0.9, beta1: float = 0.9, steps: int = 6
+) -> float | None:
+    """Return the largest stable lr that the growth of one unstable run points to; None when it does not grow, or for an unknown rule.
+
+    On a quadratic the unstable mode grows by a factor rho a step, and rho fixes lr times curvature (the root of the
+    rule's characteristic polynomial); its ratio to the rule's exact threshold is that of lr to the edge. On a network
+    the curvature moves, so this only says where to confirm with two runs.
+
+    Args:
+        loss: training loss of a run that grows at its end, shape (steps,).
+        lr: learning rate of its last steps.
+        steps: how many of the last steps the growth is taken from.
+    """
+    values = np.asarray(loss, dtype=np.float64).ravel()
+    finite = values[np.isfinite(values)]
+    if finite.size < steps + 1:
+        return None
+    excess = finite - finite.min()
+    first, last = excess[-1 - steps], excess[-1]
+    if first <= 0 or last <= first:
+        return None
+    rho = math.exp((math.log(last) - math.log(first)) / (2 * steps))
+    if optimizer == "sgd":
+        return lr * 2.0 / (1.0 + rho)
+    if optimizer == "nesterov":
+        grown = 1.0 + rho**2 / ((1.0 + momentum) * rho + momentum)
+        return lr * (1.0 + 1.0 / (1.0 + 2.0 * momentum)) / grown
+    memory = {"momentum": momentum, "rmsprop": momentum, "adam": beta1, "adamw": beta1}.get(optimizer)
+    return None if memory is None else lr * _heavy_ball(1.0, memory) / _heavy_ball(rho, memory)
+
+
+def _heavy_ball(rho: float, memory: float) -> float:
+    return (rho**2 + memory) / rho + 1.0 + memory
+
+
+def growth_edge(record: RecordLike) -> float | None:
+    """Return the edge that the growth of the sweep's lowest unstable trial points to, for full batches; else None."""
+    table = judged(record).sweep()
+    bracket = unstable_bracket(table)
+    if bracket is None or bracket.lower is None or not table.noise_free:
+        return None
+    for curve in judged(record).curves:
+        if math.isclose(curve.lr, bracket.upper, rel_tol=1e-9) and curve.total_steps == table.total_steps:
+            momentum, beta1 = float(curve.config["momentum"]), float(curve.config["beta1"])
+            rule = str(curve.config["optimizer"])
+            return edge_from_growth(curve.loss, lr=curve.lr, optimizer=rule, momentum=momentum, beta1=beta1)
+    return None

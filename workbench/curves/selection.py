@@ -1,4 +1,4 @@
-"""`compare_selected`: runs held against each other by their selected checkpoints, not their last (P4.7, F3.12).
+"""Runs held against each other by their selected checkpoints, not their last (P4.7, F3.12).
 
 The best of many evaluations is better than the best of few, so runs that were evaluated more densely are thinned to the spacing
 of the others, as a share of the run.
@@ -19,11 +19,13 @@ from scipy.special import ndtr
 
 from workbench.curves.classify import ignorance
 from workbench.curves.judged import trials_with
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError
 from workbench.record.read import periodic_rows, select_best
 from workbench.record.roles import Role
 
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
 FEWEST_TO_SEE_NOISE = 4
 """Evaluations; fewer have less than two second differences."""
 
@@ -33,9 +35,6 @@ def expected_maximum(draws: int) -> float:
     """Return the mean of the largest of `draws` independent standard normal draws.
 
     The integral of x d(Phi(x) ** draws): 0 for one draw, 1/sqrt(pi) for two, 1.54 for ten, 2.51 for a hundred.
-
-    Args:
-        draws: at least 1.
 
     Raises:
         ConfigError: there is none.
@@ -47,19 +46,26 @@ def expected_maximum(draws: int) -> float:
     return float(np.trapezoid(x * density, x))
 
 
-def wobble(values: NDArray[np.float64]) -> float:
-    """Return a metric's standard deviation from evaluation to evaluation, free of its trend: MAD of its second differences.
+def wobble(values: Floats) -> float:
+    """Return the standard deviation of finite values in order of time, free of their trend: MAD of the second differences.
 
-    Args:
-        values: finite, in order of the steps; 0.0 where they are too few to tell.
+    0.0 where they are too few to tell.
     """
     if values.size < FEWEST_TO_SEE_NOISE:
         return 0.0
     return float(1.4826 * np.median(np.abs(np.diff(values, n=2))) / math.sqrt(6.0))
 
 
-Floats = NDArray[np.float64]
-Steps = NDArray[np.int64]
+def metric_sign(record: RecordLike) -> float:
+    """Return 1 where a smaller selected metric is the better one, else -1."""
+    return 1.0 if record.config.get("select_mode", "min") == "min" else -1.0
+
+
+def selected_rows(record: RecordLike, trial: int) -> pd.DataFrame:
+    """Return the evaluations of a trial by the selected metric that training wrote itself."""
+    split, _, metric = str(record.config["select"]).partition("/")
+    evals = periodic_rows(record.evals)
+    return evals[(evals["trial"] == trial) & (evals["split"] == split) & (evals["metric"] == metric)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +73,6 @@ class SelectedRun:
     """The evaluations of one finished run; costs are what is smaller when it is better, whatever the metric.
 
     Attributes:
-        trial: its number.
-        seed: shared seed.
-        total_steps: its length.
         steps: at which it was evaluated, shape (evaluations,).
         costs: what selection compares, NaN and inf kept, shape (evaluations,).
         test_costs: the same metric on the test split, NaN where it was not measured, shape (evaluations,).
@@ -139,9 +142,7 @@ class SelectedRun:
     @property
     def carried(self) -> tuple[float, float]:
         """The lead of the selected checkpoint over the mean of the contenders: on the split that chose it, and on the test split."""
-        rivals = self.contenders
-        leads = (float(costs[rivals].mean() - costs[self.best]) for costs in (self.costs, self.test_costs))
-        first, second = leads
+        first, second = (float(c[self.contenders].mean() - c[self.best]) for c in (self.costs, self.test_costs))
         return first, second
 
 
@@ -155,32 +156,25 @@ def read_runs(record: RecordLike) -> list[SelectedRun]:
     if not len(table) or "select" not in record.config:
         return []
     done = table[table["state"] == "complete"]
-    asked = done["trial"][done["stage"] == Role.CHECKPOINTS].tolist()
-    known = [n for n in record.config if n in table]
-    own = trials_with(record, {n: record.config[n] for n in known}) if not asked else []
-    wanted = asked or [n for n in own if n in set(done["trial"])] or done["trial"].tolist()
-    rows = {int(row["trial"]): row for row in done.to_dict("records")}
-    runs = [_run(record, int(n), rows[int(n)]["seed"], int(rows[int(n)]["total_steps"])) for n in wanted]
-    return [run for run in runs if run.steps.size]
-
-
-def _run(record: RecordLike, trial: int, seed: int, total_steps: int) -> SelectedRun:
+    wanted = done["trial"][done["stage"] == Role.CHECKPOINTS].tolist()
+    if not wanted:
+        own = trials_with(record, {n: record.config[n] for n in record.config if n in table})
+        wanted = [n for n in own if n in set(done["trial"])] or done["trial"].tolist()
     split, metric = str(record.config["select"]).split("/", 1)
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    evals = record.evals
-    rows = evals[(evals["trial"] == trial) & (evals["metric"] == metric)]
-    ours = rows[rows["split"] == split].drop_duplicates("step", keep="last").sort_values("step")
-    tested = rows[rows["split"] == "test"].drop_duplicates("step", keep="last").set_index("step")["value"]
-    on_test = tested if split != "test" else tested.iloc[:0]
-    steps = ours["step"].to_numpy(dtype=np.int64)
-    return SelectedRun(
-        trial=trial,
-        seed=int(seed),
-        total_steps=total_steps,
-        steps=steps,
-        costs=sign * ours["value"].to_numpy(dtype=np.float64, na_value=np.nan),
-        test_costs=sign * on_test.reindex(steps).to_numpy(dtype=np.float64, na_value=np.nan),
-    )
+    sign, evals = metric_sign(record), record.evals
+    runs = []
+    for row in (done[done["trial"] == trial].iloc[0] for trial in wanted):
+        rows = evals[(evals["trial"] == row["trial"]) & (evals["metric"] == metric)]
+        ours = rows[rows["split"] == split].drop_duplicates("step", keep="last").sort_values("step")
+        tested = rows[rows["split"] == "test"].drop_duplicates("step", keep="last").set_index("step")["value"]
+        on_test = tested if split != "test" else tested.iloc[:0]
+        steps = ours["step"].to_numpy(dtype=np.int64)
+        runs.append(SelectedRun(
+            trial=int(row["trial"]), seed=int(row["seed"]), total_steps=int(row["total_steps"]), steps=steps,
+            costs=sign * ours["value"].to_numpy(dtype=np.float64, na_value=np.nan),
+            test_costs=sign * on_test.reindex(steps).to_numpy(dtype=np.float64, na_value=np.nan),
+        ))  # fmt: skip
+    return [run for run in runs if run.steps.size]
 
 
 def compare_selected(
@@ -203,62 +197,39 @@ def compare_selected(
         None), gain, noise, learned (what the better of the two gained on the untrained model, None where that was not
         evaluated), promising (better by more than the noise as far as that is known), adopted, said (the numbers), why (it is not, or ""), reason (both).
     """
-    select = str(record.config["select"])
-    sign = _sign(record)
+    select, sign = str(record.config["select"]), metric_sign(record)
     every = spacing(record, [*baseline, *(number for numbers in candidates.values() for number in numbers)])
     ours = selected(record, baseline, every=every)
     found = {name: result for name, numbers in candidates.items() if (result := selected(record, numbers, every=every))}
     if not ours or not found:
-        reason = (
-            "there is no finite value of the baseline"
-            if not ours
-            else "the baseline trains at the best lr already, and nothing else was tried"
-        )
-        return {
-            "baseline": ours,
-            "recommended": ours,
-            "candidate": None,
-            "promising": False,
-            "adopted": False,
-            "said": "",
-            "why": reason,
-            "reason": f"Not adopted: {reason}.",
-        }
+        why = "the baseline trains at the best lr already, and nothing else was tried"
+        why = why if ours else "there is no finite value of the baseline"
+        none = {"candidate": None, "promising": False, "adopted": False, "said": "", "why": why}
+        return {"baseline": ours, "recommended": ours, **none, "reason": f"Not adopted: {why}."}
     name = min(found, key=lambda n: sign * found[n][select] + noise_sds * found[n]["noise"])
     theirs = found[name]
     gain = sign * (ours[select] - theirs[select])
     noise = noise_sds * theirs["noise"]
-    adopted = bool(gain > noise) and theirs["noise_known"]
+    promising = bool(gain > noise)
+    adopted = promising and theirs["noise_known"]
     why = "" if adopted else "not better by more than the noise"
-    if gain > noise and not adopted:
+    if promising and not adopted:
         why = "a single run with too few evaluations does not show its noise"
+    by = "equally good"
+    if gain != 0:
+        known = f"noise {noise:.2g}" if noise > 0 else "noise not measured (too few evaluations)"
+        by = f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}"
     said = (
         f"Selected checkpoints: {select} {ours[select]:.4g} at step {ours['best_step']} (baseline), {theirs[select]:.4g} "
-        f"at step {theirs['best_step']} ({name}): {_by(gain, noise)}."
+        f"at step {theirs['best_step']} ({name}): {by}."
     )
     starts = list(starts_by_seed(record, [*ours["trials"], *theirs["trials"]]).values())
     best = sign * min(sign * ours[select], sign * theirs[select])
     return {
-        "baseline": ours,
-        "recommended": theirs,
-        "candidate": name,
-        "gain": gain,
-        "noise": noise,
-        "learned": sign * (float(np.mean(starts)) - best) if starts else None,
-        "promising": bool(gain > noise),
-        "adopted": adopted,
-        "said": said,
-        "why": why,
-        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted.",
-    }
-
-
-def _by(gain: float, noise: float) -> str:
-    """Return the difference in words; a noise of 0 means that there were too few evaluations to see it."""
-    if gain == 0:
-        return "equally good"
-    known = f"noise {noise:.2g}" if noise > 0 else "noise not measured (too few evaluations)"
-    return f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}"
+        "baseline": ours, "recommended": theirs, "candidate": name, "gain": gain, "noise": noise,
+        "learned": sign * (float(np.mean(starts)) - best) if starts else None, "promising": promising, "adopted": adopted, "said": said,
+        "why": why, "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted.",
+    }  # fmt: skip
 
 
 def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[int, float]:
@@ -269,7 +240,7 @@ def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float
         every: see `spacing`; 0 takes every evaluation.
     """
     found = {seed: selectable(record, n, every)[0] for seed, n in _seeds(record, numbers).items()}
-    sign = _sign(record)
+    sign = metric_sign(record)
     return {seed: float((sign * values).min() * sign) for seed, values in found.items() if values.size}
 
 
@@ -277,7 +248,6 @@ def starts_by_seed(record: RecordLike, numbers: Sequence[int]) -> dict[int, floa
     """Return for each seed what the selected metric is where nothing is known: untrained, or by guessing where that is better.
 
     Args:
-        record: a study; its facts may hold "chance_loss".
         numbers: of trials, one a seed; those without a finite evaluation at step 0 are left out.
     """
     chance = record.facts.get("chance_loss") if str(record.config["select"]).endswith("/loss") else None
@@ -296,20 +266,14 @@ def _seeds(record: RecordLike, numbers: Sequence[int]) -> dict[int, int]:
     return {int(seeds[number]): int(number) for number in numbers}
 
 
-def _sign(record: RecordLike) -> float:
-    return 1.0 if record.config["select_mode"] == "min" else -1.0
-
-
-def _shares(record: RecordLike, number: int) -> tuple[NDArray[np.float64], pd.DataFrame]:
+def _shares(record: RecordLike, number: int) -> tuple[Floats, pd.DataFrame]:
     """Return where in its run a trial was evaluated by the selected metric, from 0 to 1, and the rows."""
-    split, metric = str(record.config["select"]).split("/", 1)
-    evals, trials = periodic_rows(record.evals), record.trials
-    rows = evals[(evals["trial"] == number) & (evals["split"] == split) & (evals["metric"] == metric)]
+    rows, trials = selected_rows(record, number), record.trials
     total = float(trials.loc[trials["trial"] == number, "total_steps"].iloc[0])
     return rows["step"].to_numpy(dtype=np.float64) / total, rows
 
 
-def selectable(record: RecordLike, number: int, every: float = 0.0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def selectable(record: RecordLike, number: int, every: float = 0.0) -> tuple[Floats, Steps]:
     """Return the finite values that selection compares for one trial, and their steps, thinned to the spacing `every`."""
     shares, rows = _shares(record, number)
     if every > 0 and shares.size > 1 and np.mean(np.diff(shares)) < every * (1 - 1e-3):
@@ -329,26 +293,17 @@ def selected(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) 
         numbers: of trials with the same config, one a seed; the metric is their mean.
         every: see `spacing`; 0 takes every evaluation.
     """
-    select, sign = str(record.config["select"]), _sign(record)
-    best: list[tuple[float, int]] = []
-    noise: list[float] = []
-    counts: list[int] = []
-    for number in numbers:
-        values, steps = selectable(record, number, every)
-        if values.size:
-            at = int(np.argmin(sign * values))
-            best.append((float(values[at]), int(steps[at])))
-            noise.append(wobble(values))
-            counts.append(values.size)
-    if not best:
+    sign = metric_sign(record)
+    runs = [run for number in numbers if (run := selectable(record, number, every))[0].size]
+    if not runs:
         return {}
+    at = [int(np.argmin(sign * values)) for values, _ in runs]
+    best = [float(values[k]) for k, (values, _) in zip(at, runs, strict=True)]
     with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, it has no end
-        spread = float(np.std([v for v, _ in best], ddof=1)) if len(best) > 1 else 0.0
+        spread = float(np.std(best, ddof=1)) if len(best) > 1 else 0.0
     return {
-        "best_step": best[0][1],
-        select: float(np.mean([v for v, _ in best])),
-        "noise": max(float(np.mean(noise)), spread),
-        "noise_known": all(count >= FEWEST_TO_SEE_NOISE for count in counts) or len(best) > 1,
-        "seeds": len(best),
-        "trials": [int(n) for n in numbers],
-    }
+        "best_step": int(runs[0][1][at[0]]), str(record.config["select"]): float(np.mean(best)),
+        "noise": max(float(np.mean([wobble(values) for values, _ in runs])), spread),
+        "noise_known": all(values.size >= FEWEST_TO_SEE_NOISE for values, _ in runs) or len(best) > 1,
+        "seeds": len(best), "trials": [int(n) for n in numbers],
+    }  # fmt: skip

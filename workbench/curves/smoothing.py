@@ -17,17 +17,11 @@ MEDIAN_PENALTY = 1.2533
 """Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 
 _RESOLUTION = float(np.finfo(np.float32).eps)
+_RECENT = 17
 
 
 def fill_gaps(loss: FloatArray) -> tuple[FloatArray, bool]:
-    """Cut a non-finite tail off and bridge single non-finite values (steps that a loss scaler skipped).
-
-    Args:
-        loss: training loss of each step, shape (steps,).
-
-    Returns:
-        The finite curve, shape (at most steps,), and whether the run ended non-finite.
-    """
+    """Cut a non-finite tail off, bridge single non-finite values (steps that a loss scaler skipped), and tell whether there was a tail."""
     finite = np.isfinite(loss)
     if not finite.any():
         return np.empty(0), loss.size > 0
@@ -39,16 +33,11 @@ def fill_gaps(loss: FloatArray) -> tuple[FloatArray, bool]:
 
 
 def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: bool) -> FloatArray:
-    """Return the standard deviation of each step's loss around the loss of the whole training set.
+    """Return the standard deviation of each step's loss around the loss of the whole training set, shape (steps,).
 
-    Zero for a full batch, else the root mean square of the recorded `loss_se` over the last steps: a batch of a few
-    examples that holds none of the hard ones shows a low loss and a low error at once. Where it is unknown, 1.4826 MAD /
-    sqrt(6) of the second differences, which a smooth curve leaves alone. Never below the resolution of a float32 loss.
-
-    Args:
-        loss: finite training loss of each step, shape (steps,).
-        loss_se: standard error of each step's loss from the spread in its batch, shape (steps,), NaN where unknown.
-        full_batch: True when every step sees all training examples.
+    Zero for a full batch, else the root mean square of the recorded `loss_se` (NaN where unknown) over the last 17 steps (rule of
+    thumb): a batch of a few examples that holds none of the hard ones shows a low loss and a low error at once. Where it is unknown,
+    1.4826 MAD / sqrt(6) of the second differences, which a smooth curve leaves alone. Never below the resolution of a float32 loss.
     """
     floor: FloatArray = 4.0 * _RESOLUTION * np.abs(loss)
     if full_batch:
@@ -58,22 +47,17 @@ def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: 
         noise = np.asarray(loss_se, dtype=np.float64)[: loss.size].copy()
         noise[~np.isfinite(noise)] = np.nan
     if np.isnan(noise).any():
-        noise[np.isnan(noise)] = float(np.nanmedian(noise)) if np.isfinite(noise).any() else _from_differences(loss)
-    out: FloatArray = np.maximum(_recent_rms(noise), floor)
+        noise[np.isnan(noise)] = float(np.nanmedian(noise)) if np.isfinite(noise).any() else _difference_noise(loss)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(noise, (_RECENT - 1, 0)), _RECENT)
+    rms = np.hypot.reduce(windows, axis=1) / np.sqrt(np.minimum(np.arange(noise.size) + 1, _RECENT))
+    out: FloatArray = np.maximum(rms, floor)
     return out
 
 
-def _recent_rms(noise: FloatArray, steps: int = 17) -> FloatArray:
-    """Return the root mean square of each value and those before it, `steps` in all (rule of thumb), shape (steps,)."""
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(noise, (steps - 1, 0)), steps)
-    out: FloatArray = np.hypot.reduce(windows, axis=1) / np.sqrt(np.minimum(np.arange(noise.size) + 1, steps))
-    return out
-
-
-def _from_differences(loss: FloatArray) -> float:
-    if loss.size < 5:
+def _difference_noise(values: FloatArray) -> float:
+    if values.size < 5:
         return 0.0
-    second = np.diff(loss, n=2)
+    second = np.diff(values, n=2)
     return 1.4826 * float(np.median(np.abs(second - np.median(second)))) / math.sqrt(6.0)
 
 
@@ -102,8 +86,6 @@ def smooth(
     """Smooth with the narrowest median whose noise is small against what the run, or its study, has learned.
 
     Args:
-        loss: finite training loss of each step, shape (steps,).
-        noise: its standard deviation, shape (steps,).
         loss_ref: loss before the first update.
         total_steps: planned length; the window is at most a tenth of it.
         progress: what the best trial of the study has learned; None takes this run's own.
@@ -122,13 +104,9 @@ def smooth(
         gained = progress if progress is not None else loss_ref - float(smoothed.min())
         if MEDIAN_PENALTY * typical / np.sqrt(width) <= max_noise_frac * gained:
             break
-    return smoothed, _after_median(noise, width), width
-
-
-def _after_median(noise: FloatArray, width: int) -> FloatArray:
     if width <= 1:
-        return noise
+        return smoothed, noise, width
     steps = np.arange(noise.size)
     window = np.minimum(width, 2 * np.minimum(steps, steps[::-1]) + 1)
-    out: FloatArray = running_median(noise, width) * np.where(window > 1, MEDIAN_PENALTY / np.sqrt(window), 1.0)
-    return out
+    left = running_median(noise, width) * np.where(window > 1, MEDIAN_PENALTY / np.sqrt(window), 1.0)
+    return smoothed, left, width

@@ -1,4 +1,4 @@
-"""One point of a learning-rate sweep: the loss of an lr over its seeds, and its paired distance to the best."""
+"""The points of a learning-rate sweep: the loss of each lr over its seeds, and its paired distance to the best."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from workbench.curves.classify import ignorance
 from workbench.curves.smoothing import noise_per_step
-from workbench.curves.trials import (
-    TrialCurve,
-    TrialVerdict,
-    initial_losses,
-    judge,
-)
+from workbench.curves.trial_curves import TrialCurve, TrialVerdict, initial_losses, judge
 
 FloatArray = NDArray[np.float64]
+_BLOCKS = 8
+"""Blocks that the last steps are cut into (rule of thumb)."""
+_NOISE_SDS = 4.0
+"""Standard errors that what was learned must stand out by (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +25,11 @@ class LRPoint:
     """All full-length trials at one learning rate.
 
     Attributes:
-        lr: peak learning rate.
         loss: mean over the seeds of the tail loss (the objective), infinite when a seed diverged.
         loss_se: standard error of `loss` over the last steps and the seeds.
-        above_best: paired difference to the best lr: same seeds, same steps, same batches.
-        above_best_se: standard error of that difference.
-        seeds: seeds that were run.
-        losses: tail loss of each seed.
-        outcomes: stability outcome of each seed.
+        above_best, above_best_se: paired difference to the best lr (same seeds, steps and batches), and its standard error.
+        seeds, losses, outcomes, trials: seeds that were run, and of each its tail loss, stability outcome and trial number.
         lasting: how many seeds are lastingly unstable.
-        trials: trial numbers, in the order of `seeds`.
     """
 
     lr: float
@@ -65,7 +59,6 @@ class SweepTable:
     """The points of a sweep in order of lr, with what is common to them.
 
     Attributes:
-        points: one per learning rate.
         noise_free: every trial saw the full batch in every step.
         memory: momentum or beta1 of the optimizer.
         loss_ref: loss of the initial model, mean over the seeds.
@@ -91,7 +84,12 @@ class SweepTable:
         if not usable:
             return None
         shared = set.intersection(*(set(self.points[i].seeds) for i in usable))
-        return min(usable, key=lambda i: _mean_over(self.points[i], shared))
+
+        def mean(point: LRPoint) -> float:
+            chosen = [v for s, v in zip(point.seeds, point.losses, strict=True) if not shared or s in shared]
+            return float(np.mean(chosen))
+
+        return min(usable, key=lambda i: mean(self.points[i]))
 
     @property
     def best(self) -> int | None:
@@ -111,18 +109,10 @@ class SweepTable:
         return min(self.progress, lowest) if lowest > 0 or fitted else self.progress
 
 
-def _mean_over(point: LRPoint, seeds: set[int]) -> float:
-    chosen = [v for s, v in zip(point.seeds, point.losses, strict=True) if not seeds or s in seeds]
-    return float(np.mean(chosen))
-
-
 def objective(curve: TrialCurve, *, tail_frac: float = 0.1) -> float:
     """Return the mean training loss of the last tenth of the steps at full length; infinite for a diverged run.
 
     Never the best loss so far (biased downwards by noise) nor the last value alone.
-
-    Args:
-        tail_frac: share of the steps averaged.
     """
     return math.inf if curve.diverged else float(np.mean(curve.loss[-_tail(curve, tail_frac) :]))
 
@@ -131,30 +121,22 @@ def _tail(curve: TrialCurve, tail_frac: float) -> int:
     return max(1, round(tail_frac * curve.total_steps))
 
 
-def paired_difference(
-    one: TrialCurve, other: TrialCurve, *, tail_frac: float = 0.1, blocks: int = 8
-) -> tuple[float, float]:
-    """Return the mean of `one - other` over the last steps, and its standard error.
+def paired_difference(one: TrialCurve, other: TrialCurve, *, tail_frac: float = 0.1) -> tuple[float, float]:
+    """Return the mean of `one - other`, of one length, over the last steps, and its standard error.
 
     Two trials with the same seed see the same batches, so the batches' noise cancels. The standard error comes from
     the means of blocks, because neighbouring steps are correlated, around their straight line, because a trend is no
     noise. It is 0 for full batches.
-
-    Args:
-        other: another of the same length.
-        tail_frac: share of the steps compared.
-        blocks: blocks the steps are cut into (rule of thumb).
     """
     if one.diverged or other.diverged:
         return (0.0 if other.diverged else math.inf) if one.diverged else -math.inf, 0.0
     n = _tail(one, tail_frac)
     difference = one.loss[-n:] - other.loss[-n:]
-    free = one.full_batch and other.full_batch
-    return float(np.mean(difference)), 0.0 if free else _mean_se(difference, blocks)
+    return float(np.mean(difference)), 0.0 if one.full_batch and other.full_batch else _mean_se(difference)
 
 
-def _mean_se(values: FloatArray, blocks: int) -> float:
-    count = min(blocks, values.size)
+def _mean_se(values: FloatArray) -> float:
+    count = min(_BLOCKS, values.size)
     if count < 3:
         return math.nan
     scale = float(np.max(np.abs(values))) or 1.0
@@ -164,43 +146,45 @@ def _mean_se(values: FloatArray, blocks: int) -> float:
     return scale * math.sqrt(float(residual @ residual) / (count - 2) / count)
 
 
-def mean_and_error(parts: Sequence[FloatArray], *, blocks: int = 8) -> tuple[float, float]:
-    """Return the mean of some stretches of training loss, one a seed, and its standard error, free of their trends.
-
-    Args:
-        parts: of one length, shape (steps,) each.
-    """
-    errors = [_finite_or_zero(_mean_se(part, blocks)) for part in parts]
+def mean_and_error(parts: Sequence[FloatArray]) -> tuple[float, float]:
+    """Return the mean of stretches of training loss of one length, one a seed, and its standard error, free of their trends."""
+    errors = [_finite_or_zero(_mean_se(part)) for part in parts]
     return float(np.mean([np.mean(part) for part in parts])), math.hypot(*errors) / len(errors)
 
 
-def sweep_of_curves(
-    full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1, blocks: int = 8, noise_sds: float = 4.0
-) -> SweepTable:
-    """Return the sweep's points, one a learning rate.
+def sweep_of_curves(full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1) -> SweepTable:
+    """Return the sweep of finished trials of one config but for the learning rate and the seeds.
+
+    Of trials with one lr and seed the first counts: the same run twice is no second opinion.
 
     Args:
-        full_length: finished trials of one config but for the learning rate and the seeds.
         tail_frac: share of the steps that the objective averages.
-        noise_sds: standard errors that what was learned must stand out by (rule of thumb).
     """
-    peers = _first_of_each(full_length)
-    verdicts = judge(peers, peers)
-    groups = _by_lr(verdicts)
-    points = tuple(_point(group, lr_star=None, tail_frac=tail_frac, blocks=blocks) for group in groups)
-    table = _table(points, peers)
+    kept: dict[tuple[str, int], TrialCurve] = {}
+    for curve in full_length:
+        kept.setdefault((f"{curve.lr:.9e}", curve.seed), curve)
+    peers = list(kept.values())
+    by_lr: dict[str, list[TrialVerdict]] = {}
+    for item in sorted(judge(peers, peers), key=lambda v: (v.curve.lr, v.curve.seed)):
+        by_lr.setdefault(f"{item.curve.lr:.9e}", []).append(item)
+    groups = list(by_lr.values())
+    points = tuple(_point(group, tail_frac) for group in groups)
+    starts = dict(zip((c.seed for c in peers), initial_losses(peers, peers), strict=True))
+    loss_ref = float(np.mean(list(starts.values()))) if starts else math.nan
+    finite = [p.loss for p in points if math.isfinite(p.loss)]
+    table = SweepTable(
+        points=points, noise_free=bool(peers) and all(c.full_batch for c in peers), memory=peers[0].memory if peers else 0.0,
+        loss_ref=loss_ref, progress=ignorance(loss_ref, peers[0].chance) - min(finite) if finite else 0.0, learned=False,
+        total_steps=peers[0].total_steps if peers else 0, chance=peers[0].chance if peers else None,
+    )  # fmt: skip
     best = table.lowest
     if best is None:
         return table
-    star = points[best].lr
-    points = tuple(_point(group, lr_star=star, tail_frac=tail_frac, blocks=blocks) for group in groups)
-    points = _with_differences(points, groups, best, tail_frac=tail_frac, blocks=blocks)
-    curves = [item.curve for item in groups[best]]
-    table = replace(table, points=points)
-    return replace(table, learned=_learned(table, best, curves, _start_noise(peers), noise_sds))
+    table = replace(table, points=_with_differences(points, groups, best, tail_frac))
+    return replace(table, learned=_learned(table, best, [item.curve for item in groups[best]], _start_noise(peers)))
 
 
-def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_noise: float, noise_sds: float) -> bool:
+def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_noise: float) -> bool:
     """Tell whether the best lr came below the loss of knowing nothing by more than the noise of the last steps.
 
     Where chance is below the initial loss it is known without noise, and the second half of the run, which sees more
@@ -209,58 +193,37 @@ def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_n
     se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
     if table.level < table.loss_ref:
         later, error = mean_and_error([c.loss[c.total_steps // 2 :] for c in curves])
-        below = not table.noise_free and table.level - later > noise_sds * max(error, se / 4)
-        return table.progress > noise_sds * se or below
+        below = not table.noise_free and table.level - later > _NOISE_SDS * max(error, se / 4)
+        return table.progress > _NOISE_SDS * se or below
     worse_below = any(
-        p.above_best > max(noise_sds * _finite_or_zero(p.above_best_se), 0.0) for p in table.points[:best]
+        p.above_best > max(_NOISE_SDS * _finite_or_zero(p.above_best_se), 0.0) for p in table.points[:best]
     )
     lead = table.progress > 0 and not table.noise_free and worse_below
-    return table.progress > noise_sds * math.hypot(start_noise, se) or lead
+    return table.progress > _NOISE_SDS * math.hypot(start_noise, se) or lead
 
 
-def _first_of_each(curves: Sequence[TrialCurve]) -> list[TrialCurve]:
-    """Keep one trial for each lr and seed: the same run twice is no second opinion."""
-    kept: dict[tuple[str, int], TrialCurve] = {}
-    for curve in curves:
-        kept.setdefault((f"{curve.lr:.9e}", curve.seed), curve)
-    return list(kept.values())
-
-
-def _by_lr(verdicts: Sequence[TrialVerdict]) -> list[list[TrialVerdict]]:
-    groups: dict[str, list[TrialVerdict]] = {}
-    for item in sorted(verdicts, key=lambda v: (v.curve.lr, v.curve.seed)):
-        groups.setdefault(f"{item.curve.lr:.9e}", []).append(item)
-    return list(groups.values())
-
-
-def _point(group: Sequence[TrialVerdict], *, lr_star: float | None, tail_frac: float, blocks: int) -> LRPoint:
+def _point(group: Sequence[TrialVerdict], tail_frac: float) -> LRPoint:
     losses = tuple(objective(v.curve, tail_frac=tail_frac) for v in group)
     finite = [v for v in losses if math.isfinite(v)]
-    own = [_mean_se(v.curve.loss[-_tail(v.curve, tail_frac) :], blocks) for v in group if not v.curve.diverged]
+    own = [_mean_se(v.curve.loss[-_tail(v.curve, tail_frac) :]) for v in group if not v.curve.diverged]
     within = 0.0 if group[0].curve.full_batch else math.hypot(*own) / max(1, len(own))
     between = _spread(finite) / math.sqrt(len(finite)) if len(finite) > 1 else 0.0
     return LRPoint(
-        lr=group[0].curve.lr,
-        loss=float(np.mean(losses)),
-        loss_se=max(within, between),
-        seeds=tuple(v.curve.seed for v in group),
-        losses=losses,
-        outcomes=tuple(v.verdict.outcome for v in group),
-        lasting=sum(v.is_lasting(lr_star) for v in group),
-        trials=tuple(v.curve.trial for v in group),
-    )
+        lr=group[0].curve.lr, loss=float(np.mean(losses)), loss_se=max(within, between), losses=losses,
+        seeds=tuple(v.curve.seed for v in group), outcomes=tuple(v.verdict.outcome for v in group),
+        lasting=sum(v.is_lasting() for v in group), trials=tuple(v.curve.trial for v in group),
+    )  # fmt: skip
 
 
 def _with_differences(
-    points: tuple[LRPoint, ...], groups: Sequence[Sequence[TrialVerdict]], best: int, *, tail_frac: float, blocks: int
+    points: tuple[LRPoint, ...], groups: Sequence[Sequence[TrialVerdict]], best: int, tail_frac: float
 ) -> tuple[LRPoint, ...]:
     """Add each point's paired difference to the best; the spread over seeds is pooled over the lrs near the best."""
-    reference = {v.curve.seed: v.curve for v in groups[best]}
+    reference, star = {v.curve.seed: v.curve for v in groups[best]}, points[best].lr
     pairs: list[list[tuple[float, float]]] = []
     for group in groups:
         shared = [(v.curve, reference[v.curve.seed]) for v in group if v.curve.seed in reference]
-        pairs.append([paired_difference(a, b, tail_frac=tail_frac, blocks=blocks) for a, b in shared])
-    star = points[best].lr
+        pairs.append([paired_difference(a, b, tail_frac=tail_frac) for a, b in shared])
     spreads = [
         _spread([d for d, _ in found])
         for point, found in zip(points, pairs, strict=True)
@@ -268,31 +231,16 @@ def _with_differences(
     ]
     pooled = float(np.median(spreads)) if spreads and not groups[best][0].curve.full_batch else 0.0
     done = []
-    for k, (point, found) in enumerate(zip(points, pairs, strict=True)):
+    for k, (point, group, found) in enumerate(zip(points, groups, pairs, strict=True)):
         if not found:
             mean, se = point.loss - points[best].loss, math.hypot(point.loss_se, points[best].loss_se)
         else:
             mean = float(np.mean([d for d, _ in found]))
             within = math.hypot(*(s for _, s in found)) / len(found)
             se = 0.0 if k == best else max(within, pooled / math.sqrt(len(found)))
-        done.append(replace(point, above_best=mean, above_best_se=se))
+        lasting = sum(v.is_lasting(star) for v in group)
+        done.append(replace(point, above_best=mean, above_best_se=se, lasting=lasting))
     return tuple(done)
-
-
-def _table(points: tuple[LRPoint, ...], peers: Sequence[TrialCurve]) -> SweepTable:
-    starts = initial_losses(peers)
-    loss_ref = float(np.mean(list(starts.values()))) if starts else math.nan
-    finite = [p.loss for p in points if math.isfinite(p.loss)]
-    return SweepTable(
-        points=points,
-        noise_free=bool(peers) and all(c.full_batch for c in peers),
-        memory=peers[0].memory if peers else 0.0,
-        loss_ref=loss_ref,
-        progress=ignorance(loss_ref, peers[0].chance) - min(finite) if finite else 0.0,
-        learned=False,
-        total_steps=peers[0].total_steps if peers else 0,
-        chance=peers[0].chance if peers else None,
-    )
 
 
 def _start_noise(peers: Sequence[TrialCurve]) -> float:

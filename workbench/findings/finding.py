@@ -58,6 +58,23 @@ class Finding:
         return f"{SYMBOLS[self.status]} {self.status:<12} {self.code:<26} {self.summary}"
 
 
+class Codes(dict[str, str]):
+    """Code -> clause, in the order of a report."""
+
+    def finding(self, code: str, status: Status, summary: str, **fields: Any) -> Finding:
+        """Return a finding with the clause of its code; `KeyError` for a code that is not declared.
+
+        Args:
+            status: how bad it is.
+            summary: one sentence for a person.
+        """
+        return Finding(code=code, clause=self[code], status=status, summary=summary, **fields)
+
+    def not_measured(self, code: str, reason: str, **fields: Any) -> Finding:
+        """Return the finding that says why nothing is known; `reason` is a clause without a full stop."""
+        return self.finding(code, "not_measured", f"Not measured: {reason}.", **fields)
+
+
 def said_alike(
     findings: Iterable[Finding], *, joins: Callable[[Finding], bool] = lambda _: True
 ) -> list[list[Finding]]:

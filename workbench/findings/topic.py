@@ -65,10 +65,12 @@ class Topic:
 
     Attributes:
         name: of its folder.
+        codes: code -> clause of everything that its diagnoses may report.
         figures: in the order of a report.
         studies: kind, as in `study.json`, -> how it is judged and shown.
     """
 
     name: str
-    figures: tuple[Figure, ...]
+    codes: Mapping[str, str]
+    figures: tuple[Figure, ...] = ()
     studies: Mapping[str, StudyKind] = field(default_factory=dict)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import TrainConfig, is_callable_name
-from workbench.curves.clipped_runs import fixed_step
+from workbench.curves.clipping import fixed_step
 from workbench.curves.judged import judged
 from workbench.curves.losses import judged_without_loss, selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN
-from workbench.curves.proof import by_faults
-from workbench.curves.replaced import diagnose_replaced
+from workbench.curves.seed_comparison import by_faults
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.json_values import dumps
@@ -48,6 +47,7 @@ from workbench.topics.one_batch.collect import collect_one_batch
 from workbench.topics.one_batch.diagnose import diagnose_one_batch
 from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
 from workbench.topics.one_batch.parameters import collect_parameters
+from workbench.topics.optimizers.replaced import diagnose_replaced
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.periodicity.diagnose import diagnose_periodicity
 from workbench.topics.preflight.collect import collect_preflight

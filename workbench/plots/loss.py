@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.plots.frames import curve, lr_of
 from workbench.plots.style import (
     BAD,

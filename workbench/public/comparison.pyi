@@ -1,7 +1,7 @@
-"""Which of several variants is better, each tuned alike?"""
+"""What does a modification do to the learning rates that train, and does a warmup undo it?"""
 
-from workbench.topics.comparison.diagnose import diagnose_comparison as diagnose
-from workbench.topics.comparison.figures import plot_comparison as plot
-from workbench.topics.comparison.study import ComparisonStudy as Study
+from workbench.topics.modification.diagnose import diagnose_modification as diagnose
+from workbench.topics.modification.figures import plot_modification as plot
+from workbench.topics.modification.study import ModificationStudy as Study
 
 __all__ = ["Study", "diagnose", "plot"]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.curves.proof import p_words
+from workbench.curves.seed_comparison import p_words
 from workbench.findings.causes import listed, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding

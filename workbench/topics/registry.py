@@ -1,41 +1,28 @@
-"""`TOPICS`: every question of which a report or a page shows something, in the order of a report."""
+"""`TOPICS`: every question, found by the `topic.py` of its folder, in the order of a report."""
 
 from __future__ import annotations
 
-from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.architecture.topic import TOPIC as architecture
-from workbench.topics.batch_norm.topic import TOPIC as batch_norm
-from workbench.topics.batch_size.topic import TOPIC as batch_size
-from workbench.topics.checkpoints.topic import TOPIC as checkpoints
-from workbench.topics.clipping.topic import TOPIC as clipping
-from workbench.topics.evaluation.topic import TOPIC as evaluation
-from workbench.topics.hosts.topic import TOPIC as hosts
-from workbench.topics.input.topic import TOPIC as input
-from workbench.topics.lr_sweep.topic import TOPIC as lr_sweep
-from workbench.topics.optimizers.topic import TOPIC as optimizers
-from workbench.topics.parameter_server.topic import TOPIC as parameter_server
-from workbench.topics.recommendation.topic import TOPIC as recommendation
-from workbench.topics.schedule.topic import TOPIC as schedule
-from workbench.topics.stability.topic import TOPIC as stability
-from workbench.topics.warmup.topic import TOPIC as warmup
+import importlib
+from pathlib import Path
 
-TOPICS: tuple[Topic, ...] = (
-    lr_sweep,
-    stability,
-    warmup,
-    clipping,
-    recommendation,
-    schedule,
-    optimizers,
-    architecture,
-    batch_size,
-    evaluation,
-    checkpoints,
-    input,
-    hosts,
-    batch_norm,
-    parameter_server,
-)
+from workbench.findings.topic import Figure, StudyKind, Topic
+
+_FIRST = (
+    "lr_sweep", "stability", "warmup", "clipping", "recommendation", "schedule", "optimizers", "architecture", "batch_size", "evaluation",
+    "checkpoints", "input", "hosts", "batch_norm", "parameter_server",
+)  # fmt: skip
+"""Questions in the order of a report; any other stands behind them."""
+
+
+def _found() -> tuple[Topic, ...]:
+    names = sorted(path.parent.name for path in Path(__file__).parent.glob("*/topic.py"))
+    ordered = [*_FIRST, *(name for name in names if name not in _FIRST)]
+    return tuple(importlib.import_module(f"workbench.topics.{name}.topic").TOPIC for name in ordered)
+
+
+TOPICS: tuple[Topic, ...] = _found()
 FIGURES: tuple[Figure, ...] = tuple(figure for topic in TOPICS for figure in topic.figures)
 STUDIES: dict[str, StudyKind] = {kind: study for topic in TOPICS for kind, study in topic.studies.items()}
 """Kind of a study -> what judges and shows it."""
+CODES: dict[str, str] = {code: clause for topic in TOPICS for code, clause in topic.codes.items()}
+"""Every code that a finding may have -> its clause."""

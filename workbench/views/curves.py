@@ -9,7 +9,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.panels.controls import is_live, needs, nothing, still
 from workbench.plots.render import png
 from workbench.record.read import StudyRecord, TrialRecord

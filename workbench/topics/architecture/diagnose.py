@@ -13,11 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 
 CODES = Codes({
     "architecture.no_residual": "F2.5", "architecture.no_norm": "F2.5", "architecture.norm_after_add": "F2.7",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.plots.style import INK, PALETTE, PAPER, STYLES, drawing, legend, log_scale, mark_steps, not_measured
 from workbench.topics.architecture.diagnose import architecture_depths
 

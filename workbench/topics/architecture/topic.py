@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.architecture.diagnose import diagnose_architecture
+from workbench.topics.architecture.diagnose import CODES, diagnose_architecture
 from workbench.topics.architecture.figures import plot_architecture
 
 TOPIC = Topic(
     name="architecture",
+    codes=CODES,
     figures=(
         Figure(
             name="architecture",

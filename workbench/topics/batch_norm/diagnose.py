@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from workbench.curves.selection import selected_by_seed
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import UsageError
-from workbench.findings.codes import Codes
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 from workbench.train.distributed.merge_statistics import merge_statistics
 
 CODES = Codes({

@@ -5,9 +5,11 @@ from __future__ import annotations
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_devices
+from workbench.topics.batch_norm.replicas import CODES
 
 TOPIC = Topic(
     name="batch_norm",
+    codes=CODES,
     figures=(
         Figure(
             name="batch-norm",

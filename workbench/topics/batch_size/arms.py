@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from workbench.curves.judged import equal, plain_cell, trials_with
+from workbench.curves.judged import trials_with
 from workbench.curves.selection import selected_by_seed
-from workbench.curves.trials import RecordLike, memory_field
+from workbench.curves.trial_curves import RecordLike, equal, memory_field, plain_cell
 
 EQUAL = ("steps", "examples")
 

@@ -10,11 +10,10 @@ import numpy as np
 from scipy import stats
 
 from workbench.curves.judged import judged
-from workbench.curves.trials import RecordLike, memory_field
+from workbench.curves.trial_curves import RecordLike, memory_field
 from workbench.errors import UsageError
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.topics.batch_size.arms import EQUAL, BatchArm, comparable, read_arms
 from workbench.topics.batch_size.diagnose_size import SIZE_CODES, noise_scale_finding, regularisation_finding
 

@@ -10,15 +10,14 @@ import numpy as np
 from scipy import stats
 
 from workbench.curves.judged import trials_with
-from workbench.curves.replaced import replaced
 from workbench.curves.selection import selected_by_seed
-from workbench.curves.trials import RecordLike, memory_field
+from workbench.curves.trial_curves import RecordLike, memory_field
 from workbench.findings.audited import why_missing
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.record.read import periodic_rows
 from workbench.topics.batch_size.arms import BatchArm, choosing_seeds
+from workbench.topics.optimizers.replaced import replaced
 
 SIZE_CODES = CODES = Codes({"batch_size.noise_scale": "F6.5", "batch_size.regularisation": "F6.6"})
 
@@ -60,7 +59,7 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     if cost is not None and cost.costs:
         return CODES.finding(
             code, "warn",
-            f"Gradients of {own} examples drown in their noise, whose scale is {shown} ({span}): {cost.told}.",
+            f"Gradients of {own} examples drown in their noise, whose scale is {shown} ({span}): {cost.words}.",
             advice=[f"Train with larger batches, {cost.usual:g} for a start; where memory is short, accumulate_steps splits them."],
             evidence=evidence | {"replaced": cost.to_dict()}, **numbers,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 
 from workbench.checks import check_integer, check_number
 from workbench.config import TrainConfig
-from workbench.curves.trials import memory_field
+from workbench.curves.trial_curves import memory_field
 from workbench.errors import ConfigError, UsageError
 from workbench.record.roles import Role
 from workbench.studies.base import Study

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.batch_size.diagnose import diagnose_batch_size
+from workbench.topics.batch_size.diagnose import CODES, diagnose_batch_size
 from workbench.topics.batch_size.figures import plot_batch_size, plot_tuned_lr
 
 TOPIC = Topic(
     name="batch_size",
+    codes=CODES,
     figures=(
         Figure(
             name="batch-size",

@@ -12,10 +12,9 @@ import numpy as np
 from scipy.stats import t as student
 
 from workbench.curves.selection import FEWEST_TO_SEE_NOISE, SelectedRun, read_runs
-from workbench.curves.trials import RecordLike
-from workbench.findings.codes import Codes
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.read import periodic_rows
 from workbench.topics.checkpoints.early_stopping import replay_rules
 

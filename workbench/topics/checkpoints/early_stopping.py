@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.curves.selection import SelectedRun, read_runs
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 
 Floats = NDArray[np.float64]
 COLUMNS = ["rule", "source", "runs", "stopped", "steps_saved", "lost", "lost_frac", "worst_lost_frac", "test_lost"]

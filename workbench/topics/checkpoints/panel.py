@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.selection import read_runs
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Choice, Control, Slider, controls_panel, needs, nothing
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints

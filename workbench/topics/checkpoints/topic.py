@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
+from workbench.topics.checkpoints.diagnose import CODES, diagnose_checkpoints
 from workbench.topics.checkpoints.figures import plot_checkpoints, plot_early_stopping
 
 TOPIC = Topic(
-    name="checkpoints",
+    name="checkpoints", codes=CODES,
     figures=(
         Figure(
             name="checkpoints", kind="checkpoints", codes=("checkpoints.best_not_last",), draw=plot_checkpoints,

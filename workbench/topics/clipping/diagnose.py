@@ -9,18 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.clip_threshold import ClipThreshold, choose_threshold, ordinal
-from workbench.curves.clipped_runs import ReferenceNorms, clipped_runs, reference_norms
+from workbench.curves.clipping import (
+    ClipThreshold,
+    ReferenceNorms,
+    choose_threshold,
+    clipped_runs,
+    ordinal,
+    reference_norms,
+)
 from workbench.curves.judged import JudgedStudy, judged, own_trials
 from workbench.curves.lr_search import unstable_bracket
-from workbench.curves.replaced import LOST_FRAC, lost_by
 from workbench.curves.sweep import objective
-from workbench.curves.trials import RecordLike
-from workbench.findings.codes import Codes
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.roles import Role
 from workbench.topics.clipping.thresholds import Candidate, is_calm, leading, masks, read_ladder
+from workbench.topics.optimizers.replaced import LOST_FRAC, lost_by
 
 CODES = Codes({
     "clipping.threshold": "F4.9", "clipping.cures": "F4.10", "clipping.aggressive": "F4.12", "clipping.masks_lr": "F4.11",

@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from workbench.curves.clip_threshold import ordinal
-from workbench.curves.clipped_runs import clipped_runs
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.clipping import clipped_runs, ordinal
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import curve, default_trial, field_of, finding, lr_of
 from workbench.plots.loss import fit_y

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.clip_threshold import ordinal
-from workbench.curves.trials import RecordLike
+from workbench.curves.clipping import ordinal
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Slider, controls_panel, needs, nothing
 from workbench.plots.frames import curve, default_trial, lr_of

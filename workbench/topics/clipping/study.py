@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from workbench.checks import check_fields, check_integer, check_number
-from workbench.curves.clipped_runs import ReferenceNorms, clipped_runs, reference_norms
+from workbench.curves.clipping import ReferenceNorms, clipped_runs, reference_norms
 from workbench.curves.judged import judged_runs
 from workbench.errors import ConfigError
 from workbench.record.roles import Role

@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.clip_threshold import ClipThreshold, choose_threshold
-from workbench.curves.clipped_runs import max_grad_norm_of
-from workbench.curves.trials import RecordLike
+from workbench.curves.clipping import ClipThreshold, choose_threshold, max_grad_norm_of
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import Role
 

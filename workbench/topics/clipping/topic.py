@@ -11,7 +11,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.plots.frames import curve, default_trial
 from workbench.plots.words import number_text
-from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.diagnose import CODES, diagnose_clipping
 from workbench.topics.clipping.figures import plot_clipping, plot_grad_norm, plot_grad_norm_histogram
 
 
@@ -43,6 +43,7 @@ def _histogram_numbers(record: Any, diagnosis: Diagnosis) -> str:
 
 TOPIC = Topic(
     name="clipping",
+    codes=CODES,
     figures=(
         Figure(
             name="grad-norm",

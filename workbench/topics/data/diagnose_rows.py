@@ -8,8 +8,7 @@ from typing import Any
 
 from scipy import stats
 
-from workbench.findings.codes import Codes
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 
 Facts = Mapping[str, Any]
 CODES = Codes({

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from workbench.config import TrainConfig
 from workbench.curves.class_counts import count_classes
 from workbench.curves.judged import trials_with
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.errors import RecordError
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import Role

@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.record.read import periodic_rows
 from workbench.record.roles import Role
 from workbench.topics.evaluation.proxy import judge_proxy

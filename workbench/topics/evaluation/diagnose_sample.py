@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.curves.class_counts import class_counts
-from workbench.curves.proof import MIN_EXAMPLES
-from workbench.curves.trials import RecordLike
+from workbench.curves.seed_comparison import MIN_EXAMPLES
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.topics.evaluation.sample_size import (
     SizeBounds,
     detectable_difference,

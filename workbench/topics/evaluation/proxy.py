@@ -11,9 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from workbench.curves.trials import RecordLike
-from workbench.findings.codes import Codes
-from workbench.findings.finding import Finding
+from workbench.curves.trial_curves import RecordLike
+from workbench.findings.finding import Codes, Finding
 from workbench.record.read import periodic_rows
 
 CODES = Codes({"evaluation.bad_proxy": "P2.4"})

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from workbench.curves.selection import expected_maximum
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError
 
 Facts = Mapping[str, Any]

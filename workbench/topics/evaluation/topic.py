@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.evaluation.diagnose import diagnose_evaluation
+from workbench.topics.evaluation.diagnose import CODES, diagnose_evaluation
+from workbench.topics.evaluation.diagnose_sample import CODES as SAMPLE_CODES
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
 from workbench.topics.evaluation.figures import plot_evaluation, plot_evaluation_sample
+from workbench.topics.evaluation.proxy import CODES as PROXY_CODES
 
 TOPIC = Topic(
-    name="evaluation",
+    name="evaluation", codes={**CODES, **SAMPLE_CODES, **PROXY_CODES},
     figures=(
         Figure(
             name="evaluation", kind="evaluation", codes=("evaluation.bad_proxy",), draw=plot_evaluation,

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from workbench.curves.classify import chance_loss, ignorance
 from workbench.findings.audited import Audited, why_missing
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 
 CODES = Codes({"evaluation.generalisation_gap": "P3.2", "evaluation.underfits": "P3.2"})
 _gap_finding, _fit_finding = (partial(CODES.finding, code) for code in CODES)

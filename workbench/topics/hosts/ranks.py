@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from workbench.findings.codes import Codes
+from workbench.findings.finding import Codes
 
 CODES = Codes({
     "hosts.init_seed": "P7.5", "hosts.data_seed": "P7.6", "hosts.set_epoch": "P7.6", "hosts.sharding": "P7.4", "hosts.writers": "P7.2",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from workbench.findings.topic import NARROW, Figure, StudyKind, Topic
 from workbench.topics.hosts.diagnose import diagnose_hosts
 from workbench.topics.hosts.figures import plot_hosts, plot_shards
+from workbench.topics.hosts.ranks import CODES
 
 TOPIC = Topic(
     name="hosts",
+    codes=CODES,
     figures=(
         Figure(
             name="hosts",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.input.diagnose import diagnose_input_pipeline
+from workbench.topics.input.diagnose import CODES, diagnose_input_pipeline
 from workbench.topics.input.figures import plot_input_pipeline, plot_input_workers
 
 TOPIC = Topic(
     name="input",
+    codes=CODES,
     figures=(
         Figure(
             name="input-pipeline",

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from workbench.curves.clipped_runs import fixed_step
+from workbench.curves.clipping import fixed_step
 from workbench.curves.judged import JudgedStudy, is_harmful, judged, judged_runs
 from workbench.curves.losses import nothing_clear, nothing_learns
-from workbench.curves.lr_search import BestLR, UnstableBracket, lr_best, refine_next, unstable_bracket
-from workbench.curves.next_lrs import bisect_next
+from workbench.curves.lr_search import BestLR, UnstableBracket, edge_round, lr_best, refine_round, unstable_bracket
 from workbench.curves.sweep import SweepTable
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.advice import advise
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, own_lr_findings
 
 CODES = Codes({
@@ -124,7 +122,7 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
         evidence={
             "low": best.low, "high": best.high, "measured_lr": best.measured_lr, "tied": list(best.tied),
             "loss": best.point.loss, "loss_se": best.point.loss_se, "baseline_lr": baseline,
-            "needs_refinement": best.needs_refinement, "next_lr": refine_next(table), "reason": best.reason,
+            "needs_refinement": best.needs_refinement, "next_lr": next(iter(refine_round(table, lanes=1)), None), "reason": best.reason,
             "noise_free": table.noise_free, "loss_ref": table.loss_ref, "total_steps": table.total_steps,
             "objective": "mean training loss of the last tenth of the steps", "points": _rows(table),
         },
@@ -166,7 +164,7 @@ def _unstable(
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
-        "stable_above": list(bracket.stable_above), "next_lr": bisect_next(table, tolerance=tolerance),
+        "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=tolerance)), None),
         "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
     }  # fmt: skip
     wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f"; the bracket is wider than {tolerance:.0%}"

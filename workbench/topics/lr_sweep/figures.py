@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workbench.curves.judged import judged
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import baseline_lr, best_lr, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes

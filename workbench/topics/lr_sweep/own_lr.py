@@ -15,10 +15,9 @@ from workbench.curves.judged import trials_with
 from workbench.curves.lr_search import BestLR, UnstableBracket, below_edge
 from workbench.curves.selection import selected
 from workbench.curves.sweep import LRPoint, SweepTable
-from workbench.curves.trials import RecordLike
-from workbench.findings.codes import Codes
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.read import periodic_rows
 
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Choice, controls_panel, needs, nothing
 from workbench.plots.frames import finding, trials_at

@@ -18,10 +18,19 @@ from workbench.checks import check_fields, check_integer
 from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.curves.losses import bottomless
-from workbench.curves.lr_search import refine_round, unstable_bracket
-from workbench.curves.next_lrs import around, climb_round, edge_round, fill_round, growth_edge, on_lattice, raise_round
+from workbench.curves.lr_search import (
+    around,
+    climb_round,
+    edge_round,
+    fill_round,
+    on_lattice,
+    raise_round,
+    refine_round,
+    unstable_bracket,
+)
+from workbench.curves.rise_causes import growth_edge
 from workbench.curves.sweep import SweepTable
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role

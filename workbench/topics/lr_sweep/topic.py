@@ -12,6 +12,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.plots.frames import curve, trials_in
 from workbench.plots.words import counted, first_and_end, number_text
+from workbench.topics.lr_sweep.diagnose import CODES
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 
 MAX_CURVES = 6
@@ -69,6 +70,7 @@ def _draw_curves(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
 _KIND = StudyKind(diagnose=None, pictures=("lr-sweep", "loss-curves"))
 TOPIC = Topic(
     name="lr_sweep",
+    codes=CODES,
     figures=(
         Figure(
             name="lr-sweep",

@@ -8,11 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from workbench.curves.losses import DEEP, bottomless
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, Facts, layer_findings, named, part, why_not
 
 FEWEST = 4

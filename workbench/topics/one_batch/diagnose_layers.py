@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 
 LAYER_CODES = Codes({
     "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4",

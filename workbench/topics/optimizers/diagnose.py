@@ -8,14 +8,12 @@ from typing import Any
 
 from workbench.config import is_callable_name
 from workbench.curves.judged import JudgedStudy, judged
-from workbench.curves.replaced import Twin, read_twins
-from workbench.curves.rules import RuleRange, read_ranges
-from workbench.curves.trials import RecordLike
-from workbench.findings.codes import Codes
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.topics.optimizers.memory_and_decay import MEMORY_FIELD, StaleMoment, decay_pairs, stale_moments
 from workbench.topics.optimizers.rule_choice import Contest, contest, wider_than
+from workbench.topics.optimizers.rule_ranges import RuleRange, Twin, read_ranges, read_twins
 
 CODES = Codes({
     "optimizers.better": "F2.3", "optimizers.rule_mismatch": "F7.4", "optimizers.stale_second_moment": "F7.5",

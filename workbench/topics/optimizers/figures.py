@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workbench.curves.rules import FloatArray, RuleForms
-from workbench.curves.trials import RecordLike as Record
+if TYPE_CHECKING:
+    from workbench.train.rule_forms import FloatArray, RuleForms
+
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import baseline_lr, finding
 from workbench.plots.style import (

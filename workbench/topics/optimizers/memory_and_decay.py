@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.replaced import Twin, read_twins
-from workbench.curves.rises import Rise
-from workbench.curves.rules import rule_view, rules_in
-from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
+from workbench.curves.classify import Rise
+from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, judge
+from workbench.topics.optimizers.rule_ranges import Twin, read_twins, rule_view, rules_in
 
 FloatArray = NDArray[np.float64]
 MEMORY_FIELD = {"adam": "beta2", "nadam": "beta2", "adamw": "beta2", "rmsprop": "rho"}

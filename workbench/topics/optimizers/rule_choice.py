@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.judged import judged
-from workbench.curves.proof import prove
-from workbench.curves.rules import RuleRange
+from workbench.curves.seed_comparison import prove
 from workbench.curves.selection import compare_selected
 from workbench.curves.sweep import paired_difference
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.record.read import periodic_rows
+from workbench.topics.optimizers.rule_ranges import RuleRange
 
 
 @dataclass(frozen=True, kw_only=True)

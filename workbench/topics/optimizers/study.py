@@ -18,7 +18,6 @@ import numpy as np
 from workbench.checks import check_integer
 from workbench.config import OPTIMIZERS
 from workbench.curves.judged import trials_with
-from workbench.curves.rules import RANGE, SEEDS, SWEEP, TWIN, RuleRange, ends_next, read_ranges, rule_view
 from workbench.errors import ConfigError, UnknownNameError, nearest
 from workbench.record.roles import Role
 from workbench.studies.base import Study
@@ -28,6 +27,12 @@ from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, LRSweep, T
 from workbench.topics.optimizers.diagnose import ONE_FORM, matters
 from workbench.topics.optimizers.memory_and_decay import shorter, stale_moments
 from workbench.topics.optimizers.rule_choice import rival
+from workbench.topics.optimizers.rule_ranges import (
+    RuleRange,
+    ends_next,
+    read_ranges,
+    rule_view,
+)
 from workbench.train.hooks import Norms
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
@@ -170,7 +175,7 @@ class _Race:
         """Give a trial of another rule its stage; those of the baseline's are points of its own sweep, whoever reads them."""
         if request.config.optimizer == self.session.config.optimizer:
             return request
-        return TrialRequest(RANGE if request.role == RANGE_STAGE else SWEEP, request.config)
+        return TrialRequest(Role.OPTIMIZERS_RANGE if request.role == RANGE_STAGE else Role.OPTIMIZERS, request.config)
 
     def _ends(self) -> None:
         """Ask for lrs until the smallest and the largest that train are known for each rule."""
@@ -200,7 +205,7 @@ class _Race:
         if own.sign * (other.selected or 0.0) >= own.sign * own.selected:
             return []
         return [
-            TrialRequest(SEEDS, config)
+            TrialRequest(Role.OPTIMIZERS_SEEDS, config)
             for found in (own, other)
             for config in seeded(self.configs[found.optimizer], found.selected_lr or 0.0, self.study.seeds)[1:]
         ]
@@ -214,7 +219,7 @@ class _Race:
         two = [c for c in told if not callable(c.optimizer) and c.optimizer not in ONE_FORM]
         twins = [c.replace(rules="torch" if c.rules == "playbook" else "playbook") for c in two]
         twins += [c.replace(weight_decay=0.0) for c in told if c.weight_decay]
-        return [TrialRequest(TWIN, config) for config in twins]
+        return [TrialRequest(Role.OPTIMIZERS_TWIN, config) for config in twins]
 
     def _memories(self, ranges: Mapping[str, RuleRange]) -> list[TrialRequest]:
         """Return the same run with a shorter memory, where a rise began with a second moment out of date."""
@@ -225,7 +230,9 @@ class _Race:
             value = shorter(hit.memory, self.study.memory_factor)
             if config is not None and value >= 0 and matters(hit, ranges):
                 seeds = {name: int(curve.config[name]) for name in ("shared_seed", "per_host_seed")}
-                found.append(TrialRequest(TWIN, config.replace(peak_lr=curve.lr, **{hit.field: value}, **seeds)))
+                found.append(
+                    TrialRequest(Role.OPTIMIZERS_TWIN, config.replace(peak_lr=curve.lr, **{hit.field: value}, **seeds))
+                )
         return found
 
     def _forms(self) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.optimizers.diagnose import diagnose_optimizers
+from workbench.topics.optimizers.diagnose import CODES, diagnose_optimizers
 from workbench.topics.optimizers.figures import plot_optimizers
+from workbench.topics.optimizers.replaced import CODES as REPLACED_CODES
 
 TOPIC = Topic(
     name="optimizers",
+    codes={**CODES, **REPLACED_CODES},
     figures=(
         Figure(
             name="optimizers",

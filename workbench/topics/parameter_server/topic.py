@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
+from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server
 from workbench.topics.parameter_server.figures import plot_server_load, plot_staleness, plot_throughput
 
 TOPIC = Topic(
     name="parameter_server",
+    codes=CODES,
     figures=(
         Figure(
             name="server-load",

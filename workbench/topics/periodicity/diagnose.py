@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.curves.trials import RecordLike
-from workbench.findings.codes import Codes
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.periodicity.period import MIN_CYCLES, MIN_POINTS, Period, find_period
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.curves.classify import chance_loss
-from workbench.curves.trials import RecordLike
-from workbench.findings.codes import Codes
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.topics.data.diagnose_shift import wrong_labels
 
 CODES = Codes({

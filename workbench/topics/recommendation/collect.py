@@ -1,4 +1,4 @@
-"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`curves/replaced.py`)."""
+"""`collect_replaced`: the baseline once more for each setting of it that is far from usual, with the usual value (`topics/optimizers/replaced.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from workbench.config import TrainConfig
 from workbench.curves.judged import judged
-from workbench.curves.trials import TrialCurve
+from workbench.curves.trial_curves import TrialCurve
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round

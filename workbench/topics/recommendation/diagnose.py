@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench.config import TrainConfig, is_callable_name
-from workbench.curves.clipped_runs import clipped_runs
-from workbench.curves.judged import equal, judged_runs, plain_cell, trials_with
+from workbench.curves.clipping import clipped_runs
+from workbench.curves.judged import judged_runs, trials_with
 from workbench.curves.losses import judged_without_loss, selects_by_loss, without_loss
 from workbench.curves.lr_search import EDGE_MARGIN
-from workbench.curves.proof import (
+from workbench.curves.seed_comparison import (
     LIMIT,
     by_examples,
     by_faults,
@@ -24,7 +24,7 @@ from workbench.curves.proof import (
     prove,
 )
 from workbench.curves.selection import compare_selected, selected
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike, equal, plain_cell
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis

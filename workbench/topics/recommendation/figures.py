@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BASELINE, GOOD, PALETTE, drawing, legend, log_scale, not_measured, short
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep

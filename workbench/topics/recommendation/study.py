@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.curves.proof import prove, worth_more_seeds
+from workbench.curves.seed_comparison import prove, worth_more_seeds
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded

@@ -30,6 +30,7 @@ def _proof_numbers(record: Any, diagnosis: Diagnosis) -> str:
 
 TOPIC = Topic(
     name="recommendation",
+    codes={},
     figures=(
         Figure(
             name="proof",

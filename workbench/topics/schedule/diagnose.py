@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.curves.judged import judged
-from workbench.curves.trials import RecordLike, TrialCurve
-from workbench.findings.codes import Codes
+from workbench.curves.trial_curves import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 
 CODES = Codes({"schedule.discontinuity": "F3.11", "schedule.restarts": "F3.5", "schedule.collapse": "F3.5"})
 

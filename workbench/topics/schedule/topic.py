@@ -10,6 +10,7 @@ from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, Topic
 from workbench.plots.words import counted, number_text
+from workbench.topics.schedule.diagnose import CODES
 from workbench.topics.schedule.figures import plot_schedule
 
 
@@ -45,6 +46,7 @@ def _shape(config: Any) -> str:
 
 TOPIC = Topic(
     name="schedule",
+    codes=CODES,
     figures=(
         Figure(
             name="schedule",

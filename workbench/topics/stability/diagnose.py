@@ -8,17 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from workbench.curves.classify import USUAL, CurveThresholds, Rise
 from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.rises import USUAL, CurveThresholds, Rise
-from workbench.curves.trials import RecordLike, TrialCurve, TrialVerdict, judge
+from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.errors import RecordError
 from workbench.findings.advice import Kind, advise
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.read import open_record, periodic_rows
 from workbench.record.roles import Role
 

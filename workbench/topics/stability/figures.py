@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import best_lr, curve, evaluations, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes

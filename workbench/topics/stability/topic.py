@@ -10,7 +10,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.plots.frames import curve, evaluations, lr_of, trials_in
 from workbench.plots.words import first_and_end, number_text
-from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.diagnose import CODES, diagnose_instability
 from workbench.topics.stability.figures import plot_confirm, plot_probe
 
 EVERY_STEPS = 100
@@ -45,6 +45,7 @@ def _confirm_numbers(record: Any, _: Diagnosis) -> str:
 
 TOPIC = Topic(
     name="stability",
+    codes={**CODES, "stability.verdict": "F1.1"},
     figures=(
         Figure(
             name="probe",

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from workbench.errors import RecordError
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.ledger.table import study_row
 from workbench.record.read import StudyRecord
 

@@ -12,16 +12,15 @@ import numpy as np
 
 from workbench.config import is_callable_name
 from workbench.curves.judged import JudgedStudy, judged
-from workbench.curves.replaced import replaced
 from workbench.curves.rise_causes import confirmation
 from workbench.curves.selection import compare_selected
-from workbench.curves.trials import RecordLike, judge
+from workbench.curves.trial_curves import RecordLike, judge
 from workbench.findings.advice import ADVICE
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Codes, Finding
 from workbench.record.roles import Role
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.optimizers.replaced import replaced
 from workbench.topics.schedule.diagnose import read_trace
 from workbench.topics.warmup.search import Length, WarmupSearch, read_searches
 
@@ -219,10 +218,10 @@ class _Warmups:
         text = f"{whose} of {steps:,} steps takes {share:.3g} of the baseline's {self.total:,}"
         cost = next(iter(replaced(self.study).get(code, ())), None)
         if self.lead is None and share < half and cost is not None and not cost.costs:
-            return found("ok", f"{text}, and costs little: {cost.told}.")
+            return found("ok", f"{text}, and costs little: {cost.words}.")
         if share <= cap_frac * (1 + 1e-9):
             return found("ok", f"{text}.{self.dropped}")
-        price = "" if self.lead or cost is None else f": {cost.told}"
+        price = "" if self.lead or cost is None else f": {cost.words}"
         advice = [f"Train for at least {math.ceil(steps / cap_frac - 1e-9):,} steps, or warm up for fewer."]
         return found("warn", f"{text}, more than the cap of {cap_frac:g}{price}.{self.dropped}", advice=advice)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench.config import TrainConfig
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Choice, Control, Slider, controls_panel, needs, nothing
 from workbench.plots.frames import field_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from workbench.curves.judged import judged_runs
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.record.roles import Role
 
 _OWN = ("warmup", "warmup_full")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.warmup.diagnose import diagnose_warmup
+from workbench.topics.warmup.diagnose import CODES, diagnose_warmup
 from workbench.topics.warmup.figures import plot_warmup
 
 TOPIC = Topic(
     name="warmup",
+    codes=CODES,
     figures=(
         Figure(
             name="warmup",

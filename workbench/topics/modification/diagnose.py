@@ -1,4 +1,4 @@
-"""`diagnose_comparison`: what a modification does to the learning rates that train, and whether a warmup undoes it (F1.3).
+"""`diagnose_modification`: what a modification does to the learning rates that train, and whether a warmup undoes it (F1.3).
 
 Three sweeps over the same learning rates, each under several seeds: the baseline, the modified workload, and the modified
 one with a warmup. The playbook's three statements about them come out as three booleans.
@@ -15,11 +15,10 @@ import numpy as np
 
 from workbench.curves.judged import judged, judged_runs
 from workbench.curves.sweep import LRPoint, SweepTable
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.advice import advise
-from workbench.findings.codes import Codes
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding, Status
 
 CODES = Codes({
     "comparison.low_lr_same": "F1.3", "comparison.high_lr_lost": "F1.3", "comparison.warmup_cures": "F1.3, F3.16",
@@ -29,7 +28,7 @@ RISING = frozenset({"recovered", "settling", "lasting", "divergent"})
 
 
 class Arms(NamedTuple):
-    """Three studies of the same learning rates; `diagnose_comparison(*arms)` reads them.
+    """Three studies of the same learning rates; `diagnose_modification(*arms)` reads them.
 
     `warmed` is the modified workload with a warmup in front; None where that was not trained.
     """
@@ -41,7 +40,7 @@ class Arms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Limits:
-    """The thresholds of `diagnose_comparison`, where their sources stand."""
+    """The thresholds of `diagnose_modification`, where their sources stand."""
 
     noise_sds: float
     material_frac: float
@@ -156,7 +155,7 @@ def _key(lr: float) -> str:
     return f"{lr:.9e}"
 
 
-def diagnose_comparison(
+def diagnose_modification(
     baseline: RecordLike,
     modified: RecordLike,
     warmed: RecordLike | None = None,

@@ -19,7 +19,7 @@ from scipy import stats
 from workbench.curves.judged import trials_with
 from workbench.curves.losses import DEEP, is_deep
 from workbench.curves.selection import selectable, selected_by_seed, spacing, starts_by_seed
-from workbench.curves.trials import RecordLike
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import periodic_rows

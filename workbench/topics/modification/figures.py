@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workbench.curves.trials import RecordLike as Record
+from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
 from workbench.plots.loss import fit_y
@@ -26,7 +26,7 @@ from workbench.plots.style import (
     short,
 )
 from workbench.record.json_values import number
-from workbench.topics.comparison.diagnose import diagnose_comparison
+from workbench.topics.modification.diagnose import diagnose_modification
 
 LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "baseline": ("baseline", {"color": BASELINE, "linestyle": "-", "marker": "s", "markersize": 9}),
@@ -38,7 +38,7 @@ ROWS = {"baseline": 0.97, "modified": 0.93, "warmed": 0.89}
 """Heights along the top edge."""
 
 
-def plot_comparison(
+def plot_modification(
     baseline: Record,
     modified: Record,
     warmed: Record | None = None,
@@ -62,7 +62,7 @@ def plot_comparison(
         records = [record for record in (baseline, modified, warmed) if record is not None]
         if finding(diagnosis, "comparison.high_lr_lost") is None:
             trained = all("loss" in record.steps for record in records)
-            diagnosis = diagnose_comparison(baseline, modified, warmed) if trained else None
+            diagnosis = diagnose_modification(baseline, modified, warmed) if trained else None
         found = finding(diagnosis, "comparison.high_lr_lost")
         arms: Mapping[str, Sequence[Mapping[str, Any]]] = {} if found is None else found.evidence["arms"]
         if not any(arms.values()):

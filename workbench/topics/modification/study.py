@@ -1,4 +1,4 @@
-"""`ComparisonStudy`: a baseline, a modification of it, and the modification with a warmup, over the same learning rates (F1.3).
+"""`ModificationStudy`: a baseline, a modification of it, and the modification with a warmup, over the same learning rates (F1.3).
 
 Each arm is a study of its own, in a folder of its own, because a study has one workload; what they share is the grid of
 learning rates, the seeds and the length.
@@ -15,8 +15,8 @@ from workbench.checks import check_integer
 from workbench.errors import ConfigError
 from workbench.schedules import prepend_warmup
 from workbench.studies.session import at_length
-from workbench.topics.comparison.diagnose import Arms
 from workbench.topics.lr_sweep.study import LRSweep
+from workbench.topics.modification.diagnose import Arms
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.search import cap_steps
 from workbench.train.trainer import AnyTrainer
@@ -28,7 +28,7 @@ LONGEST_WARMUP = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonStudy:
+class ModificationStudy:
     """Sweeps of three arms: the baseline, the modified workload, and the modified one with a warmup in front.
 
     The modified arm is an `InstabilityStudy`, so that it has a probe and runs at 5 and 10 times its best lr as well (F1.13).

@@ -24,7 +24,7 @@ from tests.helpers.simulated_arms import (
 )
 from tests.helpers.simulated_records import record, trial
 from workbench.record.read import open_record
-from workbench.topics.comparison.diagnose import CODES, Arms
+from workbench.topics.modification.diagnose import CODES, Arms
 from workbench.workloads.analytic import valley
 
 LOW, HIGH, CURE = tuple(CODES)

@@ -1,0 +1,246 @@
+"""The range of learning rates in which each update rule trains, and trials beside control runs that differ in one field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.curves.judged import JudgedStudy, judged
+from workbench.curves.lr_search import lr_best, unstable_bracket
+from workbench.curves.selection import metric_sign, selected_by_seed
+from workbench.curves.sweep import LRPoint, SweepTable, paired_difference
+from workbench.curves.trial_curves import RecordLike, TrialVerdict, equal, judge, plain_cell
+from workbench.record.roles import POINTS, Role
+
+_NO_POINTS = (Role.OPTIMIZERS_RANGE, Role.OPTIMIZERS_SEEDS, Role.OPTIMIZERS_TWIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleRange:
+    """The lrs around lr* at which one update rule trains: stable, with an end loss within a tenth of what the rule learned.
+
+    Both ends are brackets, so the width has a smallest and a largest value. An adaptive rule can turn unstable far above it: what it
+    oscillates by grows with the lr, without a sudden end.
+
+    Attributes:
+        table: its sweep.
+        sign: 1 where a smaller selected metric is the better one, else -1.
+        top: largest lr tried.
+        best_lr: lr*, None where no lr learned anything; then so is all else.
+        low, high: interval of lrs that are as good.
+        loss, loss_se: mean training loss of the last tenth of the steps at lr*, and its standard error.
+        trains_from, trains_to: smallest and largest lr that train, without a gap.
+        fails_below, fails_above: the next smaller and larger lr tried, which do not; None where none was tried.
+        stable, unstable: largest lr below `unstable` that is not lastingly unstable, and the smallest above lr* that is.
+        selected_lr, selected: lr and metric of the best selected checkpoint among the lrs that train, under the first seed.
+        trial: number of the trial at lr* under the first seed.
+    """
+
+    optimizer: str
+    table: SweepTable
+    sign: float
+    top: float | None
+    best_lr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    loss: float = math.nan
+    loss_se: float = math.nan
+    trains_from: float | None = None
+    trains_to: float | None = None
+    fails_below: float | None = None
+    fails_above: float | None = None
+    stable: float | None = None
+    unstable: float | None = None
+    selected_lr: float | None = None
+    selected: float | None = None
+    trial: int | None = None
+
+    @property
+    def points(self) -> tuple[LRPoint, ...]:
+        """The measurements, in order of lr."""
+        return self.table.points
+
+    @property
+    def progress(self) -> float:
+        """What the rule learned at best."""
+        return self.table.progress
+
+    @property
+    def decades(self) -> float | None:
+        """Decades from the smallest lr that trains to the largest."""
+        return _decades(self.trains_from, self.trains_to)
+
+    @property
+    def most_decades(self) -> float:
+        """Decades between the lrs that fail on both sides; infinite where an end was not found."""
+        return _decades(self.fails_below, self.fails_above) or math.inf
+
+
+def _decades(low: float | None, high: float | None) -> float | None:
+    return None if low is None or high is None else math.log10(high / low)
+
+
+def rules_in(record: RecordLike) -> list[str]:
+    """Return the rules that a study has trained at full length, the baseline's own first."""
+    trials, own = record.trials, str(record.config.get("optimizer"))
+    if not len(trials):
+        return []
+    there = trials["optimizer"][~trials["stage"].isin(_NO_POINTS)].astype(str).tolist()
+    return [name for name in dict.fromkeys([own, *there]) if name in there]
+
+
+def rule_view(record: RecordLike, optimizer: str) -> JudgedStudy:
+    """Return the trials of one rule as a sweep of their own; those of the baseline's rule count whatever they were run for."""
+    table = record.trials
+    trials = table[table["optimizer"].astype(str) == optimizer] if len(table) else table
+    return JudgedStudy(record, trials=trials, config={"optimizer": optimizer}, points=POINTS | {Role.OPTIMIZERS})
+
+
+def read_ranges(record: RecordLike, *, trains_frac: float = 0.1) -> dict[str, RuleRange]:
+    """Return the range of every rule of a study, the baseline's own first.
+
+    Args:
+        trains_frac: an lr trains where its end loss is above the rule's best by no more than this share of what the rule
+            learned (rule of thumb).
+    """
+    return {name: _range(rule_view(record, name), name, trains_frac) for name in rules_in(record)}
+
+
+def _range(view: JudgedStudy, optimizer: str, trains_frac: float) -> RuleRange:
+    table = view.sweep()
+    points, best, bracket = table.points, lr_best(table), unstable_bracket(table)
+    known: dict[str, Any] = {
+        "optimizer": optimizer, "table": table, "sign": metric_sign(view), "top": points[-1].lr if points else None,
+    }  # fmt: skip
+    if best is None or table.best is None:
+        return RuleRange(**known)
+    limit = points[table.best].loss + trains_frac * table.progress
+    good = [not p.unstable and p.loss <= limit for p in points]
+    first = last = table.best
+    while first > 0 and good[first - 1]:
+        first -= 1
+    while last + 1 < len(points) and good[last + 1]:
+        last += 1
+    seed = int(view.config.get("shared_seed") or 0)  # the baseline's own, which the search used
+    selected_lr, selected = _selected(view, points[first : last + 1], seed)
+    at = best.point
+    return RuleRange(
+        best_lr=best.lr, low=best.low, high=best.high, loss=at.loss, loss_se=at.loss_se,
+        trains_from=points[first].lr, trains_to=points[last].lr,
+        fails_below=points[first - 1].lr if first else None,
+        fails_above=points[last + 1].lr if last + 1 < len(points) else None,
+        stable=None if bracket is None else bracket.lower, unstable=None if bracket is None else bracket.upper,
+        selected_lr=selected_lr, selected=selected,
+        trial=dict(zip(at.seeds, at.trials, strict=True)).get(seed, at.trials[0] if at.trials else None), **known,
+    )  # fmt: skip
+
+
+def _selected(view: JudgedStudy, points: Sequence[LRPoint], seed: int) -> tuple[float, float] | tuple[None, None]:
+    """Return lr and selected metric of the best checkpoint among some points under one seed."""
+    sign, found = metric_sign(view), []
+    for point in points:
+        trials = [t for s, t in zip(point.seeds, point.trials, strict=True) if s == seed]
+        found += [(sign * value, point.lr) for value in selected_by_seed(view, trials[:1]).values()]
+    if not found:
+        return None, None
+    value, lr = min(found)
+    return lr, float(np.float64(sign * value))
+
+
+def ends_next(
+    found: RuleRange, *, ratio: float = 2.0, factor: float = 4.0, lowest: float = 0.0, highest: float = math.inf
+) -> tuple[float, ...]:
+    """Return the lrs between `lowest` and `highest` that narrow the two ends of a range; () where both are narrow enough.
+
+    Args:
+        ratio: how wide the bracket of an end may stay (rule of thumb).
+        factor: step outwards while every lr tried trains (rule of thumb).
+    """
+    ends = ((found.trains_from, found.fails_below, 1 / factor), (found.trains_to, found.fails_above, factor))
+    wanted = []
+    for trains, fails, step in ends:
+        if trains is not None and fails is None:
+            wanted.append(trains * step)
+        elif trains is not None and fails is not None and max(trains / fails, fails / trains) > ratio * (1 + 1e-9):
+            wanted.append(math.sqrt(trains * fails))
+    return tuple(lr for lr in wanted if lowest <= lr <= highest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin:
+    """A trial, and a control run with one field changed.
+
+    Attributes:
+        field: what differs.
+        before, after: its value in the trial and in the control run.
+        own, twin: both with their stability verdict.
+        gain, gain_se: mean training loss of the trial less that of the control run over the last tenth of the steps, and its
+            standard error: above 0 the control run is better.
+        selected_gain: the same of the selected metric of the best checkpoints; None where it was not evaluated.
+        progress: what the rule learned at best.
+    """
+
+    field: str
+    before: Any
+    after: Any
+    own: TrialVerdict
+    twin: TrialVerdict
+    gain: float
+    gain_se: float
+    selected_gain: float | None
+    progress: float
+
+    @property
+    def optimizer(self) -> str:
+        """The rule of both."""
+        return str(self.own.curve.config["optimizer"])
+
+    def differs(self, *, noise_sds: float, material_frac: float) -> bool:
+        """Tell whether one alone is stable, or they end at different losses by more than the noise."""
+        bar = self.bar(noise_sds=noise_sds, material_frac=material_frac)
+        return self.own.verdict.is_lasting != self.twin.verdict.is_lasting or abs(self.gain) > bar
+
+    def bar(self, *, noise_sds: float, material_frac: float) -> float:
+        """Return the smallest difference of the training loss that counts."""
+        noise = self.gain_se if math.isfinite(self.gain_se) else 0.0
+        return max(noise_sds * noise, material_frac * self.progress)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both as JSON values."""
+        return {
+            "optimizer": self.optimizer, "lr": self.own.curve.lr, "field": self.field, "before": self.before,
+            "after": self.after, "trial": self.own.curve.trial, "twin": self.twin.curve.trial,
+            "outcome": self.own.verdict.outcome, "twin_outcome": self.twin.verdict.outcome, "gain": self.gain,
+            "gain_se": self.gain_se, "selected_gain": self.selected_gain, "progress": self.progress,
+        }  # fmt: skip
+
+
+def read_twins(record: RecordLike, field: str) -> list[Twin]:
+    """Return the trials that have a control run ("optimizers_twin") which differs in `field` alone, in order of its number."""
+    if not len(record.trials):
+        return []
+    curves = {c.trial: c for c in judged(record).curves if c.finished}
+    rows = record.trials.to_dict("records")
+    found = []
+    for twin in (row for row in rows if row["stage"] == Role.OPTIMIZERS_TWIN):
+        for own in (row for row in rows if row["stage"] != Role.OPTIMIZERS_TWIN):
+            differing = [n for n in record.config if not equal(plain_cell(own[n]), plain_cell(twin[n]))]
+            if differing != [field]:
+                continue
+            numbers = [int(own["trial"]), int(twin["trial"])]
+            if all(number in curves for number in numbers):
+                peers = rule_view(record, str(own["optimizer"])).full_length
+                first, second = judge([curves[n] for n in numbers], peers)
+                gain, se = paired_difference(first.curve, second.curve)
+                values = [list(selected_by_seed(record, [n]).values()) for n in numbers]
+                found.append(Twin(
+                    field=field, before=plain_cell(own[field]), after=plain_cell(twin[field]), own=first, twin=second, gain=gain, gain_se=se,
+                    selected_gain=metric_sign(record) * (values[0][0] - values[1][0]) if all(values) else None,
+                    progress=first.verdict.progress,
+                ))  # fmt: skip
+            break
+    return found

@@ -1,0 +1,8 @@
+"""What the registry has to know of this question."""
+
+from __future__ import annotations
+
+from workbench.findings.topic import Topic
+from workbench.topics.tracking.diagnose import CODES
+
+TOPIC = Topic(name="tracking", codes=CODES)
