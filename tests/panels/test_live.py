@@ -19,7 +19,7 @@ from workbench.record.watch import early_wanted, watching
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import loop
 from workbench.train.hooks import Hook, Step
-from workbench.train.interrupt import ask_to_stop
+from workbench.train.progress import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.views.curves import CurvesWidget
 from workbench.views.live import WHOLE_AGAIN, LiveFeed, live_view

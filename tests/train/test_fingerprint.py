@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.errors import RecordError
-from workbench.train.fingerprint import fingerprint
+from workbench.train.trainer import fingerprint
 
 CPU = torch.device("cpu")
 

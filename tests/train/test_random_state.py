@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from workbench.train.interrupt import ask_to_stop, catch_interrupt
+from workbench.train.progress import ask_to_stop, catch_interrupt
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 
 

@@ -10,8 +10,8 @@ from workbench.topics.checkpoints.panel import checkpoints_panel as panel
 from workbench.topics.checkpoints.resume import audit_checkpoint as audit
 from workbench.topics.checkpoints.resume import audit_resume as audit_resume
 from workbench.topics.checkpoints.study import CheckpointStudy as Study
-from workbench.train.artifacts import export_program as export_program
-from workbench.train.artifacts import load_trained as load_trained
+from workbench.train.offline import export_program as export_program
+from workbench.train.offline import load_trained as load_trained
 
 __all__ = [
     "Study",

@@ -18,9 +18,8 @@ from workbench.record.write import StudyWriter
 from workbench.studies.executors.base import Executor, make_executor
 from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
-from workbench.train.fingerprint import fingerprint
 from workbench.train.progress import ProgressBar, progress_bar
-from workbench.train.trainer import AnyTrainer, Trainer
+from workbench.train.trainer import AnyTrainer, Trainer, fingerprint
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 

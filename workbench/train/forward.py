@@ -24,6 +24,9 @@ DIFFERENTIATES = "does not require grad"
 """What torch says of a gradient that is asked for where none is kept."""
 
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
 class NotFinite(WorkloadError):
     """The loss, or a metric, raised on outputs that are not finite."""
 
@@ -133,3 +136,14 @@ class explained:
             advice = "Let what autograd.grad differentiates by require a gradient: x.requires_grad_() before x is used."
         sort = TargetError if re.match(r"Target -?\d+ is out of bounds", str(error)) else WorkloadError
         raise sort(f"{known}, {self._where}: forward or loss raised {in_one_line(error)}. {advice}") from error
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that memory ran out."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+            return True
+        error = error.__cause__
+    return False

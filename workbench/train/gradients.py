@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from workbench.train.diverged_errors import Excuse
-from workbench.train.evaluation import Evaluation, evaluate_each
-from workbench.train.forward import MicroBatches, autocast, has_diverged, per_example
-from workbench.train.lane_stack import LaneStack
-from workbench.train.predictions import TrackedExamples
+from workbench.config import TrainConfig
+from workbench.errors import WorkbenchError
+from workbench.train.evaluation import Evaluation, TrackedExamples, evaluate_each, values_of
+from workbench.train.forward import MicroBatches, autocast, has_diverged, is_out_of_memory, per_example
+from workbench.train.lane_stack import LaneStack, build_model
+from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
+
+Excuse = Callable[[int, Exception, MicroBatches, bool], bool]
+"""(lane, what was raised, batches, training) -> whether that lane counts as diverged instead."""
+
+_LENGTHS = {"total_steps", "warmup_steps", "eval_every_steps", "checkpoint_every_steps", "keep_best"}
+
+
+def is_own_config(workload: Workload, config: TrainConfig) -> bool:
+    """Tell whether a trial trains as the person does, over whatever length."""
+    own = workload.config
+    return all(getattr(own, f.name) == getattr(config, f.name) for f in fields(own) if f.name not in _LENGTHS)
+
+
+def fault_of_weights(
+    workload: Workload,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    error: Exception,
+    batches: MicroBatches,
+    training: bool,
+) -> bool:
+    """Tell whether what raised on these batches passes with untrained weights, made by the config's seed; a mistake does not."""
+    numeric = isinstance(error, (ArithmeticError, AssertionError, RuntimeError, ValueError))
+    if not numeric or isinstance(error, WorkbenchError) or is_out_of_memory(error):
+        return False
+    try:
+        with isolated_rng(), torch.set_grad_enabled(training):
+            model = build_model(workload, config, device)
+            for batch, examples in batches:
+                if training:
+                    with autocast(device, config.precision):
+                        _, losses, _ = per_example(workload, model.train(), batch, examples)
+                    losses.sum().backward()  # type: ignore[no-untyped-call]
+                else:
+                    values_of(workload, model.eval(), batch, examples, device=device, precision=config.precision)
+    except Exception:
+        return False
+    return True
 
 
 class LaneLoss(NamedTuple):

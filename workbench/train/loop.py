@@ -38,17 +38,14 @@ from workbench.train.distributed.data_parallel import (
     running_statistics,
 )
 from workbench.train.distributed.process_group import ALONE, HostGroup
-from workbench.train.diverged_errors import fault_of_weights, is_own_config
-from workbench.train.evaluation import Evaluation, check_first, evaluation_columns
+from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, TrackedExamples, check_first, evaluation_columns
 from workbench.train.forward import MicroBatches, explained
+from workbench.train.gradients import fault_of_weights, is_own_config
 from workbench.train.hooks import Hook, Run, Step
-from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane, LaneLog
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.backend import Chosen
-from workbench.train.predictions import SPLIT as TRACKED_SPLIT
-from workbench.train.predictions import TrackedExamples
-from workbench.train.progress import Progress
+from workbench.train.progress import Progress, StopRequest, catch_interrupt
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm, make_updater
 from workbench.workloads.base import Workload

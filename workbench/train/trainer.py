@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, dataclass
 from functools import partial
@@ -19,13 +20,14 @@ from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.train.batches import resolve_device
+from workbench.train.batches import resolve_device, train_batches
 from workbench.train.distributed.data_parallel import begin_together, check_shares, finished, open_together
 from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
-from workbench.train.fingerprint import fingerprint
+from workbench.train.evaluation import check_track, tracked_examples
+from workbench.train.forward import autocast, per_example
 from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane
-from workbench.train.lane_stack import LaneStack
+from workbench.train.lane_stack import LaneStack, build_model
 from workbench.train.lanes.backend import choose_gradients
 from workbench.train.lanes.memory import (
     FREE_SHARE,
@@ -38,11 +40,11 @@ from workbench.train.lanes.memory import (
     train_stacks,
 )
 from workbench.train.loop import TrainingLoop
-from workbench.train.predictions import check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
-from workbench.train.rng import isolated_rng
+from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
+from workbench.workloads.losses import classes_of
 from workbench.workloads.registry import call_on
 
 
@@ -287,3 +289,29 @@ def _fit(workload: Workload, lanes: Sequence[Lane], device: torch.device, memory
     if memory is not None:
         return lanes_that_fit(memory, lane=lane, share=STATE_SHARE)
     return lanes_that_fit(available_bytes(device), lane=lane, share=FREE_SHARE * STATE_SHARE)
+
+
+def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Return sizes of the splits, a hash of the parameters' names and shapes, the loss of the first batch, and the classes.
+
+    A dataset that knows the hash of its contents, as an attribute `sha256`, has it recorded as well.
+
+    One forward pass in evaluation mode; random state and caller are left as they were. A change that shows in none of
+    the three, such as another augmentation of later batches, goes unseen.
+    """
+    with isolated_rng(), torch.no_grad():
+        model = build_model(workload, config, device).eval()
+        shapes = repr([(name, tuple(p.shape)) for name, p in model.named_parameters()])
+        seed_all(config.shared_seed, config.per_host_seed)
+        batch, examples = next(train_batches(workload, config, device))[0]
+        with autocast(device, config.precision):
+            outputs, losses, _ = per_example(workload, model, batch, examples)
+    loss = float(losses.float().mean())
+    hashes = {split: data.sha256 for split, data in workload.splits.items() if hasattr(data, "sha256")}
+    return {
+        "examples": check_data(workload, config),
+        **({"sha256": hashes} if hashes else {}),
+        "parameters": f"{zlib.crc32(shapes.encode()):08x}",
+        "first_loss": loss if math.isfinite(loss) else None,
+        "classes": classes_of(workload.loss, outputs),
+    }

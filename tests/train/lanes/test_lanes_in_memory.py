@@ -15,7 +15,7 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, WorkloadError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
-from workbench.train.diverged_errors import is_out_of_memory
+from workbench.train.forward import is_out_of_memory
 from workbench.train.gradients import LoopGradients
 from workbench.train.hooks import Hook, Run, Step
 from workbench.train.lanes import memory

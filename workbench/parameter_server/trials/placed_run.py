@@ -31,14 +31,11 @@ from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.evaluation import check_first, evaluate_each
+from workbench.train.evaluation import TRACKED_SPLIT, TrackedExamples, check_first, evaluate_each
 from workbench.train.hooks import Hook
-from workbench.train.interrupt import StopRequest, catch_interrupt
 from workbench.train.lane import Lane
 from workbench.train.lane_stack import LaneStack
-from workbench.train.predictions import SPLIT as TRACKED_SPLIT
-from workbench.train.predictions import TrackedExamples
-from workbench.train.progress import Progress
+from workbench.train.progress import Progress, StopRequest, catch_interrupt
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import subset_of
 

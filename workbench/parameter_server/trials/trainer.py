@@ -18,13 +18,13 @@ from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
-from workbench.train.fingerprint import fingerprint
+from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane
 from workbench.train.lanes.memory import check_lanes
-from workbench.train.predictions import check_track, tracked_examples
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng
+from workbench.train.trainer import fingerprint
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.registry import call_on

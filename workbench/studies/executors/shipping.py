@@ -17,8 +17,7 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError, WorkbenchError, WorkloadError
 from workbench.record.folder import fingerprint_difference
 from workbench.train.batches import resolve_device
-from workbench.train.fingerprint import fingerprint
-from workbench.train.trainer import Trainer
+from workbench.train.trainer import Trainer, fingerprint
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import load_workload
 

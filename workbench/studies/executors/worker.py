@@ -21,7 +21,7 @@ from workbench.record.watch import Watcher, watching
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.shipping import Shipment, unpack_shipment
 from workbench.train.checkpoint import latest_checkpoint
-from workbench.train.interrupt import ask_to_stop
+from workbench.train.progress import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

@@ -32,10 +32,9 @@ from workbench.record.write import SilentStudy, StudyWriter, TrialWriter
 from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.checkpoint import Checkpoint, SilentStore
 from workbench.train.distributed.process_group import HostGroup
-from workbench.train.evaluation import Evaluation, values_each
+from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, TrackedExamples, values_each
 from workbench.train.gradients import LaneLoss
 from workbench.train.lane import Lane
-from workbench.train.predictions import SPLIT, TrackedExamples
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
@@ -181,8 +180,8 @@ def evaluate_on_hosts(
     part = evaluate_shard(workload, model, hosts.rank, hosts.size, split=split, **settings)
     parts = [[PartialSum(*row) for row in rows] for rows in hosts.gather([list(row) for row in part])]
     if tracked is not None:
-        few = workload.replace(**{f"{SPLIT}_data": Subset(workload.data(SPLIT), tracked.places)})
-        values_each(few, [model], split=SPLIT, tracked=tracked.alone(), **settings)
+        few = workload.replace(**{f"{TRACKED_SPLIT}_data": Subset(workload.data(TRACKED_SPLIT), tracked.places)})
+        values_each(few, [model], split=TRACKED_SPLIT, tracked=tracked.alone(), **settings)
     return join_shards(parts)
 
 

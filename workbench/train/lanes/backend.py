@@ -19,15 +19,13 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.batches import DataStream
-from workbench.train.diverged_errors import Excuse, is_out_of_memory
-from workbench.train.evaluation import Evaluation
-from workbench.train.forward import MicroBatches
-from workbench.train.gradients import Gradients, LaneLoss, LoopGradients
+from workbench.train.evaluation import Evaluation, TrackedExamples
+from workbench.train.forward import MicroBatches, is_out_of_memory
+from workbench.train.gradients import Excuse, Gradients, LaneLoss, LoopGradients
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.memory import room_for_calls
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.run import VmapGradients, verify
-from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from workbench.train.lane_stack import global_generator
+from workbench.train.rng import global_generator
 from workbench.train.lanes.recorder import CannotBatch, TensorMeta, arguments, base_of, is_random, meta
 
 GENERATORS = "generators"

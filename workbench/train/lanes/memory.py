@@ -11,7 +11,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.schedules import lr_values
-from workbench.train.diverged_errors import is_out_of_memory
+from workbench.train.forward import is_out_of_memory
 from workbench.train.lane import Lane
 from workbench.train.lane_stack import LaneStack
 from workbench.workloads.base import Workload

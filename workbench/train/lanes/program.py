@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from workbench.train.diverged_errors import is_out_of_memory
+from workbench.train.forward import is_out_of_memory
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.draws import GENERATORS, draw_per_lane
 from workbench.train.lanes.memory import lanes_that_fit

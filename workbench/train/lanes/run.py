@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from workbench.train.batches import eval_batches
-from workbench.train.diverged_errors import is_out_of_memory
-from workbench.train.evaluation import Evaluation, on_host, weighted_means
-from workbench.train.forward import MicroBatches
+from workbench.train.evaluation import Evaluation, TrackedExamples, on_host, weighted_means
+from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import Gradients, LaneLoss
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.program import KINK, SHORT, TOLERANCES, LaneProgram, LanePrograms, differing_rows
@@ -31,7 +30,6 @@ from workbench.train.lanes.step import (  # fmt: skip
     split_batch,
     stack_batches,
 )
-from workbench.train.predictions import TrackedExamples
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights

@@ -20,11 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
-from workbench.train.diverged_errors import is_out_of_memory
-from workbench.train.forward import autocast, per_example
-from workbench.train.lane_stack import LaneStack, global_generator, host_random
+from workbench.train.forward import autocast, is_out_of_memory, per_example
+from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.recorder import CannotBatch, Recorder, TensorMeta, written
-from workbench.train.rng import isolated_rng
+from workbench.train.rng import global_generator, host_random, isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
 from workbench.workloads.losses import label_of, prediction_of
