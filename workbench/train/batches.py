@@ -1,9 +1,8 @@
 """Batches: their order depends on the seed and the step alone, so a resumed run sees the same ones; and the device they go to.
 
-Each epoch is shuffled anew and its incomplete last batch dropped; the examples left out differ from epoch to epoch.
-An iterable dataset is read in its own order, and by one worker process at most, whatever `num_workers` says: two
-would both read all of it, unless it deals its items out among them itself, and nobody can tell from outside. Many hosts
-read all of it, each, and keep their shares, for the same reason.
+Each epoch is shuffled anew and its incomplete last batch dropped; the examples left out differ from epoch to epoch. An iterable
+dataset is read in its own order, by one worker process at most: two would both read all of it. Of many processes that train
+together each reads all of it and keeps its share, for the same reason.
 """
 
 from __future__ import annotations
@@ -115,7 +114,6 @@ class DataStream:
         return dict(self._state)
 
     def _draw(self, state: dict[str, Tensor]) -> tuple[MicroBatches, dict[str, Tensor]]:
-        """Return the next batch of the data, drawn under `state`, and the state after it."""
         if not self._draws:
             return next(self._batches), {}
         with isolated_rng():
@@ -134,9 +132,8 @@ def train_batches(
 ) -> Iterator[list[Batch]]:
     """Yield for every step from `start_step` on the micro-batches of one update, as (batch, examples) pairs.
 
-    Of many hosts each gets its share of every micro-batch: disjoint, and together what one host alone would read (P7.4).
-    Random preprocessing inside the dataset repeats bit for bit on resume with `num_workers=0`; worker processes are
-    seeded anew.
+    Each of many processes gets its share of every micro-batch: disjoint, and together what one alone would read (P7.4). Random
+    preprocessing inside the dataset repeats bit for bit on resume with `num_workers=0`; worker processes are seeded anew.
     """
     whole = config.batch_size // config.accumulate_steps
     micro = whole // hosts
@@ -222,7 +219,7 @@ def _positions(
 ) -> Iterator[Tensor]:
     """Yield for each epoch the examples of every micro-batch, shape (micro-batches, examples of one), for ever.
 
-    `whole` is the size of a micro-batch of all hosts, `first` the one to begin with, `places` those of this host in it.
+    `whole` is the size of a micro-batch of all processes, `first` the one to begin with, `places` those of this process in it.
     """
     per_epoch = (examples // config.batch_size) * (config.batch_size // whole)
     epoch, offset = divmod(first, per_epoch)
@@ -247,7 +244,6 @@ def _gathered(
 
 
 def _iterable(workload: Workload, data: Dataset[Any], micro: int, skip: int, *, seed: int) -> Iterator[Any]:
-    """Yield the batches of one epoch after the other, the first `skip` left out."""
     for epoch in itertools.count():
         empty = True
         workers = min(1, workload.num_workers)

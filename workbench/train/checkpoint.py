@@ -30,14 +30,7 @@ _FILES = ("model.safetensors", "trainer.safetensors")
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint in memory.
-
-    Attributes:
-        step: updates made before it.
-        model: the model's state dict.
-        trainer: optimizer and random state tensors.
-        meta: JSON values.
-    """
+    """One checkpoint in memory: updates made before it, the model's state dict, optimizer and random state, JSON values."""
 
     step: int
     model: dict[str, Tensor]
@@ -48,7 +41,7 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) -> Path:
     """Write `folder/step-<n>` whole or not at all, and return it.
 
-    `sync` waits until the disk has it, which is what a power cut asks for; the rename alone outlives a killed process.
+    `sync` waits until the disk has it, which a power cut asks for; the rename alone outlives a killed process.
 
     Raises:
         RecordError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -159,7 +152,7 @@ def best_steps(values: Mapping[int, float], count: int, *, mode: str) -> Sequenc
 
 
 class SilentStore:
-    """That of a host that trains along while another one writes (P7.2): it keeps the step of the newest checkpoint alone."""
+    """That of a process that trains along while another one writes (P7.2): it keeps the step of the newest checkpoint alone."""
 
     due = False
 
@@ -207,8 +200,7 @@ class CheckpointStore:
     def write(self, evaluated: Mapping[int, float]) -> None:
         """Write what waits, and delete from disk what is neither among the best nor the latest.
 
-        A killed process loses nothing of it; for a power cut it is waited until the disk has it, but at most every
-        `WRITE_SECONDS`: less than that is sooner trained again.
+        It waits for the disk at most every `WRITE_SECONDS`: less than that is sooner trained again after a power cut.
         """
         sync = time.perf_counter() - self._written_at > WRITE_SECONDS
         for step in sorted(self._waiting):

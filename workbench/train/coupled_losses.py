@@ -36,7 +36,7 @@ _known: OrderedDict[Hashable, tuple[Workload, bool]] = OrderedDict()
 
 
 class Items(Dataset[Any]):
-    """Items that were read once, so that what is drawn while they are read is no matter of the batch."""
+    """Items that were read once, so that random preprocessing is the same in every batch."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self._items = list(items)
@@ -55,8 +55,8 @@ class Dependence(NamedTuple):
     Attributes:
         random: largest difference between two looks at the same batch.
         batch: the same between one batch of all and batches of a few; 0 where values are random.
-        coupled: whether the loss looks at the whole batch, though the model does not: it is no mean over the batch, and what the
-            model returns for an example is the same in any batch. Of random values, whether their mean differs between batches.
+        coupled: whether the loss looks at the whole batch, though the model does not, and it is no mean over the batch. Of random
+            values, whether their mean differs between batches.
     """
 
     random: float = 0.0
@@ -108,7 +108,7 @@ def batch_dependence(
 
 
 def evaluation_batch(workload: Workload, config: TrainConfig, device: torch.device) -> int:
-    """Return examples per evaluation batch: what the config says, or the batch that the loss sees in training where it couples examples."""
+    """Return examples per evaluation batch: the config's, or the micro-batch of training where the loss couples examples."""
     micro = config.batch_size // config.accumulate_steps
     if config.eval_batch_size is not None or not _couples(workload, config, device):
         return config.evaluation_batch

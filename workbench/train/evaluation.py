@@ -1,4 +1,4 @@
-"""Evaluation: weighted means over examples, equal for any batch size (P2.6 to P2.11), and the values of each example."""
+"""Evaluation: weighted means over examples, equal for any batch size (P2.6 to P2.11), values of each, and tracked predictions (P2.12)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from workbench.checks import check_integer
 from workbench.errors import ConfigError, DataError, UsageError, WorkloadError
@@ -103,12 +104,10 @@ def values_each(
 
     Args:
         models: on `device`; each batch is loaded and moved once for all of them.
-        batch_size: examples in a batch.
-        device: where to compute.
         within: the context in which a model is called, by its place.
-        tracked: takes what is said of the examples that it tracks.
-        diverged: asked where forward, loss or a metric raises, by the model's place, the error, the batch and its examples:
-            whether the values of that batch are NaN instead. None asks whether the model's numbers are finite.
+        tracked: takes the predictions of the examples that it tracks.
+        diverged: called where forward, loss or a metric raises, with the model's place, the error, the batch and its examples:
+            whether the values of that batch are NaN instead. None looks whether the model's numbers are finite.
         observe: called with each batch, what a model returned for it, and its number of examples.
     """
     seen = 0
@@ -159,11 +158,7 @@ def evaluation_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_first(workload: Workload, split: str, found: Sequence[Evaluation]) -> None:
-    """Check the evaluation of an untrained model: a metric that is NaN there will not become a number by training.
-
-    Raises:
-        WorkloadError: a metric is NaN, and the loss is not.
-    """
+    """Raise a `WorkloadError` where a metric of an untrained model is NaN and the loss is not: training will not mend it."""
     values = {evaluation.metric: evaluation.value for evaluation in found}
     for name, value in values.items():
         if math.isnan(value) and math.isfinite(values["loss"]):
@@ -238,7 +233,7 @@ class ExampleValues(NamedTuple):
         weights: shape (examples,), ones without weights.
         labels: class of each, shape (examples,); None where the loss is no cross-entropy with one class an example.
         classes: how many the model tells apart; None where unknown.
-        features: shape (examples, features), every floating tensor of the batch; None where there is none.
+        features: shape (examples, features), the floating tensors of the batch; None where there is none.
     """
 
     columns: dict[str, Floats]
@@ -296,13 +291,7 @@ def _columns(batch: Any, examples: int, most: int) -> Tensor:
 
 def float_tensors(batch: Any) -> list[Tensor]:
     """Return the floating tensors of a nested batch, in order."""
-    if isinstance(batch, Tensor):
-        return [batch] if batch.is_floating_point() else []
-    if isinstance(batch, dict):
-        return [t for value in batch.values() for t in float_tensors(value)]
-    if isinstance(batch, (list, tuple)):
-        return [t for value in batch for t in float_tensors(value)]
-    return []
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 TRACKED_SPLIT = "validation"
@@ -336,7 +325,7 @@ class TrackedExamples:
         self._labels.append(None if labels is None else labels[rows])
 
     def add(self, lane: int, prediction: Tensor | None, losses: Tensor) -> None:
-        """Keep what one model says of the tracked rows of one batch: shape (rows, ...), and their losses, shape (rows,)."""
+        """Keep the prediction of one model for the tracked rows of one batch, shape (rows, ...), and their losses, shape (rows,)."""
         self._found.setdefault(lane, []).append((prediction, losses))
 
     def columns(self, trials: Sequence[int], step: int) -> dict[str, Any]:

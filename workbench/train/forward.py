@@ -1,4 +1,4 @@
-"""One forward pass, shapes checked, and what a person's own code raises in it, told with its place and what to do about it."""
+"""One forward pass, shapes checked, and errors of a person's own code in it, explained with their place and what to do about them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def autocast(device: torch.device, precision: str | None) -> contextlib.Abstract
 
 
 def graph_if_needed(compute: Callable[[], T]) -> T:
-    """Return what `compute` returns; where gradients are off, detached and computed with them only if it differentiates itself.
+    """Return what `compute` returns; where gradients are off, detached, and with a graph only if it differentiates itself.
 
     A gradient penalty, a force or a residual of a differential equation calls `autograd.grad` in the forward pass.
     """
@@ -108,7 +108,6 @@ class explained:
     """Turn what is raised inside the block into a `WorkloadError`; an error of this package gets the place in front.
 
     Args:
-        workload: whose code runs inside the block.
         where: for example "at step 3" or "in the batch of the train split that begins with example 64".
     """
 

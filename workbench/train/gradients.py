@@ -26,7 +26,7 @@ _LENGTHS = {"total_steps", "warmup_steps", "eval_every_steps", "checkpoint_every
 
 
 def is_own_config(workload: Workload, config: TrainConfig) -> bool:
-    """Tell whether a trial trains as the person does, over whatever length."""
+    """Tell whether a trial trains as the workload's own config does, over whatever length."""
     own = workload.config
     return all(getattr(own, f.name) == getattr(config, f.name) for f in fields(own) if f.name not in _LENGTHS)
 
@@ -40,7 +40,11 @@ def fault_of_weights(
     batches: MicroBatches,
     training: bool,
 ) -> bool:
-    """Tell whether what raised on these batches passes with untrained weights, made by the config's seed; a mistake does not."""
+    """Tell whether weights that training has led astray are at fault for an error on these batches: untrained ones do not raise.
+
+    `binary_cross_entropy` asserts that its inputs lie in [0, 1], a Cholesky factor asks for a positive definite matrix: at a learning
+    rate that is too high they raise before a loss is NaN. Such a trial has diverged.
+    """
     numeric = isinstance(error, (ArithmeticError, AssertionError, RuntimeError, ValueError))
     if not numeric or isinstance(error, WorkbenchError) or is_out_of_memory(error):
         return False
@@ -60,13 +64,7 @@ def fault_of_weights(
 
 
 class LaneLoss(NamedTuple):
-    """Weighted mean loss of one update's batch and the squared standard error of that mean, each shape (lanes,).
-
-    Attributes:
-        loss: the means.
-        squared_se: their squared standard errors.
-        weight: sum of the examples' weights; None where every example weighs one.
-    """
+    """Weighted mean loss of one update's batch, the squared standard error of that mean, and the sum of weights, each shape (lanes,)."""
 
     loss: Tensor
     squared_se: Tensor
@@ -74,7 +72,7 @@ class LaneLoss(NamedTuple):
 
 
 class Gradients(Protocol):
-    """A way to the gradients and evaluations of all lanes of a `LaneStack`."""
+    """What gives the gradients and evaluations of all lanes of a `LaneStack`."""
 
     def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
         """Fill `stack.grad`, let buffers and random state advance as in K separate trials, return the losses.
@@ -95,17 +93,17 @@ class Gradients(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of threads and settings; afterwards it is not called again."""
+        """Release threads and settings."""
         ...
 
 
 class LoopGradients:
-    """Plain autograd, one lane after the other: for every model, and the measure of every other way.
+    """Plain autograd, one lane after the other: for every model, and the measure of every other backend.
 
     Args:
-        share: batches are this host's share of those of many, in which no example need count.
-        excused: asked where a lane's forward or loss raises, though its numbers are finite; a lane that is excused, or whose
-            numbers are not, has NaN as its loss and gradient.
+        share: batches are this process's share of those of many, in which no example need count.
+        excused: called where a lane raises though its numbers are finite; a lane that is excused, or whose numbers are not, has NaN
+            as its loss and gradient.
 
     Attributes:
         lane: the lane in progress, to say where an error came from.
@@ -164,7 +162,7 @@ class LoopGradients:
         return {"gradients": "loop"}
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing."""
 
     def _diverged(self, lane: int, error: Exception, batches: MicroBatches, training: bool) -> bool:
         if has_diverged(error, self._stack.models[lane]):

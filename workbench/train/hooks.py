@@ -126,6 +126,12 @@ class Hook:
         """
 
 
+def watchers(model: nn.Module) -> int:
+    """Return how many hooks look at the passes through the modules."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
 def _cadence(every: int) -> int:
     return check_integer("every", every, hint=": measure at every n-th step")
 

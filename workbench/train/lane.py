@@ -1,11 +1,9 @@
-"""`Lane`: the life of one trial in the record, from its first step or its checkpoint to its end; `LaneLog`: the rows of many.
-
-Per-step values of all lanes stay on the device and reach the record on a cadence: no synchronisation in the loop.
-"""
+"""`Lane`: one trial in the record, from its first step or its checkpoint to its end; `LaneLog`: the rows of many, kept on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,13 @@ from torch import Tensor
 from workbench.config import TrainConfig
 from workbench.record.parts import PartWriter
 from workbench.record.read import periodic_rows, select_best
-from workbench.record.write import TrialWriter
+from workbench.record.write import StudyWriter, TrialWriter
 from workbench.schedules import lr_values
-from workbench.train.checkpoint import Checkpoint, CheckpointStore, SilentStore, latest_checkpoint, load_checkpoint
-from workbench.train.evaluation import Evaluation
+from workbench.train.checkpoint import CheckpointStore, SilentStore, latest_checkpoint, load_checkpoint
+from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, TrackedExamples, check_first, evaluation_columns
+from workbench.train.hooks import Hook
+from workbench.workloads.base import Workload
+from workbench.workloads.subsets import subset_of
 
 _CORE = ("loss", "loss_se", "lr", "grad_norm", "clipped")
 
@@ -30,7 +31,7 @@ class Lane:
         lrs: lr of every step, shape (total_steps,).
         selected: step -> value that retrospective selection compares (P4.5).
         seconds: its share of the wall time; lanes that train together share it equally.
-        evaluated_at: the last step it was evaluated at.
+        start: the checkpoint that the trial goes on from.
     """
 
     def __init__(self, config: TrainConfig, writer: TrialWriter) -> None:
@@ -45,7 +46,6 @@ class Lane:
         self.evaluated_at = -1
         path = latest_checkpoint(folder) if writer.writes else None
         self.start = None if path is None else load_checkpoint(path)
-        """The checkpoint that the trial goes on from."""
 
     @property
     def number(self) -> int:
@@ -61,16 +61,6 @@ class Lane:
     def name(self) -> str:
         """How an error calls it."""
         return f"trial {self.number} (peak_lr={self.config.peak_lr:g}, shared_seed={self.config.shared_seed})"
-
-    @property
-    def backend(self) -> dict[str, Any] | None:
-        """The event that says which gradient backend trained a trial that goes on from a checkpoint."""
-        told = [event for event in self.writer.events if "gradients" in event] if self.start else []
-        return told[-1] if told else None
-
-    def again(self) -> Lane:
-        """Return the same trial, to go on from its newest checkpoint on disk."""
-        return Lane(self.config, self.writer)
 
     def begin(self, **how: Any) -> None:
         """Drop the rows that come again, and note that the trial is running and how."""
@@ -92,13 +82,12 @@ class Lane:
 
     def evaluation_due(self, step: int) -> bool:
         """Whether the trial is evaluated at this step: at fixed numbers of steps, the first and the last (P2.8)."""
-        on_cadence = step == self.config.total_steps or step % self.config.eval_interval == 0
-        return on_cadence and self.evaluated_at != step
+        return self.evaluated_at != step and (step == self.config.total_steps or step % self.config.eval_interval == 0)
 
     def checkpoint_due(self, step: int) -> bool:
         """Whether a checkpoint is made at this step."""
-        on_cadence = step == self.config.total_steps or step % self.config.checkpoint_interval == 0
-        return on_cadence and self.checkpoints.latest != step
+        due = step == self.config.total_steps or step % self.config.checkpoint_interval == 0
+        return due and self.checkpoints.latest != step
 
     def next_due(self, step: int) -> int:
         """Return the first step after `step` at which something of this trial is due."""
@@ -114,10 +103,6 @@ class Lane:
         place = {"trial": self.number, "step": step, "split": split, "setting": "periodic"}
         return [{**place, **result._asdict(), "subset": subset} for result in results]
 
-    def keep(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint of this trial."""
-        self.checkpoints.add(checkpoint, self.selected)
-
     def end(self, state: str, *, step: int, diverged_at: int | None = None) -> None:
         """Note how the trial ended."""
         best = select_best(list(self.selected), list(self.selected.values()), mode=self.config.select_mode)
@@ -130,6 +115,49 @@ class Lane:
             best_value=None if best is None else best[1],
             diverged_at=diverged_at,
         )
+
+
+def common_backend(lanes: Sequence[Lane]) -> dict[str, Any] | None:
+    """Return the event that says which gradient backend trained lanes that go on from checkpoints; None where they differ."""
+    events = [[e for e in lane.writer.events if "gradients" in e] if lane.start else [] for lane in lanes]
+    last = [each[-1] if each else None for each in events]
+    keys = ("gradients", "lanes_per_call", "threads")
+    return last[0] if len({tuple((event or {}).get(key) for key in keys) for event in last}) == 1 else None
+
+
+def record_evaluation(
+    workload: Workload,
+    study: StudyWriter,
+    lanes: Sequence[Lane],
+    step: int,
+    evaluate: Callable[[str, TrackedExamples | None], list[list[Evaluation]]],
+    *,
+    splits: Collection[str],
+    tracked: TrackedExamples | None,
+    hooks: Sequence[Hook],
+) -> None:
+    """Evaluate lanes on `splits` and those that their selection names, write the rows down and call the hooks.
+
+    Args:
+        evaluate: (split, examples to track) -> evaluations of each lane.
+    """
+    rows: list[dict[str, Any]] = []
+    selected = [lane.config.select.split("/", 1)[0] for lane in lanes]
+    for split in sorted({*splits, *selected}):
+        part = subset_of(workload.data(split))
+        to_track = tracked if split == TRACKED_SPLIT else None
+        results = evaluate(split, to_track)
+        if to_track is not None:
+            study.predictions.add(to_track.columns([lane.number for lane in lanes], step))
+        for lane, own, found in zip(lanes, selected, results, strict=True):
+            if step == 0:
+                check_first(workload, split, found)
+            if split in {*splits, own}:
+                rows += lane.rows(step, split, found, subset="" if part is None else part.id)
+    for row in rows:
+        for hook in hooks:
+            hook.on_evaluation(MappingProxyType(row))
+    study.evals.add(evaluation_columns(rows))
 
 
 class LaneLog:
@@ -155,11 +183,7 @@ class LaneLog:
             self._extra.setdefault(name, []).append((step - self._first, value))
 
     def flush(self, lanes: Sequence[Lane]) -> dict[int, int]:
-        """Bring the rows to the host and hand them to the record, without those after a lane's first non-finite loss.
-
-        Returns:
-            For each lane that became non-finite, its row in the stack and the step at which its loss was so first.
-        """
+        """Hand the rows to the record, up to a lane's first non-finite loss; return row -> step of each lane that has one."""
         if not len(self):
             return {}
         block, bad = self._block(lanes, self._extra)
@@ -177,7 +201,7 @@ class LaneLog:
     def _block(
         self, lanes: Sequence[Lane], extra: Mapping[str, list[tuple[int, Any]]]
     ) -> tuple[dict[str, Any], dict[int, int]]:
-        """Return the rows up to each lane's first non-finite loss, and where that was, as `flush` returns it."""
+        """Return the rows, and what `flush` returns."""
         count, first = len(self), self._first
         shape = (len(lanes), count)
         columns = {name: _stack(values, len(lanes)) for name, values in self._core.items() if values}

@@ -22,7 +22,7 @@ from workbench.workloads.checks import check_model
 
 
 def build_model(workload: Workload, config: TrainConfig, device: torch.device) -> nn.Module:
-    """Return a fresh model on `device`, initialised under `shared_seed`, checked and in the asked precision.
+    """Return a fresh model on `device`, initialised under `shared_seed`, checked and in the config's precision.
 
     With `bn_stat_examples` its batch norm layers take their statistics from so many examples (P6.5); with `accumulate_steps` their
     running statistics look back on as many updates as without.
@@ -51,8 +51,8 @@ def build_model(workload: Workload, config: TrainConfig, device: torch.device) -
 class LaneStack:
     """What the forward and backward passes of K lanes read and write; lane k is row k everywhere.
 
-    Tied weights count once; frozen parameters are not trained and have rows of their own, because each lane has its own
-    initialisation. All tensors are replaced by `keep`: read them anew for each step.
+    Tied weights count once; frozen parameters have rows of their own, because each lane has its own initialisation. All tensors are
+    replaced by `keep`: read them anew for each step.
 
     Attributes:
         models: one per lane; their parameters and buffers are views of the tensors below.
@@ -60,14 +60,11 @@ class LaneStack:
         values: trained parameters, shape (lanes, parameters).
         grad: their gradient, same shape; each parameter's `.grad` is a view of it.
         names: names of the trained parameters, in order.
-        slices: where each of them lies in a row.
-        shapes: their shapes.
+        slices: place of each of them in a row.
         frozen: name -> parameters that are not trained, shape (lanes, ...).
         buffers: name -> shape (lanes, ...).
         streams: which stream of batches each lane reads.
         rng: random state of each lane.
-        device: where.
-        precision: as in the configs; the lanes share it.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class LaneStack:
             self._bind(model, lane)
 
     def make_room(self, numbers: int) -> Tensor:
-        """Put so many numbers behind the gradient in memory; return all of it, shape (lanes * parameters + numbers,)."""
+        """Allocate `numbers` more behind the gradient; return all of it, shape (lanes * parameters + numbers,)."""
         whole = self.grad.new_zeros(self.grad.numel() + numbers)
         self.grad = whole[: self.grad.numel()].view_as(self.grad)
         for lane, model in enumerate(self.models):
@@ -131,7 +128,7 @@ class LaneStack:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Take buffers and random state back to what they were before the block; gradients are left as they are."""
+        """Restore buffers and random state after the block; gradients are left as they are."""
         buffers = {name: t.clone() for name, t in self.buffers.items()}
         states = [self.rng.state(lane) for lane in range(len(self))]
         try:

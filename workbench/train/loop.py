@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError, in_one_line
 from workbench.record.read import StudyRecord, TrialRecord
@@ -38,18 +37,17 @@ from workbench.train.distributed.data_parallel import (
     running_statistics,
 )
 from workbench.train.distributed.process_group import ALONE, HostGroup
-from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, TrackedExamples, check_first, evaluation_columns
+from workbench.train.evaluation import Evaluation, TrackedExamples
 from workbench.train.forward import MicroBatches, explained
 from workbench.train.gradients import fault_of_weights, is_own_config
-from workbench.train.hooks import Hook, Run, Step
-from workbench.train.lane import Lane, LaneLog
+from workbench.train.hooks import Hook, Run, Step, watchers
+from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluation
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.backend import Chosen
 from workbench.train.progress import Progress, StopRequest, catch_interrupt
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm, make_updater
 from workbench.workloads.base import Workload
-from workbench.workloads.subsets import subset_of
 
 FLUSH_STEPS = 64  # rule of thumb: rows leave the device this often; a diverged lane is noticed as late as this
 FLUSH_SECONDS = 5.0  # rule of thumb: what a crash may cost in rows; a resumed run trains them again
@@ -64,8 +62,8 @@ class TrainingLoop:
         choose: `choose_gradients`, knowing what is wanted.
         progress: called with the number of updates made.
         splits: evaluated beside the one that selection compares.
-        hosts: that train the one lane together, each on its share of the batches.
-        synchronised: batch norm takes its statistics over all hosts.
+        hosts: processes that train the one lane together, each on its share of the batches.
+        synchronised: batch norm takes its statistics over all of them.
     """
 
     def __init__(
@@ -115,12 +113,11 @@ class TrainingLoop:
         started: list[Hook] = []
         steps = max(lane.config.total_steps for lane in self.lanes)
         try:
-            watchers = _watchers(self.stack.models[0])
-            watched = None
+            attached, watched = watchers(self.stack.models[0]), None
             for hook in self.hooks:
                 started.append(hook)
                 hook.on_start(self.run)
-                if watched is None and _watchers(self.stack.models[0]) != watchers:
+                if watched is None and watchers(self.stack.models[0]) != attached:
                     watched = type(hook).__name__
             for model in self.stack.models:
                 model.train()
@@ -130,8 +127,13 @@ class TrainingLoop:
                 for lane in self.lanes:
                     lane.begin(**how)
                 self._train(gradients, stop)
-                if self.lanes:
-                    self._stop()
+                if self.lanes:  # interrupted: every lane is saved so that it goes on from this very step
+                    self._flush()
+                    self._account()
+                    self._keep_checkpoints([lane.checkpoints.latest != self.step for lane in self.lanes])
+                    self._write()
+                    for lane in self.lanes:
+                        lane.end("stopped", step=self.step)
         except BaseException as error:
             self._abandon(error)
             for later in self._end(started):
@@ -150,31 +152,22 @@ class TrainingLoop:
 
     def _choose_backend(self, watched: str | None) -> Chosen:
         configs = [lane.config for lane in self.lanes]
-        before = [lane.backend for lane in self.lanes]
-        keys = ("gradients", "lanes_per_call", "threads")
-        same = len({tuple((event or {}).get(key) for key in keys) for event in before}) == 1
         with explained(self.workload, f"at step {self.step}"):
             return self._choose(
-                self.workload,
-                configs,
-                self.stack,
-                self.streams,
-                steps=max(config.total_steps for config in configs) - self.step,
-                watched=watched,
-                before=before[0] if same else None,
-                excused=self._excused,
-            )
+                self.workload, configs, self.stack, self.streams, steps=max(c.total_steps for c in configs) - self.step,
+                watched=watched, before=common_backend(self.lanes), excused=self._excused,
+            )  # fmt: skip
 
     def _excused(self, row: int, error: Exception, batches: MicroBatches, training: bool) -> bool:
         """Tell whether a lane whose code raised has diverged; the person's own training says what it raises."""
         lane = self.lanes[row]
-        if self.hosts.size > 1 or self.step == 0 or is_own_config(self.workload, lane.config):
-            return False
-        how: dict[str, Any] = {"error": error, "batches": batches, "training": training}
-        if not fault_of_weights(self.workload, lane.config, self.device, **how):
-            return False
-        lane.writer.event("raised", step=self.step, error=in_one_line(error))
-        return True
+        own = self.hosts.size > 1 or self.step == 0 or is_own_config(self.workload, lane.config)
+        excused = not own and fault_of_weights(
+            self.workload, lane.config, self.device, error=error, batches=batches, training=training
+        )
+        if excused:
+            lane.writer.event("raised", step=self.step, error=in_one_line(error))
+        return excused
 
     def _train(self, gradients: Chosen, stop: StopRequest) -> None:
         fell_back = False
@@ -224,16 +217,12 @@ class TrainingLoop:
         """Evaluate, checkpoint and flush where this step calls for it; lanes that diverged or ended leave."""
         step = self.step
         self._flush()
-        evaluated = [lane for lane in self.lanes if lane.evaluation_due(step)]
-        if evaluated:
+        if evaluated := [lane for lane in self.lanes if lane.evaluation_due(step)]:
             self._evaluate(evaluated)
-        for row, lane in enumerate(self.lanes):
-            if lane.checkpoint_due(step):
-                lane.keep(self._checkpoint(row))
-        ended = [lane for lane in self.lanes if step == lane.config.total_steps]
+        self._keep_checkpoints([lane.checkpoint_due(step) for lane in self.lanes])
         if any(lane.checkpoints.due for lane in self.lanes):
             self._write()
-        if ended:
+        if ended := [lane for lane in self.lanes if step == lane.config.total_steps]:
             self.study.flush()
             self._finish("complete", dict.fromkeys(ended))
         self._next = 1 if step == 0 else min((lane.next_due(step) for lane in self.lanes), default=step)
@@ -256,7 +245,7 @@ class TrainingLoop:
             self._finish("diverged", {self.lanes[row]: at for row, at in diverged.items()})
 
     def _finish(self, state: str, ended: Mapping[Lane, int | None]) -> None:
-        """Record how lanes ended, and at which step they diverged; take them out of the stack and pack the rest together."""
+        """Record how lanes ended, and at which step they diverged; pack the rest together."""
         self._account()
         for lane, diverged_at in ended.items():
             lane.checkpoints.write(lane.selected)
@@ -275,52 +264,39 @@ class TrainingLoop:
         self.run.configs = [lane.config for lane in self.lanes]
 
     def _evaluate(self, lanes: Sequence[Lane]) -> None:
-        assert self._gradients is not None
-        noted = self._gradients.evaluated_alone
-        found_rows: list[dict[str, Any]] = []
+        gradients = self._gradients
+        assert gradients is not None
+        noted, config, model = gradients.evaluated_alone, lanes[0].config, self.stack.models[0]
         rows = [self.lanes.index(lane) for lane in lanes]
-        selected = {lane.config.select.split("/", 1)[0] for lane in lanes}
-        for split in sorted(self._splits | selected):
-            part = subset_of(self.workload.data(split))
-            subset = "" if part is None else part.id
-            tracked = self._tracked if split == TRACKED_SPLIT else None
-            if self.hosts.size > 1:
-                results = [self._evaluate_together(split, tracked)]
-            else:
-                batch_size = evaluation_batch(self.workload, lanes[0].config, self.device)
-                results = self._gradients.evaluate(split, batch_size, rows=rows, tracked=tracked)
-            if tracked is not None:
-                self.study.predictions.add(tracked.columns([lane.number for lane in lanes], self.step))
-            for lane, found in zip(lanes, results, strict=True):
-                if self.step == 0:
-                    check_first(self.workload, split, found)
-                if split in {*self._splits, lane.config.select.split("/", 1)[0]}:
-                    found_rows += lane.rows(self.step, split, found, subset=subset)
-        if self._gradients.evaluated_alone != noted:
-            for lane in self.lanes:
-                lane.writer.event("evaluated alone", step=self.step, why=self._gradients.evaluated_alone)
-        for row in found_rows:
-            for hook in self.hooks:
-                hook.on_evaluation(MappingProxyType(row))
-        self.study.evals.add(evaluation_columns(found_rows))
 
-    def _evaluate_together(self, split: str, tracked: TrackedExamples | None) -> list[Evaluation]:
-        config = self.lanes[0].config
-        model = self.stack.models[0]
-        with self.stack.untouched(), merged_running_statistics(model):
-            return evaluate_on_hosts(
-                self.hosts, self.workload, model, split=split, batch_size=config.evaluation_batch, device=self.device,
-                precision=config.precision, tracked=tracked,
-            )  # fmt: skip
+        def evaluate(split: str, tracked: TrackedExamples | None) -> list[list[Evaluation]]:
+            if self.hosts.size == 1:
+                batch_size = evaluation_batch(self.workload, config, self.device)
+                return gradients.evaluate(split, batch_size, rows=rows, tracked=tracked)
+            with self.stack.untouched(), merged_running_statistics(model):
+                found = evaluate_on_hosts(
+                    self.hosts, self.workload, model, split=split, batch_size=config.evaluation_batch, device=self.device,
+                    precision=config.precision, tracked=tracked,
+                )  # fmt: skip
+            return [found]
+
+        how: dict[str, Any] = {"splits": self._splits, "tracked": self._tracked, "hooks": self.hooks}
+        record_evaluation(self.workload, self.study, lanes, self.step, evaluate, **how)
+        if gradients.evaluated_alone != noted:
+            for lane in self.lanes:
+                lane.writer.event("evaluated alone", step=self.step, why=gradients.evaluated_alone)
 
     def _stopped(self, stop: StopRequest) -> bool:
-        """Whether to stop now; many hosts stop at the same step, which they agree on when rows are flushed."""
-        if self.hosts.size == 1:
-            return stop.requested
-        if not len(self.log):
+        """Whether to stop now; many processes agree on it when rows are flushed, so that they stop at the same step."""
+        if self.hosts.size > 1:
+            if len(self.log):
+                return False
             stop.requested = self.hosts.any(stop.requested)
-            return stop.requested
-        return False
+        return stop.requested
+
+    def _keep_checkpoints(self, due: Sequence[bool]) -> None:
+        for row in np.flatnonzero(due).tolist():
+            self.lanes[row].checkpoints.add(self._checkpoint(row), self.lanes[row].selected)
 
     def _checkpoint(self, row: int) -> Checkpoint:
         """Return a copy of everything that lane `row` goes on from."""
@@ -331,16 +307,13 @@ class TrainingLoop:
             "data": self.streams[self.stack.streams[row]].state(),
             "statistics": running_statistics(self.hosts, trained),
         }
-        states = {f"{kind}/{name}": _copied(t) for kind, tensors in own.items() for name, t in tensors.items()}
-        states = gather_states(self.hosts, states)
+        states = {f"{kind}/{name}": t for kind, tensors in own.items() for name, t in tensors.items()}
+        states = gather_states(self.hosts, _copies(states))
         with merged_running_statistics(trained) if self.hosts.size > 1 else contextlib.nullcontext():
-            model = {name: _copied(tensor) for name, tensor in trained.state_dict().items()}
-        optimizer = {f"optimizer/{name}": _copied(t) for name, t in self.updater.state(row).items()}
-        meta = {
-            "evaluated": lane.evaluated_at == self.step,
-            "seconds": lane.seconds,
-            "optimizer": self.updater.plain_state(row),
-        }
+            model = _copies(trained.state_dict())
+        optimizer = _copies({f"optimizer/{name}": t for name, t in self.updater.state(row).items()})
+        plain = self.updater.plain_state(row)
+        meta = {"evaluated": lane.evaluated_at == self.step, "seconds": lane.seconds, "optimizer": plain}
         return Checkpoint(self.step, model, optimizer | states, meta)
 
     def _load(self) -> None:
@@ -365,21 +338,17 @@ class TrainingLoop:
                 self.stack.rng.load(row, parts["rng"])
 
     def _parts(self, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
-        """Return optimizer, rng, data and statistics, of which the last three are this host's own; a host that is new has none."""
-        optimizer = {n: t for n, t in checkpoint.trainer.items() if n.startswith("optimizer/")}
-        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "rng": {}, "data": {}, "statistics": {}}
-        for name, tensor in (optimizer | (own_state(self.hosts, checkpoint.trainer) or {})).items():
-            kind, rest = name.split("/", 1)
-            parts[kind][rest] = tensor
-        return parts
+        """Return optimizer, rng, data and statistics; the last three are this process's own, and a new one has none."""
+        stored = {n: t for n, t in checkpoint.trainer.items() if n.startswith("optimizer/")}
+        stored |= own_state(self.hosts, checkpoint.trainer) or {}
+        kinds = ("optimizer", "rng", "data", "statistics")
+        return {k: {n.split("/", 1)[1]: t for n, t in stored.items() if n.startswith(f"{k}/")} for k in kinds}
 
     def _stream(self, seed: int) -> DataStream:
         lane = next(lane for lane in self.lanes if lane.config.per_host_seed == seed)
         state = None if lane.start is None else self._parts(lane.start)["data"]
-        return DataStream(
-            self.workload, lane.config, self.device, start_step=self.step, state=state, rank=self.hosts.rank,
-            hosts=self.hosts.size,
-        )  # fmt: skip
+        place = {"rank": self.hosts.rank, "hosts": self.hosts.size}
+        return DataStream(self.workload, lane.config, self.device, start_step=self.step, state=state, **place)
 
     def _set_constants(self) -> None:
         """Put what differs between lanes and steps on the device: learning rates and clipping thresholds."""
@@ -404,19 +373,7 @@ class TrainingLoop:
             if lane.start is None:  # else it has not begun again, and does not know its best checkpoints yet
                 lane.checkpoints.write(lane.selected)
 
-    def _stop(self) -> None:
-        """After an interrupt: save every lane so that it goes on from this very step."""
-        self._flush()
-        self._account()
-        for row, lane in enumerate(self.lanes):
-            if lane.checkpoints.latest != self.step:
-                lane.keep(self._checkpoint(row))
-        self._write()
-        for lane in self.lanes:
-            lane.end("stopped", step=self.step)
-
     def _abandon(self, error: BaseException) -> None:
-        """After an error: keep what there is, and say of every lane how it ended."""
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         with contextlib.suppress(Exception):  # the first error is the one to report
             self.log.flush(self.lanes)
@@ -438,11 +395,5 @@ class TrainingLoop:
         return errors
 
 
-def _watchers(model: nn.Module) -> int:
-    """Return how many hooks look at the passes through the modules."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Checkpoints put to use after training: evaluated on whole splits (P2.2), or serving a stream of requests (P2.1)."""
+"""Checkpoints after training: loaded or exported (P2.13), evaluated on whole splits (P2.2), or serving a stream of requests (P2.1)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ def evaluate_checkpoints(
 
 
 def _add_rows(writer: StudyWriter, found: Sequence[Evaluation], **place: Any) -> None:
-    """Add the evaluations of one model to `.evals`; `place` is their trial, step, split and setting."""
     writer.evals.add(evaluation_columns([{**place, **evaluation._asdict(), "subset": ""} for evaluation in found]))
 
 
@@ -250,11 +249,7 @@ def best_checkpoint(trial: TrialRecord) -> Path:
 
 
 def trained_with(workload: Workload, checkpoint: Path) -> TrainConfig:
-    """Return the workload's config with the precision and the seeds that a checkpoint was trained with.
-
-    Raises:
-        CheckpointError: the folder is no checkpoint within a study.
-    """
+    """Return the workload's config with the precision and the seeds that a checkpoint was trained with."""
     try:
         stored = read_json(checkpoint.resolve().parents[1] / "config.json")["config"]
         return workload.config.replace(**{name: stored[name] for name in ("precision", "shared_seed", "per_host_seed")})

@@ -1,4 +1,4 @@
-"""One progress bar per study, in the terminal or the notebook; never one per epoch."""
+"""One progress bar per study, never one per epoch; Ctrl-C and the Interrupt button: the step in progress is finished first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Progress = Callable[[int], None]
 
 
 class ProgressBar:
-    """A tqdm bar and its status line, or none: then it is silent."""
+    """A tqdm bar and its status line, or none."""
 
     def __init__(self, bar: Any = None) -> None:
         self._bar = bar
@@ -44,7 +44,7 @@ def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[Progr
 
 
 class StopRequest:
-    """Whether a stop was asked for; the training loop looks at it once a step."""
+    """Whether a stop was requested; the training loop looks at it once a step."""
 
     def __init__(self) -> None:
         self.requested = False

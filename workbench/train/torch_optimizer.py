@@ -22,9 +22,8 @@ _OURS = ("params", "lr")  # of a parameter group: set by the trainer, so never s
 class TorchOptimizer:
     """The optimizer of one lane, from a factory `(params, lr)`; its state is saved as tensors and plain values.
 
-    The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by
-    what the schedule says, so groups with different rates keep their proportions. What the optimizer keeps beside its
-    `state` and its `param_groups` is not saved, as `state_dict` knows nothing of it.
+    The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by the schedule, so
+    groups with different rates keep their proportions. Only `state` and `param_groups` are saved, as by `state_dict`.
 
     Raises:
         ConfigError: no optimizer came back, its `step` needs a closure, or its state can not be saved.

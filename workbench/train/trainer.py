@@ -64,6 +64,11 @@ class AnyTrainer(Protocol):
         ...
 
     @property
+    def track(self) -> int | Sequence[int]:
+        """Examples whose predictions every evaluation writes down."""
+        ...
+
+    @property
     def evaluate_also(self) -> Sequence[str]:
         """Splits that are evaluated beside "validation" and the one that selection compares."""
         ...
@@ -156,40 +161,14 @@ class Trainer:
             RecordError: the folder cannot be used.
             StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
         """
-        config = chosen_config(workload, config)
         device = local_device(resolve_device(self.device))
-        check_data(workload, config)
-        check_selection(workload, config)
-        tracked_examples(workload, self.track)
+        source = (
+            None if self.hooks else f"wb.Trainer(device={self.device!r})"
+        )  # no text stands for what is the user's own
+        how: dict[str, Any] = {"out": out, "name": name, "note": note, "progress": progress}
         with host_group(device) as hosts:
-            check_shares(config, hosts)
-            call = None
-            if not self.hooks and not config.has_callables:  # no text stands for what is the user's own
-                said = f"{source_of(config)}, out={out and str(out)!r}"
-                call = call_on(workload, f"wb.Trainer(device={self.device!r}).run({{workload}}, {said})")
-            opened = partial(
-                StudyWriter.open,
-                None if out is None else Path(out),
-                kind="trial",
-                workload=workload.name,
-                config=config.to_dict(),
-                name=name,
-                note=note,
-                call=call,
-                when_closed=pusher(),
-            )
-            study = open_together(hosts, opened)
-            try:
-                if hosts.main:  # in a new study, what is broken fails in its trial below
-                    with contextlib.suppress(Exception) if study.created else contextlib.nullcontext():
-                        study.hold_against(fingerprint(workload, config, device))
-                with progress_bar(config.total_steps, workload.name, show=progress and hosts.main) as bar:
-                    (record,) = self.run_trials(
-                        workload, [config], study, stage=Role.TRIAL, progress=bar.advance, hosts=hosts
-                    )
-                study.finish()
-            finally:
-                study.close()
+            train = partial(self.run_trials, hosts=hosts)
+            record = run_alone(self, workload, config, train, device=device, source=source, hosts=hosts, **how)
             hosts.any(False)  # nobody reads the record before it is whole
             return record
 
@@ -264,6 +243,50 @@ class Trainer:
         return [writer.record for writer in writers]
 
 
+def run_alone(
+    trainer: AnyTrainer,
+    workload: Workload,
+    config: TrainConfig | None,
+    train: Callable[..., list[TrialRecord]],
+    *,
+    device: torch.device,
+    source: str | None,
+    out: str | Path | None,
+    name: str | None,
+    note: str | None,
+    progress: bool,
+    hosts: HostGroup = ALONE,
+) -> TrialRecord:
+    """Train one trial in a study of its own: what `run` of every trainer does.
+
+    Args:
+        train: `run_trials` of the trainer.
+        source: expression for the trainer, by which the record repeats the run; None where there is none.
+    """
+    config = chosen_config(workload, config)
+    check_data(workload, config)
+    check_selection(workload, config)
+    tracked_examples(workload, trainer.track)
+    check_shares(config, hosts)
+    call = None
+    if source is not None and not config.has_callables:
+        call = call_on(workload, f"{source}.run({{workload}}, {source_of(config)}, out={out and str(out)!r})")
+    folder = None if out is None else Path(out)
+    about: dict[str, Any] = {"kind": "trial", "workload": workload.name, "config": config.to_dict()}
+    opened = partial(StudyWriter.open, folder, name=name, note=note, call=call, when_closed=pusher(), **about)
+    study = open_together(hosts, opened)
+    try:
+        if hosts.main:  # in a new study, what is broken fails in its trial below
+            with contextlib.suppress(Exception) if study.created else contextlib.nullcontext():
+                study.hold_against(fingerprint(workload, config, device))
+        with progress_bar(config.total_steps, workload.name, show=progress and hosts.main) as bar:
+            (record,) = train(workload, [config], study, stage=Role.TRIAL, progress=bar.advance)
+        study.finish()
+    finally:
+        study.close()
+    return record
+
+
 @contextlib.contextmanager
 def _noted(*writers: TrialWriter) -> Iterator[None]:
     """Record trials that could not even begin as failed."""
@@ -294,10 +317,8 @@ def _fit(workload: Workload, lanes: Sequence[Lane], device: torch.device, memory
 def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Return sizes of the splits, a hash of the parameters' names and shapes, the loss of the first batch, and the classes.
 
-    A dataset that knows the hash of its contents, as an attribute `sha256`, has it recorded as well.
-
-    One forward pass in evaluation mode; random state and caller are left as they were. A change that shows in none of
-    the three, such as another augmentation of later batches, goes unseen.
+    A dataset that knows the hash of its contents, as an attribute `sha256`, has it recorded as well. One forward pass in evaluation
+    mode; a change that shows in none of these, such as another augmentation of later batches, goes unseen.
     """
     with isolated_rng(), torch.no_grad():
         model = build_model(workload, config, device).eval()

@@ -1,15 +1,9 @@
 """Clipping, and the updates of K lanes: one of seven rules with its state, or a torch optimizer of the user's own per lane.
 
-Lanes may differ in every optimizer constant and in the rule itself; lanes of one rule are updated together. What they
-share stays a plain number, what differs becomes a tensor of shape (lanes, 1).
-
-A rule reads the gradient and returns the update that the trainer subtracts, so a hook sees the real step. Two forms
-are kept where the playbook's FAQ and `torch.optim` differ (F7): "playbook" is written as the source writes it,
-"torch" is the arithmetic of `torch.optim` 2.x with its defaults.
-
-Every result goes into memory that is there already. For 32 lanes of 26,122 float32 parameters on one core, adam takes
-0.8 ms that way and 4.8 ms where each operation returns a fresh tensor: page faults. Blocks of rows that fit the core's
-cache took 0.8 to 1.1 ms (512k to 64k elements), so there are none; 8 lanes of a million parameters would gain a fifth.
+Lanes may differ in every optimizer constant and in the rule itself; constants that they share stay plain numbers, others become
+tensors (lanes, 1). Two forms are kept where the playbook's FAQ and `torch.optim` differ (F7): "playbook" is written as the source
+writes it, "torch" is the arithmetic of `torch.optim` 2.x with its defaults. A rule writes into memory that is there already: for 32
+lanes of 26,122 float32 parameters on one core adam takes 0.8 ms that way, and 4.8 ms with fresh tensors.
 """
 
 from __future__ import annotations
@@ -342,10 +336,7 @@ def make_updater(
 ) -> Updater:
     """Return the updater of K lanes, each by a rule's name or the user's own torch optimizer.
 
-    Lanes of the same rule cost least where they lie together: the rule then works on a slice instead of copies.
-
     Args:
-        configs: one per lane.
         params: flat parameters, shape (lanes, parameters).
         parameters: each lane's, views of its row, each with a `.grad` that is a view of the gradient.
 

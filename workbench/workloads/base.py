@@ -143,10 +143,7 @@ class Workload:
         return self.splits[split]
 
     def replace(self, **changes: Any) -> Workload:
-        """Return a copy with `changes`; an unknown field is an `UnknownNameError` naming the nearest one.
-
-        A copy that differs in more than its config is not what `source` names any more, and has none.
-        """
+        """Return a copy with `changes`; one that differs in more than its config has no `source` any more."""
         names = [f.name for f in dataclasses.fields(self)]
         for key in changes:
             if key not in names:

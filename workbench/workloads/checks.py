@@ -32,11 +32,7 @@ def chosen_config(workload: object, config: object) -> TrainConfig:
 
 
 def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
-    """Return the number of examples of every split, after checking that `config` can train on them.
-
-    Raises:
-        DataError: a split is empty or has no length, or the training split is smaller than one batch.
-    """
+    """Return the number of examples of every split; a `DataError` where `config` cannot train on them."""
     sizes = {}
     for split, data in workload.splits.items():
         try:
@@ -61,12 +57,7 @@ def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
 
 
 def check_selection(workload: Workload, config: TrainConfig) -> None:
-    """Check that `config.select` names a split and a metric that `workload` has, the right way round (P4.5).
-
-    Raises:
-        UnknownNameError: it does not; the nearest that it has is named.
-        ConfigError: by its name the metric is better when it is larger, and the smallest value is asked for.
-    """
+    """Check that `config.select` names a split and a metric that `workload` has, the right way round (P4.5)."""
     metrics = ("loss", *workload.metrics)
     allowed = [f"{split}/{metric}" for split in workload.splits for metric in metrics]
     if config.select not in allowed:
@@ -119,11 +110,7 @@ def check_fresh(first: nn.Module, second: nn.Module) -> None:
 
 
 def check_loss_shape(values: object, batch_examples: int, *, what: str = "the loss") -> None:
-    """Check that a loss, a metric or the weights have one value per example; no device is asked for a value.
-
-    Raises:
-        WorkloadError: the shape is another; it calls the values `what`, and names the usual reason for that shape.
-    """
+    """Raise a `WorkloadError` unless a loss, a metric or the weights, called `what`, have one value per example."""
     if not isinstance(values, Tensor):
         raise WorkloadError(f"{what} returned {type(values).__name__}, but must return a tensor ({batch_examples},).")
     shape = tuple(values.shape)
@@ -136,11 +123,7 @@ def check_loss_shape(values: object, batch_examples: int, *, what: str = "the lo
 
 
 def check_weights(weights: Tensor, *, where: str, share: bool = False) -> None:
-    """Check the weights, shape (examples,), that one mean is taken over; reads them from their device.
-
-    Raises:
-        WorkloadError: one is negative or not finite, or all are zero, which only a `share` of the examples may be. It says `where`.
-    """
+    """Raise a `WorkloadError` where a weight is negative or not finite, or all are zero, which only a `share` of the examples may be."""
     bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten()
     if bad.numel():
         raise WorkloadError(

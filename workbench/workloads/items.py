@@ -36,10 +36,7 @@ def plain_tensors(data: Any, collate: Callable[..., Any] | None = None) -> tuple
 
 
 class IndexedDataset(Dataset[Any]):
-    """A map-style dataset that passes items on unchanged, and names the index, and the split, of one that raises.
-
-    `split` is None where it is no split of a workload.
-    """
+    """A map-style dataset that names the index, and the split, of an item that raises; `split` is None where it is no split of a workload."""
 
     def __init__(self, data: Any, *, split: str | None = "train") -> None:
         self.data, self.split = data, split
@@ -61,11 +58,7 @@ class IndexedDataset(Dataset[Any]):
             ) from error
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the items of `indices`, in one call where the wrapped dataset takes one.
-
-        Raises:
-            DataError: an item raised; the first one that raises alone is named, or else the whole batch.
-        """
+        """Return the items of `indices`, in one call where the wrapped dataset takes one; a `DataError` names the first that raises alone."""
         fetch = getattr(self.data, "__getitems__", None)
         if fetch is None:
             return [self[index] for index in indices]
@@ -91,9 +84,9 @@ def _variable(split: str | None) -> str:
 
 
 class HostShare(IterableDataset[Any]):
-    """One host's share of an iterable dataset; all of it has to be read to know which items those are.
+    """One process's share of an iterable dataset; all of it has to be read to know which items those are.
 
-    `share` are the places of its items among the `whole` of a micro-batch of all hosts; an incomplete last one is dropped.
+    `share` are the places of its items among the `whole` of a micro-batch of all processes; an incomplete last one is dropped.
     """
 
     def __init__(self, data: Any, share: slice, whole: int) -> None:
@@ -109,10 +102,9 @@ class HostShare(IterableDataset[Any]):
 
 
 class CountedStream(IterableDataset[Any]):
-    """An iterable dataset that passes items on unchanged, and names the place of one that raises.
+    """An iterable dataset that names the place of an item that raises.
 
-    `split` is None where it is no split of a workload. With `exact` it must yield as many items as its length says: a split is
-    evaluated whole, or not at all.
+    With `exact` it must yield as many items as its length says: a split is evaluated whole, or not at all.
     """
 
     def __init__(self, data: Any, *, split: str | None = "train", exact: bool = False) -> None:
@@ -141,22 +133,16 @@ class CountedStream(IterableDataset[Any]):
 
 
 def item_error(error: DataError) -> DataError:
-    """Return an error that a worker process sent without what the loader wrapped it in: our sentence alone."""
+    """Return the error of a worker process without what the loader wrapped it in."""
     return DataError(str(error).rsplit(f"{DataError.__module__}.{DataError.__qualname__}: ", 1)[-1].strip())
 
 
 class Delayed(Dataset[Any]):
-    """A map-style dataset each of whose items comes later: what would it cost to keep the data elsewhere?
-
-    Args:
-        data: the dataset; its items are passed on unchanged.
-        latency_s: seconds that an item takes longer.
+    """A map-style dataset each of whose items comes `latency_s` seconds later: what would it cost to keep the data elsewhere (P1.4)?
 
     Raises:
         ConfigError: `latency_s` is no finite number of at least 0.
         UsageError: `data` is no map-style dataset.
-
-    Source: P1.4 (data that do not live next to the training process).
     """
 
     def __init__(self, data: Any, latency_s: float) -> None:
@@ -207,7 +193,7 @@ def without(value: Any, dropped: frozenset[str], path: str = "") -> Any:
 
 
 def fresh_containers(value: Any) -> Any:
-    """Return the same leaves in dicts, lists and containers of their own: who takes one out leaves the given ones whole."""
+    """Return the same leaves in containers of their own."""
     if type(value) is dict:
         return {key: fresh_containers(part) for key, part in value.items()}
     if type(value) in (list, tuple):
@@ -265,21 +251,18 @@ _SCHEMA = 1
 
 
 def cache_dataset(data: Any, folder: str | Path) -> StoredDataset:
-    """Store every item of a dataset as it comes out of its preprocessing, and return a dataset that reads them.
+    """Store every item of a dataset as its preprocessing returns it, and return a dataset that reads them (P1.5).
 
-    The items are the same bit for bit, so batches are. Preprocessing that draws at random cannot be stored; what comes before it
-    can. A folder that holds these items already is read, not written again; its first, middle and last item tell whether it does.
-    It holds one NumPy file for each part of an item, shape (examples, ...), and items.json, which says how an item is made of them.
+    The items are the same bit for bit; random preprocessing cannot be stored. A folder that holds these items already is read, not
+    written again; its first, middle and last item tell whether it does. It holds one NumPy file for each part of an item, shape
+    (examples, ...), and items.json, which says how an item is made of them.
 
     Args:
         data: a map-style dataset; items are made of dicts, lists and tuples of tensors, arrays and numbers, all of one shape.
-        folder: is made.
 
     Raises:
         DataError: items differ from one reading to the next, in shape from each other, or hold something else.
         UsageError: `folder` holds something else, such as another dataset's items, or `data` has no length.
-
-    Source: P1.5 (offline preprocessing).
     """
     path = Path(folder)
     _check_map_style(data)
@@ -319,7 +302,6 @@ def cache_dataset(data: Any, folder: str | Path) -> StoredDataset:
 
 
 def _kept(path: Path, data: Any) -> StoredDataset:
-    """Return what a folder holds, if that is the items of `data`."""
     what = "something else"
     if (path / "items.json").is_file():
         found, length = StoredDataset(path), len(data)
@@ -398,7 +380,6 @@ def _form(item: Any, counter: list[int] | None = None) -> Any:
 
 
 def _made(form: Any, parts: list[NDArray[Any]]) -> Any:
-    """Return the item of this form, made of its leaves."""
     if isinstance(form, dict):
         return {key: _made(part, parts) for key, part in form.items()}
     if form[0] in ("list", "tuple"):

@@ -217,9 +217,8 @@ def prediction_of(
 ) -> Tensor | None:
     """Return the prediction for each example, shape (rows, ...); None where the outputs are no tensor of examples (P2.12).
 
-    Integer labels ask for a class: the largest output along the axis that the labels do not have, the last one where two
-    would do. Everything else is the output itself, without a last axis of one that the labels do not have. `rows` are the
-    examples to look at; `labels` are those of the whole batch, None where unknown.
+    Integer labels call for a class: the largest output along the axis that the labels do not have, the last one where two would do.
+    Everything else is the output itself, without a last axis of one that the labels do not have. `labels` are those of the whole batch.
     """
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or outputs.shape[0] != examples:
         return None

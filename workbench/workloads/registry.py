@@ -71,12 +71,11 @@ def load_workload(name: str) -> Workload:
 
 
 def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) -> Any:
-    """Return whatever a name stands for: the way of `load_workload` for things that are no workloads.
+    """Return whatever a name stands for: `load_workload` for things that are no workloads.
 
     Args:
-        name: a bundled workload, `package.module:attribute` or `path/to/file.py:attribute`.
-        what: is asked for, for messages, such as "a loader".
-        call: a function is called with nothing, and what it returns is meant.
+        what: is wanted, for messages, such as "a loader".
+        call: a function is called with nothing, and its result returned.
         anew: a file that has been imported already is imported again, as it may have changed.
     """
     from torch.utils.data import DataLoader
@@ -91,10 +90,7 @@ def load_named(name: str, *, what: str, call: bool = True, anew: bool = True) ->
 
 
 def find_file(source: str, *, cwd: Path | None = None) -> Path:
-    """Return the path of a workload's file, from the folder `cwd` or from `notebooks/`, so that a notebook and a command say it alike.
-
-    Where it is in neither, that is the path as it was given.
-    """
+    """Return the path of a workload's file, from the folder `cwd` or from `notebooks/`; where it is in neither, the path as given."""
     given, here = Path(source), Path() if cwd is None else cwd
     around = [here, here / "notebooks", *([here / ".."] if here.resolve().name == "notebooks" else [])]
     return next((path for path in (folder / given for folder in around) if path.is_file()), here / given)
@@ -128,7 +124,7 @@ def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, othe
 
 
 def call_on(workload: object, expression: str) -> str | None:
-    """Return a Python expression with `{workload}` filled in by how that workload is loaded, its config written out.
+    """Return a Python expression with `{workload}` replaced by how that workload is loaded, its config written out.
 
     None where no text can stand for it: it was built in place, or its config holds a function of the user's own.
     """
@@ -197,7 +193,6 @@ def _last_line(error: BaseException) -> str:
 
 
 def _may_be_asked_for(name: str, value: Any, module: ModuleType, others: tuple[type, ...]) -> bool:
-    """Whether a name of a module is a workload, a function of the module's own, or one of `others`."""
     own_function = isinstance(value, FunctionType) and value.__module__ == module.__name__
     return not name.startswith("_") and (own_function or isinstance(value, (Workload, *others)))
 

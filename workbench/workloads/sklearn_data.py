@@ -22,7 +22,6 @@ from workbench.workloads.subsets import stratified_split
 
 
 def _splits(inputs: Tensor, labels: Tensor, indices: tuple[Tensor, ...]) -> dict[str, Any]:
-    """Return the fields `train_data`, `validation_data` and `test_data` of a workload; an item is (inputs, class)."""
     names = ("train_data", "validation_data", "test_data")
     return {name: TensorDataset(inputs[part], labels[part]) for name, part in zip(names, indices, strict=True)}
 

@@ -37,9 +37,7 @@ class SourceText(NamedTuple):
 def source_data(*, length: int = 64, max_bytes: int = MAX_BYTES) -> SourceText:
     """Return windows of the text; an item is (inputs, targets), bytes as int64 of shape (length,), targets one ahead.
 
-    Args:
-        length: bytes a window predicts; windows do not overlap.
-        max_bytes: files are taken in the order of their paths until the text is this long.
+    Windows do not overlap; files are taken in the order of their paths until the text is `max_bytes` long.
 
     Raises:
         DataError: the standard library's source is not there.

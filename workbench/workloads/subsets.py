@@ -48,13 +48,7 @@ def stratified_split(
 
 @dataclass(frozen=True)
 class SubsetOf:
-    """What a dataset is a part of, kept as its attribute `subset_of`.
-
-    Attributes:
-        id: the subset's name in the record.
-        indices: of its examples in the whole split, in order.
-        data: the whole split.
-    """
+    """What a dataset is a part of, kept as its attribute `subset_of`: the subset's name, its indices, the whole split."""
 
     id: str
     indices: tuple[int, ...]
@@ -155,7 +149,6 @@ class EvaluationSample:
     Attributes:
         data: the part, a torch `Subset`; its attribute `sample_id` is the name as well.
         id: twelve hexadecimal digits of a hash of the indices: two samples with the same name are the same examples.
-        size: examples in it.
         how: "stratified" or "random".
         seed: that drew it.
     """

@@ -12,7 +12,6 @@ import contextlib
 import time
 from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -31,13 +30,12 @@ from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.evaluation import TRACKED_SPLIT, TrackedExamples, check_first, evaluate_each
+from workbench.train.evaluation import Evaluation, TrackedExamples, evaluate_each
 from workbench.train.hooks import Hook
-from workbench.train.lane import Lane
+from workbench.train.lane import Lane, record_evaluation
 from workbench.train.lane_stack import LaneStack
 from workbench.train.progress import Progress, StopRequest, catch_interrupt
 from workbench.workloads.base import Workload
-from workbench.workloads.subsets import subset_of
 
 STRETCH = (
     256  # rule of thumb: updates between two writes where no evaluation is due; an interrupt is noticed as late as this
@@ -73,7 +71,7 @@ class PlacedRun:
         progress: Progress | None,
     ) -> None:
         self.workload, self.lane, self.study, self.strategy = workload, lane, study, strategy
-        self._splits = {"validation", *splits, lane.config.select.split("/", 1)[0]}
+        self._splits = {"validation", *splits}
         self._tracked, self._hooks, self._progress = tracked, hooks, progress
         self._asked = steps_per_closure
         self._time = WorkTime(strategy.num_workers)
@@ -276,30 +274,18 @@ class PlacedRun:
             buffer.copy_(merged[name])
 
     def _evaluate(self) -> None:
-        lane, rows = self.lane, []
-        config = lane.config
-        for split in sorted(self._splits):
-            part = subset_of(self.workload.data(split))
-            tracked = self._tracked if split == TRACKED_SPLIT else None
+        config, device = self.lane.config, self._stack.device
+
+        def evaluate(split: str, tracked: TrackedExamples | None) -> list[list[Evaluation]]:
             with GENERATORS, self._stack.untouched():
-                size = evaluation_batch(self.workload, config, self._stack.device)
-                (found,) = evaluate_each(
-                    self.workload, [self._model], split=split, batch_size=size, device=self._stack.device,
-                    precision=config.precision, tracked=tracked,
-                )  # fmt: skip
-            if tracked is not None:
-                self.study.predictions.add(tracked.columns([lane.number], self.step))
-            if self.step == 0:
-                check_first(self.workload, split, found)
-            rows += lane.rows(self.step, split, found, subset="" if part is None else part.id)
-        for row in rows:
-            for hook in self._hooks:
-                hook.on_evaluation(MappingProxyType(row))
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-        columns["num_correct"] = np.array(
-            [np.nan if v is None else v for v in columns["num_correct"]], dtype=np.float64
-        )
-        self.study.evals.add(columns)
+                size = evaluation_batch(self.workload, config, device)
+                how: dict[str, Any] = {"batch_size": size, "device": device, "precision": config.precision}
+                return evaluate_each(self.workload, [self._model], split=split, tracked=tracked, **how)
+
+        record_evaluation(
+            self.workload, self.study, [self.lane], self.step, evaluate, splits=self._splits, tracked=self._tracked,
+            hooks=self._hooks,
+        )  # fmt: skip
 
     def _checkpoint(self, placed: Any) -> None:
         self._account()
@@ -310,7 +296,7 @@ class PlacedRun:
         }
         trainer |= {f"plain/{slot}": value for slot, value in state["plain_slots"].items()}
         meta = {"evaluated": self.lane.evaluated_at == self.step, "seconds": self.lane.seconds, "optimizer": {}}
-        self.lane.keep(Checkpoint(self.step, model, trainer, meta))
+        self.lane.checkpoints.add(Checkpoint(self.step, model, trainer, meta), self.lane.selected)
 
     def _load(self, placed: Any) -> None:
         checkpoint = self.lane.start

@@ -6,28 +6,26 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
-from workbench.ledger.push import pusher
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
 from workbench.parameter_server.trials.placed_run import PlacedRun
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
-from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane
 from workbench.train.lanes.memory import check_lanes
-from workbench.train.progress import Progress, progress_bar
+from workbench.train.progress import Progress
 from workbench.train.rng import isolated_rng
-from workbench.train.trainer import fingerprint
+from workbench.train.trainer import run_alone
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_data, check_selection, chosen_config
-from workbench.workloads.registry import call_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,30 +89,10 @@ class ParameterServerTrainer:
         progress: bool = False,
     ) -> TrialRecord:
         """Train `workload` once and return its record; see `Trainer.run`."""
-        config = chosen_config(workload, config)
-        check_data(workload, config)
-        check_selection(workload, config)
-        tracked_examples(workload, self.track)
-        study = StudyWriter.open(
-            None if out is None else Path(out),
-            kind="trial",
-            workload=workload.name,
-            config=config.to_dict(),
-            name=name,
-            note=note,
-            call=self._call(workload, config, out),
-            when_closed=pusher(),
-        )
-        try:
-            import torch
-
-            study.hold_against(fingerprint(workload, config, torch.device("cpu")))
-            with progress_bar(config.total_steps, workload.name, show=progress) as bar:
-                (record,) = self.run_trials(workload, [config], study, stage=Role.TRIAL, progress=bar.advance)
-            study.finish()
-        finally:
-            study.close()
-        return record
+        own = self.cluster or self.hooks or self.variable_partitioner is not None  # no text stands for the user's own
+        how: dict[str, Any] = {"out": out, "name": name, "note": note, "progress": progress}
+        device, source = torch.device("cpu"), None if own else source_of(self)
+        return run_alone(self, workload, config, self.run_trials, device=device, source=source, **how)
 
     def run_trials(
         self,
@@ -151,9 +129,3 @@ class ParameterServerTrainer:
                         progress=progress,
                     ).train()
         return [writer.record for writer in writers]
-
-    def _call(self, workload: Workload, config: TrainConfig, out: str | Path | None) -> str | None:
-        """Return the expression that repeats a run; None where functions of the user's own are part of it."""
-        if self.cluster or self.hooks or config.has_callables or self.variable_partitioner is not None:
-            return None
-        return call_on(workload, f"{source_of(self)}.run({{workload}}, {source_of(config)}, out={out and str(out)!r})")

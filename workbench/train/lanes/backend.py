@@ -44,12 +44,7 @@ Vmap = Callable[["Arrangement"], VmapGradients]
 
 
 class Arrangement(NamedTuple):
-    """How the lanes of a stack go through one traced program.
-
-    Attributes:
-        lanes_per_call: lanes in one call of the program.
-        threads: calls at a time, each on one core; with 1 the single call has all cores.
-    """
+    """How the lanes of a stack go through one traced program: lanes in one call, and calls at a time, each on one core."""
 
     lanes_per_call: int
     threads: int
@@ -64,7 +59,6 @@ class Verdict(NamedTuple):
 
     Attributes:
         arrangement: of the traced program's calls; None is plain autograd.
-        reason: why.
         measured_ms: milliseconds of a step of all lanes by each backend, where that was measured.
         lanes: it was measured on.
         lasting: whether it holds for later stacks of the same kind.
@@ -90,10 +84,8 @@ class Chosen:
     """The backend taken, and why; where a traced program fails later on, plain autograd takes over.
 
     Attributes:
-        gradients: the backend taken now.
         fell_back: whether it is another one than in the beginning.
-        evaluated_alone: why lanes are evaluated one after the other by a backend that computes them together; None where
-            they are not.
+        evaluated_alone: why lanes are evaluated one after the other by a backend that computes them together.
     """
 
     def __init__(self, loop: LoopGradients, verdict: Verdict, gradients: Gradients | None = None) -> None:
@@ -163,7 +155,7 @@ def choose_gradients(
         memory: bytes that the stack may take in all; None is a share of what is free now.
         before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same backend
             gives the same digits (P4.2).
-        share: batches are this host's share of those of many.
+        share: batches are this process's share of those of many.
 
     Raises:
         ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
@@ -310,7 +302,7 @@ def _stack_kind(stack: LaneStack, config: TrainConfig) -> tuple[Hashable, ...]:
 
 
 def recall(key: Hashable, *, lanes: int) -> Verdict | None:
-    """Return what was found for stacks like this one of about as many lanes, or what follows from it.
+    """Return what was found for stacks like this one of about as many lanes.
 
     Where a call for each lane was the fastest, it is so for fewer lanes too, for which sharing a call gains less.
     """
@@ -372,5 +364,4 @@ def _remember_command(command: tuple[Hashable, ...], verdict: Verdict) -> None:
 
 
 def _size(lanes: int) -> int:
-    """Return the power of two that the number of lanes is counted as."""
     return int(2 ** math.ceil(math.log2(lanes)))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from workbench.train.rng import global_generator
 from workbench.train.lanes.recorder import CannotBatch, TensorMeta, arguments, base_of, is_random, meta
+from workbench.train.rng import global_generator
 
 GENERATORS = "generators"
 """Name of the input that holds the generators, one per lane."""
@@ -25,11 +25,9 @@ class _Draw:
     """A random operation lane by lane, each with its own generator.
 
     Attributes:
-        op: as a single trial calls it.
-        args: its arguments, as a single trial gives them; tensors are put in.
-        kwargs: likewise.
-        tensors: place of each tensor among the arguments, what it looks like in a single trial (its strides decide which
-            number lands where), and whether it has a lane axis here.
+        op: as a single trial calls it, with `args` and `kwargs`; tensors are put in.
+        tensors: place of each tensor among the arguments, its layout in a single trial (its strides decide which number lands
+            where), and whether it has a lane axis here.
         stacked: whether the program has a lane axis.
         fills: for an operation in place, whether it fills the first tensor; otherwise a new one like that.
     """
@@ -94,8 +92,7 @@ def draw_per_lane(graph: fx.Graph, alone: fx.Graph, *, lanes: int, device: torch
 
     Args:
         graph: of one call; changed in place.
-        alone: of the same step recorded for a single lane without a lane axis; with one lane the same.
-        lanes: lanes of the call; 1 means without a lane axis.
+        alone: of the same step recorded for a single lane.
 
     Raises:
         CannotBatch: the two do not match one to one, or a node draws on another device.

@@ -29,13 +29,7 @@ OPTIMIZER_COPIES = (
 
 
 def check_lanes(workload: Workload, configs: Sequence[TrainConfig]) -> dict[str, int]:
-    """Check every config against the workload before anything is written; return the sizes of the splits.
-
-    Raises:
-        UsageError: there is none.
-        ConfigError: one is no `TrainConfig`, or two are the same.
-        WorkbenchError: one does not fit the workload; it is named.
-    """
+    """Check every config against the workload before anything is written; return the sizes of the splits."""
     if not configs:
         raise UsageError("configs is empty: give at least one TrainConfig to train.")
     seen: dict[TrainConfig, int] = {}
@@ -61,11 +55,7 @@ def check_lanes(workload: Workload, configs: Sequence[TrainConfig]) -> dict[str,
 
 
 def group_lanes(lanes: Sequence[Lane]) -> list[list[Lane]]:
-    """Return the lanes stack by stack, in the order of their first lanes.
-
-    A stack shares the size and precision of its batches and the step it begins with; lanes of the same update rule lie
-    together in it, so that each rule works on a slice.
-    """
+    """Return the lanes stack by stack: of one batch size, precision and first step; those of a rule side by side, so that it works on a slice."""
     groups: dict[Hashable, list[Lane]] = {}
     for lane in lanes:
         key = (lane.start_step, *(getattr(lane.config, name) for name in SHARED))
@@ -76,16 +66,7 @@ def group_lanes(lanes: Sequence[Lane]) -> list[list[Lane]]:
 
 
 def train_stacks(lanes: Sequence[Lane], train: Callable[[Sequence[Lane]], None], *, fit: int) -> None:
-    """Train all lanes, at most `fit` at a time in stacks of about equal size; one that does not fit after all is halved.
-
-    Args:
-        lanes: equal in what a stack shares.
-        train: trains one stack; what it has checkpointed is kept when it raises.
-        fit: lanes that fit in memory together, as far as that can be known before.
-
-    Raises:
-        Exception: what `train` raised; out of memory only where a single lane does not fit.
-    """
+    """Train all lanes, at most `fit` at a time in stacks of about equal size; one that runs out of memory after all is halved."""
     count = -(-len(lanes) // max(1, fit))
     for piece in range(count):
         stack = lanes[piece * len(lanes) // count : (piece + 1) * len(lanes) // count]
@@ -97,13 +78,13 @@ def train_stacks(lanes: Sequence[Lane], train: Callable[[Sequence[Lane]], None],
                 raise
         if torch.cuda.is_available():  # outside the handler, whose traceback holds the stack that failed
             torch.cuda.empty_cache()
-        left = [lane.again() for lane in stack if not lane.writer.finished]
+        left = [Lane(lane.config, lane.writer) for lane in stack if not lane.writer.finished]
         for group in group_lanes(left):  # their newest checkpoints need not be of the same step
             train_stacks(group, train, fit=(len(stack) + 1) // 2)
 
 
 def lane_bytes(stack: LaneStack) -> int:
-    """Return the bytes that one more lane adds to a stack: parameters, gradient, optimizer, frozen ones, buffers."""
+    """Return the bytes that one more lane adds to a stack."""
     trained = stack.values[0].nbytes * (2 + OPTIMIZER_COPIES)
     return trained + sum(t[0].nbytes for t in (*stack.frozen.values(), *stack.buffers.values()))
 
@@ -127,12 +108,7 @@ def lanes_that_fit(available: int, *, lane: int, share: float = 1.0) -> int:
 
 
 def room_for_calls(stack: LaneStack, *, bound: int | None) -> int:
-    """Return the bytes that the activations of a stack may take, beside what `lane_bytes` counts.
-
-    Args:
-        stack: allocated already, its optimizer aside.
-        bound: bytes that it may take in all; None is a share of what is free.
-    """
+    """Return the bytes that the activations of a stack may take; `bound` is for all of it, None a share of what is free."""
     if bound is not None:
         return max(0, bound - lane_bytes(stack) * len(stack))
     return int(available_bytes(stack.device) * FREE_SHARE)

@@ -1,10 +1,8 @@
 """Clean-up of a recorded step: the same result from fewer and faster operations.
 
-Each pass is kept for what it gains on the CPU in `tests/benchmarks/bench_lanes.py` (torch 2.13, one thread; the time of a step
-without it over the time with it): `_tidy` 1.15 to 1.35 on the MLPs, `_transpose_products` 1.15 to 1.4 and `_widen_softmax` 1.1
-to 1.6 on MLPs of 8 and 32 lanes, `_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`, `_share_operands`
-1.06 to 1.08 on MLPs of 32 lanes, `_reuse_memory` 1.03 there and 1.4 in their evaluation. Tried and dropped, below 1.05: biases
-added inside products, masks as arithmetic, equal results computed once, what depends on the batch alone once for all calls.
+A pass stays where it gains 1.2 times on a row of `tests/benchmarks/bench_lanes.py` (CPU, torch 2.13, one thread; the time of a step
+without it over the time with it): `_tidy` 1.36 and `_transpose_products` 1.41 on MLPs, `_widen_softmax` 1.58 on one of 32 lanes,
+`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`. The table of those that went is in docs/findings.md.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ VIEWS = (
     aten.select.int,
     aten.slice.Tensor,
 )
-"""Operations that only look at memory in another way; what they see is told by shape, strides and offset."""
+"""Operations that return a view."""
 FILLS: dict[Any, Callable[..., Any]] = {
     aten.ones_like.default: lambda _: 1,
     aten.zeros_like.default: lambda _: 0,
@@ -47,7 +45,7 @@ FILLS: dict[Any, Callable[..., Any]] = {
     aten.new_ones.default: lambda *_: 1,
     aten.new_full.default: lambda _, size, value: value,  # noqa: ARG005
 }
-"""Operations that take no more than the shape and the type from a tensor -> the value that they fill with."""
+"""Operation that fills a tensor with a constant -> the constant."""
 PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
 SOFTMAX = {
     aten._softmax.default: 1,
@@ -56,51 +54,27 @@ SOFTMAX = {
     aten._log_softmax_backward_data.default: 2,
 }
 """Operation -> how many tensors it takes; its dimension is the argument after them."""
-IN_PLACE: dict[Any, Any] = {
-    aten.relu.default: aten.relu_.default,
-    aten.neg.default: aten.neg_.default,
-    aten.exp.default: aten.exp_.default,
-    aten.sqrt.default: aten.sqrt_.default,
-    aten.tanh.default: aten.tanh_.default,
-    aten.sigmoid.default: aten.sigmoid_.default,
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.sub.Tensor: aten.sub_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor,
-    aten.mul.Scalar: aten.mul_.Scalar,
-    aten.div.Tensor: aten.div_.Tensor,
-    aten.div.Scalar: aten.div_.Scalar,
-    aten.threshold_backward.default: aten.threshold_backward.grad_input,
-}
-"""Elementwise operation -> the same in the memory of its first argument."""
-LEAST = 4096  # rule of thumb: below so many elements new memory costs nothing
 NARROW = 16  # measured: floats in the widest register; a product or softmax over fewer columns is taken value by value
 LARGE = 4e6  # measured: floating-point operations of a product from which on oneDNN's longer way in pays
 
 
 def clean_up(graph: fx.Graph, refresh: Callable[[], None], *, lanes: int, device: torch.device) -> None:
-    """Change `graph` in place.
+    """Clean up a graph in place.
 
     Args:
-        graph: of one call, with what is known about its tensors up to date.
-        refresh: runs the graph on its example and notes again what its tensors look like.
+        refresh: runs the graph on its example and notes anew what its tensors look like.
     """
     _tidy(graph)
     if device.type != "cpu":
         return
-    for layouts in (
-        [_transpose_products, *([] if lanes > 1 else [_channels_last])],
-        [_share_operands, _widen_softmax],
-        [_use_onednn],
-    ):
-        for change in layouts:
-            change(graph)
+    for change in (_transpose_products, *(() if lanes > 1 else (_channels_last,)), _widen_softmax, _use_onednn):
+        change(graph)
         refresh()
         _tidy(graph)
-    _reuse_memory(graph)
 
 
 def constants(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that depend on no input, in memory that nobody writes into: they are computed once."""
+    """Return the nodes that depend on no input and are never written into."""
     touched = written(graph)
     found: set[fx.Node] = set()
     for node in graph.nodes:
@@ -112,7 +86,7 @@ def constants(graph: fx.Graph) -> set[fx.Node]:
 
 
 def dead_code(graph: fx.Graph) -> None:
-    """Remove what nobody needs; what draws random numbers stays, or later draws would be others."""
+    """Remove what nobody needs, random draws aside."""
     live: set[fx.Node] = set()
     read: set[fx.Node] = set()  # memory that a live node further down reads
     for node in reversed(graph.nodes):
@@ -126,14 +100,14 @@ def dead_code(graph: fx.Graph) -> None:
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any, of: fx.Node | None = None, **kwargs: Any) -> fx.Node:
-    """Insert a call; its result lies in the memory of `of`, or in memory of its own."""
+    """Insert a call whose result is a view of `of`, or new memory."""
     node = graph.call_function(target, args, kwargs)
     node.meta["base"] = node if of is None else base_of(of)
     return node
 
 
 def _replace(node: fx.Node, other: fx.Node) -> None:
-    """Let `other` stand in for `node`, which is removed; what lay in the memory of `node` lies in that of `other` now."""
+    """Replace `node` by `other`, also as the owner of memory."""
     for each in node.graph.nodes:
         if each is not node and each.meta.get("base") is node:
             each.meta["base"] = base_of(other)
@@ -142,7 +116,7 @@ def _replace(node: fx.Node, other: fx.Node) -> None:
 
 
 def _tidy(graph: fx.Graph) -> None:
-    """Remove what changes nothing, and let tensors filled with a constant depend on nothing, so that they are made once."""
+    """Remove repeated views, copies and dead code; tensors filled with a constant become constants."""
     dead_code(graph)
     touched = written(graph)
     returned = {base_of(node) for node in graph.output_node().all_input_nodes}
@@ -187,10 +161,7 @@ def _copies(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _transpose_products(graph: fx.Graph) -> None:
-    """Compute every batched product transposed, where one is narrow or shares an operand: layouts then stay alike.
-
-    A product whose result has fewer than 16 columns takes two to four times as long as its transpose.
-    """
+    """Compute all batched products transposed where one is narrow, which takes 2 to 4 times as long, or shares an operand."""
     products = [node for node in graph.nodes if is_call(node, *PRODUCTS)]
     shapes = [meta(node).shape for node in products]
     operands = [meta(operand) for node in products for operand in node.args[-2:]]
@@ -213,28 +184,8 @@ def _transpose_products(graph: fx.Graph) -> None:
         _replace(node, back)
 
 
-def _share_operands(graph: fx.Graph) -> None:
-    """Turn a product of many matrices with the same right one into a single product, for oneDNN."""
-    for node in list(graph.nodes):
-        if not is_call(node, aten.bmm.default) or not onednn_pays(node):
-            continue
-        left, right = node.args
-        if meta(right).stride[0] or meta(right).shape[0] == 1:
-            continue
-        lanes, rows, inner = meta(left).shape
-        with graph.inserting_before(node):
-            flat = _call(graph, aten.reshape.default, left, [lanes * rows, inner])
-            product = _call(graph, aten.mm.default, flat, _call(graph, aten.select.int, right, 0, 0, of=right))
-            new = _call(graph, aten.view.default, product, list(meta(node).shape), of=product)
-        new.meta["tensor"] = meta(node)
-        _replace(node, new)
-
-
 def _channels_last(graph: fx.Graph) -> None:
-    """Lay out the images that the first convolutions see with the channels last; what follows keeps that layout.
-
-    On 64 images of 32 channels, 8 x 8, batch norm takes a third of the time, maximum pooling a fifteenth.
-    """
+    """Put the channels of the images of the first convolutions last; pooling and batch norm take 1/15 and 1/3 of the time."""
     convolved: set[fx.Node] = set()
     for node in list(graph.nodes):
         after = convolved.intersection(node.all_input_nodes)
@@ -255,10 +206,7 @@ def _channels_last(graph: fx.Graph) -> None:
 
 
 def _widen_softmax(graph: fx.Graph) -> None:
-    """Compute a softmax over few values with those values far apart in memory, as they may lie already.
-
-    Over a last dimension of fewer than 16 values it takes four to ten times as long as over another dimension.
-    """
+    """Compute a softmax over fewer than 16 values along another dimension than the last, which is 4 to 10 times as fast."""
     for node in list(graph.nodes):
         if not is_call(node, *SOFTMAX):
             continue
@@ -302,16 +250,11 @@ def _use_onednn(graph: fx.Graph) -> None:
         (rows, inner), columns = meta(left).shape, meta(node).shape[1]
         if (bias and meta(bias[0]).shape != (columns,)) or 2 * rows * inner * columns < LARGE:
             continue
-        if onednn_pays(node):
+        if meta(node).dtype == torch.float32 and _onednn_is_faster():
             with graph.inserting_before(node):
                 weight = _call(graph, aten.t.default, right, of=right)
                 new = _call(graph, _linear(), left, weight, bias[0] if bias else None, "none", [], "")
             _replace(node, new)
-
-
-def onednn_pays(node: fx.Node) -> bool:
-    """Whether products such as `node` are faster in oneDNN than in the BLAS library that torch was built with."""
-    return meta(node).dtype == torch.float32 and _onednn_is_faster()
 
 
 def _linear() -> Any:
@@ -321,7 +264,7 @@ def _linear() -> Any:
 
 @functools.cache
 def _onednn_is_faster(*, rounds: int = 20, share: float = 0.8) -> bool:
-    """Time one product both ways; on processors that MKL holds back oneDNN takes half the time, on others about the same."""
+    """Time one product both ways: on processors that MKL holds back oneDNN takes half the time."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or _linear() is None:
         return False
@@ -338,35 +281,3 @@ def _onednn_is_faster(*, rounds: int = 20, share: float = 0.8) -> bool:
             way()
             best[number] = min(best[number], time.perf_counter() - start)
     return best[1] < share * best[0]
-
-
-def _reuse_memory(graph: fx.Graph) -> None:
-    """Let elementwise operations write into the memory of an operand that nobody reads afterwards. No pass may follow."""
-    once = constants(graph)
-    position = {node: number for number, node in enumerate(graph.nodes)}
-    last: dict[fx.Node, int] = dict.fromkeys(graph.nodes, -1)  # base -> position of the last node that reads its memory
-    for node in graph.nodes:
-        for each in node.all_input_nodes:
-            last[base_of(each)] = position[node]
-    for node in list(graph.nodes):
-        if node.target not in IN_PLACE or node.kwargs or base_of(node) is not node or meta(node).numel < LEAST:
-            continue
-        for place in (0, 1) if node.target in (aten.add.Tensor, aten.mul.Tensor) else (0,):
-            operand: Any = node.args[place]
-            if not isinstance(operand, fx.Node) or meta(operand)._replace(offset=0) != meta(node):
-                continue
-            base = base_of(operand)
-            others = [base_of(each) for each in node.all_input_nodes if each is not operand]
-            free = base.op == "call_function" and base not in once and last[base] == position[node]
-            if not free or base in others or not meta(operand).dense:
-                continue
-            if node.target is aten.threshold_backward.default:
-                node.kwargs = {"grad_input": operand}
-            else:
-                node.args = (operand, *(a for number, a in enumerate(node.args) if number != place))
-            node.target = IN_PLACE[node.target]
-            for each in graph.nodes:
-                if each.meta.get("base") is node:
-                    each.meta["base"] = base
-            last[base] = last[node]
-            break

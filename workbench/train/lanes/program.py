@@ -1,8 +1,4 @@
-"""`LaneProgram`: one training step, or one evaluation batch, of some lanes as a plain list of tensor operations.
-
-It is recorded once for each shape of batch. A call of it pays neither for autograd nor for vmap, and calls on different
-lanes can run in different threads.
-"""
+"""`LaneProgram`: one training step, or one evaluation batch, of some lanes as a list of tensor operations, recorded once per batch shape."""
 
 from __future__ import annotations
 
@@ -40,16 +36,11 @@ Function = Callable[..., Any]
 class LaneProgram:
     """A recorded step as a function.
 
-    Args:
-        recorded: the step; its graph is changed in place.
-        lanes: in one call.
-        clean: whether to clean up; otherwise the step runs as it was recorded.
-
     Attributes:
         lanes: in one call.
+        clean: whether it was cleaned up, or runs as it was recorded.
         draws: whether it draws random numbers.
         changes: places of the buffers that it changes.
-        loss_dtype: of the losses.
         peak_bytes: that a call needs at its peak beside the stack and the batch.
 
     Raises:
@@ -78,7 +69,7 @@ class LaneProgram:
     def __call__(
         self, lane: Sequence[Tensor], batch: Sequence[Tensor], generators: Sequence[torch.Generator]
     ) -> StepResult:
-        """Run the step; nothing that it is given is written into, but the generators, one per lane, advance."""
+        """Run the step; nothing but the generators, one per lane, is written to."""
         return StepResult(*self._call(*lane, *batch, *((generators,) if self.draws else ())))
 
 
@@ -92,11 +83,7 @@ def build_program(
     stacked: bool,
     objective: Objective,
 ) -> LaneProgram:
-    """Record, clean up and check a program; the arguments are those of `record`, and the stack is left as it is.
-
-    Raises:
-        CannotBatch: lanes cannot be computed together.
-    """
+    """Record, clean up and check a program; the arguments are those of `record`."""
     for clean in (True, False):  # the clean-up may not get every graph right
         recorded, single = record(workload, stack, layout, batch, lanes=lanes, stacked=stacked, objective=objective)
         try:
@@ -108,10 +95,7 @@ def build_program(
 
 
 def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, StepResult, int]:
-    """Return a graph as a function of its inputs, what it returns for the example, and the bytes that it needs.
-
-    What depends on no input is computed once, here.
-    """
+    """Return a graph as a function of its inputs, what it returns for the example, and its peak bytes; constants are computed here."""
     once = constants(graph)
     calls = [node for node in graph.nodes if node.op == "call_function"]
     nodes = [node for node in calls if node not in once]
@@ -126,7 +110,6 @@ def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, S
 
 
 def _refresh(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> None:
-    """Run a graph on its example and note again what its tensors look like."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     _run(calls, dict(example), kept=set())
 
@@ -146,10 +129,7 @@ def _run(nodes: Sequence[fx.Node], values: dict[fx.Node, Any], *, kept: set[fx.N
 
 
 def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Function, Any]:
-    """Return the fastest callable for an operation, and what it gives.
-
-    Torch's own Python binding reads its arguments in half the time that the operation takes; both end in the same kernel.
-    """
+    """Return the fastest callable for an operation, and its result: torch's Python binding reads its arguments in half the time."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
         try:
@@ -170,7 +150,7 @@ def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Function, 
 
 
 def _last_uses(nodes: Sequence[fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Return node -> what nobody needs once it has run, `kept` aside."""
+    """Return node -> what is not needed after it, `kept` aside."""
     last = {each: node for node in nodes for each in (node, *node.all_input_nodes)}
     dying: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for each, node in last.items():
@@ -180,7 +160,7 @@ def _last_uses(nodes: Sequence[fx.Node], kept: set[fx.Node]) -> dict[fx.Node, li
 
 
 def _peak_bytes(nodes: Sequence[fx.Node], results: set[fx.Node]) -> int:
-    """Return the most bytes that the tensors made by `nodes` take at a time; what an operation needs inside is left out."""
+    """Return the most bytes that the tensors made by `nodes` take at a time."""
     last = {base_of(each): number for number, node in enumerate(nodes) for each in (node, *node.all_input_nodes)}
     size = {n: meta(n).numel * meta(n).dtype.itemsize for n in nodes if base_of(n) is n and "tensor" in n.meta}
     kept = {base_of(node) for node in results}
@@ -204,13 +184,7 @@ def _write_function(
     constants: Mapping[fx.Node, Any],
     callables: Mapping[fx.Node, Function],
 ) -> Function:
-    """Return a function that runs `nodes` in order and lets go of each tensor after its last use.
-
-    Args:
-        nodes: calls, in the order they run in.
-        output: what it returns: nodes and None in nested tuples and lists.
-        constants: value of each node that is neither computed nor an input.
-    """
+    """Return a function that runs `nodes` in order and frees each tensor after its last use."""
     names = {node: f"v{number}" for number, node in enumerate((*inputs, *constants, *nodes))}
     world: dict[str, Any] = {names[node]: value for node, value in constants.items()}
     known: dict[int, str] = {}
@@ -246,10 +220,7 @@ def _write_function(
 
 
 def _check(expected: StepResult, found: StepResult) -> None:
-    """Check that a program returns what the step returned while it was recorded; the prediction aside.
-
-    Rounding decides between two equal logits, so predictions may differ.
-    """
+    """Check that a program returns what the recorded step did, predictions aside: rounding decides between equal logits."""
     pairs = [(expected.losses, found.losses), (expected.weights, found.weights)]
     pairs += [*zip(expected.metrics, found.metrics, strict=True), *zip(expected.buffers, found.buffers, strict=True)]
     wrong = [
@@ -313,11 +284,7 @@ class LanePrograms:
     def get(
         self, layout: BatchLayout, batch: Sequence[Tensor], *, lanes: int, stacked: bool, objective: Objective
     ) -> LaneProgram:
-        """Return the program for such a batch, built now where there is none.
-
-        Raises:
-            CannotBatch: lanes cannot be computed together, or no two batches look alike.
-        """
+        """Return the program for such a batch, built now where there is none."""
         key = (layout, lanes, stacked, objective)
         if key not in self._recent:
             self._layouts[objective].add(layout)
@@ -353,11 +320,9 @@ class LanePrograms:
         objective: Objective,
         room: int | None,
     ) -> int:
-        """Return how many of the wanted lanes a call may take, measured on the program of a single lane.
+        """Return how many of the wanted lanes a call may take, by the peak of a single lane.
 
         Args:
-            batch: tensors of a batch.
-            lanes: wanted in a call.
             threads: calls at a time.
             room: bytes that all calls in progress may take; None is no bound.
         """

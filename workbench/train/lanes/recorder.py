@@ -1,7 +1,6 @@
-"""`Recorder`: writes down every tensor operation that runs inside its block, below autograd and vmap.
+"""`Recorder`: writes down every tensor operation that runs inside its block, below autograd and vmap, as a `torch.fx.Graph`.
 
-The record is a `torch.fx.Graph` of ATen operations. `make_fx` gives the same; it imports the compiler first, which costs
-as much as a small training, and takes several times as long for each graph.
+`make_fx` gives the same; it imports the compiler first, which costs as much as a small training.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ INDEXING = (aten.index, aten.index_put, aten.index_put_)
 
 
 class CannotBatch(Exception):
-    """Lanes of this model cannot share one program; plain autograd, one lane after the other, still can train them.
+    """Lanes of this model cannot share one program; its text is the reason, fit for the record.
 
-    Its text is the reason, fit for the record. Whoever raises it leaves the stack as it was, gradients aside.
+    Whoever raises it leaves the stack as it was, gradients aside.
     """
 
 
@@ -57,12 +56,12 @@ class TensorMeta(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie without gaps, the last dimension next to each other."""
+        """Whether the elements lie without gaps in the order of the dimensions."""
         return _without_gaps(reversed(list(zip(self.stride, self.shape, strict=True))))
 
     @property
     def dense(self) -> bool:
-        """Whether each place in memory between the first and the last element belongs to exactly one element."""
+        """Whether the elements lie without gaps in any order."""
         return _without_gaps(sorted(zip(self.stride, self.shape, strict=True)))
 
 
@@ -82,7 +81,7 @@ def meta(node: Any) -> TensorMeta:
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """Return the node in whose memory the result of `node` lies: itself, or an earlier one."""
+    """Return the node in whose memory the result of `node` lies."""
     found: fx.Node = node.meta["base"]
     return found
 
@@ -130,8 +129,6 @@ def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
 
 
 class _Readings(TorchFunctionMode):
-    """Notices `READINGS`."""
-
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
@@ -148,7 +145,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations on tensors; inputs are announced with `placeholder`, other tensors become constants.
 
     Attributes:
-        graph: the operations so far, in the order they ran in.
         constants: name -> tensor that was neither announced nor made inside the block.
         captured: ids of those tensors, as whoever holds them knows them.
 

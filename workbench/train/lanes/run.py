@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -43,9 +42,8 @@ class VmapGradients:
 
     Args:
         stack: its lanes; it may be re-packed between calls.
-        lanes_per_call: lanes in one call of the program; 1 is a program without a lane axis, called for each lane.
-        threads: calls at a time. With several, each operation keeps to one core, and torch's own number of threads is 1 in
-            this process until `close`.
+        lanes_per_call: 1 is a program without a lane axis, called for each lane.
+        threads: calls at a time; with several, torch's own number of threads is 1 in this process until `close`.
         room: bytes that the calls in progress may take; where they need more, a call takes fewer lanes. None is no bound.
 
     Raises:
@@ -82,22 +80,14 @@ class VmapGradients:
                 torch.cuda.empty_cache()
 
     def prepare(self, batches: Sequence[MicroBatches]) -> None:
-        """Get ready for steps with batches like these: programs are built, and calls divided so that they fit.
-
-        Raises:
-            CannotBatch: lanes cannot be computed together.
-        """
+        """Build the programs for batches like these and divide the calls so that they fit."""
         with _failures_explained():
             self._plan(batches)
 
     def evaluate(
         self, split: str, batch_size: int, *, rows: Sequence[int] | None = None, tracked: TrackedExamples | None = None
     ) -> list[list[Evaluation]]:
-        """Return for each lane in `rows`, or all, what `evaluate` returns for its model, to rounding; the stack is left as it is.
-
-        Raises:
-            CannotBatch: the lanes cannot be evaluated together.
-        """
+        """Return for each lane in `rows`, or all, what `evaluate` returns for its model, to rounding."""
         wanted = list(range(len(self._stack))) if rows is None else list(rows)
         with _failures_explained(out_of_memory=True), torch.no_grad(), isolated_rng():
             return self._evaluate(split, batch_size, wanted, tracked)
@@ -140,30 +130,22 @@ class VmapGradients:
         return loss
 
     def _run(self, tasks: Sequence[Task]) -> None:
-        """Run all tasks without recording gradients; after an error no further task begins, and it is raised at the end."""
-        left = deque(tasks)
+        """Run all tasks without gradients; after an error no further task begins, and it is raised at the end."""
+        left = iter(tasks)  # shared: each thread takes the next
 
         def work() -> None:
             with torch.no_grad():
-                while left:
-                    try:
-                        task = left.popleft()
-                    except IndexError:  # another thread took the last one
-                        return
-                    try:
-                        task()
-                    except BaseException:
-                        left.clear()
-                        raise
+                for task in left:
+                    task()
 
         helpers = min(self._threads, len(tasks)) - 1
         running = [self._pool.submit(work) for _ in range(helpers)] if self._pool is not None else []
         try:
             work()
         finally:
-            errors = [error for future in running if (error := future.exception()) is not None]
-        for error in errors:
-            raise error
+            wait(running)
+        for future in running:
+            future.result()
 
     def _plan(self, batches: Sequence[MicroBatches]) -> None:
         """Divide the lanes into calls, anew when the stack was re-packed, and find the programs of each."""
@@ -190,7 +172,6 @@ class VmapGradients:
 
     @contextmanager
     def _or_as_it_was(self) -> Iterator[None]:
-        """Put buffers and generators back where the block raises."""
         programs = [program for call in self._calls for program, _ in call.planned]
         changing = {place for program in programs for place in program.changes}
         buffers = [(t, t.clone()) for place, t in enumerate(self._stack.buffers.values()) if place in changing]
@@ -231,11 +212,10 @@ class VmapGradients:
             tracked_rows = [] if tracked is None else tracked.rows(seen, examples)
             if tracked is not None and tracked_rows:
                 tracked.add_labels(label_of(workload.loss, batch, examples), tracked_rows)
-                said = [one for piece, r in zip(calls, results, strict=True) for one in _predictions(r, piece)]
+                predicted = [one for r in results for one in _predictions(r, r.losses.numel() // examples)]
                 for lane, place in enumerate(places):
-                    one = said[place]
-                    losses = found["loss"][-1][place][tracked_rows]
-                    tracked.add(lane, None if one is None else one[tracked_rows], losses)
+                    one, losses = predicted[place], found["loss"][-1][place]
+                    tracked.add(lane, None if one is None else one[tracked_rows], losses[tracked_rows])
             seen += examples
             given = results[0].weights
             weights.append(torch.ones_like(found["loss"][-1][0]) if given is None else given.reshape(-1, examples)[0])
@@ -252,9 +232,8 @@ class VmapGradients:
         results: dict[int, StepResult] = {}
         tensors, layout = batch
 
-        def run(piece: slice, program: LaneProgram) -> None:
-            lanes = lane_tensors(self._stack, piece.start, piece.stop - piece.start)
-            results[piece.start] = program(lanes.all, tensors, [])
+        def run(first: int, program: LaneProgram) -> None:
+            results[first] = program(lane_tensors(self._stack, first, program.lanes).all, tensors, [])
 
         tasks = []
         for piece in calls:
@@ -262,27 +241,20 @@ class VmapGradients:
             program = self._programs.get(layout, tensors, **how)
             if program.draws or program.changes:
                 raise CannotBatch("in evaluation the model draws random numbers or changes its buffers")
-            tasks.append(partial(run, piece, program))
+            tasks.append(partial(run, piece.start, program))
         self._run(tasks)
         return [results[piece.start] for piece in calls]
 
 
-def _predictions(result: StepResult, piece: slice) -> Sequence[Tensor | None]:
+def _predictions(result: StepResult, lanes: int) -> Sequence[Tensor | None]:
     """Return what each lane of a call predicted on one batch, shape (examples, ...), or None."""
-    lanes = piece.stop - piece.start
     if result.prediction is None:
         return [None] * lanes
     return [result.prediction] if lanes == 1 else list(result.prediction)
 
 
 class _Call:
-    """The rows from `first` on, as long as the stack is packed as it is now.
-
-    Attributes:
-        rows: of the stack.
-        lanes: how many.
-        planned: for each micro-batch of this step, the program and the tensors of the batch.
-    """
+    """The rows from `first` on, as long as the stack is packed as it is now."""
 
     def __init__(self, stack: LaneStack, first: int, lanes: int) -> None:
         self.rows, self.lanes = slice(first, first + lanes), lanes
@@ -292,7 +264,7 @@ class _Call:
         self._grad = stack.grad[self.rows]
 
     def plan(self, batches: Mapping[int, Sequence[SplitBatch]], programs: LanePrograms, objective: Objective) -> None:
-        """Find the programs for a step with these batches of each stream, micro-batch by micro-batch."""
+        """Find program and tensors of each micro-batch."""
         stacked = len(set(self._streams)) > 1
         self.planned = []
         for number, batch in enumerate(batches[self._streams[0]]):
@@ -301,7 +273,7 @@ class _Call:
             self.planned.append((program, tensors))
 
     def run(self, generators: Sequence[torch.Generator], found: list[StepResult]) -> None:
-        """Run the step: write gradients into the stack, let buffers advance, and append what each micro-batch gave."""
+        """Run the step: write gradients into the stack, let buffers advance, and append the result of each micro-batch."""
         for program, tensors in self.planned:
             result = program(self._tensors.all, tensors, generators[self.rows])
             grads = [
@@ -329,7 +301,7 @@ def _mean(losses: Tensor) -> LaneLoss:
 
 
 def _weighted_mean(losses: Tensor, weights: Tensor) -> tuple[LaneLoss, Tensor]:
-    """Return weighted means with their squared standard errors, and what each lane's sum of gradients is divided by."""
+    """Return weighted means with their squared standard errors, and what the summed gradients are divided by."""
     total, n = weights.sum(1), losses.shape[1]
     divisor = torch.where(total > 0, total, 1)
     loss = (weights * losses).sum(1) / divisor
@@ -340,7 +312,7 @@ def _weighted_mean(losses: Tensor, weights: Tensor) -> tuple[LaneLoss, Tensor]:
 
 @contextmanager
 def _failures_explained(*, out_of_memory: bool = False) -> Iterator[None]:
-    """Turn an error of a traced step into `CannotBatch`: plain autograd will say better what is wrong, or do it."""
+    """Turn an error of a traced step into `CannotBatch`: plain autograd explains it better, or succeeds."""
     try:
         yield
     except CannotBatch:
@@ -353,18 +325,10 @@ def _failures_explained(*, out_of_memory: bool = False) -> Iterator[None]:
 
 
 def verify(stack: LaneStack, loop: Gradients, traced: Gradients, batches: Sequence[Sequence[MicroBatches]]) -> None:
-    """Compare loss, gradient and buffers of every lane over some steps, random draws included.
+    """Compare loss, gradient and buffers of every lane over some steps, random draws included; the stack is put back.
 
-    A loss is continuous and must agree. A gradient is not, where there are ReLUs or maxima: rounding decides now and then
-    what lies within a digit of a kink. At most half of the gradients may differ, and by no more than one unit can change.
-
-    Nothing is updated between the steps; buffers and random state advance, and are put back at the end, as is what the
-    modules keep in attributes. Gradients are left as they come.
-
-    Args:
-        stack: to compute on.
-        loop: plain autograd.
-        batches: of each step, as `Gradients` takes them; two show what changes from one step to the next.
+    A loss is continuous and must agree. A gradient is not, where there are ReLUs or maxima: at most half of the gradients may differ,
+    by no more than one unit can change.
 
     Raises:
         CannotBatch: something differs; it is named.
@@ -375,11 +339,10 @@ def verify(stack: LaneStack, loop: Gradients, traced: Gradients, batches: Sequen
         seen = []
         with stack.untouched():
             for step in batches:
-                loss = gradients(step)
-                named = [dict(model.named_buffers()) for model in stack.models]  # a model may have replaced a buffer
-                buffers = {name: torch.stack([each[name] for each in named]) for name in stack.buffers}
-                values = {"loss": loss.loss, "gradient": stack.grad} | buffers
-                seen.append({name: value.detach().clone() for name, value in values.items()})
+                found = {"loss": gradients(step).loss.detach().clone(), "gradient": stack.grad.clone()}
+                for name in stack.buffers:  # of the models, which may have replaced one
+                    found[name] = torch.stack([model.get_buffer(name).detach() for model in stack.models])
+                seen.append(found)
         return seen
 
     try:

@@ -36,9 +36,8 @@ class BatchLayout(NamedTuple):
     """What two batches must have in common for one program to take both.
 
     Attributes:
-        examples: in the batch.
         tensors: shape, strides and type of each tensor.
-        constants: where each other value lies among the leaves, its type, and what it is.
+        constants: place among the leaves, type and value of each other leaf.
         tree: how the leaves are nested.
     """
 
@@ -60,11 +59,7 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torc
 
 
 def split_batch(batch: Any, examples: int) -> SplitBatch:
-    """Return the tensors of a batch, each without gaps in memory, and its layout.
-
-    Raises:
-        CannotBatch: it holds an object that is neither a tensor nor a plain value.
-    """
+    """Return the tensors of a batch, each without gaps in memory, and its layout."""
     leaves, tree = tree_flatten(batch)
     tensors: list[Tensor] = []
     constants = []
@@ -81,11 +76,7 @@ def split_batch(batch: Any, examples: int) -> SplitBatch:
 
 
 def stack_batches(batches: Sequence[SplitBatch]) -> SplitBatch:
-    """Return the batches of several lanes as one, each tensor with a lane axis, and the layout that they share.
-
-    Raises:
-        CannotBatch: they do not look alike.
-    """
+    """Return the batches of several lanes as one, each tensor with a lane axis, and the layout that they share."""
     layout = batches[0][1]
     if any(other != layout for _, other in batches[1:]):
         raise CannotBatch("trials with different data order get batches of different shapes at the same step")
@@ -117,15 +108,14 @@ def lane_tensors(stack: LaneStack, first: int, lanes: int, *, copied: bool = Fal
 
 
 class StepResult(NamedTuple):
-    """What a step returns, with a lane axis unless it has a single lane.
+    """What a step returns, with a lane axis unless it has a single lane; all but gradients and buffers per example.
 
     Attributes:
         grads: one for each trained parameter; None is zero.
-        losses: per example.
-        weights: per example; None where every example weighs one.
-        metrics: per example, one for each metric of the workload, in evaluation.
+        weights: None where every example weighs one.
+        metrics: one for each metric of the workload, in evaluation.
         buffers: one for each buffer; None where it is unchanged.
-        prediction: per example, in evaluation; None where the outputs say nothing that a table could hold.
+        prediction: in evaluation; None where the outputs say nothing that a table could hold.
     """
 
     grads: Sequence[Any]
@@ -141,7 +131,7 @@ class Recorded:
     """A recorded step; its graph returns a `StepResult`.
 
     Attributes:
-        graph: the operations; its inputs are `LaneTensors.all`, then the tensors of the batch.
+        graph: its inputs are `LaneTensors.all`, then the tensors of the batch.
         example: value of each input and constant.
         captured: ids of the constants, as the model holds them.
         result: what the graph returned for the example while it was recorded.
@@ -161,10 +151,7 @@ def record(
     """Record the step of the first `lanes` lanes together, and of the first alone; neither model nor random state move.
 
     Args:
-        stack: whose first lanes are used as an example.
         batch: its tensors, with a lane axis where `stacked`.
-        lanes: in one call; with 1 the two records are one.
-        stacked: whether each lane has a batch of its own.
 
     Raises:
         CannotBatch: lanes cannot be computed together.
@@ -203,7 +190,7 @@ class _Step(nn.Module):
         self._names = [f"model.{name}" for name in (*stack.names, *stack.frozen, *stack.buffers)]
 
     def forward(self, batch: Any) -> Any:
-        """Return (losses, weights, metrics, buffers, predictions) with whatever tensors the model holds now."""
+        """Return (losses, metrics, buffers, weights, predictions) with whatever tensors the model holds now."""
         for module in self.model.modules():
             if isinstance(module, nn.RNNBase):  # it keeps a list of its weights beside their names
                 module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
@@ -287,7 +274,6 @@ class _Step(nn.Module):
 
 @contextlib.contextmanager
 def _batchable() -> Iterator[None]:
-    """Let operations be computed in the form that `vmap` can batch."""
     with sdpa_kernel(SDPBackend.MATH), ClassLosses():
         yield
 
@@ -318,7 +304,7 @@ class ClassLosses(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call `func`, or what stands in for it; whatever is not known passes through."""
+        """Call `func`, or what stands in for it."""
         if func not in self.SIGNATURES:
             return func(*args, **(kwargs or {}))
         bound = self.SIGNATURES[func].bind(*args, **(kwargs or {}))
@@ -344,7 +330,7 @@ DEPTH = 4  # rule of thumb: containers in containers are looked into this deep
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """Return a copy with memory of its own: copied as it is, a row of a stack would bring the whole stack along."""
+    """Return a copy with memory of its own: a deep copy of a row would bring the whole stack along."""
     memo: dict[int, Any] = {id(b): b.detach().clone() for b in model.buffers()}
     memo |= {id(p): nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in model.parameters()}
     try:
@@ -357,7 +343,6 @@ def module_state(model: nn.Module, *, by_value: bool = False) -> dict[str, Any]:
     """Return what each module keeps in Python, parameters and buffers aside: `module.attribute` -> a form to compare.
 
     Args:
-        model: to look at.
         by_value: compare tensors by their values, for two models; else by identity, for one model at two times.
     """
     own = {id(member) for member in (*model.modules(), *model.parameters(), *model.buffers())}
@@ -402,11 +387,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def check_alike(models: Sequence[nn.Module]) -> None:
-    """Check that models differ in parameters and buffers alone, so that one program serves all.
-
-    Raises:
-        CannotBatch: an attribute differs; it is named.
-    """
+    """Check that models differ in parameters and buffers alone; an attribute that differs is named in a `CannotBatch`."""
     first = module_state(models[0], by_value=True)
     for model in models[1:]:
         for name in _changed(first, module_state(model, by_value=True)):
