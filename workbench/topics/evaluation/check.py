@@ -79,10 +79,8 @@ def check_evaluation(
 def collect_own_evaluation(workload: Workload, device: torch.device, *, examples: int = 32) -> dict[str, Any]:
     """Return the facts of this package's own evaluation of a workload: do its values depend on the batch they are in?
 
-    The price is a dozen small forward passes of at most `examples` of the validation split.
-
-    Raises:
-        WorkbenchError: that cannot be seen: the split cannot be indexed, or a loss is not finite.
+    The price is a dozen small forward passes of at most `examples` of the validation split. A `WorkbenchError` says that it cannot be
+    seen: the split cannot be indexed, or a loss is not finite.
     """
 
     def own(model: nn.Module, data: Dataset[Any], batch_size: int) -> float:
@@ -91,8 +89,8 @@ def collect_own_evaluation(workload: Workload, device: torch.device, *, examples
 
     with isolated_rng():
         model = build_model(workload, workload.config, device)
-    sizes = (max(2, examples // 3), examples)
-    found = collect_cases(own, workload, model=model, examples=examples, batch_sizes=sizes)
+    how: dict[str, Any] = {"model": model, "examples": examples, "batch_sizes": (max(2, examples // 3), examples)}
+    found = collect_cases(own, workload, **how)
     if max(found["values"]) > min(found["values"]):
         return found
     with isolated_rng():  # a last layer that begins at zero gives every example one value: any other weights will do
@@ -100,20 +98,13 @@ def collect_own_evaluation(workload: Workload, device: torch.device, *, examples
         for p in model.parameters():
             if p.is_floating_point():
                 p.data += 0.1 * torch.randn_like(p)
-    return collect_cases(own, workload, model=model, examples=examples, batch_sizes=sizes)
+    return collect_cases(own, workload, **how)
 
 
 def collect_cases(
-    evaluate: Evaluate,
-    workload: Workload,
-    *,
-    model: nn.Module | None = None,
-    metric: str = "loss",
-    split: str = "validation",
-    examples: int = 103,
-    batch_sizes: Sequence[int] = (1, 10, 103, 128),
-    hosts: Sequence[int] = (),
-) -> dict[str, Any]:
+    evaluate: Evaluate, workload: Workload, *, model: nn.Module | None, examples: int, batch_sizes: Sequence[int], metric: str = "loss",
+    split: str = "validation", hosts: Sequence[int] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Return what an evaluation function gave in each case, and which examples the model saw in which batches, as JSON values.
 
     The arguments and errors are those of `check_evaluation`.
@@ -128,9 +119,20 @@ def collect_cases(
             for size in batch_sizes:
                 for count in hosts or (1,):
                     arguments = {"batch_size": size} | ({"hosts": count} if hosts else {})
-                    case = _call(evaluate, model, items, names, arguments, metric=metric)
+                    case = _call(evaluate, model, items, names, metric=metric, arguments=arguments)
                     cases.append({"batch_size": size, "hosts": count, **case})
-    _check_metric([case["observed"] for case in cases], facts, others)
+    found = [case["observed"] for case in cases if case["observed"] is not None]
+    own = float(np.average(facts["values"], weights=facts["weights"])) if found else 0.0
+    for name, value in others.items():
+        if (
+            found
+            and np.allclose(found, value, rtol=1e-6, atol=1e-9)
+            and not np.isclose(own, value, rtol=1e-4, atol=1e-6)
+        ):
+            raise UsageError(
+                f"evaluate returned {found[0]:.6g} each time: that is the workload's {name}, and its {metric} is {own:.6g}. "
+                f"Say which metric it returns with metric={name!r}."
+            )
     return facts | {
         "short_digits": workload.config.precision == "bfloat16" or next(model.parameters()).device.type != "cpu",
         "observed_batches": any(case["batches"] or case["error"] for case in cases), "cases": cases,
@@ -146,10 +148,8 @@ def _check_arguments(evaluate: Any, workload: Any, metric: str, numbers: dict[st
         raise UsageError(
             f"workload must be a Workload, not {type(workload).__name__}: it says what the metric of an example is."
         )
-    if metric not in ("loss", *workload.metrics):
-        raise UnknownNameError(
-            f"workload {workload.name!r} has no metric {metric!r}.{nearest(metric, ['loss', *workload.metrics])}"
-        )
+    if metric not in (known := ["loss", *workload.metrics]):
+        raise UnknownNameError(f"workload {workload.name!r} has no metric {metric!r}.{nearest(metric, known)}")
     for name, given in numbers.items():
         if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in given):
             raise UsageError(f"{name}={given!r} must hold integers of at least 1.")
@@ -183,8 +183,8 @@ def _examples(
 ) -> tuple[_ChosenItems, dict[str, Any], dict[str, float]]:
     """Return the examples that the function is called on, whose values fall; facts about them; the mean of every other metric.
 
-    The facts are the metric, "examples" (places in the split), "values", "weights", "batch_dependence" (how far the value of an example
-    differs between batch sizes), "random" and "coupled" (what a few of them say of randomness and of the others of the batch).
+    Of the facts "examples" are places in the split, "batch_dependence" is how far the value of an example differs between batch sizes,
+    "random" and "coupled" what a few of them say of randomness and of the others of the batch.
     """
     data = workload.data(split)
     if not len(data):
@@ -234,38 +234,23 @@ def _examples(
     return _ChosenItems(items, kept.tolist()), facts, others
 
 
-def _check_metric(observed: Sequence[float | None], facts: dict[str, Any], others: dict[str, float]) -> None:
-    """Raise where every value that came back is another metric of the workload, exactly."""
-    found, metric = np.array([value for value in observed if value is not None]), facts["metric"]
-    own = float(np.average(facts["values"], weights=facts["weights"])) if found.size else 0.0
-    for name, value in others.items():
-        meant = found.size and np.allclose(found, value, rtol=1e-6, atol=1e-9)
-        if meant and not np.isclose(own, value, rtol=1e-4, atol=1e-6):
-            raise UsageError(
-                f"evaluate returned {found[0]:.6g} each time: that is the workload's {name}, and its {metric} is {own:.6g}. "
-                f"Say which metric it returns with metric={name!r}."
-            )
-
-
 def _call(
-    evaluate: Evaluate, model: nn.Module, data: _ChosenItems, names: _ExampleNames, arguments: dict[str, int], *,
-    metric: str
+    evaluate: Evaluate, model: nn.Module, data: _ChosenItems, names: _ExampleNames, *, metric: str, arguments: dict[str, int]
 ) -> dict[str, Any]:  # fmt: skip
     """Return the number that came back, what the model saw, whether that is read off its order, and the error where no batch was full."""
-    watch = _WatchedCall(model, lambda: evaluate(model, data, **arguments))
-    batches, by_order = names.batches(watch.rows)
+    result, rows, error = _watched(model, lambda: evaluate(model, data, **arguments))
+    batches, by_order = names.batches(rows)
     found: dict[str, Any] = {"observed": None, "batches": batches, "by_order": by_order, "error": None}
     where = f"evaluate(model, data of {len(data)} examples, {', '.join(f'{k}={v}' for k, v in arguments.items())})"
     none_full = not batches and arguments["batch_size"] * arguments.get("hosts", 1) > len(data)
-    if watch.error is not None:
-        kind = type(watch.error).__name__
+    if error is not None:
+        kind = type(error).__name__
         if none_full:
             return found | {"error": f"it raised {kind}, for no batch was full"}
         raise WorkloadError(
-            f"{where} raised {kind}: {str(watch.error).rstrip('.')}. It is called with a model, a dataset "
-            "and batch_size=..., and returns one number."
-        ) from watch.error
-    value = _returned_number(watch.result, metric, where, batches=len(batches), examples=len(data))
+            f"{where} raised {kind}: {str(error).rstrip('.')}. It is called with a model, a dataset and batch_size=..., and returns one number."
+        ) from error
+    value = _returned_number(result, metric, where, batches=len(batches), examples=len(data))
     if math.isfinite(value):
         return found | {"observed": value}
     if none_full:
@@ -310,7 +295,7 @@ class _ExampleNames:
         device = next(model.parameters()).device
         for place in range(len(data)):
             batch = collate([data[place]])
-            for row in _WatchedCall(model, lambda: workload.forward(model, to_device(batch, device, precision))).rows:  # noqa: B023
+            for row in _watched(model, lambda: workload.forward(model, to_device(batch, device, precision)))[1]:  # noqa: B023
                 self._places.setdefault(row[0], []).append(place)
         self._lengths = sorted({len(row) for row in self._places}, reverse=True)
 
@@ -330,8 +315,7 @@ class _ExampleNames:
             found.append([])
             for places in batch:
                 found[-1].append(places[met[places[0]] % len(places)] if places else -1)
-                if places:
-                    met[places[0]] += 1
+                met.update(places[:1])
         return found, False
 
     def _known(self, row: bytes) -> list[int]:
@@ -346,26 +330,23 @@ class _ExampleNames:
         return []
 
 
-class _WatchedCall:
-    """Runs a function and keeps the rows of the first tensor of each call of the model."""
+def _watched(model: nn.Module, function: Callable[[], Any]) -> tuple[Any, list[list[bytes]], Exception | None]:
+    """Return what a function returns, the rows of the first tensor of each call of the model, and what it raised."""
+    rows: list[list[bytes]] = []
 
-    def __init__(self, model: nn.Module, function: Callable[[], Any]) -> None:
-        self.rows: list[list[bytes]] = []
-        self.result: Any = None
-        self.error: Exception | None = None
-        handle = model.register_forward_pre_hook(self._note, with_kwargs=True)
-        try:
-            with torch.no_grad():
-                self.result = function()
-        except Exception as error:
-            self.error = error
-        finally:
-            handle.remove()
-
-    def _note(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+    def note(_: nn.Module, args: Any, kwargs: Any) -> None:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
         if tensors:
             first = tensors[0].detach().cpu()
             first = torch.view_as_real(first) if first.is_complex() else first
             table = first.float().flatten(1) if first.dim() > 1 else first.float()[:, None]
-            self.rows.append([row.tobytes() for row in table.numpy()])
+            rows.append([row.tobytes() for row in table.numpy()])
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            return function(), rows, None
+    except Exception as error:
+        return None, rows, error
+    finally:
+        handle.remove()

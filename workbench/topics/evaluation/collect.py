@@ -125,11 +125,9 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
 
 def _same_data(data: Any, train: Any) -> bool:
     """Return whether a split is the training set itself, as in a problem whose loss is no sample of anything."""
-    if data is train:
-        return True
     ours, other = plain_tensors(data), plain_tensors(train)
-    if ours is None or other is None or len(ours) != len(other):
-        return False
+    if data is train or ours is None or other is None or len(ours) != len(other):
+        return data is train
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, other, strict=True))
 
 
@@ -144,7 +142,7 @@ def pair_facts(pairs: Sequence[tuple[ExampleValues, ExampleValues | None]], *, m
         values (means of both), difference (second minus first), difference_sd (for a mean over the pairs), disagreement (of
         a metric of zeros and ones, else None); only values where there is no second model or a value is not finite.
     """
-    known: dict[str, Any] = {"values": [_mean(a.columns[metric], a.weights) for a, _ in pairs[:1]]}
+    known: dict[str, Any] = {"values": [float(np.average(a.columns[metric], weights=a.weights)) for a, _ in pairs[:1]]}
     both = [(a, b) for a, b in pairs if b is not None]
     if not both:
         return known
@@ -153,9 +151,9 @@ def pair_facts(pairs: Sequence[tuple[ExampleValues, ExampleValues | None]], *, m
     others = np.stack([b.columns[metric] for _, b in both])
     if not (np.isfinite(ones).all() and np.isfinite(others).all()):
         return known
-    values = [_mean(each.mean(0), weights) for each in (ones, others)]
+    values = [float(np.average(each.mean(0), weights=weights)) for each in (ones, others)]
     differences = (others - ones).mean(0)
-    scaled = weights * (differences - _mean(differences, weights)) * weights.size / weights.sum()
+    scaled = weights * (differences - np.average(differences, weights=weights)) * weights.size / weights.sum()
     zero_one = bool(np.isin(np.concatenate([ones, others]), (0.0, 1.0)).all()) and metric != "loss"
     counted = zero_one and bool((weights == weights[0]).all())
     return {
@@ -174,11 +172,8 @@ def class_facts(workload: Workload, model: ExampleValues, other: ExampleValues |
     right = [name for name, v in model.columns.items() if name != "loss" and np.isin(v, (0.0, 1.0)).all()]
     if not right:
         return {"no_classes": "no metric of the workload is 0 or 1 for each example, as accuracy is"}
-    counts = [
-        count_classes(model.labels, values.columns[right[0]], classes=model.classes)
-        for values in (model, other)
-        if values is not None
-    ]
+    given = [values for values in (model, other) if values is not None]
+    counts = [count_classes(model.labels, values.columns[right[0]], classes=model.classes) for values in given]
     before = counts[0] if other is not None else None
     return {"classes": counts[-1], "classes_before": before, "num_classes": model.classes}
 
@@ -186,11 +181,7 @@ def class_facts(workload: Workload, model: ExampleValues, other: ExampleValues |
 def selected_model(
     workload: Workload, config: TrainConfig, record: StudyRecord, number: int, device: torch.device
 ) -> nn.Module:
-    """Return the model of a trial's selected checkpoint (P4.5); of the config the precision counts, the weights are the checkpoint's.
-
-    Raises:
-        RecordError: the trial has no such checkpoint.
-    """
+    """Return the model of a trial's selected checkpoint (P4.5); of the config the precision counts, the weights are the checkpoint's."""
     checkpoint = _selected(record, number)
     if checkpoint is None:
         raise RecordError(
@@ -234,10 +225,6 @@ def sample_facts(full: ExampleValues, mask: Any, metric: str) -> dict[str, Any]:
     metrics = {name: full.columns[name] for name in sorted({metric, "loss"})}
     tests = skew_tests(mask, labels=full.labels, features=full.features, metrics=metrics)
     return {"tests": tests, "size": int(mask.sum()), "of": int(mask.size)}
-
-
-def _mean(values: Any, weights: Any) -> float:
-    return float((values * weights).sum() / weights.sum())
 
 
 def _learned(record: StudyRecord, pair: Mapping[str, Any], split: str, metric: str) -> float | None:
@@ -308,7 +295,7 @@ def memory_per_example(workload: Workload, config: TrainConfig, device: torch.de
         model = build_model(workload, config, device)
         small = max(1, min(config.batch_size, len(workload.validation_data)) // 2)
 
-        def step(batch: Any, count: int, *, train: bool) -> None:
+        def step(batch: Any, count: int, train: bool) -> None:
             with autocast(device, config.precision):
                 if train:
                     _, losses, _ = per_example(workload, model.train(), batch, count)
@@ -322,12 +309,11 @@ def memory_per_example(workload: Workload, config: TrainConfig, device: torch.de
             peaks = []
             for size in (small, 2 * small):
                 batch, count = next(eval_batches(workload, "validation", size, device, config.precision))
-                step(
-                    batch, count, train=name == "training"
-                )  # gradients, and what a first call fills, are there from now on
-                peaks.append(peak_bytes(lambda: step(batch, count, train=name == "training"), device))  # noqa: B023
+                once = partial(step, batch, count, name == "training")
+                once()  # gradients, and what a first call fills, are there from now on
+                peaks.append(peak_bytes(once, device))
             found[f"{name}_bytes_per_example"] = (peaks[1] - peaks[0]) / small
-        return found | {"examples": float(small)}
+    return found | {"examples": float(small)}
 
 
 def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:

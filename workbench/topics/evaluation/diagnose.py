@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.curves.trial_curves import RecordLike
@@ -79,13 +78,8 @@ def diagnose_evaluation(
         record, offline_split=offline_split, min_correlation=min_correlation, min_checkpoints=min_checkpoints,
         confidence=confidence, resolution=resolution,
     )  # fmt: skip
-    findings = (
-        _interval(record, min_evaluations, max_time_frac, min_seconds),
-        _batch_size(record),
-        *_judge_cases(record.facts.get("evaluation"), tolerance, missing),
-        proxy,
-    )
-    return Diagnosis.of(record, findings)
+    findings = _interval(record, min_evaluations, max_time_frac, min_seconds), _batch_size(record)
+    return Diagnosis.of(record, [*findings, *_judge_cases(record.facts.get("evaluation"), tolerance, missing), proxy])
 
 
 def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None, tolerance: float = TOLERANCE) -> Diagnosis:
@@ -103,37 +97,38 @@ def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None, tole
 
 
 def _interval(record: RecordLike, min_evaluations: int, max_time_frac: float, min_seconds: float) -> Finding:
-    code, (trial, rows) = "evaluation.interval", _first_trial(record)
-    if trial is None or rows.empty:
+    code, trials, evals = "evaluation.interval", record.trials, record.evals
+    rows = evals if evals.empty or not len(trials) else periodic_rows(evals)
+    there = trials[trials["trial"].isin(rows["trial"])] if len(trials) and len(rows) else trials[:0]
+    if there.empty:
         return CODES.not_measured(code, "no trial has been evaluated")
+    baseline = there[there["stage"] == Role.BASELINE]
+    trial: Facts = {str(k): v for k, v in (there if baseline.empty else baseline).iloc[0].items()}
+    rows = rows[rows["trial"] == trial["trial"]]
     steps = np.unique(rows["step"].to_numpy(dtype=np.int64))
     gaps = np.diff(steps[:-1]) if len(steps) > 2 else np.empty(0)
-    seconds = float(rows.drop_duplicates(["step", "split"])["seconds"].sum())
-    whole = float(trial["seconds"]) if "seconds" in trial else float("nan")
-    share = seconds / whole if whole > 0 else float("nan")
+    seconds, whole = (
+        float(rows.drop_duplicates(["step", "split"])["seconds"].sum()),
+        float(trial.get("seconds", math.nan)),
+    )
+    share = seconds / whole if whole > 0 else math.nan
     count = int((steps > 0).sum())
     evidence: dict[str, Any] = {"trial": int(trial["trial"]), "steps": steps[:50].tolist()}
-    numbers: dict[str, Any] = {
-        "value": float(count), "unit": "evaluations", "threshold": float(min_evaluations), "evidence": evidence,
-    }  # fmt: skip
+    numbers = {"value": float(count), "unit": "evaluations", "threshold": float(min_evaluations), "evidence": evidence}
     if len(gaps) and gaps.min() != gaps.max():
-        return CODES.finding(
-            code, "warn", f"Evaluations are {gaps.min()} to {gaps.max()} steps apart: not every fixed number of steps.", **numbers,
-            advice=["Evaluate every fixed number of steps, never of seconds: a pause of the machine then moves no point of the curve."],
-        )  # fmt: skip
-    if count < min_evaluations and trial["state"] == "complete":
-        return CODES.finding(
-            code, "warn", f"{count} evaluations after the initial one leave retrospective selection little to choose from.", **numbers,
-            advice=[f"Set eval_every_steps so that a run has at least {min_evaluations} evaluations; None makes ten."],
-        )  # fmt: skip
-    if share > max_time_frac and seconds > min_seconds:
+        said = f"Evaluations are {gaps.min()} to {gaps.max()} steps apart: not every fixed number of steps."
+        fix = "Evaluate every fixed number of steps, never of seconds: a pause of the machine then moves no point of the curve."
+    elif count < min_evaluations and trial["state"] == "complete":
+        said = f"{count} evaluations after the initial one leave retrospective selection little to choose from."
+        fix = f"Set eval_every_steps so that a run has at least {min_evaluations} evaluations; None makes ten."
+    elif share > max_time_frac and seconds > min_seconds:
         evidence |= {"evaluation_seconds": seconds, "trial_seconds": whole, "time_frac": share}
-        return CODES.finding(
-            code, "warn", f"Evaluation takes {share:.0%} of the trial's time.", **numbers,
-            advice=["Evaluate less often, or on a named subset (periodic_subset), and check the subset by evaluate_offline."],
-        )  # fmt: skip
-    every = f"every {gaps[0]} steps" if len(gaps) else "at the ends"
-    return CODES.finding(code, "ok", f"{count} evaluations after the initial one, {every}.", **numbers)
+        said = f"Evaluation takes {share:.0%} of the trial's time."
+        fix = "Evaluate less often, or on a named subset (periodic_subset), and check the subset by evaluate_offline."
+    else:
+        every = f"every {gaps[0]} steps" if len(gaps) else "at the ends"
+        return CODES.finding(code, "ok", f"{count} evaluations after the initial one, {every}.", **numbers)
+    return CODES.finding(code, "warn", said, advice=[fix], **numbers)
 
 
 def _batch_size(record: RecordLike) -> Finding:
@@ -145,55 +140,34 @@ def _batch_size(record: RecordLike) -> Finding:
     own = int(train) // int(record.config.get("accumulate_steps") or 1)
     size = int(given or (own if coupled else 4 * train))
     memory = record.facts.get("memory") or {}
+    evidence = {"batch_size": int(train), "eval_batch_size": size, "memory": memory}
     numbers: dict[str, Any] = {
-        "value": float(size), "unit": "examples", "threshold": float(train),
-        "evidence": {"batch_size": int(train), "eval_batch_size": size, "memory": memory},
-    }  # fmt: skip
+        "value": float(size),
+        "unit": "examples",
+        "threshold": float(train),
+        "evidence": evidence,
+    }
     if coupled:
         said = f"The loss of an example depends on the others in its batch: evaluated in batches of {size}"
         if size == own:
             return CODES.finding(code, "ok", f"{said}, as in training.", **numbers)
+        fix = f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."
         return CODES.finding(
-            code, "warn", f"{said}, trained in batches of {own}, it is another loss.", **numbers,
-            advice=[f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."],
-        )  # fmt: skip
-    bytes_ = [memory.get(name) for name in ("training_bytes_per_example", "evaluation_bytes_per_example")]
-    takes = (
-        f"; an example takes {bytes_[0]:,.0f} bytes in training and {bytes_[1]:,.0f} in evaluation"
-        if all(bytes_)
-        else ""
-    )
+            code, "warn", f"{said}, trained in batches of {own}, it is another loss.", advice=[fix], **numbers
+        )
+    one, other = (memory.get(f"{name}_bytes_per_example") for name in ("training", "evaluation"))
+    takes = f"; an example takes {one:,.0f} bytes in training and {other:,.0f} in evaluation" if one and other else ""
     if size < train:
-        return CODES.finding(
-            code, "warn", f"Evaluation batches of {size} are smaller than training batches of {train}{takes}.", **numbers,
-            advice=[f"Set eval_batch_size to at least {train}: no activations are kept, so a larger batch fits and takes less time."],
-        )  # fmt: skip
-    said = f"Evaluation batches of {size} are at least the training batches of {train}{takes}."
-    return CODES.finding(code, "ok", said, **numbers)
+        said = f"Evaluation batches of {size} are smaller than training batches of {train}{takes}."
+        fix = f"Set eval_batch_size to at least {train}: no activations are kept, so a larger batch fits and takes less time."
+        return CODES.finding(code, "warn", said, advice=[fix], **numbers)
+    return CODES.finding(
+        code, "ok", f"Evaluation batches of {size} are at least the training batches of {train}{takes}.", **numbers
+    )
 
 
-def _first_trial(record: RecordLike) -> tuple[Mapping[str, Any] | None, pd.DataFrame]:
-    """Return the trial to look at and its periodic rows."""
-    trials, evals = record.trials, record.evals
-    if not len(trials) or evals.empty:
-        return None, evals
-    rows = periodic_rows(evals)
-    there = trials[trials["trial"].isin(rows["trial"])]
-    if there.empty:
-        return None, rows
-    baseline = there[there["stage"] == Role.BASELINE]
-    row = {str(k): v for k, v in (there if baseline.empty else baseline).iloc[0].items()}
-    return row, rows[rows["trial"] == row["trial"]]
-
-
-def predicted_values(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Return the value that each kind of evaluation would give, the right one first.
-
-    Args:
-        values: of the examples, shape (examples,).
-        weights: of the examples, same shape.
-        batches: examples that the model saw, batch by batch; -1 is a row that is no example.
-    """
+def _predicted(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return the value that each kind of evaluation would give, the right one first; an example -1 is a row that is none."""
     rows = [[i for i in batch if i >= 0] for batch in batches]
     seen = [i for batch in rows for i in batch]
     found = {EXACT: float((values * weights).sum() / weights.sum())}
@@ -209,16 +183,17 @@ def predicted_values(values: Floats, weights: Floats, batches: Sequence[Sequence
 def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[Finding, Finding]:
     """Return `evaluation.weighting` and `evaluation.coverage`; `missing` is what is said where there are no facts."""
     if not facts:
-        weighting, coverage = (
-            CODES.finding(f"evaluation.{name}", "not_measured", missing) for name in ("weighting", "coverage")
+        return CODES.finding("evaluation.weighting", "not_measured", missing), CODES.finding(
+            "evaluation.coverage", "not_measured", missing
         )
-        return weighting, coverage
     values, weights = (np.asarray(facts[name], dtype=np.float64) for name in ("values", "weights"))
     spread, metric = float(values.max() - values.min()), facts["metric"]
     allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
     allowed *= max(spread, float(np.abs(values).max()) * 1e-2)
-    pads = _pads(facts, values)
-    cases = [_case(case, values, weights, allowed, pad) for case, pad in zip(facts["cases"], pads, strict=True)]
+    cases = [
+        _case(case, values, weights, allowed, pad)
+        for case, pad in zip(facts["cases"], _pads(facts, values), strict=True)
+    ]
     because = None
     if float(facts.get("random") or 0.0) > allowed:
         because = (
@@ -240,7 +215,7 @@ def _case(case: Facts, values: Floats, weights: Floats, allowed: float, pad: flo
     `pad` is what a row that is no example adds, as another case tells; None where none does.
     """
     batches = case["batches"]
-    predicted = predicted_values(values, weights, batches)
+    predicted = _predicted(values, weights, batches)
     observed = math.nan if case["observed"] is None else float(case["observed"])
     counts = Counter(i for batch in batches for i in batch)
     strange = counts.pop(-1, 0)
@@ -286,19 +261,17 @@ def _weighting(cases: Sequence[Facts], metric: str, evidence: Facts, *, spread: 
     code, dependent = "evaluation.weighting", evidence["batch_dependence"]
     numbers: dict[str, Any] = {"unit": metric, "threshold": allowed, "evidence": evidence}
     if dependent > allowed:
-        same = ", and all examples of a batch have the same" if not spread > allowed else ""
-        little = (
-            ""
-            if same or dependent > LITTLE * spread
-            else f", {dependent / spread:.2%} of what it differs by between examples"
-        )
-        averaged = f"Return the {metric} of each example: no mean over the batch, expanded or not."
-        looks = "Look for a norm that uses the batch's own statistics in evaluation, and for a metric that looks at the whole batch."
-        said = (
-            f"The {metric} of one and the same example differs by {dependent:.3g} between batch sizes{same or little}."
-        )
-        advice = [] if little else [averaged if same else looks]
-        return CODES.finding(code, "ok" if little else "fail", said, value=dependent, advice=advice, **numbers)
+        said, advice = f"The {metric} of one and the same example differs by {dependent:.3g} between batch sizes", []
+        if not spread > allowed:
+            said += ", and all examples of a batch have the same"
+            advice = [f"Return the {metric} of each example: no mean over the batch, expanded or not."]
+        elif dependent > LITTLE * spread:
+            advice = [
+                "Look for a norm that uses the batch's own statistics in evaluation, and for a metric that looks at the whole batch."
+            ]
+        else:
+            said += f", {dependent / spread:.2%} of what it differs by between examples"
+        return CODES.finding(code, "fail" if advice else "ok", f"{said}.", value=dependent, advice=advice, **numbers)
     if not spread > allowed:
         said = f"all examples have the same {metric}, so no weighting shows"
         return CODES.not_measured(code, said, evidence=evidence)

@@ -96,20 +96,23 @@ def _skew(facts: Facts, false_alarm: float) -> Finding:
         return CODES.finding(_SKEW, "ok", said, evidence={"examples": skew["of"]})
     tests, left_out = worst_skew(skew["tests"]), [test for test in skew["tests"] if test["p"] is None]
     evidence = {
-        "size": skew["size"], "of": skew["of"], "tests": tests[:20], "num_tests": len(tests), "not_tested": left_out,
-    }  # fmt: skip
+        "size": skew["size"],
+        "of": skew["of"],
+        "tests": tests[:20],
+        "num_tests": len(tests),
+        "not_tested": left_out,
+    }
     if not tests:
         reason = "; ".join(str(test.get("reason")) for test in left_out) or "there is nothing to compare by"
         return CODES.not_measured(_SKEW, reason, evidence=evidence)
     of, worst, p = f"{skew['size']} of {skew['of']} examples", tests[0], float(tests[0]["p_adjusted"])
     numbers: dict[str, Any] = {"value": p, "unit": "p", "threshold": false_alarm, "evidence": evidence}
-    metric = ""
-    for test in (test for test in tests if test["kind"] == "metric"):
+    metric, kinds = "", [test["kind"] for test in tests]
+    if "metric" in kinds:
+        test = tests[kinds.index("metric")]
         interval = f"95 % interval of the difference {test['low']:+.3g} to {test['high']:+.3g}"
         metric = f"; {test['name']} is {test['sample']:.4g}, on all examples {test['full']:.4g} ({interval})"
-        break
     if p >= false_alarm:
-        kinds = [test["kind"] for test in tests]
         shown = ["classes"] * ("class" in kinds) + [f"{kinds.count('feature')} features"] * ("feature" in kinds)
         said = f" in {' and '.join(sorted(shown))}" if shown else ""
         return CODES.finding(_SKEW, "ok", f"The {of} are like the rest{said}{metric}.", **numbers)
@@ -185,8 +188,9 @@ def _one_model(facts: Facts, bounds: SizeBounds, min_examples: int) -> Finding:
             "no two models with finite values were evaluated on the set, so it is unknown how far they differ by chance"
         )
         return CODES.not_measured(_SMALL, facts.get("reason") or usual, evidence=bounds._asdict())
-    advice = _advice(bounds, facts.get("asked") or {})
-    return CODES.finding(_SMALL, "warn", said, evidence=bounds._asdict(), advice=advice)
+    return CODES.finding(
+        _SMALL, "warn", said, evidence=bounds._asdict(), advice=_advice(bounds, facts.get("asked") or {})
+    )
 
 
 def _advice(bounds: SizeBounds, asked: Facts) -> list[str]:

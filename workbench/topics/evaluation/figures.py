@@ -81,15 +81,15 @@ def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
     with drawing(ax, size=(6.8, 2.8)) as axes:
         trials = trials_in(record, "evaluation")[:1] + trials_in(record, "evaluation_pause")[:1]
         rows = {t: record.steps[record.steps["trial"] == t].sort_values("step") for t in trials}
-        if len(trials) < 2 or not all(trial_seconds(frame) > 0 for frame in rows.values()):
+        if len(trials) < 2 or not all(_elapsed(frame).max(initial=0.0) > 0 for frame in rows.values()):
             return not_measured(axes, "the record has no trial with a pause (pause_s=...)")
         live = periodic_rows(record.evals)
         by_steps = {t: np.unique(live[(live["trial"] == t) & (live["step"] > 0)]["step"]) for t in trials}
-        every_s = trial_seconds(rows[trials[0]]) / max(1, len(by_steps[trials[0]]))
+        every_s = float(_elapsed(rows[trials[0]])[-1]) / max(1, len(by_steps[trials[0]]))
         for place, trial in enumerate(trials):
             for height, color, marker, steps, kind in (
                 (3 - place, GOOD, "o", by_steps[trial], "fixed steps"),
-                (1 - place, BAD, "x", timed_steps(rows[trial], every_s), "fixed seconds"),
+                (1 - place, BAD, "x", _timed_steps(rows[trial], every_s), "fixed seconds"),
             ):
                 y, label = np.full(len(steps), float(height)), None if place else kind
                 axes.plot(steps, y, linestyle="none", marker=marker, color=color, label=label)
@@ -111,8 +111,7 @@ def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *
     size in it. Sick: no band; the curve meets the dashed line only right of the dotted one, beyond what the budget
     allows or the set holds.
 
-    Returns:
-        The axes; the seconds stand along the top.
+    The seconds stand along the top.
 
     Source: P3.1, P3.3, P3.4, P3.5.
     """
@@ -174,11 +173,8 @@ def plot_class_recall(
     Healthy: short bars. Sick: a bar as long as the axis: a recall that rests on a handful of examples, where a gain
     that looks large is one of them.
 
-    `counts` are those of `class_counts`, or a study whose facts hold them.
-
-    Returns:
-        The axes. A diamond is the recall before, where there was an evaluation before, and the words beside the bar say what
-        the change is in examples. Of more than 30 classes the rarest 30 are drawn.
+    A diamond is the recall before, where there was an evaluation before, and the words beside the bar say what the change is in
+    examples. Of more than 30 classes the rarest 30 are drawn. `counts` are those of `class_counts`, or a study whose facts hold them.
 
     Source: P3.6, P3.7.
     """
@@ -217,14 +213,8 @@ def plot_selection_gap(gaps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Healthy: curves well below the differences that one cares for, falling with the size of the set. Sick: a set so small that
     the gap of the best of many is as large as the improvements that it is used to find.
 
-    Args:
-        gaps: columns examples, rounds, gap (simulated), se (of it), expected (closed form) and how ("best of equal models",
-            "rounds that build on each other").
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes. Points are simulated with two standard errors, each group a little to the side so that none hides another;
-        lines are the closed form. Nothing of it is of a study.
+    Points are simulated with two standard errors, each group a little to the side so that none hides another; lines are the closed form.
+    Nothing of it is of a study: `gaps` is what `selection_gaps` returns.
 
     Source: P3.5.
     """
@@ -249,28 +239,15 @@ def plot_selection_gap(gaps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     return axes
 
 
-def timed_steps(steps: pd.DataFrame, every_s: float) -> list[int]:
-    """Return the steps at which an evaluation every `every_s` seconds of training would come.
-
-    Args:
-        steps: of one trial, in order; `step_time_s` is the time from one step to the next.
-        every_s: seconds; a pause longer than that gives one evaluation, not several.
-    """
+def _timed_steps(steps: pd.DataFrame, every_s: float) -> list[int]:
+    """Return the steps at which an evaluation every `every_s` seconds of training would come; a longer pause gives one, not several."""
     elapsed = _elapsed(steps)
     if not elapsed.size or not every_s > 0:
         return []
-    periods = np.floor(elapsed / every_s).astype(np.int64)
-    new = np.flatnonzero(np.diff(periods, prepend=0) > 0)
+    new = np.flatnonzero(np.diff(np.floor(elapsed / every_s).astype(np.int64), prepend=0) > 0)
     return [int(step) for step in steps["step"].to_numpy()[new]]
 
 
-def trial_seconds(steps: pd.DataFrame) -> float:
-    """Return the time that the steps of one trial took together, evaluation left out."""
-    elapsed = _elapsed(steps)
-    return float(elapsed[-1]) if elapsed.size else 0.0
-
-
-def _elapsed(steps: pd.DataFrame) -> np.ndarray:
-    if "step_time_s" not in steps:
-        return np.empty(0)
-    return np.cumsum(np.nan_to_num(steps["step_time_s"].to_numpy(dtype=np.float64)))
+def _elapsed(steps: pd.DataFrame) -> NDArray[np.float64]:
+    """Return the time since the beginning at each step of one trial, evaluation left out."""
+    return np.cumsum(np.nan_to_num(_floats(steps, "step_time_s"))) if "step_time_s" in steps else np.empty(0)

@@ -35,6 +35,8 @@ class RankCorrelation(NamedTuple):
 
 def _interval(r: float, freedom: float, quantile: float, points: int) -> RankCorrelation:
     """Return a rank correlation with the interval of Fisher's z, standard error as by Bonett and Wright (2000)."""
+    if not math.isfinite(r) or freedom <= 0:
+        return RankCorrelation(r, math.nan, math.nan, points)
     z, half = math.atanh(float(np.clip(r, -1 + 1e-12, 1 - 1e-12))), float(stats.norm.ppf(quantile))
     half *= math.sqrt((1 + r**2 / 2) / freedom)
     return RankCorrelation(r, math.tanh(z - half), math.tanh(z + half), points)
@@ -47,9 +49,8 @@ def rank_correlation(one: Floats, other: Floats, *, confidence: float = 0.95) ->
     """
     kept = np.isfinite(one) & np.isfinite(other)
     a, b, n = one[kept], other[kept], int(kept.sum())
-    if n < 4 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return RankCorrelation(math.nan, math.nan, math.nan, n)
-    return _interval(float(stats.spearmanr(a, b).statistic), n - 3, 0.5 + confidence / 2, n)
+    known = n >= 4 and np.ptp(a) > 0 and np.ptp(b) > 0
+    return _interval(float(stats.spearmanr(a, b).statistic) if known else math.nan, n - 3, 0.5 + confidence / 2, n)
 
 
 def trend_free_correlation(
@@ -63,8 +64,7 @@ def trend_free_correlation(
 
     Args:
         steps: of the checkpoints, shape (checkpoints,).
-        one: a metric at them, same shape; pairs that are not finite are left out.
-        other: another one, same shape.
+        one, other: two metrics at them, same shape; pairs that are not finite are left out.
         trials: which run each belongs to; neighbours are of one run. None is one run.
         confidence: that `low`, or `high`, is one-sidedly right with.
 
@@ -76,17 +76,15 @@ def trend_free_correlation(
     parts = [part[np.argsort(steps[part])] for part in parts if len(part) > 2]
     points = sum(len(part) - 2 for part in parts)
     if points < 4:
-        return RankCorrelation(math.nan, math.nan, math.nan, points)
+        return _interval(math.nan, 0, confidence, points)
     beside = [np.concatenate([_beside_neighbours(steps[p], values[p]) for p in parts]) for values in (one, other)]
     ranks = [stats.rankdata(v) for v in (*beside, np.concatenate([steps[part][1:-1] for part in parts]))]
-    value, freedom = math.nan, points / OVERLAP - 4
+    value = math.nan
     if min(np.ptp(rank) for rank in ranks) > 0:
         (_, both, first), (_, _, second), _ = np.corrcoef(ranks)
         left = (1 - first**2) * (1 - second**2)
         value = float((both - first * second) / math.sqrt(left)) if left > 1e-9 else math.nan
-    if not math.isfinite(value) or freedom <= 0:
-        return RankCorrelation(value, math.nan, math.nan, points)
-    return _interval(value, freedom, confidence, points)
+    return _interval(value, points / OVERLAP - 4, confidence, points)
 
 
 def _beside_neighbours(steps: Floats, values: Floats) -> Floats:

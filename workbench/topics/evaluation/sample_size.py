@@ -47,12 +47,10 @@ def detectable_difference(
     examples of its own) and `sd` (the same examples, any metric).
 
     Args:
-        n: examples in the set.
         disagreement: share of the examples on which exactly one of the two models is right, by the labels that there are.
         accuracy: of the models, by the labels that there are.
         sd: standard deviation of the difference between the two models from example to example, in the metric's unit.
-        label_noise: share of wrong labels, spread evenly over the other classes; for a metric of zeros and ones.
-        classes: how many there are.
+        label_noise: share of wrong labels, spread evenly over the other of `classes` classes; for a metric of zeros and ones.
         false_alarm: how often equal models are called different, two-sided (rule of thumb: 5 %, as is common).
         power: how often the difference is found (rule of thumb: 80 %, as is common).
 
@@ -176,9 +174,6 @@ def simulate_selection(
     """Return accuracy on validation minus accuracy on held-out examples of the best of `trials` models, shape (repeats,).
 
     Every model is right or wrong on every example; nothing of the closed form is used.
-
-    Raises:
-        ConfigError: models of this accuracy cannot disagree that often.
     """
     most = 2 * accuracy * (1 - accuracy)
     if not 0 < disagreement <= most:
@@ -263,35 +258,26 @@ def selection_gaps(
         formula = climbing_gap(n, longest, accuracy=accuracy, changed=disagreement)
         for k in rounds:
             best = simulate_selection(n, k, accuracy=accuracy, disagreement=disagreement, repeats=repeats, seed=seed)
-            expected = selection_gap(n, k, sd=math.sqrt(disagreement / 2))
             for how, gaps, closed in (
-                ("best of equal models", best, expected),
+                ("best of equal models", best, selection_gap(n, k, sd=math.sqrt(disagreement / 2))),
                 ("rounds that build on each other", climbed[:, k], float(formula[k])),
             ):
                 se = float(gaps.std(ddof=1)) / math.sqrt(gaps.size) if gaps.size > 1 else math.nan
-                row = {"how": how, "rounds": k, "examples": n, "gap": float(gaps.mean()), "se": se, "expected": closed}
-                rows.append(row)
+                rows.append(
+                    {"how": how, "rounds": k, "examples": n, "gap": float(gaps.mean()), "se": se, "expected": closed}
+                )
     return pd.DataFrame(rows).sort_values(["how", "rounds", "examples"], ignore_index=True)
 
 
 class SizeBounds(NamedTuple):
-    """What is asked of the size of an evaluation sample.
+    """What is asked of the size of an evaluation sample."""
 
-    Attributes:
-        available: examples of the full set.
-        largest: examples that the time budget allows, 0 where not even one batch fits; None without a budget.
-        smallest: examples that show the smallest difference of interest; None where none was given.
-        proposed: the size to take: the largest that is allowed. None where nothing can be evaluated in time.
-        feasible: whether that size keeps both bounds.
-        reason: why not, in numbers; None where it is feasible.
-    """
-
-    available: int
-    largest: int | None
-    smallest: int | None
-    proposed: int | None
-    feasible: bool
-    reason: str | None
+    available: int  # examples of the full set
+    largest: int | None  # that the time budget allows, 0 where not even one batch fits; None without a budget
+    smallest: int | None  # that show the smallest difference of interest; None where none was given
+    proposed: int | None  # to take: the largest that is allowed. None where nothing can be evaluated in time
+    feasible: bool  # whether that size keeps both bounds
+    reason: str | None  # why not, in numbers; None where it is feasible
 
 
 def _seconds(n: float, timing: Facts) -> float:
@@ -352,8 +338,6 @@ def evaluation_sizes(
         record: a study with "evaluation_sample" in its facts, or these facts.
         sizes: numbers of examples; None is a grid from 10 to ten times the full set.
         comparisons: models that are compared on the set, of which the best is taken (P3.5).
-        false_alarm: how often two equal models are called different.
-        power: how often a difference is found.
 
     Returns:
         Columns examples, seconds (of one evaluation), detectable (the smallest difference that shows, both models on the

@@ -91,10 +91,8 @@ def class_test(mask: Mask, labels: NDArray[Any]) -> SkewTest:
         return known | {"p": 1.0, "test": "none: nothing can differ"}
     own = (((counts - expected) ** 2) / expected).sum()
     if min(expected.min(), (full - expected).min()) >= FEWEST_EXPECTED:
-        return known | {
-            "p": float(stats.chi2.sf(float(own * size / (size - n)), len(values) - 1)),
-            "test": "chi-square",
-        }
+        p = float(stats.chi2.sf(float(own * size / (size - n)), len(values) - 1))
+        return known | {"p": p, "test": "chi-square"}
     drawn = np.random.default_rng(0).multivariate_hypergeometric(full, n, size=DRAWS, method="marginals")
     far = (((drawn - expected) ** 2) / expected).sum(1)
     return known | {"p": float((1 + (far >= own * (1 - 1e-12)).sum()) / (1 + DRAWS)), "test": "exact"}
@@ -105,15 +103,14 @@ def _feature_test(mask: Mask, values: Floats, name: str) -> SkewTest | None:
 
     Kolmogorov-Smirnov for numbers, chi-square for columns of up to 10 values; missing values are compared by their share.
     """
-    missing = np.isnan(values)
-    tests = []
+    missing, tests = np.isnan(values), []
     if missing.any() and not missing.all():
         tests.append(class_test(mask, missing) | {"test": "missing values"})
     here, there = values[mask & ~missing], values[~mask & ~missing]
-    levels = np.unique(values[~missing]).size
-    if levels > 1 and here.size and there.size and levels <= MAX_LEVELS:
+    levels = np.unique(values[~missing]).size if here.size and there.size else 0
+    if 1 < levels <= MAX_LEVELS:
         tests.append(class_test(mask[~missing], values[~missing]))
-    elif levels > 1 and here.size and there.size:
+    elif levels > 1:
         ks = stats.ks_2samp(here, there, method="asymp")
         tests.append({"p": float(ks.pvalue), "test": "Kolmogorov-Smirnov", "distance": float(ks.statistic)})
     if not tests:
@@ -129,22 +126,26 @@ def _metric_test(mask: Mask, values: Floats, name: str) -> SkewTest:
     that of samples drawn anew from these very values, which holds for skewed ones as well.
     """
     known: SkewTest = {"kind": "metric", "name": name}
-    if not np.isfinite(values).all():
-        bad = int((~np.isfinite(values)).sum())
+    if bad := int((~np.isfinite(values)).sum()):
         return known | {"p": None, "test": "none", "reason": f"{bad} values of {name} are not finite"}
     n, size = int(mask.sum()), values.size
     full, here = float(values.mean()), float(values[mask].mean())
     spread = float(values.std(ddof=1)) if size > 1 else 0.0
     se = spread / math.sqrt(n) * math.sqrt(1 - n / size)
     half = float(stats.norm.isf((1 - 0.95) / 2)) * se
-    known |= {"full": full, "sample": here, "difference": here - full, "se": se}
-    known |= {"low": here - full - half, "high": here - full + half}
+    known |= {
+        "full": full,
+        "sample": here,
+        "difference": here - full,
+        "se": se,
+        "low": here - full - half,
+        "high": here - full + half,
+    }
     if se == 0:
         return known | {"p": 1.0, "test": "none: nothing can differ"}
     if size * MEAN_DRAWS > MAX_CELLS:
         return known | {"p": float(2 * stats.norm.sf(abs(here - full) / se)), "test": "normal"}
-    drawn = _redrawn(values, n)
-    slack = 1e-12 * (spread + abs(full))
+    drawn, slack = _redrawn(values, n), 1e-12 * (spread + abs(full))
     tail = min((drawn <= here + slack).sum(), (drawn >= here - slack).sum())
     return known | {"p": float(min(1.0, 2 * (1 + tail) / (1 + drawn.size))), "test": "exact"}
 
@@ -167,12 +168,11 @@ def worst_skew(tests: Sequence[SkewTest]) -> list[SkewTest]:
     Holm's correction within classes, features and metrics each, and Bonferroni's over these kinds, so that a hundred
     features do not hide a metric that is off. Tests without a p-value are left out.
     """
-    usable = [test for test in tests if test["p"] is not None]
+    usable = sorted((test for test in tests if test["p"] is not None), key=lambda test: float(test["p"]))
     kinds = {test["kind"] for test in usable}
     found = []
     for kind in kinds:
-        ordered = sorted((test for test in usable if test["kind"] == kind), key=lambda test: float(test["p"]))
-        largest = 0.0
+        ordered, largest = [test for test in usable if test["kind"] == kind], 0.0
         for place, test in enumerate(ordered):
             largest = max(largest, min(1.0, test["p"] * (len(ordered) - place) * len(kinds)))
             found.append(test | {"p_adjusted": largest})

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from workbench.checks import check_integer
 from workbench.errors import ConfigError, UnknownNameError, UsageError, nearest
 from workbench.record.roles import Role
 from workbench.studies.base import Study
@@ -60,12 +61,13 @@ class EvaluationStudy(Study):
         """Check the numbers; the indices are checked against the split later on."""
         if self.examples is not None:
             check_examples(self.examples)
-        for name in ("evaluations", "seeds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
-        number = isinstance(self.pause_s, (int, float)) and not isinstance(self.pause_s, bool)
-        if not (number and 0 <= self.pause_s < math.inf):
+        check_integer("evaluations", self.evaluations)
+        check_integer("seeds", self.seeds)
+        if (
+            isinstance(self.pause_s, bool)
+            or not isinstance(self.pause_s, (int, float))
+            or not 0 <= self.pause_s < math.inf
+        ):
             raise ConfigError(f"pause_s={self.pause_s!r} must be a number of seconds of at least 0.")
 
     def extend(self, session: Session) -> None:
@@ -128,8 +130,8 @@ class EvaluationSampleStudy(Study):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name}={value!r} must be a finite number above 0; None leaves it open.")
-        if self.size is not None and (isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1):
-            raise ConfigError(f"size={self.size!r} must be an integer of at least 1; None is what the budget allows.")
+        if self.size is not None:
+            check_integer("size", self.size, hint="; None is what the budget allows")
         if self.how not in get_args(How):
             raise ConfigError(f"how={self.how!r} is no way to draw a sample.{nearest(self.how, get_args(How))}")
         detectable_difference(1, accuracy=0.5, label_noise=self.label_noise, classes=1000)
@@ -143,8 +145,7 @@ class EvaluationSampleStudy(Study):
             raise UsageError(
                 f"size={self.size} is more than the {available} examples of the validation set. Allowed is 1 to {available}."
             )
-        known = ("loss", *workload.metrics)
-        if self.metric is not None and self.metric not in known:
+        if self.metric is not None and self.metric not in (known := ("loss", *workload.metrics)):
             raise UnknownNameError(
                 f"workload {workload.name!r} has no metric {self.metric!r}.{nearest(self.metric, known)}"
             )
