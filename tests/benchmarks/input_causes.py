@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread would wait for 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.helpers.input_loaders import AheadDevice, Drawing, Items, SlowCollate, Stream, TrainStep, loader
-from workbench.topics.input.audit import audit_input
 from workbench.topics.input.diagnose import diagnose_input_pipeline
+from workbench.topics.input.study import audit_input
 
 _GAINS = ("predicted", "measured", "predicted_low", "predicted_high", "measured_low", "measured_high")
 Made = tuple[Any, Any, dict[str, Any]]

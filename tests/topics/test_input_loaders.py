@@ -29,13 +29,12 @@ from torch.utils.data import (
 
 import workbench as wb
 from tests.helpers.input_loaders import Items, Stream, TrainStep, loader
-from workbench.errors import ConfigError, DataError, UsageError
+from workbench.errors import ConfigError, UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.data.order import untouched
-from workbench.topics.input.audit import LOADING, STEP
 from workbench.topics.input.loaders import batches_of, closed, timed_loader
-from workbench.topics.input.storage import STORAGES, compare_storage
-from workbench.topics.input.variants import Dropping, null_transform
+from workbench.topics.input.loop import LOADING, STEP
+from workbench.topics.input.variants import STORAGES, Dropping, compare_storage, null_transform
 from workbench.workloads.items import content_hash
 
 QUICK: dict[str, Any] = {"seconds": 0.6, "max_workers": 0}
@@ -243,51 +242,6 @@ def test_a_sampler_whose_length_lies() -> None:
     assert "The sampler (Batches) says that an epoch has 4 batches, and it gives 3." in finding.summary
 
 
-class Uneven(Named):
-    """Every second batch takes long to make."""
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(0.004 if index // 8 % 2 == 0 else 0)
-        return super().__getitem__(index)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("in_order", "status"), [(True, "ok"), (False, "warn")])
-def test_batches_in_the_order_in_which_workers_are_ready(in_order: bool, status: str) -> None:
-    training = DataLoader(Uneven(), batch_size=8, num_workers=2, persistent_workers=True, in_order=in_order)
-    finding = said(training, named, seconds=3.0)["input.example_count"]
-    assert finding.status == status
-    assert bool(finding.advice) == (not in_order)
-
-
-def test_few_batches_are_kept() -> None:
-    class Counted(Dataset[Any]):
-        def __len__(self) -> int:
-            return 400
-
-        def __getitem__(self, index: int) -> Any:
-            return X[index % 96], Y[0]
-
-    from workbench.topics.input.loop import Device, run_loop
-
-    kept: list[Any] = []
-    found = run_loop(
-        DataLoader(Counted()), None, Device(lambda: None, ahead=False), seconds=9.0, least=1, most=500, timeout_s=9.0,
-        epochs=1, keep=kept,
-    )  # fmt: skip
-    assert (len(found), len(kept)) == (400, 4)
-    assert found.ended == [(400, 400)]
-
-
-def refuse(items: Any) -> Any:
-    raise RuntimeError(f"{len(items)} images of different sizes")
-
-
-def test_a_collate_function_that_raises_in_a_worker_is_quoted() -> None:
-    with pytest.raises(DataError, match="a worker process of the loader raised: RuntimeError: 8 images of different"):
-        said(DataLoader(DATA, batch_size=8, collate_fn=refuse, num_workers=1))
-
-
 ROWS = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20))
 
 
@@ -416,18 +370,3 @@ def test_compressed_files_are_smaller_and_take_more_work_to_read(tmp_path: Path)
     assert (table["examples_per_s"] > 0).all()
     with pytest.raises(ConfigError, match="repeats=0"):
         compare_storage(ROWS, tmp_path, repeats=0)
-
-
-def test_stored_preprocessing_gives_the_same_batches_and_waits_less(tmp_path: Path) -> None:
-    online = wb.input.Delayed(ROWS, 0.002)
-    stored = wb.input.cache_dataset(online, tmp_path / "stored")
-    own = [
-        DataLoader(d, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(9)) for d in (online, stored)
-    ]
-    one, other = (hashes(each, timed=False) for each in own)
-    assert one == other
-    shares = [
-        wb.input.audit(each, 0.01, seconds=1.0, max_workers=0).facts["input_pipeline"]["rounds"][-1]["wait_s"]
-        for each in own
-    ]
-    assert shares[1] < 0.5 * shares[0]

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -311,7 +311,7 @@ def _shut(batches: Any) -> None:
     getattr(batches, "_shutdown_workers", lambda: None)()
 
 
-def batches_of(loader: Any, *, timeout_s: float) -> Iterator[Any]:
+def batches_of(loader: Any, *, timeout_s: float) -> Generator[Any, None, None]:
     """Yield one epoch of batches of a `DataLoader`, or whatever can be iterated over; each may take `timeout_s`.
 
     Raises:

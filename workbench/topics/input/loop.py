@@ -1,16 +1,34 @@
-"""A loop over a loader, timed: what each batch and each step took, and what a round of it says."""
+"""A loop over a loader, timed: what each batch and each step took, what a round of it says, and its Chrome trace (P1.2)."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.data import DataLoader
 
-from workbench.topics.input.loaders import Spent, TimedBatch, batches_of, now, queued_s
+from workbench.errors import UsageError
+from workbench.topics.data.order import untouched
+from workbench.topics.input.loaders import (
+    Spent,
+    TimedBatch,
+    batches_of,
+    closed,
+    now,
+    queued_s,
+    timed_loader,
+    torch_loader,
+)
+from workbench.train.rng import isolated_rng
 from workbench.workloads.items import fresh_containers
 
 Step = Callable[[Any], Any]
@@ -20,6 +38,8 @@ _KEPT = 4
 """Batches that are kept: large ones would fill the memory."""
 LEAST, MOST = 4, 400
 """Batches of a round."""
+LOADING, STEP = "data loading", "training step"
+"""Names of the spans of a trace."""
 
 
 @dataclass(frozen=True)
@@ -159,3 +179,38 @@ def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | No
         "cpu_s": [a.cpu_s + b.cpu_s for a, b in fetched],
     }  # fmt: skip
     return {name: float(np.mean(values)) for name, values in parts.items()}
+
+
+def write_trace(
+    loader: Any, step: Step | None, device: Device, path: str | Path, *, timeout_s: float, steps: int = 20
+) -> dict[str, Any]:
+    """Write a trace of at most `steps` steps that https://ui.perfetto.dev opens, and return "path" and "steps".
+
+    `path` ends in .json or .json.gz; its folder is made. The loader and random state are left as they were.
+    """
+    file = Path(path)
+    if not file.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"trace={str(path)!r} must end in .json or .json.gz: it is a Chrome trace.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    own, done = torch_loader(loader), 0
+    # or torch's profiler writes to the terminal when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with (
+        untouched(loader) if isinstance(loader, DataLoader) else isolated_rng(),
+        closed(timed_loader(own) if own is not None else loader) as timed,
+        contextlib.closing(batches_of(timed, timeout_s=timeout_s)) as batches,  # its worker processes are gone with it
+        profile(activities=activities) as profiler,
+    ):
+        while done < steps:
+            with record_function(LOADING):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            with record_function(STEP):
+                if step is not None:
+                    step(batch.data if isinstance(batch, TimedBatch) else batch)
+            done += 1
+        device.wait()
+    profiler.export_chrome_trace(str(file))
+    return {"path": str(file), "steps": done}

@@ -1,18 +1,25 @@
-"""`InputPipelineStudy`: does training wait for its data, why, and what would help (P1); `examine_input` is `workbench input`."""
+"""`audit_input`: an input pipeline by itself, with a step, its seconds, or a workload's own; its study, and what `workbench input` does (P1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+import math
+import multiprocessing
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.errors import UsageError
+from workbench.errors import ConfigError, UsageError, WorkbenchError
+from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.json_values import dumps, to_json
@@ -21,10 +28,10 @@ from workbench.record.read import StudyRecord
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.input.audit import InputAudit, audit_input, default_device, write_trace
 from workbench.topics.input.collect import Budget, Stepping, collect_input
 from workbench.topics.input.diagnose import diagnose_input_pipeline
 from workbench.topics.input.figures import plot_input_pipeline, plot_input_workers
+from workbench.topics.input.loop import Device, write_trace
 from workbench.train.batches import to_device, train_batches
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
@@ -35,6 +42,144 @@ from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 from workbench.workloads.registry import load_named
+
+_SHOWN = 160
+"""Characters of an error's own message that are repeated; the whole of it is its cause."""
+
+
+class InputAudit(Audit):
+    """What `audit_input` found, for `diagnose_input_pipeline`."""
+
+
+def audit_input(
+    loader: DataLoader[Any] | Any,
+    step: Callable[[Any], Any] | float | None = None,
+    *,
+    name: str | None = None,
+    seconds: float = 20.0,
+    max_workers: int = 8,
+    timeout_s: float = 60.0,
+    synchronize: Callable[[], object] | None = None,
+    trace: str | Path | None = None,
+) -> InputAudit:
+    """Time a loader and its step, look for what makes it slow in short ablations, and try the change that answers it.
+
+    The loader itself is not iterated over: its dataset, sampler and collate function are, in loaders made like it, and all
+    random state is put back. A `step` makes real updates, several hundred of them: give it a model that may be spoilt.
+
+    Args:
+        loader: the `DataLoader` that you train with. Anything else that gives batches is timed, but cannot be taken apart: a
+            subclass that iterates in its own way, a list, an iterator, a generator function, which is called anew for each epoch.
+        step: takes one batch and makes one update; or the seconds of one; None looks at the loader alone, and nobody can say then
+            whether that is too slow.
+        name: for the report; None is the dataset's class.
+        seconds: to look for, about; a loader of a few batches a second takes longer.
+        max_workers: worker processes to try, at most.
+        timeout_s: that a batch may take.
+        synchronize: waits until the device has done what steps handed to it, where that is no CUDA device.
+        trace: a file for a Chrome trace of some steps, which Perfetto opens.
+
+    Returns:
+        What was found; `diagnose_input_pipeline` judges it.
+
+    Raises:
+        UsageError: `loader` or `step` is nothing of that kind.
+        ConfigError: a number is out of its range.
+        DataError: the loader gives nothing, an item raised, a worker died, or no batch came within `timeout_s`.
+        WorkbenchError: the step raised.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "wb.input.audit was called by a worker process while it imports the script that started it. Put what the script does "
+            'under `if __name__ == "__main__":`, so that importing it does nothing.'
+        )
+    if isinstance(loader, Dataset) and not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"loader is a dataset ({type(loader).__name__}); give the loader that you train with, "
+            "for example DataLoader(dataset, batch_size=..., num_workers=...)."
+        )
+    if inspect.isgeneratorfunction(loader):
+        loader = _Generated(loader)
+    if not hasattr(loader, "__iter__") or isinstance(loader, (str, bytes, dict)):
+        raise UsageError(f"loader must be a DataLoader, not {type(loader).__name__} ({str(loader)[:60]}).")
+    budget = Budget(seconds=seconds, max_workers=max_workers, timeout_s=timeout_s)
+    stepping = _stepping(step, synchronize)
+    facts = {"input_pipeline": collect_input(loader, stepping, budget)}
+    if trace is not None:
+        facts["input_pipeline"]["trace"] = write_trace(
+            loader, stepping.step, stepping.device, trace, timeout_s=timeout_s
+        )
+    return InputAudit(facts=facts, workload=name or type(getattr(loader, "dataset", loader)).__name__)
+
+
+class _Generated:
+    """A generator function as a loader: each epoch is a call."""
+
+    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise UsageError(
+                f"the generator function {function.__name__} needs arguments; give one without, such as lambda or functools.partial."
+            ) from error
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.function()
+
+
+def _device(synchronize: Callable[[], object] | None = None) -> Device:
+    """Return how to wait for what steps run on: the function given, CUDA where it is in use, else nothing to wait for."""
+    if synchronize is not None:
+        return Device(wait=synchronize, ahead=True)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return Device(wait=torch.cuda.synchronize, ahead=True)
+    return Device()
+
+
+def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
+    device = _device(synchronize)
+    if step is None:
+        return Stepping(kind="none", step=None, device=device)
+    if isinstance(step, (int, float)) and not isinstance(step, bool):
+        if not 0 <= step < math.inf:
+            raise ConfigError(
+                f"step={step!r} must be a finite number of seconds of at least 0, or a function of a batch."
+            )
+        return Stepping(kind="seconds", step=lambda _: time.sleep(float(step)), device=device)
+    if not callable(step):
+        raise UsageError(f"step must be a function of one batch, seconds, or None, not {type(step).__name__}.")
+
+    def told(batch: Any) -> Any:
+        try:
+            return step(batch)
+        except WorkbenchError:
+            raise
+        except Exception as error:
+            message = (str(error).splitlines() or ["no message"])[0]
+            short = message if len(message) <= _SHOWN else f"{message[:_SHOWN]} ..."
+            frames = [
+                f
+                for f in traceback.extract_tb(error.__traceback__)[1:]
+                if not re.search(r"(site|dist)-packages[/\\]", f.filename)
+            ]
+            place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+            raise UsageError(
+                f"your step raised {type(error).__name__}{place} on a batch that is {_kind(batch)}: {short}"
+            ) from error
+
+    return Stepping(kind="function", step=told, device=device)
+
+
+def _kind(batch: Any) -> str:
+    """Return what a batch is made of: "a list of [Tensor, Tensor]"."""
+    name, shape = type(batch).__name__, getattr(batch, "shape", None)
+    if isinstance(batch, Mapping):
+        inner = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in batch.items())
+        return f"a {name} of {{{inner}}}"
+    if isinstance(batch, (list, tuple)):
+        return f"a {name} of [{', '.join(type(part).__name__ for part in batch)}]"
+    return f"a {name}" + (f" of shape {tuple(shape)}" if shape is not None else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,29 +218,14 @@ class InputPipelineStudy(Study):
             return
         made = session.workload, session.config, session.device
         with isolated_rng():
-            facts = collect_input(_training_loader(*made[:2]), _training_step(*made), self._budget())
+            facts = collect_input(*_as_trained(*made), self._budget())
         if self.trace:
             file = session.writer.record.path / "trace.json"
             with isolated_rng():
-                written = write_trace(
-                    _training_loader(*made[:2]), _training_step(*made), file, timeout_s=self.timeout_s
-                )
-            facts["trace"] = {**written, "path": "trace.json"}
+                loader, stepping = _as_trained(*made)
+                traced = write_trace(loader, stepping.step, stepping.device, file, timeout_s=self.timeout_s)
+            facts["trace"] = {**traced, "path": "trace.json"}
         session.facts(input_pipeline=facts)
-
-
-def _training_loader(workload: Workload, config: TrainConfig) -> Any:
-    """Return a loader like the trainer's: a `DataLoader`, or, for tensors in memory, what gathers its batches."""
-    data, micro = workload.train_data, config.batch_size // config.accumulate_steps
-    if workload.num_workers == 0 and plain_tensors(data, workload.collate) is not None:
-        return _Gathered(workload, config.replace(accumulate_steps=1, batch_size=micro))
-    settings: dict[str, Any] = {"batch_size": micro, "drop_last": True, "collate_fn": workload.collate}
-    workers = workload.num_workers
-    if in_its_own_order(data):
-        workers = min(1, workers)
-    else:
-        settings |= {"shuffle": True, "generator": torch.Generator().manual_seed(config.per_host_seed)}
-    return DataLoader(data, num_workers=workers, persistent_workers=workers > 0, **settings)
 
 
 class _Gathered:
@@ -109,23 +239,41 @@ class _Gathered:
             yield batches[0][0]
 
 
-def _training_step(workload: Workload, config: TrainConfig, device: torch.device) -> Stepping:
-    """Return the trainer's step on a model of its own: forward, loss, gradient and update of one batch.
+def _as_trained(workload: Workload, config: TrainConfig, device: torch.device) -> tuple[Any, Stepping]:
+    """Return a loader like the trainer's, and its step on a model of its own: forward, loss, gradient and update of one batch.
 
-    The learning rate is 0, so that what is timed for long does not diverge; it costs the same.
+    The loader is a `DataLoader`, or, for tensors in memory, what gathers its batches. The learning rate is 0, so that what is timed for
+    long does not diverge; it costs the same.
     """
+    data, micro, workers = workload.train_data, config.batch_size // config.accumulate_steps, workload.num_workers
+    loader: Any = _Gathered(workload, config.replace(accumulate_steps=1, batch_size=micro))
+    if workers or plain_tensors(data, workload.collate) is None:
+        order: dict[str, Any] = {"shuffle": True, "generator": torch.Generator().manual_seed(config.per_host_seed)}
+        if in_its_own_order(data):
+            workers, order = min(1, workers), {}
+        loader = DataLoader(
+            data,
+            micro,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            drop_last=True,
+            collate_fn=workload.collate,
+            **order,
+        )
     stack = LaneStack(workload, [config], device)
     model = stack.models[0].train()
     gradients, updater = LoopGradients(workload, stack), make_updater([config], stack.values, stack.parameters)
-    micro = config.batch_size // config.accumulate_steps
     lr = torch.zeros((1, 1), dtype=stack.values.dtype, device=device)
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
     count = 0
 
+    def prepare(batch: Any) -> Any:
+        return to_device(batch, device, dtype)
+
     def step(batch: Any) -> None:
         nonlocal count
         with explained(workload, f"at step {count}"):
-            gradients([[(to_device(batch, device, dtype), micro)]])
+            gradients([[(prepare(batch), micro)]])
         stack.values.sub_(updater.update(stack.values, stack.grad, lr, count, [0.0]))
         count += 1
 
@@ -135,10 +283,7 @@ def _training_step(workload: Workload, config: TrainConfig, device: torch.device
             for metric in workload.metrics.values():
                 metric(outputs, batch)
 
-    return Stepping(
-        kind="workload", step=step, device=default_device(), read=read,
-        prepare=lambda batch: to_device(batch, device, dtype),
-    )  # fmt: skip
+    return loader, Stepping(kind="workload", step=step, device=_device(), read=read, prepare=prepare)
 
 
 def examine_input(

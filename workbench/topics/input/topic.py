@@ -16,9 +16,7 @@ TOPIC = Topic(
             caption="Red is waiting; a second bar that is about as long as the first says that nothing is to be gained. The change that was "
             "tried stands below, as predicted and as measured.",
             codes=("input.bound",),
-            draw=plot_input_pipeline,
-            facts="input_pipeline",
-            size=(8.4, 3.6),
+            draw=plot_input_pipeline, facts="input_pipeline", size=(8.4, 3.6),
         ),
         Figure(
             name="input-workers",
@@ -26,11 +24,8 @@ TOPIC = Topic(
             caption="The number to set is where the curve meets the dashed line, which is what the step can use; a flat curve is held up by "
             "something that workers share.",
             codes=("input.bound",),
-            draw=plot_input_workers,
-            facts="input_pipeline",
+            draw=plot_input_workers, facts="input_pipeline",
         ),
     ),
-    studies={
-        "input_pipeline": StudyKind(diagnose=diagnose_input_pipeline, pictures=("input-pipeline",)),
-    },
-)
+    studies={"input_pipeline": StudyKind(diagnose=diagnose_input_pipeline, pictures=("input-pipeline",))},
+)  # fmt: skip
