@@ -67,16 +67,21 @@ class Shown:
         """Words, and where the picture comes from, which is new for every picture."""
         return self.words.inner_text(), str(self.picture.get_attribute("src"))
 
-    def wait_for_change(self, before: tuple[str, str]) -> None:
-        """Wait until both the words and the picture are others."""
-        for place, part in enumerate(before):
-            self.page.wait_for_function(
-                "([area, place, before]) => (place ? area.querySelector('img').src : area.querySelector('[role=status]').innerText) !== before",
-                arg=[self.area.element_handle(), place, part],
-            )
+    def wait_for_picture(self, before: str) -> None:
+        """Wait until the picture is another one: it says where the slider stands, whether or not the words have to change."""
+        self.page.wait_for_function(
+            "([area, before]) => area.querySelector('img').src !== before", arg=[self.area.element_handle(), before]
+        )
+
+    def wait_for_words(self, before: str) -> None:
+        """Wait until the words are others."""
+        self.page.wait_for_function(
+            "([area, before]) => area.querySelector('[role=status]').innerText !== before",
+            arg=[self.area.element_handle(), before],
+        )
 
     def drag(self, number: int, share: float) -> None:
-        """Drag a slider to a share of its length."""
+        """Drag a slider to a share of its length in one movement, which asks for one picture and no more."""
         handle = self.handles.nth(number)
         handle.scroll_into_view_if_needed()
         track = self.area.locator(".noUi-base").nth(number).bounding_box()
@@ -86,7 +91,7 @@ class Shown:
         y = box["y"] + box["height"] / 2
         self.page.mouse.move(box["x"] + box["width"] / 2, y)
         self.page.mouse.down()
-        self.page.mouse.move(track["x"] + share * track["width"], y, steps=5)
+        self.page.mouse.move(track["x"] + share * track["width"], y)
         self.page.mouse.up()
 
 
@@ -114,13 +119,14 @@ def test_sliders_answer_to_the_mouse_and_to_arrow_keys(desk: Desk) -> None:
     for cell, name in enumerate(PANELS, 1):
         shown = Shown(desk, cell)
         inside_the_window(shown)
-        before = shown.state()
+        words, picture = shown.state()
         shown.drag(0, 0.75)
-        shown.wait_for_change(before)
-        moved = shown.state()
+        shown.wait_for_words(words)
+        shown.wait_for_picture(picture)
+        picture = shown.state()[1]
         shown.handles.first.focus()
         desk.page.keyboard.press("ArrowLeft")
-        shown.wait_for_change(moved)
+        shown.wait_for_picture(picture)
         inside_the_window(shown)
         desk.wait_for_kernel()
         desk.screenshot(f"panel_{name}")
@@ -133,7 +139,9 @@ def test_a_running_cluster_is_followed_while_the_cell_that_trains_is_busy(desk: 
     shown = Shown(desk, 2)
     desk.wait_until_busy()
     for _ in range(2):
-        shown.wait_for_change(shown.state())
+        words, picture = shown.state()
+        shown.wait_for_words(words)
+        shown.wait_for_picture(picture)
     assert "Running: " in shown.words.inner_text()
     assert "updates old on average" in shown.words.inner_text()
     inside_the_window(shown)

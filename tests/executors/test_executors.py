@@ -15,7 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.executors import Dies, Durable, Notes, Slow, assert_same_study, assert_whole, begins, rates, train
+from tests.helpers.executors import (
+    Dies,
+    Durable,
+    Notes,
+    Slow,
+    assert_same_study,
+    assert_whole,
+    begins,
+    rates,
+    train,
+    train_alone,
+)
 from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload, squared
 from workbench.config import TrainConfig
@@ -67,7 +78,7 @@ def test_the_study_is_the_same(make: Make, tmp_path: Path, name: str, lrs: Any, 
     else:
         workload = load_workload(name)
         configs = rates(workload.config, *lrs, **changes)
-    train(LocalExecutor(), workload, configs, tmp_path / "reference")
+    train_alone(workload, configs, tmp_path / "reference")
     steps: list[int] = []
     records = train(make(), workload, configs, tmp_path / "s", progress=steps.append)
     assert [(r.number, r.config["peak_lr"]) for r in records] == list(enumerate(c.peak_lr for c in configs))
@@ -130,7 +141,7 @@ def test_ctrl_c_keeps_what_was_trained_and_the_same_call_goes_on(make: Make, tmp
     again = [begins(tmp_path / "s", number)[1] for number in begun]
     assert all(event["event"] == "resumed" for event in again)
     assert max(event["step"] for event in again) > 0
-    train(LocalExecutor(), workload, configs, tmp_path / "whole")
+    train_alone(workload, configs, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")
 
 
@@ -184,7 +195,7 @@ def test_the_chunk_of_a_killed_worker_is_trained_again_from_its_checkpoints(
     lost = [event for event in events if event["event"] == "worker_lost"]
     assert [event["pid"] for event in lost] == [first["pid"] for first, _ in again]
     assert all(event["why"] for event in lost)
-    train(LocalExecutor(), workload, configs, tmp_path / "whole")
+    train_alone(workload, configs, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")
 
 

@@ -44,6 +44,14 @@ def train(
         executor.close()
 
 
+def train_alone(workload: Workload, configs: Sequence[TrainConfig], out: Path) -> None:
+    """Run the same study without an executor: one trial after the other by plain autograd."""
+    study = StudyWriter.open(out, kind="sweep", workload=workload.name, config=workload.config.to_dict())
+    for config in configs:
+        Trainer(device="cpu", gradients="loop").run_trial(workload, config, study, stage="lr_sweep")
+    study.close()
+
+
 def rates(config: TrainConfig, *lrs: float, **changes: Any) -> list[TrainConfig]:
     return [config.replace(peak_lr=lr, **changes) for lr in lrs]
 

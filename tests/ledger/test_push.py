@@ -27,7 +27,6 @@ from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.push import LEDGER, push, rebuild, shared_url
-from workbench.record.json_values import scrub
 from workbench.train.hooks import Hook, Step
 
 SECRET = "s3cret/word"
@@ -153,38 +152,17 @@ def test_what_is_no_address_is_refused_without_its_password(
 @pytest.mark.parametrize("word", ["sec ret", "s3cret#1", "sec%20ret", "s%C3%A9cret", "abc"])
 def test_a_password_in_any_form_is_in_no_message(tmp_path: Path, word: str) -> None:
     plain = urllib.parse.unquote(word)
-    with pytest.raises(RecordError, match=r"cannot use the ledger .*:\*\*\*@127\.0\.0\.1") as caught:
+    with pytest.raises(RecordError, match=r"cannot use the ledger .*//\*\*\*@127\.0\.0\.1") as caught:
         wb.list_studies(tmp_path, ledger=f"postgresql://me:{word}@127.0.0.1:1/none")
     for form in (word, plain, urllib.parse.quote(plain), urllib.parse.quote_plus(plain), "sqlalche.me", "Background"):
         assert form not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ("postgresql+psycopg://me:a/b:c@host:5432/db?x=1", "postgresql+psycopg://me:***@host:5432/db?x=1"),
-        ("mysql://root:%40pw@h/d", "mysql://root:***@h/d"),
-        ("postgresql://host/db?user=me&password=pw&x=1", "postgresql://host/db?user=me&password=***&x=1"),
-        ("train.py --ledger postgresql://me:pw@host/db --lr 1", "train.py --ledger postgresql://me:***@host/db --lr 1"),
-        ("https://me:to@ken@host/x", "https://me:***@host/x"),
-        ("mysql://me:p@a/b@host:5432/db", "mysql://me:***@host:5432/db"),
-        ("python x.py 'postgresql://me:two words@host/db' --lr 1", "python x.py 'postgresql://me:***@host/db' --lr 1"),
-        ("PGPASSWORD='two words' python train.py", "PGPASSWORD=*** python train.py"),
-        ("DB_PASSWORD=pw train.py --db-password pw --lr 1", "DB_PASSWORD=*** train.py --db-password *** --lr 1"),
-        ("host=h password = pw user=me", "host=h password = *** user=me"),
-        *[(same, same) for same in ("train.py --password --lr 1", "postgresql://me@host:5432/db", "https://host:8080/x@v1",
-                                    "pip install git+https://host/x@v1", "workbench diagnose file.py:name")],
-    ],
-)  # fmt: skip
-def test_passwords_are_scrubbed_and_nothing_else(given: str, shown: str) -> None:
-    assert scrub(given) == shown
 
 
 def test_a_command_with_a_password_is_stored_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.record.repro.git_state", lambda _: (None, b""))  # this file may be part of a patch
     opened(tmp_path / "one", command=f"python x.py --db postgresql://u:{SECRET}@h/d").close()
     assert not any(SECRET.encode() in path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())
-    assert "u:***@h" in wb.list_studies(tmp_path)["reproduce"].iloc[0]
+    assert "//***@h" in wb.list_studies(tmp_path)["reproduce"].iloc[0]
 
 
 def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +289,7 @@ def test_a_wrong_password_is_in_no_message_record_or_report(
     monkeypatch.setattr("time.sleep", lambda _: None)
     with caplog.at_level(logging.DEBUG):
         wb.Trainer().run(small_workload(), out=tmp_path / "one")
-    with pytest.raises(RecordError, match=r"bench:\*\*\*@127\.0\.0\.1.*password authentication failed") as caught:
+    with pytest.raises(RecordError, match=r"//\*\*\*@127\.0\.0\.1.*password authentication failed") as caught:
         push(tmp_path / "one")
     shown: BaseException | None = caught.value
     while shown is not None:  # everything that a traceback would print

@@ -18,8 +18,8 @@ from tests.helpers.workloads import small_workload
 from workbench.parameter_server.trials import placed_run
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.record import watch as record_watch
-from workbench.record.parts import read_parts
 from workbench.record.read import StudyRecord
+from workbench.record.tables import read_parts
 from workbench.record.watch import Watcher, early_wanted, watching
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.on_ray import RayExecutor

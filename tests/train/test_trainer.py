@@ -31,8 +31,8 @@ from workbench.errors import (
     UsageError,
     WorkloadError,
 )
-from workbench.record.parts import read_parts
 from workbench.record.read import TrialRecord, open_record
+from workbench.record.tables import read_parts
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.hooks import Activations, Hook, Norms, Pause, Run, Step, Timing, UpdateRatios

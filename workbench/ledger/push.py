@@ -1,7 +1,7 @@
 """Studies pushed to a ledger that Optuna's own tools read: PostgreSQL that several machines share, or an SQLite file.
 
 Needs the extra `ledger`. The folders are the truth, and `rebuild` pushes them again. Whatever goes wrong is said without a
-password: an address is shown scrubbed, and an exception of the database is not chained.
+password: secrets in an address are cut out, and an exception of the database is not chained.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.table import study_folders, study_row
-from workbench.record.json_values import scrub
 from workbench.record.read import StudyRecord
+from workbench.record.redact import redact
 
 LEDGER = "ledger.db"
 VARIABLE = "WORKBENCH_LEDGER"
@@ -131,7 +131,9 @@ def shared_url(address: str | None = None) -> str | None:
     _check_installed()
     import sqlalchemy
 
-    shown = re.sub(r"(?<=:)[^:/][^:]*(?=@)", "***", scrub(given))  # what is no address may hide a password from `scrub`
+    shown = re.sub(
+        r"(?<=:)[^:/][^:]*(?=@)", "***", redact(given)
+    )  # what is no address may hide a password from `redact`
     said = f"{'ledger' if address else VARIABLE}={shown!r}"
     try:
         url = sqlalchemy.engine.make_url(given)
@@ -296,7 +298,7 @@ def _without_password(text: str, url: str | None) -> str:
                 text = text.replace(f":{form}@", ":***@").replace(f"={form}", "=***")
                 if len(form) >= SECRET:
                     text = text.replace(form, "***")
-    return scrub(text)
+    return redact(text)
 
 
 def _wait_for_lock(file: Path, wait_s: float) -> None:
@@ -332,7 +334,7 @@ def lock_holders(file: Path) -> str:
         command = "unknown"
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
-            command = scrub(" ".join(words))[:120] or "unknown"
+            command = redact(" ".join(words))[:120] or "unknown"
         held.append(f"process {pid} ({command})")
     if not held:
         return "a process that cannot be seen from here (another machine that shares the folder, perhaps)"

@@ -13,9 +13,8 @@ import pandas as pd
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.push import VARIABLE, push_closed, pushed_rows
 from workbench.ledger.table import COLUMNS, check_extra, read_folders
-from workbench.record.folder import lock
+from workbench.record.folder import lock, write_atomic
 from workbench.record.json_values import dumps
-from workbench.record.parts import write_atomic
 from workbench.record.read import StudyRecord
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute instead of show

@@ -1,12 +1,8 @@
-"""The table of studies, one row a study, read from the study folders (P5).
-
-Only what the table needs is read, so that ten thousand trials are listed in less than a second.
-"""
+"""The table of studies, one row a study, read from the study folders (P5)."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import shlex
@@ -16,7 +12,7 @@ from typing import Any
 
 from workbench.errors import RecordError, UsageError, nearest
 from workbench.record.folder import is_locked
-from workbench.record.read import StudyRecord
+from workbench.record.read import StudyRecord, trial_folders, trial_outcome
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
@@ -89,7 +85,7 @@ def study_row(folder: Path) -> dict[str, Any]:
     study = StudyRecord(folder).study
     config = study["config"]
     sign = 1.0 if config["select_mode"] == "min" else -1.0
-    trials = _trials(folder / "trials")
+    trials = [{"trial": int(path.name), **trial_outcome(path)} for path in trial_folders(folder)]
     scored = [(sign * t["best_value"], t["trial"], t["best_step"]) for t in trials if math.isfinite(t["best_value"])]
     best = min(scored, default=(math.nan, None, None))
     states = [t["state"] for t in trials]
@@ -116,10 +112,7 @@ def study_row(folder: Path) -> dict[str, Any]:
 
 def _config_link(folder: Path, study: dict[str, Any]) -> str:
     """Return where the study's configuration is, and whether it is still the one whose hash was stored (P5.3)."""
-    stored = study.get("config_sha256")
-    if stored is None:  # begun by an earlier version
-        return str(folder / "study.json")
-    path = folder / "config.json"
+    stored, path = str(study.get("config_sha256")), folder / "config.json"
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -138,35 +131,3 @@ def _reproduce(folder: Path, study: dict[str, Any]) -> str:
     if study.get("patch"):
         steps.append(f"git -C {shlex.quote(tree)} apply - < {shlex.quote(str(folder / study['patch']))}")
     return " && ".join([*steps, f"cd {where}", command])
-
-
-def _trials(folder: Path) -> list[dict[str, Any]]:
-    """Return number, state, best_value and best_step of every trial that was begun."""
-    try:
-        names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()]
-    except FileNotFoundError:
-        return []
-    found = (_trial(os.path.join(folder, name), int(name)) for name in sorted(names, key=int))
-    return [trial for trial in found if trial is not None]
-
-
-def _trial(path: str, number: int) -> dict[str, Any] | None:
-    if not os.path.exists(os.path.join(path, "config.json")):
-        return None
-    trial: dict[str, Any] = {"trial": number, "state": "running", "best_value": math.nan, "best_step": None}
-    try:
-        with open(os.path.join(path, "events.jsonl"), "rb") as file:
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return trial
-    for line in lines:
-        if b'"state"' in line or b'"best_value"' in line:
-            try:
-                event = json.loads(line)
-            except ValueError:  # cut off by a crash
-                continue
-            trial |= {key: event[key] for key in ("state", "best_value", "best_step") if key in event}
-    if trial["best_value"] is None:
-        trial["best_value"] = math.nan
-    trial["best_value"] = float(trial["best_value"])
-    return trial

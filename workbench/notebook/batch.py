@@ -28,8 +28,8 @@ from workbench.notebook.runner import (
     read_verdict,
     run_notebook,
 )
-from workbench.record.parts import write_atomic
-from workbench.report.html import STATUS, redact, render
+from workbench.record.folder import write_atomic
+from workbench.report.html import STATUS, render, shown_line
 
 OUT = "out"
 """The parameter that names the folder of a notebook's study."""
@@ -86,7 +86,7 @@ class NotebookRun:
         came = self.verdict or ("no verdict" if self.state == "complete" else "")
         state = {"complete": "kept from before" if self.kept else "", "crashed": "CRASHED"}.get(self.state, self.state)
         said = ", ".join(part for part in (state, came, f"{self.seconds:.0f} s") if part)
-        return f"{given}: {said}" + (f". {redact(self.error)}" if self.error else "")
+        return f"{given}: {said}" + (f". {shown_line(self.error)}" if self.error else "")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -133,7 +133,7 @@ class NotebookRuns:
                 "seconds": round(run.seconds, 1),
                 "study": run.study,
                 "notebook": str(run.notebook),
-                "error": redact(run.error) if run.error else None,
+                "error": shown_line(run.error) if run.error else None,
             }
             for run in self.runs
         ]
@@ -160,7 +160,7 @@ class NotebookRuns:
             rows.append((str(run.number), *given, said, *counts, ", ".join(codes[:WORST_SHOWN]) + more))
         wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows]
-        failed = [f"run {run.number} {run.state}: {redact(str(run.error))}" for run in self.crashed]
+        failed = [f"run {run.number} {run.state}: {shown_line(str(run.error))}" for run in self.crashed]
         return "\n".join([*lines, *failed, f"Summary: {self.folder / 'summary.html'}"])
 
     def _repr_html_(self) -> str:
@@ -199,7 +199,7 @@ def write_summary(runs: NotebookRuns) -> Path:
 
 def _shown(value: Any) -> Any:
     """A parameter as a table may show it: passwords cut out of texts, everything else as it is."""
-    return redact(value) if isinstance(value, str) else value
+    return shown_line(value) if isinstance(value, str) else value
 
 
 def run_notebooks(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import NotebookError
-from workbench.record.parts import write_atomic
+from workbench.record.folder import write_atomic
 from workbench.report.html import render
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:"

@@ -16,8 +16,8 @@ from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
+from workbench.record.folder import write_atomic
 from workbench.record.json_values import dumps
-from workbench.record.parts import write_atomic
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.schedules import prepend_warmup

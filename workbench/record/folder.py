@@ -164,3 +164,26 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RecordError(
             f"{path} is damaged ({error}). Delete the study's folder, or run it under another name."
         ) from error
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write `content` to `path` through a temporary name and a rename.
+
+    Raises:
+        RecordError: the disk is full or the folder is not writable; what was there before is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise RecordError(
+            f"cannot write {path}: {error.strerror or error}. Nothing that was saved before is lost; free some space or "
+            "choose another folder with out=..., then run the same call again to go on."
+        ) from error

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-_DATABASE = r"\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*"
-_QUOTED_OR_WORD = r"(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
-_PASSWORDS = (  # up to the last @ of a word: a password may hold one that nobody wrote as %40
-    re.compile(rf"(?P<keep>(?P<quote>['\"]){_DATABASE}:/*[^\s:/@]*:)(?:(?!(?P=quote)).)*(?=@)", re.I),
-    re.compile(rf"(?P<keep>{_DATABASE}:/*[^\s:/@]*:)\S*(?=@)", re.I),
-    re.compile(r"(?P<keep>\b[\w+.-]+://[^\s:/@]*:)[^\s/]+(?=@)"),
-    re.compile(r"(?P<keep>[?&](?:password|passwd|pwd|sslpassword)=)[^\s&'\"]+", re.I),
-    re.compile(rf"(?P<keep>(?:password|passwd)\s*=\s*){_QUOTED_OR_WORD}", re.I),
-    re.compile(rf"(?P<keep>--[\w-]*(?:password|passwd)\s+)(?!-){_QUOTED_OR_WORD}", re.I),
-)
-
-
-def scrub(text: str) -> str:
-    """Return `text` with the passwords of addresses such as `postgresql://user:...@host/name` replaced by `***`."""
-    for pattern in _PASSWORDS:
-        text = pattern.sub(r"\g<keep>***", text)
-    return text
 
 
 def to_json(value: Any) -> Any:

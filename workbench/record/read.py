@@ -18,7 +18,8 @@ import pandas as pd
 
 from workbench.errors import RecordError, nearest
 from workbench.record.folder import is_locked, read_json
-from workbench.record.parts import read_parts
+from workbench.record.json_values import number
+from workbench.record.tables import read_parts
 
 SCHEMA = 1
 """Of `study.json`: raised when an older version of this package would read a folder wrongly."""
@@ -103,7 +104,7 @@ class StudyRecord:
         `gradients` says by which way its gradients were taken, `lanes` how many trials trained together with it, itself
         included; `seconds` is its equal share of their time.
         """
-        folders = _trial_folders(self.path)
+        folders = trial_folders(self.path)
         return pd.DataFrame(_trial_rows([p for p in folders if self.only is None or int(p.name) in self.only]))
 
     @cached_property
@@ -351,13 +352,16 @@ def _trial_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
 def _trial_row(folder: Path) -> dict[str, Any]:
     stored = read_json(folder / "config.json")
     row: dict[str, Any] = {k: stored[k] for k in ("trial", "stage", "seed", "train_examples")}
-    row |= {"state": "running", "best_step": None, "best_value": math.nan, "steps_run": 0, "seconds": math.nan}
-    row |= {"gradients": None, "lanes": None}
+    return {**row, **trial_outcome(folder), **stored["config"]}
+
+
+def trial_outcome(folder: Path) -> dict[str, Any]:
+    """Return what the events of one trial say of its state, best evaluation, length and gradients."""
+    row: dict[str, Any] = {"state": "running", "best_step": None, "best_value": math.nan, "steps_run": 0}
+    row |= {"seconds": math.nan, "gradients": None, "lanes": None}
     for event in read_events(folder):
         row |= {key: event[key] for key in _FROM_EVENTS if key in event}
-    best = row["best_value"]
-    row["best_value"] = math.nan if best is None else float(best)  # in JSON an infinite one is the string "inf"
-    return {**row, **stored["config"]}
+    return row | {"best_value": number(row["best_value"])}
 
 
 _LANES = ["trial", "stage", "lanes", "gradients", "lanes_per_call", "threads", "reason", "loop_ms", "step_ms", "faster"]
@@ -381,7 +385,8 @@ def _lanes_row(folder: Path) -> dict[str, Any]:
     return row | {"faster": row["loop_ms"] / row["step_ms"]}
 
 
-def _trial_folders(path: Path) -> list[Path]:
+def trial_folders(path: Path) -> list[Path]:
+    """Return the folders of a study's trials that were begun, in order of their numbers."""
     folders = [p for p in (path / "trials").glob("*") if p.name.isdigit() and (p / "config.json").exists()]
     return sorted(folders, key=lambda p: int(p.name))
 

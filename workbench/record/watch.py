@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,12 +56,14 @@ class _Place:
         self.watcher = watcher
         self._last: dict[Path, np.ndarray] = {}
 
-    def rows(self, path: Path, table: str, columns: Mapping[str, Any]) -> None:
+    def on_rows(self, path: Path, table: str, columns: Mapping[str, Any], *, early: bool = False) -> None:
+        if early and not self.watcher.early:
+            return
         new = columns if table != "steps" else self._new(path, columns)
         if new is not None:
             self.watcher.on_rows(path, table, new)
 
-    def rewind(self, path: Path, number: int, step: int) -> None:
+    def on_rewind(self, path: Path, number: int, step: int) -> None:
         if path in self._last and number < len(self._last[path]):
             self._last[path][number] = min(int(self._last[path][number]), step - 1)
         self.watcher.on_rewind(path, number, step)
@@ -105,46 +107,15 @@ def early_wanted() -> bool:
     return bool(_places) and any(place.watcher.early for place in _places)
 
 
-def tell_study(path: Path, *, created: bool) -> None:
-    """A study was opened for writing."""
-    _tell(lambda place: place.watcher.on_study(path, created=created))
+def tell(what: str, *given: Any, **more: Any) -> None:
+    """Call a method of every watcher, and drop one that raises: looking on must never harm what is looked at.
 
-
-def tell_trial(path: Path, number: int, *, stage: str, config: Mapping[str, Any]) -> None:
-    """A trial has its place in the study."""
-    _tell(lambda place: place.watcher.on_trial(path, number, stage=stage, config=config))
-
-
-def tell_rows(path: Path, table: str, columns: Mapping[str, Any]) -> None:
-    """Rows were handed to the record; those that were shown before are not told again."""
-    _tell(lambda place: place.rows(path, table, columns))
-
-
-def show_rows(path: Path, columns: Mapping[str, Any]) -> None:
-    """Rows of steps that wait in memory are there for those who want them early."""
-    _tell(lambda place: place.rows(path, "steps", columns) if place.watcher.early else None)
-
-
-def tell_event(path: Path, number: int, event: Mapping[str, Any]) -> None:
-    """Something happened to a trial."""
-    _tell(lambda place: place.watcher.on_event(path, number, event))
-
-
-def tell_rewind(path: Path, number: int, step: int) -> None:
-    """A trial's rows of `step` and later were dropped."""
-    _tell(lambda place: place.rewind(path, number, step))
-
-
-def tell_closed(path: Path) -> None:
-    """A study was closed."""
-    _tell(lambda place: place.watcher.on_closed(path))
-
-
-def _tell(what: Callable[[_Place], None]) -> None:
-    """Tell every watcher, and drop one that raises: looking on must never harm what is looked at."""
+    Args:
+        what: name of the method; rows that were told `early` are not told again.
+    """
     for place in tuple(_places):
         try:
-            what(place)
+            getattr(place if hasattr(place, what) else place.watcher, what)(*given, **more)
         except Exception:
             if place in _places:
                 _places.remove(place)

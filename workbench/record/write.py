@@ -20,11 +20,20 @@ import pandas as pd
 
 from workbench.errors import RecordError, UsageError
 from workbench.record import repro
-from workbench.record.folder import check_fingerprint, check_folder, default_folder, lock, read_json, unfinished
-from workbench.record.json_values import dumps, scrub
-from workbench.record.parts import PartWriter, write_atomic
+from workbench.record.folder import (
+    check_fingerprint,
+    check_folder,
+    default_folder,
+    lock,
+    read_json,
+    unfinished,
+    write_atomic,
+)
+from workbench.record.json_values import dumps
 from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, read_events
-from workbench.record.watch import tell_closed, tell_event, tell_rewind, tell_study, tell_trial
+from workbench.record.redact import redact
+from workbench.record.tables import PartWriter
+from workbench.record.watch import tell
 
 MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
 
@@ -110,7 +119,7 @@ class StudyWriter:
                 "note": note or f"{kind} of {workload}, peak_lr {wanted['config']['peak_lr']:g}",
                 **wanted,
                 "config_sha256": hashlib.sha256(given).hexdigest(),
-                "command": scrub(command or repro.called_as(call)),
+                "command": redact(command or repro.called_as(call)),
                 "commit": commit,
                 "patch": "repro.patch" if patch else None,
                 "folder": repro.git_folder(Path.cwd()) if commit else "",
@@ -119,7 +128,7 @@ class StudyWriter:
                 "facts": {},
             }
             write_atomic(path / "study.json", dumps(study).encode())
-        tell_study(path, created=created)
+        tell("on_study", path, created=created)
         return cls(path, held, created=created, when_closed=when_closed)
 
     @classmethod
@@ -131,7 +140,7 @@ class StudyWriter:
         """
         read_json(path / "study.json")
         held = lock(path)
-        tell_study(path, created=False)
+        tell("on_study", path, created=False)
         return cls(path, held, when_closed=when_closed)
 
     @property
@@ -183,12 +192,12 @@ class StudyWriter:
                 self._configs[other] = read_json(stored)["config"]
             if self._configs[other] == wanted:
                 known = read_json(folder / str(other) / "config.json")
-                tell_trial(self.path, other, stage=known["stage"], config=wanted)
+                tell("on_trial", self.path, other, stage=known["stage"], config=wanted)
                 return TrialWriter(self, other)
             number = other + 1
         row = {"trial": number, "stage": str(stage), "seed": wanted["shared_seed"], "train_examples": train_examples}
         write_atomic(self.path / "trials" / str(number) / "config.json", dumps(row | {"config": wanted}).encode())
-        tell_trial(self.path, number, stage=stage, config=wanted)
+        tell("on_trial", self.path, number, stage=stage, config=wanted)
         return TrialWriter(self, number)
 
     def flush(self) -> None:
@@ -210,7 +219,7 @@ class StudyWriter:
 
     def close(self) -> None:
         """Flush, join the parts into one, call `when_closed`, release the folder."""
-        tell_closed(self.path)
+        tell("on_closed", self.path)
         with self.lock:
             if (self.path / "study.json").exists():
                 for parts in (self.steps, self.evals, self.predictions):
@@ -273,14 +282,14 @@ class TrialWriter:
                 file.write(("\n" if cut_off else "") + line + "\n")
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}. What was saved before is kept.") from error
-        tell_event(self.study.path, self.number, said)
+        tell("on_event", self.study.path, self.number, said)
 
     def rewind(self, step: int) -> None:
         """Drop this trial's rows of `step` and later, and its evaluations after `step`: they come again."""
         tables = self.study.steps, self.study.evals, self.study.predictions
         for parts, last in zip(tables, (step - 1, step, step), strict=True):
             parts.merge(keep=partial(_before, trial=self.number, last=last))
-        tell_rewind(self.study.path, self.number, step)
+        tell("on_rewind", self.study.path, self.number, step)
 
 
 def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:

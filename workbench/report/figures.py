@@ -11,8 +11,8 @@ from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
-from workbench.record.parts import write_atomic
-from workbench.report.html import redact
+from workbench.record.folder import write_atomic
+from workbench.report.html import shown_line
 from workbench.topics.registry import FIGURES
 
 
@@ -68,7 +68,7 @@ def shown_here(figure: Figure, record: Any, diagnosis: Diagnosis) -> str:
 
 def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
     here = shown_here(figure, record, diagnosis)
-    alt = redact(f"{figure.shows} {here}".strip())
+    alt = shown_line(f"{figure.shows} {here}".strip())
     try:
         svg, reason = inline_svg(
             lambda ax: figure.draw(record, diagnosis, ax=ax), key=figure.name, alt=alt, size=figure.size

@@ -16,6 +16,7 @@ from workbench.findings.finding import STATUSES, Finding
 from workbench.findings.topic import NARROW
 from workbench.plots.words import counted, four_digits, number_text
 from workbench.record.json_values import to_json
+from workbench.record.redact import redact
 
 _WORDS = {"fail": "Fail", "warn": "Warning", "not_measured": "Not measured", "ok": "OK"}
 STATUS: dict[str, tuple[str, str]] = {status: (SIGNS[status][0], _WORDS[status]) for status in STATUSES}
@@ -26,15 +27,8 @@ MAX_EVIDENCE_CHARS = 4000
 LONG_CELL = 40
 """Characters from which on a cell may wrap; a phone shows the rows of such a table one under the other."""
 
-_SECRET = r"(?:token|password|passwd|secret|api[_-]?key|credentials?)"
-_REDACTIONS = (
-    (re.compile(r"(?P<keep>\b[\w+.-]+://)[^\s/@]+@"), r"\g<keep>***@"),
-    (
-        re.compile(rf"(?P<keep>[\w-]*{_SECRET}[\w-]*(?:\s*[=:]\s*|\s+))(?:'[^']*'|\"[^\"]*\"|[^\s'\"&]+)", re.I),
-        r"\g<keep>***",
-    ),
-    (re.compile(r"(?:(?<=\s)|^)(?:/home/[^/\s]+|/Users/[^/\s]+|/root)(?=/)"), "~"),
-)
+_HOME = re.compile(r"(?:(?<=\s)|^)(?:/home/[^/\s]+|/Users/[^/\s]+|/root)(?=/)")
+_NAMED = re.compile(r"([\w-]*(?:token|password|passwd|secret|api[_-]?key|credentials?)[\w-]*\s+)[^\s'\"&]+", re.I)
 
 
 def render(template: str, folder: Path | None = None, **values: Any) -> str:
@@ -48,12 +42,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return str(module.table(columns, rows))
 
 
-def redact(line: object) -> str:
-    """Return a command line or address with passwords, tokens and keys as `***`, and a home folder as the shell's `~`."""
-    line = str(line)
-    for pattern, replacement in _REDACTIONS:
-        line = pattern.sub(replacement, line)
-    return line
+def shown_line(line: object) -> str:
+    """Return a line as a page shows it: secrets, and whatever word follows the name of one, as `***`; a home folder as the shell's `~`."""
+    return _HOME.sub("~", _NAMED.sub(r"\g<1>***", redact(line)))
 
 
 def value_text(value: Any) -> str:
@@ -75,7 +66,12 @@ def _environment(folder: Path | None) -> Environment:
         undefined=StrictUndefined,
     )
     found.globals |= {"STATUS": STATUS, "NARROW": NARROW, "counted": counted}
-    found.filters |= {"redact": redact, "shown": value_text, "numbers": _numbers, "evidence_tables": _evidence_tables}
+    found.filters |= {
+        "redact": shown_line,
+        "shown": value_text,
+        "numbers": _numbers,
+        "evidence_tables": _evidence_tables,
+    }
     found.filters["has_sentences"] = lambda rows: any(_is_sentence(value) for row in rows for value in row)
     found.tests["sentence"] = _is_sentence
     return found

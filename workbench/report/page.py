@@ -17,8 +17,8 @@ from workbench.findings.advice import ADVICE
 from workbench.findings.causes import and_more, listed
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS
+from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
-from workbench.record.parts import write_atomic
 from workbench.report.figures import draw_figures, write_figures
 from workbench.report.html import STATUS, render
 from workbench.report.summary import summary_rows

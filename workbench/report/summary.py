@@ -13,7 +13,7 @@ from workbench.findings.causes import listed, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding
 from workbench.plots.words import counted, number_text
-from workbench.report.html import redact
+from workbench.report.html import shown_line
 
 MAX_NAMED = 2
 """Findings that the head names; the others are counted."""
@@ -42,7 +42,7 @@ def summary_rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
         "Gain": _gain(record, diagnosis),
         "How sure": _sure(record, diagnosis),
     }
-    return {name: redact(said) for name, said in rows.items() if said}
+    return {name: shown_line(said) for name, said in rows.items() if said}
 
 
 def _trained(record: Any) -> str:

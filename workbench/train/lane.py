@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.record.parts import PartWriter
 from workbench.record.read import periodic_rows, select_best
+from workbench.record.tables import PartWriter
 from workbench.record.write import StudyWriter, TrialWriter
 from workbench.schedules import lr_values
 from workbench.train.checkpoint import CheckpointStore, SilentStore, latest_checkpoint, load_checkpoint

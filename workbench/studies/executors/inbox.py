@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError
-from workbench.record.parts import write_atomic
+from workbench.record.folder import write_atomic
 from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.progress import Progress
 

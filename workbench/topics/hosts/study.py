@@ -20,9 +20,8 @@ from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Status
 from workbench.ledger.push import pusher
-from workbench.record.folder import default_folder
+from workbench.record.folder import default_folder, write_atomic
 from workbench.record.json_values import dumps
-from workbench.record.parts import write_atomic
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.studies.session import at_length

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from workbench.errors import UsageError
+from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
-from workbench.record.parts import write_atomic
 from workbench.topics.hosts.watch_data import DrawWatch, LoaderWatch
 from workbench.topics.hosts.watch_state import Patches, State, Watchdog, hash_of, looked_at
 from workbench.topics.hosts.watch_training import BufferWatch, ModelWatch, UpdateWatch

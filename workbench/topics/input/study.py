@@ -22,8 +22,8 @@ from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.render import inline_svg, standalone_svg
+from workbench.record.folder import write_atomic
 from workbench.record.json_values import dumps, to_json
-from workbench.record.parts import write_atomic
 from workbench.record.read import StudyRecord
 from workbench.record.roles import Role
 from workbench.studies.base import Study

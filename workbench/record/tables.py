@@ -1,4 +1,4 @@
-"""Parquet parts: a table that is written while training and readable after a crash at any byte.
+"""The tables of a study as Parquet parts: written while training, readable after a crash at any byte.
 
 A part is written under a temporary name, flushed to disk and renamed. `part-000004-000009.parquet` replaces the
 parts 4 to 9: merging is one rename, so a reader never sees a row twice or not at all.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,32 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.errors import RecordError
-from workbench.record.watch import show_rows, tell_rows
+from workbench.record.folder import write_atomic
+from workbench.record.watch import tell
 
 _NAME = re.compile(r"part-(\d{6})(?:-(\d{6}))?\.parquet$")
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write `content` to `path` through a temporary name and a rename.
-
-    Raises:
-        RecordError: the disk is full or the folder is not writable; what was there before is untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RecordError(
-            f"cannot write {path}: {error.strerror or error}. Nothing that was saved before is lost; free some space or "
-            "choose another folder with out=..., then run the same call again to go on."
-        ) from error
 
 
 class PartWriter:
@@ -63,11 +40,11 @@ class PartWriter:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"columns of one block must have the same length, not {lengths}")
         self._blocks.append(dict(columns))
-        tell_rows(self.folder.parent, self.folder.name, columns)
+        tell("on_rows", self.folder.parent, self.folder.name, columns)
 
     def show(self, columns: Mapping[str, Any]) -> None:
         """Let those who look on see rows that will be added later."""
-        show_rows(self.folder.parent, columns)
+        tell("on_rows", self.folder.parent, "steps", columns, early=True)
 
     def flush(self) -> None:
         """Write everything collected so far as one part; keep it in memory when the disk refuses."""

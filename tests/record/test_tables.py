@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from workbench.errors import RecordError
-from workbench.record import parts as record_parts
-from workbench.record.parts import PartWriter, read_parts
+from workbench.record import tables as record_tables
+from workbench.record.tables import PartWriter, read_parts
 
 VALUES = np.array([1.5, np.nan, np.inf, -np.inf, -0.0, 5e-324, 1.7976931348623157e308])
 
@@ -119,7 +119,7 @@ def test_a_reader_looks_again_when_a_merge_takes_a_part_away(tmp_path: Path, mon
     for first in (0, 3):
         writer.add(rows(first))
         writer.flush()
-    read, merged = record_parts._read, []
+    read, merged = record_tables._read, []
 
     def reads_late(path: Path) -> Any:
         if not merged:
@@ -128,7 +128,7 @@ def test_a_reader_looks_again_when_a_merge_takes_a_part_away(tmp_path: Path, mon
             assert not path.exists()
         return read(path)
 
-    monkeypatch.setattr(record_parts, "_read", reads_late)
+    monkeypatch.setattr(record_tables, "_read", reads_late)
     assert steps_of(tmp_path) == list(range(6))
     assert merged
 

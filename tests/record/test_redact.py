@@ -1,0 +1,38 @@
+"""Secrets are cut out of what is stored and shown, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.record.redact import redact
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("postgresql+psycopg://me:a/b:c@host:5432/db?x=1", "postgresql+psycopg://***@host:5432/db?x=1"),
+        ("mysql://root:%40pw@h/d", "mysql://***@h/d"),
+        ("postgresql://me@host:5432/db", "postgresql://***@host:5432/db"),
+        ("postgresql://host/db?user=me&password=pw&x=1", "postgresql://host/db?user=me&password=***&x=1"),
+        ("postgresql://host/db?pwd=pw&sslpassword=pw", "postgresql://host/db?pwd=***&sslpassword=***"),
+        ("train.py --ledger postgresql://me:pw@host/db --lr 1", "train.py --ledger postgresql://***@host/db --lr 1"),
+        ("https://me:to@ken@host/x", "https://***@host/x"),
+        ("git clone https://ghp_abc@host/x", "git clone https://***@host/x"),
+        ("mysql://me:p@a/b@host:5432/db", "mysql://***@host:5432/db"),
+        ("python x.py 'postgresql://me:two words@host/db' --lr 1", "python x.py 'postgresql://***@host/db' --lr 1"),
+        ("PGPASSWORD='two words' python train.py", "PGPASSWORD=*** python train.py"),
+        ("DB_PASSWORD=pw train.py --db-password pw --lr 1", "DB_PASSWORD=*** train.py --db-password *** --lr 1"),
+        ("host=h password = pw user=me", "host=h password = *** user=me"),
+        ("run --token pw --steps 5", "run --token *** --steps 5"),
+        ("API_KEY=pw workbench diagnose x", "API_KEY=*** workbench diagnose x"),
+        ("run --hub-token='pw pw' --client_secret pw", "run --hub-token=*** --client_secret ***"),
+        ("credentials: pw", "credentials: ***"),
+        *[(same, same) for same in (
+            "train.py --password --lr 1", "https://host:8080/x@v1", "pip install git+https://host/x@v1",
+            "workbench diagnose file.py:name --steps 120", "train.py --tokenizer bert --max-tokens 512 --n_tokens=8",
+            "every token of the text", "password authentication failed",
+        )],
+    ],
+)  # fmt: skip
+def test_a_secret_is_cut_out_and_nothing_else(given: str, shown: str) -> None:
+    assert redact(given) == shown
