@@ -74,15 +74,6 @@ def test_103_examples_give_the_same_metric_for_every_batch_size(kind: Any, batch
     assert [e.num_examples for e in evaluate(workload, model, batch_size=batch_size)] == [EXAMPLES] * 2
 
 
-def test_a_mean_of_batch_means_would_differ_by_the_exact_bias() -> None:
-    workload, model = workload_of(), small_net().double()
-    batches = np.split(exact(workload, model), range(10, EXAMPLES, 10))
-    wrong = np.mean([batch.mean() for batch in batches])
-    bias = sum(b.mean() / len(batches) - b.size * b.mean() / EXAMPLES for b in batches)
-    assert abs(bias) > 0.01 * wrong, "the planted data must make the difference visible"
-    assert values(workload, model, 10)["loss"] == pytest.approx(wrong - bias, rel=1e-12)
-
-
 @pytest.mark.parametrize("batch_size", [1, 10, 103, 128])
 def test_every_mean_is_weighted_and_weight_zero_is_as_good_as_absent(batch_size: int) -> None:
     weights = torch.linspace(0, 3, EXAMPLES, dtype=torch.float64)
@@ -140,16 +131,6 @@ def test_model_mode_buffers_and_random_state_are_bitwise_unchanged() -> None:
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(rng[0], torch.get_rng_state())
     assert values(workload_of(), model, 1) == pytest.approx(values(workload_of(), model, 103), rel=1e-12)
-
-
-def test_values_reach_the_host_before_they_become_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every device has float64; here every tensor counts as on such a device until `.cpu()`."""
-    order: list[str] = []
-    double, cpu = Tensor.double, Tensor.cpu
-    monkeypatch.setattr(Tensor, "double", lambda self: order.append("double") or double(self))
-    monkeypatch.setattr(Tensor, "cpu", lambda self: order.append("cpu") or cpu(self))
-    evaluate(workload_of(dtype=torch.float32, metrics={}), small_net(), batch_size=8, precision="float32")
-    assert order == ["cpu", "double"] * 2
 
 
 PLACE = "^workload 'small', in the batch of the validation split that begins with example "

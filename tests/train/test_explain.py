@@ -9,14 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.workloads import small_workload, squared
+from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, DataError, WorkbenchError, WorkloadError
 from workbench.train.forward import explained
 from workbench.train.trainer import Trainer
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
 
 def raised(error: BaseException) -> BaseException:
@@ -51,25 +47,6 @@ def test_an_error_of_this_package_gets_the_place_once() -> None:
     assert str(raised(explanation)) == str(explanation)
     refused = ConfigError("k=3")
     assert raised(refused) is refused
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
-def test_an_interrupt_passes(error: BaseException) -> None:
-    assert raised(error) is error
-
-
-def test_batch_norm_on_single_examples(tmp_path: Path) -> None:
-    workload = small_workload(build_model=normed, config={"batch_size": 1})
-    with pytest.raises(WorkloadError, match=r"^workload 'small', at step 0: .*at least 2 examples.*nn\.GroupNorm"):
-        Trainer().run(workload, out=tmp_path / "run")
-
-
-def test_a_loss_that_depends_on_nothing(tmp_path: Path) -> None:
-    workload = small_workload(loss=lambda outputs, batch: squared(outputs, batch).detach())
-    with pytest.raises(
-        WorkloadError, match=r"^workload 'small', at step 0: .*does not depend on any trained parameter"
-    ):
-        Trainer().run(workload, out=tmp_path / "run")
 
 
 def test_a_forward_that_fails_late_names_the_step(tmp_path: Path) -> None:

@@ -12,16 +12,6 @@ from torch.utils.data import TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.errors import RecordError
-from workbench.train.trainer import fingerprint
-
-CPU = torch.device("cpu")
-
-
-def test_the_same_workload_gives_the_same() -> None:
-    first, second = small_workload(), small_workload()
-    state = torch.get_rng_state()
-    assert fingerprint(first, first.config, CPU) == fingerprint(second, second.config, CPU)
-    assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize(
@@ -44,16 +34,6 @@ def test_another_model_loss_or_data_is_refused_in_the_same_folder(
     with pytest.raises(RecordError, match=rf"has changed since .* was begun \({key}: .*Give a new folder"):
         wb.Trainer().run(small_workload(**changes), out=tmp_path / "s")
     assert (tmp_path / "s" / "study.json").read_bytes() == before
-
-
-def test_the_hash_of_the_source_text_is_recorded(tmp_path: Path) -> None:
-    from workbench.workloads.source_text import text_hash
-
-    workload = wb.load_workload("source_text")
-    config = workload.config.replace(total_steps=1, batch_size=1, eval_batch_size=64)
-    few = workload.replace(validation_data=workload.test_data)
-    found = fingerprint(few, config, CPU)
-    assert found["sha256"] == {"train": text_hash(), "validation": text_hash(), "test": text_hash()}
 
 
 def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes_on(

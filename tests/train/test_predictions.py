@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import load_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.losses import MAX_VALUES, classification, label_of, language_model, prediction_of
+from workbench.workloads.losses import classification, label_of, language_model, prediction_of
 from workbench.workloads.subsets import periodic_subset
 
 CLASSES = 4
@@ -160,20 +159,3 @@ def test_what_counts_as_a_prediction(outputs: Tensor, labels: Tensor, said: Any)
         found = prediction_of(outputs, known, len(outputs), rows)
         assert found is not None
         np.testing.assert_allclose(found.numpy(), np.array(said if rows is None else said[-1:]), rtol=1e-6)
-
-
-def test_outputs_that_no_table_can_hold_are_left_out(tmp_path: Path) -> None:
-    assert prediction_of({"logits": torch.ones(2)}, torch.ones(2), 2) is None
-    assert prediction_of(torch.ones(3), torch.ones(2), 2) is None
-    assert prediction_of(torch.ones(2, MAX_VALUES + 1), None, 2) is None
-    assert label_of(Plain(), torch.ones(2), 2) is None
-    named = small_workload(
-        config={"total_steps": 2},
-        forward=lambda model, batch: {"y": model(batch[0])},
-        loss=lambda outputs, batch: (outputs["y"].squeeze(-1) - batch[1]) ** 2,
-        metrics={},
-    )
-    table = Trainer(track=[1]).run(named, out=tmp_path).predictions
-    assert table["prediction"].isna().all()
-    assert np.isfinite(table["loss"]).all()
-    assert re.fullmatch("float64", str(table["prediction"].dtype))

@@ -67,21 +67,6 @@ def test_every_seed_of_the_tuple_counts_in_every_generator() -> None:
     assert draw() == seen[2]
 
 
-def test_a_device_with_a_generator_of_its_own_is_part_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPS draws from its own generator; here one that only counts stands in for it."""
-    state = [torch.tensor([5], dtype=torch.uint8)]
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.tensor(state[0].tolist(), dtype=torch.uint8))
-    monkeypatch.setattr(torch.mps, "set_rng_state", lambda new: state.__setitem__(0, new.clone()))
-    with isolated_rng():
-        state[0] += 1
-    assert state[0].tolist() == [5]
-    stored = capture_rng()
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    restore_rng(stored)
-    assert "mps" not in capture_rng()
-
-
 def test_ctrl_c_is_a_request_once_and_an_error_twice() -> None:
     with catch_interrupt() as stop:
         assert not stop.requested

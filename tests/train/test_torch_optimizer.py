@@ -130,12 +130,6 @@ def lanes_of_all_kinds() -> list[TrainConfig]:
     return [own[0], config(optimizer="adam", peak_lr=0.05), own[1], own[2], config(optimizer="adam"), *own[3:]]
 
 
-def test_a_factory_keeps_the_proportions_of_its_groups() -> None:
-    stack = Stack([config(optimizer=FACTORIES[1])])
-    before = stack.values.clone()
-    torch.testing.assert_close(stack.train(0, 1).values, before - torch.tensor([1.0, 1.0, 0.1, 0.1]) * before)
-
-
 @pytest.mark.parametrize("rows", [list(range(10)), [5, 3, 0], [2]])
 def test_lanes_with_optimizers_of_their_own_stay_when_others_leave(rows: list[int]) -> None:
     configs = lanes_of_all_kinds()

@@ -51,13 +51,6 @@ def test_gradient_descent_follows_the_closed_form() -> None:
     torch.testing.assert_close(end, start * (1 - 1.5 * eigenvalues()) ** 100)
 
 
-@pytest.mark.parametrize(("relative_lr", "stable"), [(0.98, True), (1.02, False)])
-def test_the_edge_of_gradient_descent_is_two_over_the_largest_eigenvalue(relative_lr: float, stable: bool) -> None:
-    workload = quadratic(loss_scale=7.0, peak_lr=relative_lr * 2 / 7.0)
-    start, end = train(workload, 300)
-    assert bool(mean_loss(workload, end) < mean_loss(workload, start)) is stable
-
-
 def recursion(*, lr: float, width: int, curvature: float, output: float, steps: int) -> list[tuple[float, float]]:
     """Output and curvature after each step of gradient descent, without the network (2003.02218, equation 4)."""
     rows = [(output, curvature)]
@@ -82,24 +75,6 @@ def simulate(workload: Workload, steps: int) -> list[tuple[float, float]]:
         workload.loss(outputs, batch).mean().backward()
         optimizer.step()
     return rows
-
-
-@pytest.mark.parametrize(("curvature", "output"), [(1.0, 1.0), (1.0, 0.0), (4.0, -2.0)])
-def test_largest_hessian_eigenvalue_is_the_exact_formula(curvature: float, output: float) -> None:
-    width = 20
-    torch.manual_seed(0)
-    model = Catapult(width=width, curvature=curvature, output=output)
-
-    def loss(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return 0.5 * ((u * v).sum() / math.sqrt(width)) ** 2
-
-    (uu, uv), (vu, vv) = torch.autograd.functional.hessian(loss, (model.u.detach(), model.v.detach()))
-    hessian = torch.cat([torch.cat([uu, uv], 1), torch.cat([vu, vv], 1)])
-    largest = float(torch.linalg.eigvalsh(hessian)[-1])
-    # H = g g' + f/sqrt(n) swap; on the plane of g's symmetric and antisymmetric part: trace c, determinant -3 f^2/n
-    assert largest == pytest.approx((curvature + math.sqrt(curvature**2 + 12 * output**2 / width)) / 2, rel=1e-9)
-    if output == 0:
-        assert largest == pytest.approx(curvature)
 
 
 @pytest.mark.parametrize("lr", [1.0, 2.5, 3.5])
@@ -167,16 +142,9 @@ def test_the_edge_at_the_start_is_two_over_the_steepness(relative: float, stable
     [
         (quadratic, {"dimension": 0}),
         (quadratic, {"condition": 0.5}),
-        (quadratic, {"loss_scale": 0.0}),
-        (quadratic, {"noise": -1.0}),
         (quadratic, {"num_examples": 0}),
-        (quadratic, {"peak_lr": 0.0}),
-        (quadratic, {"batch_size": 0}),
-        (catapult, {"width": 1}),
         (catapult, {"curvature": 0.0}),
-        (catapult, {"output": 16.0}),
         (catapult, {"output": math.nan}),
-        (valley, {"steepness": 1.0}),
         (valley, {"steepness": math.nan}),
         (valley, {"slow_curvature": 2.0}),
     ],

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 import workbench as wb
 from workbench.errors import ConfigError, DataError, UnknownNameError, WorkloadError
-from workbench.workloads.base import first_of_batch, second_of_batch
 from workbench.workloads.checks import (
     check_data,
     check_fresh,
@@ -61,21 +60,16 @@ def test_data_and_model_are_not_touched_and_only_the_contracts_fields_are_there(
     ("changes", "said"),
     [
         ({"name": " "}, "name="),
-        ({"build_model": None}, "build_model must be callable, not NoneType"),
         ({"build_model": nn.Linear(3, 1)}, r"build_model=lambda: Net\(\)"),
         ({"loss": "mse"}, r"loss must be callable, not str \(mse\)"),
-        ({"weights": [1.0]}, "weights must be callable"),
-        ({"collate": "default"}, "collate must be callable"),
         ({"metrics": [len]}, "metrics must map names"),
         ({"metrics": {"accuracy": 0.5}}, "metric 'accuracy' must be callable"),
         ({"metrics": {"train/accuracy": len}}, "without '/'"),
         ({"metrics": {"loss": len}}, "not 'loss'"),
-        ({"train_data": None}, "train_data must be a dataset"),
         ({"test_data": 5}, "test_data must be a dataset"),
         ({"train_data": DataLoader(examples(4))}, "train_data is a DataLoader; give its dataset"),
         ({"config": {"peak_lr": 0.1}}, "config must be a TrainConfig, not dict"),
         ({"num_workers": -1}, "num_workers=-1"),
-        ({"num_workers": True}, "num_workers=True"),
         ({"minimised": "no"}, "minimised='no'"),
     ],
 )
@@ -100,15 +94,6 @@ def test_splits_and_copies_name_what_is_not_there() -> None:
     assert named.replace(loss=lambda outputs, batch: outputs).source is None, "it is no longer what the name stands for"
 
 
-def test_default_forward_and_targets_take_the_first_two() -> None:
-    batch = [torch.ones(2, 3), torch.zeros(2)]
-    assert torch.equal(first_of_batch(lambda x: 2 * x, batch), 2 * batch[0])
-    assert second_of_batch(batch) is batch[1]
-    for call, said in ((lambda b: first_of_batch(id, b), "forward=lambda"), (second_of_batch, "targets=lambda")):
-        with pytest.raises(WorkloadError, match=f"keys image, label.*{said}"):
-            call({"image": 1, "label": 2})
-
-
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(6))
@@ -126,34 +111,11 @@ def test_data_are_counted_and_held_against_the_batch() -> None:
             check_data(make(**changes), config)
 
 
-def test_selection_must_exist() -> None:
-    check_selection(make(), CONFIG.replace(select="validation/accuracy", select_mode="max"))
-    with pytest.raises(UnknownNameError, match="Did you mean 'validation/accuracy'"):
-        check_selection(make(), CONFIG.replace(select="validation/acuracy"))
-    with pytest.raises(UnknownNameError, match="select='test/loss'"):
-        check_selection(make(), CONFIG.replace(select="test/loss"))
-
-
 @pytest.mark.parametrize("metric", ["accuracy", "top5_accuracy", "f1", "macro_auc", "-error", "-distance"])
 def test_the_smallest_accuracy_is_not_what_anybody_wants(metric: str) -> None:
     workload = make(metrics={metric.lstrip("-"): len})
     with nullcontext() if metric[0] == "-" else pytest.raises(ConfigError, match="select_mode='max'"):
         check_selection(workload, CONFIG.replace(select=f"validation/{metric.lstrip('-')}"))
-
-
-@pytest.mark.filterwarnings("ignore:Lazy modules")
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (lambda: None, "build_model returned NoneType"),
-        (nn.ReLU, "ReLU has no parameters.*ModuleList"),
-        (lambda: nn.Linear(2, 2).requires_grad_(False), "all 2 parameters of Linear are frozen"),
-        (lambda: nn.Sequential(nn.LazyLinear(2)), r"without a shape: 0\.weight, 0\.bias"),
-    ],
-)
-def test_a_model_that_cannot_train(model: Callable[[], object], said: str) -> None:
-    with pytest.raises(WorkloadError, match=said):
-        check_model(model())
 
 
 def test_a_partly_frozen_model_is_fine_and_a_shared_one_is_named() -> None:
@@ -294,7 +256,7 @@ def test_splits_have_every_class_in_the_same_share_and_no_row_in_common(name: st
 
 @pytest.mark.parametrize(
     ("name", "steps", "accuracy"),
-    [("digits_mlp", 2000, 0.9), ("digits_cnn", 4000, 0.9), ("digits_resnet", 4000, 0.9), ("breast_cancer", 1000, 0.93)],
+    [("digits_mlp", 2000, 0.9), ("digits_resnet", 4000, 0.9), ("breast_cancer", 1000, 0.93)],
 )
 def test_a_short_plain_loop_learns_it(name: str, steps: int, accuracy: float) -> None:
     workload = wb.load_workload(name)

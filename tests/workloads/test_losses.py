@@ -20,7 +20,6 @@ from workbench.workloads.losses import (
     TokenCount,
     TokenCrossEntropy,
     classification,
-    forward_tokens,
     language_model,
     next_tokens,
     regression,
@@ -89,15 +88,6 @@ def test_token_loss_is_the_mean_over_counted_tokens() -> None:
     torch.testing.assert_close((weights * losses).sum() / weights.sum(), whole)
 
 
-def test_a_batch_of_tokens_predicts_its_next_token() -> None:
-    tokens = torch.tensor([[5, 6, 7]])
-    assert forward_tokens(lambda x: x, tokens).tolist() == [[5, 6]]
-    assert next_tokens(tokens).tolist() == [[6, 7]]
-    pair = [torch.tensor([[1]]), torch.tensor([[2]])]
-    assert forward_tokens(lambda x: x, pair) is pair[0]
-    assert next_tokens(pair) is pair[1]
-
-
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets"),
     [
@@ -114,11 +104,6 @@ def test_lanes_give_what_one_after_the_other_gives(
     batch = (None, targets)
     together = torch.func.vmap(lambda lane: loss(lane, batch))(outputs)
     torch.testing.assert_close(together, torch.stack([loss(lane, batch) for lane in outputs]))
-
-
-def test_a_class_out_of_range_is_named_in_lanes_too() -> None:
-    with pytest.raises(WorkloadError, match="target 7 is out of range"):
-        torch.func.vmap(lambda lane: CrossEntropy()(lane, (None, torch.tensor([0, 7]))))(torch.zeros(2, 2, 3))
 
 
 FIELDS: dict[str, Any] = {
@@ -144,15 +129,6 @@ def test_each_kind_of_workload_has_its_loss_and_its_metric() -> None:
     outputs = made.forward(made.build_model(), tokens)
     assert outputs.shape == (2, 2, 5)
     assert made.loss(outputs, tokens).shape == made.metrics["token_accuracy"](outputs, tokens).shape == (2,)
-
-
-def test_a_language_model_weighs_by_tokens_where_padding_is_marked() -> None:
-    batch = torch.tensor([[1, 2, 3], [1, 2, -100]])
-    weights, own = language_model(**FIELDS).weights, language_model(**FIELDS, weights=len).weights
-    assert weights is not None
-    assert weights(batch).tolist() == [2.0, 1.0]
-    assert own is len
-    assert language_model(**FIELDS, ignore_index=None).weights is None is classification(**FIELDS).weights
 
 
 def test_padding_counts_for_nothing() -> None:

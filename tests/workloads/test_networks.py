@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from workbench.errors import DataError, UsageError
+from workbench.errors import UsageError
 from workbench.train.trainer import Trainer
-from workbench.workloads.sklearn_data import WideResNet, deep_residual, digits_resnet
+from workbench.workloads.sklearn_data import deep_residual, digits_resnet
 from workbench.workloads.source_text import Transformer, source_data, source_text, source_text_post_norm, text_hash
 
 PLACEMENTS = ("none", "branch", "after_add", "pre")
@@ -79,21 +79,6 @@ def test_branches_of_zero_leave_the_identity_path(norm: Any) -> None:
     torch.testing.assert_close(logits, model.classifier(expected))
 
 
-def test_the_variant_differs_in_one_stride_and_what_follows_from_it() -> None:
-    strides = {
-        name: [
-            (key, module.stride)
-            for key, module in WideResNet(stride=stride).named_modules()
-            if hasattr(module, "stride")
-        ]
-        for name, stride in (("baseline", 2), ("variant", 1))
-    }
-    changed = [a[0] for a, b in zip(strides["baseline"], strides["variant"], strict=True) if a != b]
-    assert changed == ["blocks.1.conv1", "blocks.1.skip"]
-    assert WideResNet(stride=2).classifier.in_features == 64
-    assert WideResNet(stride=1).classifier.in_features == 4 * 64
-
-
 def test_the_text_is_that_of_the_first_file_on() -> None:
     """The training windows open with the first file, byte for byte."""
     first = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=os.fspath)[0].read_bytes()
@@ -110,12 +95,6 @@ def test_targets_are_the_next_bytes() -> None:
         assert inputs.shape[1] == 64
         assert torch.equal(inputs.flatten()[1:], targets.flatten()[:-1])
         assert 0 <= int(inputs.min()) <= int(inputs.max()) <= 255
-
-
-def test_too_little_source_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="found 0 source files"):
-        source_data.__wrapped__()
 
 
 @pytest.mark.parametrize("norm", ["pre", "after_add"])
@@ -165,14 +144,12 @@ def test_names_tell_the_variants_apart() -> None:
     ("make", "options", "said"),
     [
         (deep_residual, {"depth": 0}, "depth=0 must be an integer of at least 1"),
-        (deep_residual, {"depth": True}, "depth=True"),
         (deep_residual, {"norm": "post"}, "norm='post' is not known.*Allowed: after_add, branch, none, pre"),
         (deep_residual, {"init_scale": math.nan}, "init_scale=nan must be a finite number above 0"),
         (deep_residual, {"residual": False, "zero_init": True}, "zero_init=True needs residual=True"),
         (deep_residual, {"residual": False, "norm": "after_add"}, "norm='after_add' needs residual=True"),
         (source_text, {"layers": 0}, "layers=0 must be an integer above 0"),
         (source_text, {"width": 30}, "width=30 must be an integer above 0, and a multiple of 4"),
-        (source_text, {"norm": "post"}, "norm='post' is not known.*Allowed: after_add, pre"),
         (source_text, {"init_std": math.inf}, "init_std=inf must be a finite number above 0"),
     ],
 )
@@ -187,11 +164,3 @@ def test_init_scale_multiplies_every_weight_matrix(residual: bool, scale: float)
     scaled = build(depth=2, residual=residual, init_scale=scale).state_dict()
     for name, value in scaled.items():
         torch.testing.assert_close(value, scale * usual[name])
-
-
-def test_no_text_is_in_two_splits() -> None:
-    """Some windows are blank or repeat a licence: a few bytes of text recur everywhere."""
-    data = source_data()
-    train, validation, test = ({row.numpy().tobytes() for row, _ in split} for split in data[:3])
-    assert len(validation & train) <= 0.02 * len(validation)
-    assert len(validation & test) <= 0.02 * len(validation)

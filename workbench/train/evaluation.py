@@ -347,12 +347,8 @@ class TrackedExamples:
 def tracked_examples(workload: Workload, track: int | Sequence[int]) -> TrackedExamples | None:
     """Return the examples of the validation split to track; None where there are none.
 
-    Args:
-        workload: what is evaluated; of a named subset the ids are those of the whole split.
-        track: so many, evenly spaced over what is evaluated (fewer where there are fewer), or their ids.
-
-    Raises:
-        UsageError: an id that is not evaluated.
+    `track` is so many, evenly spaced over what is evaluated (fewer where there are fewer), or their ids; an id that is not evaluated is
+    a `UsageError`. Of a named subset the ids are those of the whole split.
     """
     check_track(track)
     known = example_ids(workload.validation_data)

@@ -183,7 +183,10 @@ class LoopGradients:
         loss = losses.mean(dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean()
         self._differentiate(loss, add=False)
         detached = losses.detach()
-        spread = detached.float().var() if detached.dtype == torch.bfloat16 else _variance(detached, examples)
+        if detached.dtype == torch.bfloat16:
+            spread = detached.float().var()
+        else:
+            spread = detached.var() if examples > 1 else detached.new_full((), math.nan)
         return loss.detach(), spread / examples, None
 
     def _weighted(self, micro_batches: MicroBatches) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -205,7 +208,3 @@ class LoopGradients:
         n = losses.numel()
         squared_se = ((weights * (losses - loss)) ** 2).sum() / divisor**2 * (n / (n - 1) if n > 1 else math.nan)
         return loss, squared_se, total
-
-
-def _variance(losses: Tensor, examples: int) -> Tensor:
-    return losses.var() if examples > 1 else losses.new_full((), math.nan)

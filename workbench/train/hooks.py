@@ -38,9 +38,7 @@ class Run:
 
     Attributes:
         models: the models being trained, one per lane; read only.
-        workload: what is trained.
         configs: how, lane by lane.
-        device: where.
         parameter_slices: name of each trained parameter -> its place in the flat tensors of a `Step`.
         trials: number of each lane's trial; a lane that diverged or ended leaves them.
         step: the step in progress, for hooks that attach to the model's forward pass.
@@ -74,12 +72,9 @@ class Step:
 
     Attributes:
         index: the step, from 0.
-        loss: shape (lanes,).
-        grad_norm: before clipping, shape (lanes,).
-        lr: that this update uses, shape (lanes,).
-        params: flat parameters before the update, shape (lanes, parameters).
-        grad: flat gradient after clipping, same shape.
-        update: what will be subtracted, same shape.
+        loss: shape (lanes,), as are `grad_norm`, before clipping, and `lr`.
+        params: flat parameters before the update, shape (lanes, parameters), as are `grad`, after clipping, and `update`, which will
+            be subtracted.
         data_wait_s: how long the loop waited for the batch.
         step_time_s: host time since the previous step began, evaluation left out; of all lanes together.
         trials: number of each lane's trial.
@@ -150,12 +145,9 @@ class Timing(Hook):
 
 
 class Norms(Hook):
-    """Records `update_norm` and `param_norm`; the gradient's norm is recorded by the trainer at every step.
+    """Records `update_norm` and `param_norm` at every so many steps, the first included; the trainer records the gradient's norm.
 
     Healthy: the update is 1e-4 to 1e-2 of the parameters (rule of thumb) and both change slowly.
-
-    Args:
-        every: cadence in steps; the first step is always measured.
     """
 
     def __init__(self, every: int = 20) -> None:
@@ -169,13 +161,10 @@ class Norms(Hook):
 
 
 class UpdateRatios(Hook):
-    """Records `update_ratio/<parameter>`: norm of the update / norm of the tensor before it, lr included.
+    """Records `update_ratio/<parameter>`: norm of the update / norm of the tensor before it, lr included, at every so many steps.
 
     Healthy: around 1e-3 (rule of thumb) and alike across layers. Much smaller: the layer hardly learns; near 1: it is
     overwritten in one step. A tensor of zeros gives inf.
-
-    Args:
-        every: cadence in steps; the first step is always measured.
     """
 
     def __init__(self, every: int = 20) -> None:
@@ -196,14 +185,10 @@ class UpdateRatios(Hook):
 
 
 class Activations(Hook):
-    """Records `activation_rms/<module>` and `activation_zero_frac/<module>` for every leaf module.
+    """Records `activation_rms/<module>` and `activation_zero_frac/<module>` for every leaf module, at every so many steps.
 
-    Healthy: sizes alike from layer to layer and over time. A size that grows with depth or time points to missing
-    normalisation, a zero share near 1 to dead units. Attached at start and removed at the end; attaching twice is the
-    same as once.
-
-    Args:
-        every: cadence in steps; the first step is always measured.
+    Healthy: sizes alike from layer to layer and over time. A size that grows with depth or time points to missing normalisation, a
+    zero share near 1 to dead units. Attached at start and removed at the end; attaching twice is the same as once.
     """
 
     def __init__(self, every: int = 20) -> None:
@@ -249,12 +234,7 @@ class Activations(Hook):
 
 
 class Pause(Hook):
-    """Waits during one step, as a preempted job or a slow network would (P2.8); what is trained stays the same bit for bit.
-
-    Args:
-        step: at which to wait; the pause shows in `step_time_s` of the next one.
-        seconds: how long.
-    """
+    """Waits for `seconds` during one step, as a preempted job would (P2.8); the pause shows in `step_time_s` of the next one."""
 
     def __init__(self, step: int, seconds: float) -> None:
         self.step, self.seconds = step, seconds

@@ -105,7 +105,10 @@ class LaneStack:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all lanes but these, and pack the rest together."""
-        self._read_back()
+        for lane, model in enumerate(self.models):
+            for name, buffer in model.named_buffers():  # a model may have replaced one instead of writing into it
+                if name in self.buffers and buffer.data_ptr() != self.buffers[name][lane].data_ptr():
+                    self.buffers[name][lane].copy_(buffer)
         index = torch.tensor(list(rows), device=self.device)
         self.values = self.values.index_select(0, index)
         self.grad = torch.zeros_like(self.values)
@@ -182,13 +185,6 @@ class LaneStack:
             for leaf, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[leaf] = rows[id(buffer)]
-
-    def _read_back(self) -> None:
-        """Fetch the buffers that a model replaced by other tensors instead of writing into them."""
-        for lane, model in enumerate(self.models):
-            for name, buffer in model.named_buffers():
-                if name in self.buffers and buffer.data_ptr() != self.buffers[name][lane].data_ptr():
-                    self.buffers[name][lane].copy_(buffer)
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

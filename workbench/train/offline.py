@@ -135,7 +135,6 @@ def serve_requests(
     `max_wait_s`. A request counts once its label is there.
 
     Args:
-        trial: whose checkpoint serves.
         requests: (time in seconds, index of an example of the split) in the order of time.
         step: of the checkpoint; None is the best one (P4.5).
         max_batch: requests served together, at most.
@@ -267,8 +266,6 @@ def export_program(workload: Workload, model: nn.Module, path: str | Path) -> Pa
     run on a batch before it is saved, and has to return what the model returns.
 
     Args:
-        workload: says how the model is called.
-        model: to export, left as it was.
         path: the file, by custom ending in .pt2; `torch.export.load(path).module()` reads it.
 
     Raises:

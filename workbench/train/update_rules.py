@@ -39,14 +39,13 @@ def clip_by_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (clipped gradient, whether it was clipped) by the rule g' = threshold * g / |g| where |g| > threshold.
 
-    The norm that the trainer records is the unclipped one (F4.7). A non-finite norm is left as it is, so that it
-    shows in the record instead of turning into zeros. `torch.nn.utils.clip_grad_norm_` adds 1e-6 to the norm.
+    A non-finite norm is left as it is, so that it shows in the record. `torch.nn.utils.clip_grad_norm_` adds 1e-6 to the norm.
 
     Args:
         grad: shape (lanes, parameters).
-        norm: its unclipped norm, shape (lanes,).
+        norm: its unclipped norm, shape (lanes,), which is the one that the trainer records (F4.7).
         max_grad_norm: threshold, a number or shape (lanes,); infinite is off.
-        out: takes the clipped gradient; it may be `grad`, which saves a copy.
+        out: takes the clipped gradient; it may be `grad`.
     """
     clipped = (norm > max_grad_norm) & (norm < math.inf)
     scale = torch.where(clipped, norm.reciprocal() * max_grad_norm, 1.0)
@@ -224,7 +223,6 @@ class UpdateRule:
             params: flat parameters, shape (lanes, parameters).
             grad: flat gradient after clipping, same shape.
             lr: shape (lanes, 1), on the device.
-            step: from 0.
             host_lr: the lrs as numbers, for optimizers that need them: reading them from `lr` would make the device wait.
             out: takes the update; without it, memory that the next update overwrites.
         """

@@ -69,16 +69,14 @@ def quadratic(
     """Return the oracle: its curvature is known, so the largest stable lr is an exact number.
 
     Args:
-        dimension: parameters.
         condition: largest over smallest eigenvalue; they are equally spaced in the logarithm.
         loss_scale: largest eigenvalue, and factor on the loss.
-        noise: standard deviation, per parameter and before `loss_scale`, of one example's gradient around the mean
-            gradient: the same everywhere. 0 makes all examples equal.
+        noise: standard deviation, per parameter and before `loss_scale`, of one example's gradient around the mean gradient. 0 makes
+            all examples equal.
         num_examples: None is 2, or 4,096 with noise.
         batch_size: None is the full batch, or 32 with noise.
-        peak_lr: of the baseline; None is 1 / `loss_scale`, half of the largest stable lr of SGD, and 0.01 for the
-            adaptive rules.
-        seed: of the noise; the initial parameters are standard normal under the trial's init seed.
+        peak_lr: None is 1 / `loss_scale`, half of the largest stable lr of SGD, and 0.01 for the adaptive rules.
+        seed: of the noise.
 
     Raises:
         UsageError: a number is out of its range.
@@ -149,7 +147,7 @@ def catapult(
         width: length of u and of v.
         curvature: (|u|^2 + |v|^2) / width at the start, the largest Hessian eigenvalue but for the output's small part.
         output: f at the start.
-        peak_lr: of the baseline; None is 2.5 / `curvature`, in the middle of the catapult's range.
+        peak_lr: None is 2.5 / `curvature`, in the middle of the catapult's range.
 
     Raises:
         UsageError: no u and v have this curvature and output.
@@ -200,15 +198,13 @@ def valley(
     peak_lr: float | None = None,
     total_steps: int = 400,
 ) -> Workload:
-    """Return one that is steep where training starts and flat where it ends, on the full batch of two equal examples.
-
-    A warmup opens learning rates far above the one that is unstable at the start.
+    """Return one that is steep where training starts and flat where it ends, so that a warmup opens far larger learning rates.
 
     Args:
         steepness: lr * steepness = 2 is the edge of stability at the start; the bottom of the wall has curvature 1.
         slow: how far from the bottom the slow directions start.
         slow_curvature: their curvature; it is what a larger lr is good for.
-        peak_lr: of the baseline; None is 1 / `steepness`, half of the largest stable lr.
+        peak_lr: None is 1 / `steepness`, half of the largest stable lr.
 
     Raises:
         UsageError: the wall is not steeper at the start than at its bottom.

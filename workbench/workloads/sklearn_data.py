@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError, nearest
 from workbench.workloads.base import Workload
@@ -40,10 +41,6 @@ def digits_data(*, flat: bool) -> dict[str, Any]:
     return _splits(images, torch.from_numpy(bunch.target).long(), indices)
 
 
-def _table_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2))
-
-
 def breast_cancer() -> Workload:
     """Return a 30-32-2 network; class 1 is benign, 63 % of the rows; columns are standardised on the training rows."""
     from sklearn.datasets import load_breast_cancer
@@ -55,7 +52,7 @@ def breast_cancer() -> Workload:
     rows = ((rows - train.mean(0)) / train.std(0)).float()
     return classification(
         name="breast_cancer",
-        build_model=_table_net,
+        build_model=lambda: nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2)),
         config=TrainConfig(peak_lr=0.01, total_steps=1000, batch_size=32),
         **_splits(rows, torch.from_numpy(bunch.target).long(), indices),
     )
@@ -64,23 +61,14 @@ def breast_cancer() -> Workload:
 def mlp(*, init_scale: float = 1.0) -> nn.Module:
     """Return a fresh 64-32-32-10 ReLU network, its weights `init_scale` times as large as torch makes them."""
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
-    if init_scale != 1.0:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("weight"):
-                    parameter.mul_(init_scale)
+    with torch.no_grad():
+        for weight in list(model.parameters())[::2]:
+            weight.mul_(init_scale)
     return model
 
 
 def digits_mlp(*, init_scale: float = 1.0) -> Workload:
-    """Return a small network on the digits; a run takes about a second.
-
-    Args:
-        init_scale: all weights are this many times as large at the start; at 10 the untrained model is confidently wrong.
-
-    Raises:
-        UsageError: `init_scale` is not a finite number above 0.
-    """
+    """Return a small network on the digits, its weights `init_scale` times as large at the start; a run takes about a second."""
     _check_init_scale(init_scale)
     return classification(
         name="digits_mlp" if init_scale == 1 else f"digits_mlp_scale{init_scale:g}",
@@ -142,9 +130,8 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """Three residual blocks of width `width`, `2 * width` and `4 * width` for images (batch, 1, 8, 8).
 
-    As in wide residual networks (Zagoruyko and Komodakis 2016) the blocks normalise first and the last feature map is averaged
-    over a window of fixed size. With stride 1 the second block keeps its resolution: the window then fits four times, and the
-    classifier sees four times the inputs.
+    As in wide residual networks (Zagoruyko and Komodakis 2016) the blocks normalise first; the last feature map is averaged over a
+    window of fixed size, so that with stride 1 the classifier has four times the inputs.
     """
 
     def __init__(self, *, stride: int = 2, width: int = 16) -> None:
@@ -263,7 +250,6 @@ def deep_residual(
 
     Args:
         depth: blocks; a block is two weight layers.
-        width: units of every hidden layer.
         residual: x + f(x), or f(x) alone.
         norm: "none"; "branch": x + Norm(f(x)) (F2.6); "after_add": Norm(x + f(x)) (F2.7); "pre": x + f(Norm(x)), with a
             norm before the classifier.
@@ -271,12 +257,10 @@ def deep_residual(
         init_scale: all weights are this many times as large at the start; 1 is the healthy size.
 
     Raises:
-        UsageError: an option is out of its range, or asks for a norm after an addition, or a zero branch, in a network
-            that adds nothing.
+        UsageError: an option is out of its range, or needs residual=True.
     """
-    for name, count in (("depth", depth), ("width", width)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UsageError(f"{name}={count!r} must be an integer of at least 1.")
+    check_integer("depth", depth, error=UsageError)
+    check_integer("width", width, error=UsageError)
     if norm not in get_args(Placement):
         raise UsageError(f"norm={norm!r} is not known.{nearest(norm, get_args(Placement))}")
     _check_init_scale(init_scale)

@@ -174,7 +174,6 @@ def source_text(
     """Return the workload; `text_hash()` says which text this Python has.
 
     Args:
-        layers: blocks of attention and a two-layer network.
         width: of every position, a multiple of 4, the number of heads.
         length: bytes a window predicts.
         norm: "pre": x + f(Norm(x)); "after_add": Norm(x + f(x)) (F2.7), as in the first transformers.

@@ -27,12 +27,6 @@ def stratified_split(
     """Return sorted indices of the training, validation and test examples, every class in the same shares.
 
     By hand, because scikit-learn promises no split that stays the same from one version to the next.
-
-    Args:
-        labels: integer class of every example, shape (examples,).
-        validation: share of each class that goes to validation.
-        test: share of each class that goes to test.
-        seed: decides which examples; the same seed gives the same split.
     """
     rng = np.random.default_rng(seed)
     classes = np.asarray(labels)
@@ -176,11 +170,9 @@ def draw_sample(
 
     Args:
         data: the full set, map-style.
-        size: examples to draw, from 1 to all.
         how: "random", or "stratified": each class of `labels` in its share of the full set, to one example, and at least one
             of each class where `size` permits.
         labels: class of every example, shape (examples,), for "stratified".
-        seed: decides which examples.
 
     Raises:
         UsageError: `size` is out of its range, `how` is unknown, or "stratified" has no labels.

@@ -16,7 +16,7 @@ from torch import nn
 from tests.helpers.lane_models import MODELS, Caching, lane_workload
 from tests.helpers.lane_stacks import lane_stack, updates
 from tests.helpers.workloads import small_net, small_workload
-from workbench.errors import ConfigError, WorkloadError
+from workbench.errors import ConfigError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.train.gradients import LaneLoss, LoopGradients
@@ -139,12 +139,6 @@ def test_asked_for_explicitly_it_is_refused_with_the_reason(tmp_path: Path) -> N
     assert record.lanes["reason"][0] == "the hook Activations watches the forward pass"
 
 
-def test_a_single_lane_is_measured_too(tmp_path: Path, timed: Callable[[float, float], None]) -> None:
-    timed(1.0, 0.9)
-    record = sweep(small_workload(), tmp_path / "run", lanes=1)
-    assert record.lanes[["gradients", "lanes_per_call", "threads"]].values.tolist() == [["vmap", 1, 1]]
-
-
 @pytest.mark.parametrize(("first", "taken"), [((1.0, 0.1), "vmap"), ((0.1, 1.0), "loop")])
 def test_a_resumed_trial_goes_on_in_the_same_way_and_digits_whatever_is_faster_now(
     tmp_path: Path, timed: Callable[[float, float], None], first: tuple[float, float], taken: str
@@ -223,18 +217,6 @@ def test_what_cannot_be_evaluated_together_is_evaluated_alone_with_the_reason_in
     np.testing.assert_allclose(record.evals["value"], whole.evals["value"], rtol=1e-9)
 
 
-def test_a_later_stack_of_the_same_kind_is_not_measured_again(
-    tmp_path: Path, timed: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed(1.0, 0.1)
-    given = small_workload()
-    sweep(given, tmp_path / "first", lanes=4)
-    monkeypatch.setattr(backend, "_measured", lambda *_, **__: pytest.fail("measured again"))
-    record = sweep(given, tmp_path / "second", lanes=3)
-    assert list(record.trials["gradients"]) == ["vmap"] * 3
-    assert record.lanes["lanes_per_call"][0] == 3
-
-
 @pytest.mark.parametrize(
     ("measured_on", "arrangement", "asked_for", "recalled"),
     [
@@ -275,40 +257,6 @@ def test_a_command_given_twice_takes_the_same_arithmetic_whatever_is_faster_now(
     (tmp_path / "cache" / "gradient_backends.json").write_text("[broken")
     forget_choices()
     assert set(sweep(given, tmp_path / "broken").lanes["gradients"]) == {"loop" if taken == "vmap" else "vmap"}
-
-
-def test_what_was_refused_for_other_lanes_is_tried_again(tmp_path: Path, timed: Callable[[float, float], None]) -> None:
-    """Dropout of another rate in every trial cannot share a program; a single trial can have one."""
-    timed(1.0, 0.1)
-    rates = iter([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
-    given = small_workload(build_model=lambda: nn.Sequential(small_net().double(), nn.Dropout(next(rates))))
-    configs = [given.config.replace(shared_seed=k) for k in range(2)]
-    study = StudyWriter.open(tmp_path / "run", kind="lr_sweep", workload=given.name, config=given.config.to_dict())
-    trainer = Trainer()
-    trainer.run_trials(given, configs, study, stage="lr_sweep")
-    trainer.run_trials(given, [given.config.replace(shared_seed=9)], study, stage="lr_sweep")
-    study.close()
-    lanes = StudyRecord(tmp_path / "run").lanes
-    assert lanes["gradients"].tolist() == ["loop", "loop", "vmap"]
-
-
-def test_nothing_left_to_train_asks_for_no_way(tmp_path: Path) -> None:
-    """A process that is killed between the last checkpoint and the note that the trial has ended goes on with no step."""
-    given = small_workload()
-    sweep(given, tmp_path / "run", lanes=1, way="vmap")
-    path = tmp_path / "run" / "trials" / "0" / "events.jsonl"
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
-    record = sweep(given, tmp_path / "run", lanes=1, way="vmap")
-    assert record.trials["state"].tolist() == ["complete"]
-
-
-def test_an_error_of_the_users_own_is_shown_as_it_is(tmp_path: Path) -> None:
-    def forward(model: nn.Module, batch: Any) -> torch.Tensor:
-        raise IndexError("planted")
-
-    for way in ("vmap", "auto"):
-        with pytest.raises(WorkloadError, match=r"forward or loss raised IndexError: planted"):
-            sweep(small_workload(forward=forward), tmp_path / way, way=way)
 
 
 def test_failing_before_a_resumed_trial_begins_keeps_its_best_checkpoints(tmp_path: Path) -> None:

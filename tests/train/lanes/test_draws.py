@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.helpers.lane_models import CLASSES, FEATURES, lane_workload
-from tests.helpers.lane_stacks import CPU, assert_same, lane_stack, loop, run, updates
+from tests.helpers.lane_stacks import assert_same, lane_stack, loop, run, updates
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.run import VmapGradients
 from workbench.train.rng import isolated_rng, restore_rng
@@ -90,10 +90,3 @@ def test_the_mask_is_the_one_that_the_lanes_generator_gives() -> None:
             restore_rng(state)
             mask = F.dropout(torch.ones(8, 8), 0.4)
         assert torch.equal(seen.buffers["drawn"][lane], mask)
-
-
-def test_a_generator_of_the_models_own_is_refused() -> None:
-    own = torch.Generator(CPU)
-    workload = lane_workload(lambda: Drawing(lambda h: torch.rand(h.shape, dtype=h.dtype, generator=own)))
-    with pytest.raises(CannotBatch):
-        VmapGradients(workload, lane_stack(workload, 2), lanes_per_call=2)(updates(workload, 1)[0])

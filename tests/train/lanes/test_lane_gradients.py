@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.helpers.lane_models import CLASSES, MODELS, REFUSED, Dicts, lane_workload, mlp
+from tests.helpers.lane_models import MODELS, REFUSED, Dicts, lane_workload, mlp
 from tests.helpers.lane_stacks import assert_same, lane_stack, loop, run, updates
-from workbench.errors import WorkloadError
+from workbench.train.evaluation import evaluate
 from workbench.train.gradients import LoopGradients
+from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes import program
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.run import VmapGradients, _Call
@@ -30,9 +31,34 @@ def noisy_bn() -> nn.Module:
 
 def compare(workload: Workload, *, per_call: int, lanes: int = 5, streams: int = 1, rtol: float = 1e-10) -> None:
     stack = lane_stack(workload, lanes, streams=[k % streams for k in range(lanes)])
-    steps = updates(workload, 2, streams=streams)
+    steps, way = updates(workload, 2, streams=streams), VmapGradients(workload, stack, lanes_per_call=per_call)
     expected = loop(workload, stack, steps)
-    assert_same(run(stack, VmapGradients(workload, stack, lanes_per_call=per_call), steps), expected, rtol)
+    assert_same(run(stack, way, steps), expected, rtol)
+    way(steps[0])  # so that running statistics differ
+    evaluated(way, stack, range(lanes), workload, rtol=max(rtol, 1e-10))
+
+
+def evaluated(
+    way: VmapGradients, stack: LaneStack, rows: Sequence[int], workload: Workload, split: str = "validation", rtol: float = 1e-10
+) -> None:  # fmt: skip
+    """Hold the evaluation of some lanes together against that of each alone, and see that nothing moves."""
+    torch.manual_seed(4)
+    before, buffers = torch.get_rng_state(), {name: t.clone() for name, t in stack.buffers.items()}
+    states = [stack.rng.state(lane)["torch"] for lane in range(len(stack))]
+    found = way.evaluate(split, 12, rows=rows)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(stack.buffers[name], t) for name, t in buffers.items())
+    assert all(torch.equal(stack.rng.state(lane)["torch"], state) for lane, state in enumerate(states))
+    assert all(module.training for model in stack.models for module in model.modules())
+    how: Any = {"split": split, "batch_size": 5, "device": stack.device, "precision": workload.config.precision}
+    for ours, row in zip(found, rows, strict=True):
+        for a, b in zip(ours, evaluate(workload, stack.models[row], **how), strict=True):
+            assert a._replace(value=0, num_correct=0, seconds=0) == b._replace(value=0, num_correct=0, seconds=0)
+            assert (a.num_correct is None) == (b.num_correct is None)
+            assert a.value == pytest.approx(
+                b.value, rel=rtol, abs=0.05 if workload.config.precision == "bfloat16" else 0
+            )
+            assert a.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -79,24 +105,6 @@ def test_streams_micro_batches_and_weights(per_call: int, weights: Any, steps: i
 
 
 @pytest.mark.parametrize("per_call", PER_CALL)
-@pytest.mark.parametrize(
-    ("config", "rtol"),
-    [({"batch_size": 1}, 1e-10), ({"dtype": torch.float32, "precision": "bfloat16"}, 0.02)],
-    ids=["one example has no standard error", "half precision"],
-)
-def test_batches_of_one_and_half_precision(per_call: int, config: dict[str, Any], rtol: float) -> None:
-    compare(lane_workload(mlp, **config), per_call=per_call, rtol=rtol)
-
-
-@pytest.mark.parametrize("per_call", [1, 3])
-def test_wrong_weights_are_explained(per_call: int) -> None:
-    workload = lane_workload(mlp).replace(weights=lambda batch: 0.0 * batch[1])
-    way = VmapGradients(workload, lane_stack(workload, 3), lanes_per_call=per_call)
-    with pytest.raises(WorkloadError, match="gives 0 to all 8 examples of the first batch of the train split"):
-        way(updates(workload, 1)[0])
-
-
-@pytest.mark.parametrize("per_call", PER_CALL)
 def test_batches_may_be_nested_and_hold_constants(per_call: int) -> None:
     plain = lane_workload(mlp)
     x, y = plain.train_data.tensors
@@ -133,6 +141,15 @@ def test_batches_that_no_program_can_take_are_refused(extra: Callable[[int], Any
         way(step)
     with pytest.raises(CannotBatch, match=said):
         way(steps[taken])
+
+
+def test_weights_splits_and_chosen_rows_of_an_evaluation() -> None:
+    workload = lane_workload(MODELS["batch_norm"]).replace(weights=lambda batch: (batch[1] % 3).double())
+    stack = lane_stack(workload, 5)
+    way = VmapGradients(workload, stack, lanes_per_call=2, threads=2)
+    for split, rows in (("train", range(5)), ("validation", [4, 1])):
+        evaluated(way, stack, rows, workload, split)
+    way.close()
 
 
 @pytest.mark.parametrize("per_call", [1, 3])
@@ -225,32 +242,3 @@ def test_a_step_that_fails_leaves_everything_for_plain_autograd(monkeypatch: pyt
         way(steps[0])
     way.close()
     assert_same(loop(workload, stack, steps), expected, 0.0)
-
-
-def test_a_wrong_label_is_left_to_plain_autograd_to_explain() -> None:
-    workload = lane_workload(mlp)
-    stack, steps = lane_stack(workload, 3), updates(workload, 2)
-    way = VmapGradients(workload, stack, lanes_per_call=3)
-    way(steps[0])
-    steps[1][0][0][0][1][2] = CLASSES + 3
-    with pytest.raises(CannotBatch, match="the traced step failed"):
-        way(steps[1])
-    with pytest.raises(WorkloadError, match=f"target {CLASSES + 3} is out of range"):
-        LoopGradients(workload, stack)(steps[1])
-
-
-def test_programs_are_shared_between_stacks_of_one_workload_and_refusals_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    program.forget_programs()
-    built: list[int] = []
-    build = program.build_program
-    monkeypatch.setattr(program, "build_program", lambda *a, **k: (built.append(k["lanes"]), build(*a, **k))[1])
-    for rate, counts in ((0.3, (4, 4, 2)), (0.5, (2,))):
-        workload = lane_workload(lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(rate)))  # noqa: B023
-        for lanes in counts:
-            VmapGradients(workload, lane_stack(workload, lanes), lanes_per_call=2)(updates(workload, 1)[0])
-    assert built == [2, 2]
-    workload = lane_workload(REFUSED["branching"][0])
-    for _ in range(2):
-        with pytest.raises(CannotBatch, match="reads the value of a tensor"):
-            VmapGradients(workload, lane_stack(workload, 2), lanes_per_call=2)(updates(workload, 1)[0])
-    assert built == [2, 2, 2]

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from tests.helpers.lane_models import MODELS, lane_workload
-from tests.helpers.lane_stacks import CPU, lane_stack, updates
+from tests.helpers.lane_stacks import lane_stack, updates
 from tests.helpers.workloads import small_workload
-from workbench.errors import ConfigError, WorkloadError
+from workbench.errors import WorkloadError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.train.forward import is_out_of_memory
 from workbench.train.gradients import LoopGradients
 from workbench.train.hooks import Hook, Run, Step
 from workbench.train.lanes import memory
-from workbench.train.lanes.memory import available_bytes, lane_bytes, lanes_that_fit, room_for_calls, train_stacks
+from workbench.train.lanes.memory import lane_bytes, lanes_that_fit, room_for_calls
 from workbench.train.lanes.run import VmapGradients
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -48,17 +48,6 @@ def test_the_peak_of_a_call_holds_its_results_and_grows_with_the_lanes() -> None
     activations = 8 * 8 * 64  # the hidden layer of eight examples in float64
     assert results < peak(1) < results + 6 * activations
     assert peak(8) == pytest.approx(2 * peak(4), rel=0.1)
-
-
-def test_available_memory_is_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
-    for said, expected in (("MemTotal: 900 kB\nMemAvailable:   123 kB\n", 123 * 1024), ("nonsense", 4096 * 500)):
-        monkeypatch.setattr(Path, "read_text", lambda self, said=said: said)
-        assert available_bytes(CPU) == expected
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
-    assert available_bytes(torch.device("cuda")) == 1300
 
 
 def test_what_state_leaves_is_for_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +126,6 @@ def test_a_bound_on_memory_divides_the_lanes_into_stacks(tmp_path: Path) -> None
         assert set(record.trials["state"]) == {"complete"}
 
 
-@pytest.mark.parametrize("memory_gb", [0, -1.0, float("nan"), float("inf"), "4", True])
-def test_a_bound_that_is_none_is_refused(memory_gb: float) -> None:
-    with pytest.raises(ConfigError, match="memory_gb=.* must be above 0"):
-        Trainer(memory_gb=memory_gb)
-
-
 @pytest.mark.parametrize(
     ("error", "is_one"),
     [
@@ -159,11 +142,3 @@ def test_what_counts_as_out_of_memory(error: BaseException | None, is_one: bool)
     wrapped = WorkloadError("workload 'w', at step 3: forward or loss raised")
     wrapped.__cause__ = error
     assert is_out_of_memory(wrapped) is is_one
-
-
-@pytest.mark.parametrize(("lanes", "fit", "sizes"), [(7, 7, [7]), (7, 3, [2, 2, 3]), (4, 1, [1] * 4), (3, 0, [1] * 3)])
-def test_pieces_are_as_equal_as_can_be(lanes: int, fit: int, sizes: list[int]) -> None:
-    seen: list[Any] = []
-    train_stacks(list(range(lanes)), seen.append, fit=fit)  # type: ignore[arg-type]
-    assert [len(piece) for piece in seen] == sizes
-    assert [lane for piece in seen for lane in piece] == list(range(lanes))

@@ -19,7 +19,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.batches import DataStream
-from workbench.train.evaluation import Evaluation, TrackedExamples
+from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import Excuse, Gradients, LaneLoss, LoopGradients
 from workbench.train.lane_stack import LaneStack
@@ -30,7 +30,7 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
 WORTH_SECONDS = (
-    1.0  # rule of thumb: tracing and measuring take up to half of it, which a shorter training does not give back
+    1.0  # rule of thumb: tracing and measuring take up to half of it, which a shorter training never regains
 )
 MEASURING_FRAC = 0.02  # rule of thumb: a third arrangement, which seldom wins, is not tried once this share is gone
 TIMED_SECONDS = 0.1  # rule of thumb: a backend is timed for this long, or for one step
@@ -44,7 +44,7 @@ Vmap = Callable[["Arrangement"], VmapGradients]
 
 
 class Arrangement(NamedTuple):
-    """How the lanes of a stack go through one traced program: lanes in one call, and calls at a time, each on one core."""
+    """How the lanes of a stack go through one traced program: calls of so many lanes, so many at a time, each on one core."""
 
     lanes_per_call: int
     threads: int
@@ -73,11 +73,8 @@ class Verdict(NamedTuple):
 
 def arrangements(lanes: int, device: torch.device, threads: int) -> list[Arrangement]:
     """Return what is worth trying: all lanes in one call, and on a CPU calls of fewer lanes spread over the cores."""
-    spread = device.type == "cpu" and threads > 1 and lanes > 1
-    return [
-        Arrangement(lanes, 1),
-        *(Arrangement(n, threads) for n in sorted({1, math.ceil(lanes / threads)}) if spread),
-    ]
+    sizes = sorted({1, math.ceil(lanes / threads)}) if device.type == "cpu" and threads > 1 and lanes > 1 else []
+    return [Arrangement(lanes, 1), *(Arrangement(n, threads) for n in sizes)]
 
 
 class Chosen:
@@ -111,16 +108,14 @@ class Chosen:
             self.gradients, self.fell_back, self._why = self._loop, True, {"reason": str(error)}
             return self._loop(batches)
 
-    def evaluate(
-        self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
-    ) -> list[list[Evaluation]]:
+    def evaluate(self, split: str, batch_size: int, **how: Any) -> list[list[Evaluation]]:
         """Return the evaluations of the lanes in `rows`."""
         if self.evaluated_alone is None:
             try:
-                return self.gradients.evaluate(split, batch_size, rows=rows, tracked=tracked)
+                return self.gradients.evaluate(split, batch_size, **how)
             except CannotBatch as error:
                 self.evaluated_alone = str(error)
-        return self._loop.evaluate(split, batch_size, rows=rows, tracked=tracked)
+        return self._loop.evaluate(split, batch_size, **how)
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done, and why, as JSON values."""
@@ -309,14 +304,9 @@ def recall(key: Hashable, *, lanes: int) -> Verdict | None:
     if key not in _known:
         return None
     _known.move_to_end(key)
-    found = _known[key][1]
-    if _size(lanes) in found:
-        return found[_size(lanes)]
-    for size, verdict in sorted(found.items()):
-        single = verdict.arrangement is not None and verdict.arrangement.lanes_per_call == 1
-        if single and size > _size(lanes) > 1:
-            return verdict
-    return None
+    found, wanted = _known[key][1], _size(lanes)
+    singles = (v for size, v in sorted(found.items()) if size > wanted > 1 and v.arrangement and v.arrangement[0] == 1)
+    return found.get(wanted) or next(singles, None)
 
 
 def remember(key: Hashable, workload: Workload, verdict: Verdict, *, lanes: int) -> None:
@@ -333,35 +323,33 @@ def forget_choices() -> None:
     _known.clear()
 
 
-def _commands() -> Path:
+def _commands(command: tuple[Hashable, ...]) -> tuple[Path, dict[str, Any], str]:
+    """Return the file that keeps the choices of this user, what it holds, and the key of a training on this machine."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("WORKBENCH_CACHE") or user / "workbench") / "gradient_backends.json"
-
-
-def _machine_key(command: tuple[Hashable, ...]) -> str:
+    path = Path(os.environ.get("WORKBENCH_CACHE") or user / "workbench") / "gradient_backends.json"
     machine = platform.node(), platform.machine(), os.cpu_count(), torch.__version__
-    return hashlib.sha256(repr((machine, command)).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr((machine, command)).encode()).hexdigest()[:32]
+    try:
+        return path, dict(json.loads(path.read_text())), key
+    except (OSError, ValueError, TypeError):
+        return path, {}, key
 
 
 def _recall_command(command: tuple[Hashable, ...]) -> Verdict | None:
     """Return what the same training took on this machine before, so that a command given twice gives the same digits."""
-    try:
-        calls, *rest = json.loads(_commands().read_text())[_machine_key(command)]
-        return Verdict(None if calls is None else Arrangement(*calls), *rest)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    _, known, key = _commands(command)
+    calls, *rest = known.get(key, [None])
+    return Verdict(None if calls is None else Arrangement(*calls), *rest) if rest else None
 
 
 def _remember_command(command: tuple[Hashable, ...], verdict: Verdict) -> None:
-    path = _commands()
-    with contextlib.suppress(OSError, ValueError):  # where nothing can be kept, the next command measures again
-        known = json.loads(path.read_text()) if path.exists() else {}
-        kept = dict(list(known.items())[-COMMANDS:]) | {_machine_key(command): verdict}
+    path, known, key = _commands(command)
+    with contextlib.suppress(OSError):  # where nothing can be kept, the next command measures again
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(kept))
+        fresh.write_text(json.dumps(dict(list(known.items())[-COMMANDS:]) | {key: verdict}))
         fresh.replace(path)
 
 
 def _size(lanes: int) -> int:
-    return int(2 ** math.ceil(math.log2(lanes)))
+    return 1 << (lanes - 1).bit_length()  # the power of two that the number of lanes is counted as

@@ -58,7 +58,7 @@ NARROW = 16  # measured: floats in the widest register; a product or softmax ove
 LARGE = 4e6  # measured: floating-point operations of a product from which on oneDNN's longer way in pays
 
 
-def clean_up(graph: fx.Graph, refresh: Callable[[], None], *, lanes: int, device: torch.device) -> None:
+def clean_up(graph: fx.Graph, refresh: Callable[[], Any], *, lanes: int, device: torch.device) -> None:
     """Clean up a graph in place.
 
     Args:

@@ -58,7 +58,7 @@ class LaneProgram:
         example |= {n: generators for n in graph.nodes if n.op == "placeholder" and n.name == GENERATORS}
         with torch.no_grad():
             if clean:
-                clean_up(graph, lambda: _refresh(graph, example), lanes=lanes, device=device)
+                clean_up(graph, lambda: _run(_calls(graph), dict(example), kept=set()), lanes=lanes, device=device)
             generators[0].set_state(recorded.random_state)
             self._call, result, self.peak_bytes = _lower(graph, example)
         if not self.draws or lanes == 1:  # several lanes drew from one generator while they were recorded
@@ -96,8 +96,7 @@ def build_program(
 
 def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, StepResult, int]:
     """Return a graph as a function of its inputs, what it returns for the example, and its peak bytes; constants are computed here."""
-    once = constants(graph)
-    calls = [node for node in graph.nodes if node.op == "call_function"]
+    once, calls = constants(graph), _calls(graph)
     nodes = [node for node in calls if node not in once]
     output: Any = graph.output_node().args[0]
     results = set(graph.output_node().all_input_nodes)
@@ -109,9 +108,8 @@ def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, S
     return function, fx.node.map_arg(output, lambda n: values[n]), _peak_bytes(nodes, results)
 
 
-def _refresh(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> None:
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    _run(calls, dict(example), kept=set())
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
 
 
 def _run(nodes: Sequence[fx.Node], values: dict[fx.Node, Any], *, kept: set[fx.Node]) -> dict[fx.Node, Function]:

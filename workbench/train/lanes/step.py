@@ -234,7 +234,10 @@ class _Step(nn.Module):
         def run(lane: Sequence[Tensor], leaves: Sequence[Tensor]) -> Any:
             return functional_call(self, dict(zip(self._names, lane, strict=True)), (self._layout.rebuild(leaves),))
 
-        with torch.set_grad_enabled(train), _batchable() if lanes > 1 else contextlib.nullcontext(), recorder:
+        with torch.set_grad_enabled(train), contextlib.ExitStack() as batchable, recorder:
+            if lanes > 1:  # operations in the form that `vmap` can batch
+                batchable.enter_context(sdpa_kernel(SDPBackend.MATH))
+                batchable.enter_context(ClassLosses())
             buffers = [t.clone() for t in inputs.buffers]
             clones = [recorder.node_of(t) for t in buffers]
             together = vmap(run, in_dims=(0, 0 if stacked else None), randomness="different") if lanes > 1 else run
@@ -270,12 +273,6 @@ class _Step(nn.Module):
         else:
             value = ((weights[0].to(losses.dtype) if weights else torch.ones_like(losses)) * losses).sum(-1)
         return list(torch.autograd.grad(value.sum() if value.dim() else value, trained, allow_unused=True))
-
-
-@contextlib.contextmanager
-def _batchable() -> Iterator[None]:
-    with sdpa_kernel(SDPBackend.MATH), ClassLosses():
-        yield
 
 
 @contextlib.contextmanager
@@ -389,6 +386,5 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def check_alike(models: Sequence[nn.Module]) -> None:
     """Check that models differ in parameters and buffers alone; an attribute that differs is named in a `CannotBatch`."""
     first = module_state(models[0], by_value=True)
-    for model in models[1:]:
-        for name in _changed(first, module_state(model, by_value=True)):
-            raise CannotBatch(f"the attribute {name!r} of the model is not the same in all trials")
+    if changed := [name for model in models[1:] for name in _changed(first, module_state(model, by_value=True))]:
+        raise CannotBatch(f"the attribute {changed[0]!r} of the model is not the same in all trials")
