@@ -16,7 +16,6 @@ from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
 from workbench.train.coupled_losses import Dependence, batch_dependence, evaluation_batch
-from workbench.train.coupled_losses import Items as ReadItems
 from workbench.train.evaluation import evaluate, example_values, float_tensors
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification
@@ -223,7 +222,7 @@ def test_a_thousandth_is_rounding_of_what_the_loss_says_and_of_what_the_model_do
     x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0)).double()
     data = TensorDataset(x, x[:, 0])
     workload = small_workload(forward=forward, loss=loss, train_data=data, validation_data=data)
-    found = batch_dependence(workload, nn.Linear(3, 1).double(), ReadItems([data[i] for i in range(16)]))
+    found = batch_dependence(workload, nn.Linear(3, 1).double(), [data[i] for i in range(16)])
     assert found == Dependence(0.0, pytest.approx(losses), coupled)
     config = workload.config.replace(batch_size=8, accumulate_steps=2)
     assert evaluation_batch(workload, config, torch.device("cpu")) == (4 if coupled else 32)

@@ -122,13 +122,7 @@ class DataStream:
 
 
 def train_batches(
-    workload: Workload,
-    config: TrainConfig,
-    device: torch.device,
-    *,
-    start_step: int = 0,
-    rank: int = 0,
-    hosts: int = 1,
+    workload: Workload, config: TrainConfig, device: torch.device, *, start_step: int = 0, rank: int = 0, hosts: int = 1
 ) -> Iterator[list[Batch]]:
     """Yield for every step from `start_step` on the micro-batches of one update, as (batch, examples) pairs.
 

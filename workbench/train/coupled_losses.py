@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset
 
 from workbench.config import TrainConfig
 from workbench.train.evaluation import values_each
@@ -33,20 +32,6 @@ LOOKS, FAR = 4, 12.0
 """Looks at random values, and standard errors between their means that chance hardly ever gives (rule of thumb)."""
 
 _known: OrderedDict[Hashable, tuple[Workload, bool]] = OrderedDict()
-
-
-class Items(Dataset[Any]):
-    """Items that were read once, so that random preprocessing is the same in every batch."""
-
-    def __init__(self, items: Sequence[Any]) -> None:
-        self._items = list(items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return an item by its place."""
-        return self._items[index]
 
 
 class Dependence(NamedTuple):
@@ -67,7 +52,7 @@ class Dependence(NamedTuple):
 def batch_dependence(
     workload: Workload,
     model: nn.Module,
-    data: Items,
+    data: Sequence[Any],
     *,
     metric: str = "loss",
     split: str = "validation",
@@ -115,12 +100,12 @@ def evaluation_batch(workload: Workload, config: TrainConfig, device: torch.devi
     return micro
 
 
-def first_items(workload: Workload, split: str, count: int) -> Items:
-    """Return the first items of a split."""
+def first_items(workload: Workload, split: str, count: int) -> list[Any]:
+    """Return the first items of a split, read once, so that random preprocessing is the same in every batch."""
     data = workload.data(split)
     if in_its_own_order(data):
-        return Items(list(islice(data, count)))
-    return Items(IndexedDataset(data, split=split).__getitems__(range(min(count, len(data)))))
+        return list(islice(data, count))
+    return IndexedDataset(data, split=split).__getitems__(range(min(count, len(data))))
 
 
 def _couples(workload: Workload, config: TrainConfig, device: torch.device) -> bool:

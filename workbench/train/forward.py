@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -104,37 +103,28 @@ _ADVICE = {
 _USUAL = "Check what the model takes and what the loss compares."
 
 
-class explained:
-    """Turn what is raised inside the block into a `WorkloadError`; an error of this package gets the place in front.
+@contextlib.contextmanager
+def explained(workload: Workload, where: str) -> Iterator[None]:
+    """Turn what is raised inside the block into a `WorkloadError`; an error of this package gets the place in front, once.
 
     Args:
         where: for example "at step 3" or "in the batch of the train split that begins with example 64".
     """
-
-    __slots__ = ("_name", "_where")
-
-    def __init__(self, workload: Workload, where: str) -> None:
-        self._name, self._where = workload.name, where
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Explain an error that left the block; interrupts and errors that are explained already pass."""
-        if not isinstance(error, Exception):
-            return
-        known = f"workload {self._name!r}"
-        if isinstance(error, WorkloadError):
-            if str(error).startswith(known):
-                return
-            raise type(error)(f"{known}, {self._where}: {error}") from error
-        if isinstance(error, WorkbenchError):
-            return
+    known = f"workload {workload.name!r}"
+    try:
+        yield
+    except WorkloadError as error:
+        if str(error).startswith(known):
+            raise
+        raise type(error)(f"{known}, {where}: {error}") from error
+    except WorkbenchError:
+        raise
+    except Exception as error:
         advice = next((advice for part, advice in _ADVICE.items() if part in str(error)), _USUAL)
         if DIFFERENTIATES in str(error) and callers_line(error):
             advice = "Let what autograd.grad differentiates by require a gradient: x.requires_grad_() before x is used."
         sort = TargetError if re.match(r"Target -?\d+ is out of bounds", str(error)) else WorkloadError
-        raise sort(f"{known}, {self._where}: forward or loss raised {in_one_line(error)}. {advice}") from error
+        raise sort(f"{known}, {where}: forward or loss raised {in_one_line(error)}. {advice}") from error
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

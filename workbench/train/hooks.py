@@ -127,10 +127,6 @@ def watchers(model: nn.Module) -> int:
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
 
 
-def _cadence(every: int) -> int:
-    return check_integer("every", every, hint=": measure at every n-th step")
-
-
 class Timing(Hook):
     """Records `data_wait_s` and `step_time_s` at every step.
 
@@ -151,7 +147,7 @@ class Norms(Hook):
     """
 
     def __init__(self, every: int = 20) -> None:
-        self.every = _cadence(every)
+        self.every = check_integer("every", every, hint=": measure at every n-th step")
 
     def on_step(self, step: Step) -> None:
         """Measure on the cadence."""
@@ -168,7 +164,7 @@ class UpdateRatios(Hook):
     """
 
     def __init__(self, every: int = 20) -> None:
-        self.every = _cadence(every)
+        self.every = check_integer("every", every, hint=": measure at every n-th step")
         self._slices: Mapping[str, slice] = {}
 
     def on_start(self, run: Run) -> None:
@@ -192,7 +188,7 @@ class Activations(Hook):
     """
 
     def __init__(self, every: int = 20) -> None:
-        self.every = _cadence(every)
+        self.every = check_integer("every", every, hint=": measure at every n-th step")
         self._handles: list[RemovableHandle] = []
         self._values: dict[str, dict[int, Tensor]] = {}
 

@@ -27,18 +27,9 @@ from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.forward import autocast, per_example
 from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane
-from workbench.train.lane_stack import LaneStack, build_model
+from workbench.train.lane_stack import build_model
 from workbench.train.lanes.backend import choose_gradients
-from workbench.train.lanes.memory import (
-    FREE_SHARE,
-    STATE_SHARE,
-    available_bytes,
-    check_lanes,
-    group_lanes,
-    lane_bytes,
-    lanes_that_fit,
-    train_stacks,
-)
+from workbench.train.lanes.memory import check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.loop import TrainingLoop
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng, seed_all
@@ -230,6 +221,12 @@ class Trainer:
             hosts=hosts,
             synchronised=self.synchronise_batch_norm,
         )
+
+        def train(stack: Sequence[Lane]) -> None:
+            with _noted(*(lane.writer for lane in stack)):
+                made = loop(stack)
+            made.train()
+
         with isolated_rng():
             lanes = []
             for config, writer in zip(configs, writers, strict=True):
@@ -238,8 +235,8 @@ class Trainer:
                         lanes.append(begin_together(hosts, Lane(config, writer)))
             for group in group_lanes(lanes):
                 with _noted(*(lane.writer for lane in group)):
-                    fit = _fit(workload, group, device, memory)
-                train_stacks(group, partial(_train, loop), fit=fit)
+                    fit = lanes_in_a_stack(workload, group, device, memory)
+                train_stacks(group, train, fit=fit)
         return [writer.record for writer in writers]
 
 
@@ -296,22 +293,6 @@ def _noted(*writers: TrialWriter) -> Iterator[None]:
         for writer in writers:
             writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
         raise
-
-
-def _train(make: Callable[[Sequence[Lane]], TrainingLoop], lanes: Sequence[Lane]) -> None:
-    with _noted(*(lane.writer for lane in lanes)):
-        loop = make(lanes)
-    loop.train()
-
-
-def _fit(workload: Workload, lanes: Sequence[Lane], device: torch.device, memory: int | None) -> int:
-    """Return how many of the lanes fit in memory together."""
-    if len(lanes) < 2:
-        return 1
-    lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
-    if memory is not None:
-        return lanes_that_fit(memory, lane=lane, share=STATE_SHARE)
-    return lanes_that_fit(available_bytes(device), lane=lane, share=FREE_SHARE * STATE_SHARE)
 
 
 def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:

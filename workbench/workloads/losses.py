@@ -269,10 +269,7 @@ def regression(*, targets: Callable[[Any], Tensor] = second_of_batch, **fields: 
 
 
 def language_model(
-    *,
-    targets: Callable[[Any], Tensor] = next_tokens,
-    ignore_index: int | None = -100,
-    **fields: Unpack[WorkloadFields],
+    *, targets: Callable[[Any], Tensor] = next_tokens, ignore_index: int | None = -100, **fields: Unpack[WorkloadFields]
 ) -> Workload:
     """Return a workload with next-token cross-entropy and token accuracy.
 

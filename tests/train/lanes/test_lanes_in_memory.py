@@ -51,7 +51,7 @@ def test_the_peak_of_a_call_holds_its_results_and_grows_with_the_lanes() -> None
 
 
 def test_what_state_leaves_is_for_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lanes_that_fit(1000, lane=10, share=0.8) == 80
+    assert lanes_that_fit(800, lane=10) == 80
     assert lanes_that_fit(5, lane=10) == 1, "a single lane is always tried"
     stack = lane_stack(lane_workload(MODELS["mlp"]), 4)
     state = 4 * lane_bytes(stack)

@@ -18,7 +18,7 @@ from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadEr
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_cases
 from workbench.train.batches import to_device
-from workbench.train.coupled_losses import Dependence, Items, batch_dependence, first_items
+from workbench.train.coupled_losses import Dependence, batch_dependence, first_items
 from workbench.train.evaluation import eval_mode, evaluate, values_each
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
@@ -217,7 +217,7 @@ def _examples(
     third, probe = values, Dependence()
     if len(few):  # a third at a time shows what many neighbours do, two at a time how far a row is padded
         third = at(max(1, len(places) // 3))[0][metric]
-        probe = batch_dependence(workload, model, Items([items[i] for i in few]), metric=metric, split=split)
+        probe = batch_dependence(workload, model, [items[i] for i in few], metric=metric, split=split)
     dependence = max(float(np.abs(third - values)[weights > 0].max(initial=0.0)), probe.batch)
     counted = np.flatnonzero(weights > 0)
     order = counted[np.argsort(-values[counted], kind="stable")]

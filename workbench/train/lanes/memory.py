@@ -102,9 +102,18 @@ def available_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def lanes_that_fit(available: int, *, lane: int, share: float = 1.0) -> int:
-    """Return how many lanes of so many bytes fit into a share of the available ones, at least 1."""
-    return max(1, int(available * share) // max(1, lane))
+def lanes_that_fit(available: int, *, lane: int) -> int:
+    """Return how many lanes of so many bytes fit into the available ones, at least 1."""
+    return max(1, available // max(1, lane))
+
+
+def lanes_in_a_stack(workload: Workload, lanes: Sequence[Lane], device: torch.device, bound: int | None) -> int:
+    """Return how many of the lanes fit in memory together, of which `bound` bytes may be taken; None is a share of what is free."""
+    if len(lanes) < 2:
+        return 1
+    allowed = available_bytes(device) * FREE_SHARE if bound is None else bound
+    lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
+    return lanes_that_fit(int(allowed * STATE_SHARE), lane=lane)
 
 
 def room_for_calls(stack: LaneStack, *, bound: int | None) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from workbench.train.forward import is_out_of_memory
@@ -137,14 +138,14 @@ def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Function, 
     if not isinstance(target, torch._ops.OpOverload):
         return target, target(*args, **kwargs)
     if target.namespace == "aten":
-        for place in (torch, torch.Tensor, torch._C._nn):
+        for place in (torch, torch.Tensor, functional):
             binding: Any = getattr(place, target.overloadpacket.__name__, None)
             if isinstance(binding, (BuiltinFunctionType, MethodDescriptorType)):
                 try:
                     return binding, binding(*args, **kwargs)
                 except Exception:  # it takes the arguments in another order, or not at all
                     break
-    return target._op, target._op(*args, **kwargs)
+    return target, target(*args, **kwargs)
 
 
 def _last_uses(nodes: Sequence[fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:

@@ -307,18 +307,15 @@ class ClassLosses(TorchFunctionMode):
         bound = self.SIGNATURES[func].bind(*args, **(kwargs or {}))
         bound.apply_defaults()
         given = bound.arguments
-        outputs, targets, reduction = given["input"], given["target"], given["reduction"]
+        outputs, targets = given["input"], given["target"]
         plain = all(given[name] == default for name, default in self.PLAIN.items() if name in given)
-        plain = plain and targets.dtype == torch.int64 and reduction in ("none", "mean", "sum")
+        plain = plain and targets.dtype == torch.int64 and given["reduction"] == "none"
         if not plain or outputs.dim() < 2 or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
             return func(*args, **(kwargs or {}))
         log_probabilities = outputs.log_softmax(1) if func is F.cross_entropy else outputs
         counted = targets != given["ignore_index"]
         chosen = log_probabilities.gather(1, torch.where(counted, targets, 0).unsqueeze(1)).squeeze(1)
-        losses = torch.where(counted, -chosen, 0.0)
-        if reduction == "none":
-            return losses
-        return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
+        return torch.where(counted, -chosen, 0.0)
 
 
 _MEMBERS = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
