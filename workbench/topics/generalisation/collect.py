@@ -50,12 +50,10 @@ def collect_generalisation(session: Session) -> dict[str, Any]:
     step = trial.trials["best_step"].dropna()
     best = trial.folder / "checkpoints" / f"step-{int(step.iloc[0]) if len(step) else -1:08d}"
     small = workload.replace(**{f"{split}_data": _part(workload.data(split)) for split in ("train", "validation")})
+    labels: dict[str, Tensor] = {}
     with isolated_rng():
-        labels: dict[str, Tensor] = {}
         found = {"last": _checkpoint(small, session, last, labels)}
-        found["selected"] = (
-            found["last"] if best in (None, last) else _checkpoint(small, session, Path(str(best)), labels)
-        )
+        found["selected"] = found["last"] if best == last else _checkpoint(small, session, best, labels)
     losses = trial.steps["loss"].to_numpy(dtype=np.float64)
     end = losses[-max(1, int(LAST_STEPS * losses.size)) :]
     mode = {"loss": float(end.mean()), "se": float(end.std() / math.sqrt(end.size)), "steps": int(end.size)}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.curves.classify import chance_loss, ignorance
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Codes, Status
 
 CODES = Codes({"evaluation.generalisation_gap": "P3.2", "evaluation.underfits": "P3.2"})
-_gap_finding, _fit_finding = (partial(CODES.finding, code) for code in CODES)
+_GAP, _FIT = CODES
 HARM = 0.1
 """Share of what was learned that does not hold on validation, from which on a difference between the splits is put down to it."""
 _SURE = 3.0
@@ -23,25 +22,16 @@ _LEAST = 0.1
 
 
 class Gap(NamedTuple):
-    """Validation minus training loss of one model in evaluation mode.
+    """Validation minus training loss of one model in evaluation mode."""
 
-    Attributes:
-        share: of what training learned that does not hold on validation.
-        z: the gap in its standard errors.
-        train, validation: the losses.
-        train_score, score: accuracy on training examples and on validation; None where examples have no classes.
-        renumbered: accuracy on validation if classes are matched anew.
-        examples: of validation.
-    """
-
-    share: float
-    z: float
-    train: float
-    validation: float
-    train_score: float | None
-    score: float | None
-    renumbered: float | None
-    examples: int
+    share: float  # of what training learned that does not hold on validation
+    z: float  # the gap in its standard errors
+    train: float  # loss
+    validation: float  # loss
+    train_score: float | None  # accuracy on training examples; None where examples have no classes
+    score: float | None  # the same on validation
+    renumbered: float | None  # accuracy on validation if classes are matched anew
+    examples: int  # of validation
 
     @property
     def harmful(self) -> bool:
@@ -101,56 +91,50 @@ def diagnose_generalisation_gap(
     Returns:
         The one code `evaluation.generalisation_gap`.
     """
-    found = _judge_gap(record.facts, broken=broken, rise=rise, lost=lost, carried=carried, hidden=hidden)
-    return Diagnosis.of(record, (found,))
-
-
-def _judge_gap(
-    facts: Mapping[str, Any], *, broken: float, rise: float, lost: float, carried: float, hidden: float
-) -> Finding:
+    facts = record.facts
     found = facts.get("generalisation") or {}
+
+    def judged(status: Status, summary: str, *advice: str, **numbers: Any) -> Diagnosis:
+        return Diagnosis.of(record, [CODES.finding(_GAP, status, summary, advice=advice, **numbers)])
+
     if "last" not in found:
-        return _gap_finding("not_measured", _why_missing(facts))
+        return judged("not_measured", _why_missing(facts))
     known: dict[str, Any] = {"unit": "of what was learned", "evidence": dict(found)}
     now, mode = found["last"]["train"], found["training_mode"]
     both = f"On training examples the loss is {now['loss']:.3g} in evaluation mode, and {mode['loss']:.3g} in training mode at the end of the run"
     in_training = _lost_from(mode, now, _start(facts))
     if in_training is not None and in_training >= broken:
-        return _gap_finding("fail", value=in_training, threshold=broken, **known, summary=f"{both}: evaluation measures another model.",
-            advice=[
-                "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
-                "Look at what differs for the data: a transform that only one of the two gets.",
-            ],
+        return judged(
+            "fail", f"{both}: evaluation measures another model.",
+            "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
+            "Look at what differs for the data: a transform that only one of the two gets.", value=in_training, threshold=broken, **known,
         )  # fmt: skip
     noise = _lost_from(now, mode, _start(facts))
     if noise is not None and hidden <= noise < math.inf:
-        return _gap_finding("warn", value=noise, threshold=hidden, **known,
-            summary=f"{both}: what training mode adds hides {noise:.0%} of what was learned.",
-            advice=["Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under `if self.training`."],
+        return judged(
+            "warn", f"{both}: what training mode adds hides {noise:.0%} of what was learned.",
+            "Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under "
+            "`if self.training`.", value=noise, threshold=hidden, **known,
         )  # fmt: skip
     gap, best = gap_of(facts), gap_of(facts, at="selected")
     if gap is None:
-        return _gap_finding("ok", summary="The baseline has learned too little on training examples for a gap to open.", **known)  # fmt: skip
+        return judged("ok", "The baseline has learned too little on training examples for a gap to open.", **known)
     said = f"Loss {gap.validation:.3g} on validation and {gap.train:.3g} on training examples, both in evaluation mode"
     known |= {"value": gap.share, "threshold": lost}
     start, held = _start(facts) or 0.0, found["selected"]["validation"]["loss"]
     learned = start - gap.train
     if gap.share >= 1 - carried and gap.z >= _SURE and not (_finite(held) and start - held >= carried * learned):
-        return _gap_finding("fail", **known, summary=f"{said}: next to nothing of what is learned holds on validation, at no checkpoint.",
-            advice=[
-                "Compare the two splits: inputs, targets, and the code that prepares each.",
-                "If they are alike, the model memorises: more examples, augmentation, weight decay, a smaller model.",
-            ],
+        return judged(
+            "fail", f"{said}: next to nothing of what is learned holds on validation, at no checkpoint.",
+            "Compare the two splits: inputs, targets, and the code that prepares each.",
+            "If they are alike, the model memorises: more examples, augmentation, weight decay, a smaller model.", **known,
         )  # fmt: skip
     risen = (gap.validation - held) / learned if _finite(held) else 0.0
     if gap.share >= lost and gap.z >= _SURE and risen >= rise:
         earlier = "" if best is None else f", and {best.validation:.3g} at step {found['selected']['step']:,}"
-        return _gap_finding("warn", **known, summary=f"{said}{earlier}: the run overfits in its later part.",
-            advice=["Take the selected checkpoint; then more examples, augmentation, weight decay or dropout, or fewer steps."],
-        )  # fmt: skip
-    return _gap_finding(
-        "ok", summary=f"{said}: {max(0.0, gap.share):.0%} of what was learned does not carry over.", **known
-    )
+        fix = "Take the selected checkpoint; then more examples, augmentation, weight decay or dropout, or fewer steps."
+        return judged("warn", f"{said}{earlier}: the run overfits in its later part.", fix, **known)
+    return judged("ok", f"{said}: {max(0.0, gap.share):.0%} of what was learned does not carry over.", **known)
 
 
 def _why_missing(facts: Mapping[str, Any]) -> str:
@@ -206,21 +190,22 @@ def diagnose_underfit(
     Returns:
         The one code `evaluation.underfits`.
     """
-    found = _judge_fit(record.facts, least=least, broken=broken, skill=skill, ses=ses)
-    return Diagnosis.of(record, (found,))
-
-
-def _judge_fit(facts: Mapping[str, Any], *, least: float, broken: float, skill: float, ses: float) -> Finding:
+    facts = record.facts
     trained, sticks = facts.get("generalisation") or {}, (facts.get("data") or {}).get("yardsticks") or {}
+
+    def judged(status: Status, summary: str, *advice: str, **numbers: Any) -> Diagnosis:
+        return Diagnosis.of(record, [CODES.finding(_FIT, status, summary, advice=advice, **numbers)])
+
     if "last" not in trained:
-        return _fit_finding("not_measured", _why_missing(facts))
+        return judged("not_measured", _why_missing(facts))
     models = [
         trained[name]["train"] for name in ("last", "selected") if trained[name]["train"].get("score") is not None
     ]
     other = any(m["classes"] is None for m in models) != (sticks.get("classes") is None)
     if "score" not in sticks or not models or other or not (sticks["classes"] is None or classifies(facts)):
-        said = "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
-        return _fit_finding("ok", said)
+        return judged(
+            "ok", "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
+        )
     name = max(sticks["score"], key=lambda each: float(sticks["score"][each]))
     theirs, model = float(sticks["score"][name]), max(models, key=_size)
     ours, what = _size(model), "correlation" if sticks["classes"] is None else "accuracy"
@@ -233,15 +218,13 @@ def _judge_fit(facts: Mapping[str, Any], *, least: float, broken: float, skill: 
         "evidence": {"trained": dict(model), "yardsticks": sticks["score"], "chance": sticks["chance"]},
     }  # fmt: skip
     if theirs - sticks["chance"] < skill or ours + ses * se >= needed:
-        return _fit_finding("ok", f"The trained model holds its own: {said}.", **numbers)
+        return judged("ok", f"The trained model holds its own: {said}.", **numbers)
     far = ours + ses * se < sticks["chance"] + broken * (theirs - sticks["chance"])
-    return _fit_finding(
+    return judged(
         "fail" if far else "warn", f"The trained model is {'far ' if far else ''}behind {who}: {said}.",
-        advice=(
-            "Something keeps this model from what the inputs tell: look for dropout that drops what it should keep (p is the share that is "
-            "dropped), a bottleneck, inputs that are transformed on their way, and weight decay.",
-            "Overfit a few examples first; add layers one at a time to a model that works.",
-        ), **numbers,
+        "Something keeps this model from what the inputs tell: look for dropout that drops what it should keep (p is the share that is "
+        "dropped), a bottleneck, inputs that are transformed on their way, and weight decay.",
+        "Overfit a few examples first; add layers one at a time to a model that works.", **numbers,
     )  # fmt: skip
 
 

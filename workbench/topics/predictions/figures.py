@@ -22,14 +22,14 @@ MAX_CHARACTERS = 28
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleHistory:
-    """One tracked example."""
+    """One tracked example; `right` says of each prediction whether it is the label, None where predictions are numbers, which are never quite."""
 
     example: int  # its index in the split
     label: Any  # what it should be
     steps: NDArray[np.int64]  # of the evaluations, shape (evaluations,)
     losses: NDArray[np.float64]  # its loss at each, shape (evaluations,)
     predictions: Sequence[Any]  # what was predicted at each
-    right: Sequence[bool | None]  # whether that is the label; None where predictions are numbers, which are never quite
+    right: Sequence[bool | None]
 
     @property
     def last_loss(self) -> float:
@@ -53,21 +53,23 @@ class ExampleHistory:
         return since
 
 
+def _of_trial(predictions: pd.DataFrame, trial: int | None) -> pd.DataFrame:
+    """Return the rows of a trial, None being the first; none of them is a `UsageError`."""
+    number = int(predictions["trial"].iloc[0]) if trial is None else trial
+    mine = predictions[predictions["trial"] == number].sort_values("step", kind="stable")
+    if mine.empty:
+        raise UsageError(f"trial={trial} has no tracked predictions; there are trials {_listed(predictions['trial'])}.")
+    return mine
+
+
 def prediction_history(predictions: pd.DataFrame, *, trial: int | None = None) -> list[ExampleHistory]:
     """Return the tracked examples of a trial (None is the first), the one with the largest loss at the end first.
 
     Raises:
         UsageError: the trial has none.
     """
-    if not len(predictions):
-        return []
-    number = int(predictions["trial"].iloc[0]) if trial is None else trial
-    mine = predictions[predictions["trial"] == number]
-    if mine.empty:
-        known = ", ".join(map(str, sorted(predictions["trial"].unique())[:20]))
-        raise UsageError(f"trial={trial} has no tracked predictions; there are trials {known}.")
     found = []
-    for example, rows in mine.sort_values("step", kind="stable").groupby("example"):
+    for example, rows in _of_trial(predictions, trial).groupby("example") if len(predictions) else ():
         label = rows["label"].iloc[-1]
         found.append(
             ExampleHistory(
@@ -114,7 +116,6 @@ def plot_predictions(
         data: the split that the example is from: an item that begins with an image (2-D, or 3-D with 1 or 3 channels), or with
             the integers of a text below 256, is shown.
         image_shape: of an image that is kept as a flat row of as many numbers, such as (28, 28).
-        ax: where to draw; a new figure by default.
 
     Raises:
         UsageError: the example, or the trial, was not tracked.
@@ -125,13 +126,11 @@ def plot_predictions(
         table = getattr(record, "predictions", pd.DataFrame())
         if not len(table):
             return not_measured(axes, "the record has no tracked predictions (Trainer(track=...))")
-        number = int(table["trial"].iloc[0]) if trial is None else trial
-        rows = _rows_of(table, number, example)
-        values = rows["loss"].to_numpy(dtype=np.float64)
-        steps = rows["step"].to_numpy(dtype=np.float64)
+        rows = _rows_of(_of_trial(table, trial), example)
+        values, steps = (rows[name].to_numpy(dtype=np.float64) for name in ("loss", "step"))
+        number, label = int(rows["example"].iloc[0]), rows["label"].iloc[-1]
         if not np.isfinite(values).any():
-            return not_measured(axes, f"the loss of example {int(rows['example'].iloc[0])} is never finite")
-        label = rows["label"].iloc[-1]
+            return not_measured(axes, f"the loss of example {number} is never finite")
         right = [same_prediction(p, label) for p in rows["prediction"]]
         axes.plot(steps, values, color=GOOD, label="loss of the example")
         marks = ((True, "o", GOOD, "prediction is the label"), (False, "x", BAD, "prediction is another"))
@@ -144,29 +143,26 @@ def plot_predictions(
         written = _write(axes, steps, values, rows["prediction"].tolist())
         left_out = 0 < written < len(steps)
         said = f"step (a number is a prediction: {written} of {len(steps)} are written)" if left_out else "step"
-        title = f"Example {int(rows['example'].iloc[0])}, label {prediction_text(label)}"
-        axes.set(xlabel=said, ylabel="loss", title=title)
+        axes.set(xlabel=said, ylabel="loss", title=f"Example {number}, label {prediction_text(label)}")
         if np.nanmin(values) > 0 and np.nanmax(values) > 20 * np.nanmin(values):
             log_scale(axes, "y")
         axes.margins(x=0.06, y=0.16)
         if data is not None:
-            _show_input(axes, data, int(rows["example"].iloc[0]), image_shape)
+            _show_input(axes, data[number], image_shape)
         legend(axes, loc="best")
     return axes
 
 
-def _rows_of(table: pd.DataFrame, trial: int, example: int | None) -> pd.DataFrame:
-    mine = table[table["trial"] == trial]
-    if mine.empty:
-        raise UsageError(f"trial={trial} has no tracked predictions; there are trials {_listed(table['trial'])}.")
+def _rows_of(mine: pd.DataFrame, example: int | None) -> pd.DataFrame:
     if example is None:
         last = mine[mine["step"] == mine["step"].max()]
         losses = last["loss"].to_numpy(dtype=np.float64)
         example = int(last["example"].iloc[int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf)))])
-    rows = mine[mine["example"] == example].sort_values("step", kind="stable")
+    rows = mine[mine["example"] == example]
     if rows.empty:
+        known = _listed(mine["example"])
         raise UsageError(
-            f"example={example} was not tracked; these were: {_listed(mine['example'])}. Choose others with Trainer(track=[...])."
+            f"example={example} was not tracked; these were: {known}. Choose others with Trainer(track=[...])."
         )
     return rows
 
@@ -201,9 +197,8 @@ def prediction_text(value: Any) -> str:
     return said if len(said) <= MAX_CHARACTERS else f"{said[:MAX_CHARACTERS]}..."
 
 
-def _show_input(axes: Axes, data: Any, example: int, image_shape: Sequence[int]) -> None:
+def _show_input(axes: Axes, item: Any, image_shape: Sequence[int]) -> None:
     """Draw the image of an item, or its text as a line under the title."""
-    item = data[example]
     first = np.asarray(item[0] if isinstance(item, (tuple, list)) else item)
     if image_shape and first.size == np.prod(image_shape):
         first = first.reshape(tuple(image_shape))
@@ -217,11 +212,5 @@ def _show_input(axes: Axes, data: Any, example: int, image_shape: Sequence[int])
         inset.imshow((first - low) / (high - low or 1.0), cmap="gray")
         inset.set_axis_off()
     elif first.ndim == 1 and first.dtype.kind in "iu":
-        style: dict[str, Any] = {
-            "transform": axes.transAxes,
-            "fontsize": 8,
-            "family": "monospace",
-            "ha": "center",
-            "va": "top",
-        }
-        axes.text(0.5, 0.98, f"input {prediction_text(first)}", **style)
+        how: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "top", "family": "monospace"}
+        axes.text(0.5, 0.98, f"input {prediction_text(first)}", fontsize=8, **how)
