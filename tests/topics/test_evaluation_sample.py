@@ -25,17 +25,9 @@ from workbench.errors import ConfigError, DataError, UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord
-from workbench.topics.evaluation.collect import (
-    collect_validation_set,
-    compared_pairs,
-    measure_evaluation,
-    pair_facts,
-)
+from workbench.topics.evaluation.collect import collect_validation_set, compared_pairs, measure_evaluation, pair_facts
 from workbench.topics.evaluation.diagnose_sample import CODES
-from workbench.topics.evaluation.sample_size import (
-    selection_gap,
-    simulate_selection,
-)
+from workbench.topics.evaluation.sample_size import selection_gap, simulate_selection
 from workbench.topics.evaluation.skew import worst_skew
 from workbench.train.evaluation import ExampleValues
 from workbench.workloads.base import Workload

@@ -475,8 +475,7 @@ def test_bars_add_up_to_the_step_and_to_a_batch() -> None:
     assert widths == pytest.approx([40, 10, 10, 12.5, 30])
     assert ax.get_title(loc="left").startswith("75% of a step")
     busy = drawn(
-        wb.input.plot,
-        rounds(pipeline(fetch_s=0.03, compute_s=0.01), steady_s=0.08, wait_s=0.03, queued_s=0.04),
+        wb.input.plot, rounds(pipeline(fetch_s=0.03, compute_s=0.01), steady_s=0.08, wait_s=0.03, queued_s=0.04)
     )
     first = [bar.get_width() for bar in busy.patches if abs(bar.get_y() + bar.get_height() / 2) < 0.1]
     assert first == pytest.approx([10, 30, 40]), "what other programs took is a bar of its own"
