@@ -33,6 +33,27 @@ from workbench.train.evaluation import ExampleValues
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import draw_sample
 
+BUNCH = load_breast_cancer()
+ROWS, LABELS = BUNCH.data[:, :6], np.sort(BUNCH.target)
+SIZE = len(LABELS)
+LOSSES = np.random.default_rng(0).exponential(size=SIZE) ** 3
+KNOWN: dict[str, Any] = {
+    "labels": LABELS,
+    "features": np.random.default_rng(1).permutation(ROWS),
+    "metrics": {"loss": LOSSES},
+}
+
+
+def taken(indices: Any, size: int = SIZE) -> np.ndarray:
+    mask = np.zeros(size, dtype=bool)
+    mask[indices] = True
+    return mask
+
+
+TAKEN = {
+    "at random": taken(np.random.default_rng(3).choice(SIZE, 200, replace=False)),
+    "its beginning": taken(range(200)),
+}
 TIMING = {"seconds_per_example": 1e-3, "start_s": 0.05, "batch_size": 64}
 
 
@@ -61,59 +82,6 @@ def facts_only(facts: dict[str, Any]) -> MemoryRecord:
 
 def asked(**changes: Any) -> dict[str, Any]:
     return HEALTHY | {"asked": HEALTHY["asked"] | changes}
-
-
-def skewed(biased: bool) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    labels, rows = np.arange(2000) // 500, rng.normal(size=(2000, 3))
-    chosen = np.arange(200) if biased else rng.choice(2000, 200, replace=False)
-    mask = np.isin(np.arange(2000), chosen)
-    tests = wb.evaluation.skew_tests(
-        mask, labels=labels, features=rows, metrics={"accuracy": (rng.random(2000) < 0.9) * 1.0}
-    )
-    return {"skew": {"tests": tests, "size": 200, "of": 2000}}
-
-
-def test_healthy() -> None:
-    found = said(HEALTHY | skewed(biased=False))
-    assert found.verdict == "ok"
-    bounds = found["evaluation.too_small"].evidence
-    assert bounds["smallest"] == wb.evaluation.examples_needed(0.05, disagreement=0.04) <= bounds["largest"] == 950
-
-
-def test_a_record_and_its_facts_say_the_same_also_after_json() -> None:
-    facts = HEALTHY | skewed(biased=True)
-    again = json.loads(dumps(facts))
-    assert said(facts).to_dict()["findings"] == said(again).to_dict()["findings"]
-    whole = wb.evaluation.diagnose_sample(facts_only({"evaluation_sample": again}))
-    assert whole.to_dict()["findings"] == said(again).to_dict()["findings"]
-    assert {f.status for f in wb.evaluation.diagnose_sample(facts_only({}))} == {"not_measured"}
-
-
-def test_a_biased_sample_fails() -> None:
-    test = {"kind": "metric", "name": "loss", "p": None, "reason": "3 values of loss are not finite"}
-    untold = said(HEALTHY | {"skew": {"tests": [test], "size": 20, "of": 2000}})["evaluation.skew"]
-    assert (untold.status, untold.summary) == ("not_measured", "Not measured: 3 values of loss are not finite.")
-    finding = said(HEALTHY | skewed(biased=True))["evaluation.skew"]
-    assert finding.status == "fail"
-    assert "200 are of class 0, where 50.0 are expected" in finding.summary
-    assert finding.value < 0.01 == finding.threshold
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"budget_s": 0.2}, r"No size does: a difference of 0.05 takes 15\d examples, and 0.2 s allow 150 of them"),
-        ({"smallest_difference": 0.005}, r"No size does: a difference of 0.005 takes \d+ examples, and 1 s allow 950 of them"),
-        ({"smallest_difference": 0.005, "budget_s": None}, r"and there are 2000; 2000 examples show a difference of"),
-        ({"budget_s": 0.05}, r"No size does: one batch of 64 examples takes 0.114 s, and the budget is 0.05 s"),
-        ({"budget_s": 0.05, "smallest_difference": None}, r"No size does: one batch of 64"),
-    ],
-)  # fmt: skip
-def test_no_size_does_with_the_numbers(changes: dict[str, Any], words: str) -> None:
-    finding = said(asked(**changes))["evaluation.too_small"]
-    assert finding.status == "warn"
-    assert re.search(words, finding.summary), finding.summary
 
 
 def test_without_a_difference_of_interest_a_quarter_of_what_was_learned_counts() -> None:
@@ -150,6 +118,52 @@ def test_what_was_decided_has_to_stand_out_from_the_examples() -> None:
     assert said(small, adopted=True)["evaluation.too_small"].status == "ok", "by so little that it does not matter"
 
 
+def test_what_a_healthy_set_is_found_to_be_also_after_json() -> None:
+    for planted, verdict in (("at random", "ok"), ("its beginning", "fail")):
+        facts = HEALTHY | {"skew": {"tests": wb.evaluation.skew_tests(TAKEN[planted], **KNOWN), "size": 200, "of": 569}}
+        found, again = said(facts), json.loads(dumps(facts))
+        assert found.verdict == verdict
+        assert found.to_dict()["findings"] == said(again).to_dict()["findings"]
+        whole = wb.evaluation.diagnose_sample(facts_only({"evaluation_sample": again}))
+        assert whole.to_dict()["findings"] == found.to_dict()["findings"]
+    skew = found["evaluation.skew"]
+    assert "200 are of class 0, where 74.5 are expected" in skew.summary
+    assert skew.value < 0.01 == skew.threshold
+    bounds = found["evaluation.too_small"].evidence
+    assert bounds["smallest"] == wb.evaluation.examples_needed(0.05, disagreement=0.04) <= bounds["largest"] == 950
+    test = {"kind": "metric", "name": "loss", "p": None, "reason": "3 values of loss are not finite"}
+    untold = said(HEALTHY | {"skew": {"tests": [test], "size": 20, "of": 2000}})["evaluation.skew"]
+    assert (untold.status, untold.summary) == ("not_measured", "Not measured: 3 values of loss are not finite.")
+    assert {f.status for f in wb.evaluation.diagnose_sample(facts_only({}))} == {"not_measured"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"budget_s": 0.2}, r"No size does: a difference of 0.05 takes 15\d examples, and 0.2 s allow 150 of them"),
+        ({"smallest_difference": 0.005, "budget_s": None}, r"and there are 2000; 2000 examples show a difference of"),
+        ({"budget_s": 0.05}, r"No size does: one batch of 64 examples takes 0.114 s, and the budget is 0.05 s"),
+    ],
+)
+def test_no_size_does_with_the_numbers(changes: dict[str, Any], words: str) -> None:
+    finding = said(asked(**changes))["evaluation.too_small"]
+    assert finding.status == "warn"
+    assert re.search(words, finding.summary), finding.summary
+
+
+def test_the_table_of_sizes() -> None:
+    sizes = [100, 950, 3000]
+    table, cheap = wb.evaluation.sizes(HEALTHY, sizes), wb.evaluation.sizes(asked(budget_s=100.0), sizes)
+    assert table["seconds"].tolist() == pytest.approx([0.15, 1.0, 3.05])
+    assert (table["affordable"].tolist(), cheap["affordable"].tolist()) == ([True, True, False], [True] * 3)
+    assert table["available"].tolist() == cheap["available"].tolist() == [True, True, False]
+    expected = [wb.evaluation.detectable_difference(n, disagreement=0.04) for n in sizes]
+    assert table["detectable"].tolist() == pytest.approx(expected)
+    assert (table["unpaired"] >= table["detectable"]).all()
+    assert wb.evaluation.sizes(facts_only({})).empty
+    assert 2000 in wb.evaluation.sizes(HEALTHY)["examples"].to_list()
+
+
 @pytest.mark.parametrize("pair", [None, {"values": [0.9]}])
 def test_one_model_alone_does_not_say_what_can_be_told_apart(pair: Any) -> None:
     finding = said(HEALTHY | {"pair": pair})["evaluation.too_small"]
@@ -179,22 +193,6 @@ def test_a_rare_class_is_told_in_examples() -> None:
     assert "No example is of class 2" in empty["evaluation.minority_counts"].summary
     more = [rows[0] | {"total": 21}, rows[1]]
     assert said(HEALTHY | {"classes": more, "classes_before": None})["evaluation.minority_counts"].status == "ok"
-
-
-def test_the_table_of_sizes() -> None:
-    table = wb.evaluation.sizes(HEALTHY, [100, 950, 3000])
-    assert table["seconds"].tolist() == pytest.approx([0.15, 1.0, 3.05])
-    assert table["affordable"].tolist() == [True, True, False]
-    cheap = wb.evaluation.sizes(asked(budget_s=100.0), [100, 950, 3000])
-    assert cheap["affordable"].tolist() == [True, True, True], "the budget's word, not that of the set"
-    assert cheap["available"].tolist() == [True, True, False]
-    assert table["available"].tolist() == [True, True, False]
-    assert table["detectable"].tolist() == pytest.approx(
-        [wb.evaluation.detectable_difference(n, disagreement=0.04) for n in (100, 950, 3000)]
-    )
-    assert (table["unpaired"] >= table["detectable"]).all()
-    assert wb.evaluation.sizes(facts_only({})).empty
-    assert 2000 in wb.evaluation.sizes(HEALTHY)["examples"].to_list()
 
 
 REPEATS = 4000
@@ -228,13 +226,6 @@ def test_flipped_labels_are_found_with_the_power_that_is_promised(noise: float, 
     assert mcnemar(n, better, worse, both_wrong, noise=noise, classes=classes) == pytest.approx(0.8, abs=0.03)
     equal = mcnemar(n, disagreement / 2, disagreement / 2, both_wrong, noise=noise, classes=classes)
     assert equal == pytest.approx(0.05, abs=0.015)
-
-
-def test_any_metric_by_the_standard_deviation_of_its_difference() -> None:
-    n, sd = 200, 0.7
-    difference = wb.evaluation.detectable_difference(n, sd=sd)
-    drawn = np.random.default_rng(4).normal(difference, sd, (REPEATS, n))
-    assert (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -275,77 +266,48 @@ def test_the_best_of_many_flatters_itself_by_the_closed_form(n: int, trials: int
     assert gaps.mean() > 2 * gaps.std() / math.sqrt(300)
 
 
-BUNCH = load_breast_cancer()
-ROWS, LABELS = BUNCH.data[:, :6], BUNCH.target
-SIZE = len(LABELS)
-LOSSES = np.random.default_rng(0).exponential(size=SIZE) ** 3
-
-
-def taken(indices: Any, size: int = SIZE) -> np.ndarray:
-    mask = np.zeros(size, dtype=bool)
-    mask[indices] = True
-    return mask
-
-
 def smallest(mask: np.ndarray, **more: Any) -> float:
-    known = {"labels": LABELS, "features": ROWS, "metrics": {"loss": LOSSES}} | more
-    return float(worst_skew(wb.evaluation.skew_tests(mask, **known))[0]["p_adjusted"])
+    return float(worst_skew(wb.evaluation.skew_tests(mask, **(KNOWN | more)))[0]["p_adjusted"])
 
 
-@pytest.mark.parametrize("how", ["random", "stratified"])
-def test_drawn_samples_pass_at_the_stated_rate(how: Any) -> None:
-    draws, level = 60, 0.05
-    found = [smallest(taken(draw_sample(ROWS, 150, how=how, labels=LABELS, seed=s).indices)) for s in range(draws)]
-    alarms = sum(p < level for p in found)
-    assert alarms <= stats.binom.ppf(0.999, draws, level), f"{alarms} of {draws} at {level}"
+def test_drawn_samples_pass_at_the_stated_rate() -> None:
+    draws, level = 50, 0.05
+    found = [smallest(taken(draw_sample(ROWS, 150, how="random", seed=s).indices)) for s in range(draws)]
+    assert sum(p < level for p in found) <= stats.binom.ppf(0.999, draws, level)
     assert min(found) < 0.5, "the test is alive"
 
 
 def test_two_classes_exactly_as_the_hypergeometric_distribution_says() -> None:
-    labels = np.arange(40) < 6
     mask = taken([0, 1, 2, 3, 4, 30, 31, 32, 33, 34], 40)
-    found = wb.evaluation.skew_tests(mask, labels=labels)[0]
-    law = stats.hypergeom(40, 6, 10)
+    found, law = wb.evaluation.skew_tests(mask, labels=np.arange(40) < 6)[0], stats.hypergeom(40, 6, 10)
     far = [k for k in range(7) if abs(k - 1.5) >= abs(5 - 1.5) - 1e-9]
-    assert found["test"] == "exact"
-    assert found["p"] == pytest.approx(law.pmf(far).sum(), abs=2e-3)
+    assert (found["test"], found["p"]) == ("exact", pytest.approx(law.pmf(far).sum(), abs=2e-3))
 
 
 def test_the_interval_of_the_metric_covers_and_knows_that_the_set_is_finite() -> None:
     rng = np.random.default_rng(2)
     values = rng.normal(size=60)
-    half = [
-        wb.evaluation.skew_tests(taken(rng.choice(60, 45, replace=False), 60), metrics={"m": values})[0]
-        for _ in range(400)
-    ]
+    masks = [taken(rng.choice(60, 45, replace=False), 60) for _ in range(300)]
+    found = [wb.evaluation.skew_tests(mask, metrics={"m": values})[0] for mask in masks]
     truth = values.std(ddof=1) / math.sqrt(45) * math.sqrt(1 - 45 / 60)
-    assert half[0]["se"] == pytest.approx(truth)
-    assert np.std([t["difference"] for t in half]) == pytest.approx(truth, rel=0.12)
-    assert np.mean([t["low"] <= 0 <= t["high"] for t in half]) == pytest.approx(0.95, abs=0.035)
-    p = [t["p"] for t in half]
-    assert np.mean(np.array(p) < 0.2) == pytest.approx(0.2, abs=0.07)
+    assert found[0]["se"] == pytest.approx(truth)
+    assert np.std([t["difference"] for t in found]) == pytest.approx(truth, rel=0.12)
+    assert np.mean([t["low"] <= 0 <= t["high"] for t in found]) == pytest.approx(0.95, abs=0.035)
+    assert np.mean([t["p"] < 0.2 for t in found]) == pytest.approx(0.2, abs=0.07)
 
 
-def test_holm_within_a_kind_and_bonferroni_over_kinds() -> None:
+def test_planted_skew_is_found_and_named_after_holm_and_bonferroni() -> None:
     tests = [{"kind": "feature", "name": str(i), "p": p} for i, p in enumerate((0.5, 0.01, 0.03))]
     found = worst_skew([*tests, {"kind": "metric", "name": "m", "p": 0.02}])
-    assert [(t["name"], round(t["p_adjusted"], 6)) for t in found] == [
-        ("m", 0.04),
-        ("1", 0.06),
-        ("2", 0.12),
-        ("0", 1.0),
-    ]
-
-
-def test_planted_skew_is_found_and_named() -> None:
-    by_class, by_value = taken(np.argsort(LABELS, kind="stable")[:150]), taken(np.argsort(ROWS[:, 4])[:150])
-    assert smallest(by_class, features=None, metrics=None) < 1e-4
-    worst = worst_skew(wb.evaluation.skew_tests(by_value, features=ROWS, feature_names=list("abcdef")))[0]
-    assert (worst["kind"], worst["name"], worst["p_adjusted"] < 1e-6) == ("feature", "e", True)
-    easy = wb.evaluation.skew_tests(
-        taken(np.argsort(LOSSES)[:400]), labels=LABELS, features=ROWS, metrics={"loss": LOSSES}
+    adjusted = [(t["name"], round(t["p_adjusted"], 6)) for t in found]
+    assert adjusted == [("m", 0.04), ("1", 0.06), ("2", 0.12), ("0", 1.0)]
+    by_value = wb.evaluation.skew_tests(
+        taken(np.argsort(ROWS[:, 4])[:150]), features=ROWS, feature_names=list("abcdef")
     )
-    assert (worst_skew(easy)[0]["kind"], worst_skew(easy)[0]["high"] < 0) == ("metric", True)
+    worst = worst_skew(by_value)[0]
+    assert (worst["kind"], worst["name"], worst["p_adjusted"] < 1e-6) == ("feature", "e", True)
+    worst = worst_skew(wb.evaluation.skew_tests(taken(np.argsort(LOSSES)[:400]), **KNOWN))[0]
+    assert (worst["kind"], worst["high"] < 0) == ("metric", True)
     assert smallest(np.ones(SIZE, dtype=bool)) == 1.0
     with pytest.raises(UsageError, match="the sample has 0 examples"):
         wb.evaluation.skew_tests(np.zeros(5, dtype=bool))
@@ -353,50 +315,33 @@ def test_planted_skew_is_found_and_named() -> None:
         wb.evaluation.skew_tests(np.ones(5, dtype=bool), features=np.zeros((5, 2, 2)))
 
 
-CPU = torch.device("cpu")
-NOTHING = {"candidate": None}
-
-
-class Clock:
-    """Time that passes only where it is said to: per item, and once for each pass over the data."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Slow(Dataset[Any]):
-    def __init__(self, clock: Clock, *, size: int, item_s: float, start_s: float = 0.0) -> None:
-        self.clock, self.size, self.item_s, self.start_s, self.passes = clock, size, item_s, start_s, 0
-        self.last = math.inf
+    """Time passes by 2 ms an item, by 0.3 s at each pass over the data, and by 100 s more at the first one, which warms up."""
+
+    now, last, passes = 0.0, math.inf, 0
 
     def __len__(self) -> int:
-        return self.size
+        return 100
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if index <= self.last:  # samples are read in order, so this begins a pass
+            self.now += 100.3 if not self.passes else 0.3
             self.passes += 1
-            self.clock.now += self.start_s + (100.0 if self.passes == 1 else 0.0)  # the first one warms up
-        self.last = index
-        self.clock.now += self.item_s
+        self.last, self.now = index, self.now + 0.002
         return torch.full((3,), float(index), dtype=torch.float64), torch.tensor(float(index), dtype=torch.float64)
 
 
-def measured(size: int, batch: int, **times: float) -> dict[str, Any]:
-    clock = Clock()
-    workload = small_workload(validation_data=Slow(clock, size=size, **times))
-    return measure_evaluation(
-        workload, small_net().double(), batch_size=batch, device=CPU, precision="float64", clock=clock
-    )
-
-
 def test_seconds_are_those_of_the_data_without_the_warm_up() -> None:
-    found = measured(100, 16, item_s=0.002, start_s=0.3)
-    assert found["seconds_per_example"] == pytest.approx(0.002)
-    assert found["start_s"] == pytest.approx(0.3)
+    data = Slow()
+    found = measure_evaluation(
+        small_workload(validation_data=data), small_net().double(), batch_size=16, device=CPU, precision="float64", clock=lambda: data.now
+    )  # fmt: skip
+    assert (found["seconds_per_example"], found["start_s"]) == pytest.approx((0.002, 0.3))
     assert (found["batch_size"], found["rounds"], found["batches"]) == (16, 5, 20)
+
+
+CPU = torch.device("cpu")
+NOTHING = {"candidate": None}
 
 
 def breast_cancer(**config: Any) -> Workload:
@@ -448,32 +393,31 @@ def test_how_far_two_models_differ() -> None:
     assert set(pair_facts([(one, values([1, math.nan, 1, 1], [1, 1, 1, 1]))], metric="loss")) == {"values"}
 
 
-def session(record: StudyRecord, workload: Workload, facts: dict[str, Any] | None = None) -> Any:
-    known = SimpleNamespace(
-        path=record.path, config=record.config, facts=facts or record.facts, trials=record.trials, evals=record.evals
-    )
-    return SimpleNamespace(record=known, workload=workload, config=workload.config, device=CPU)
+def test_what_joins_a_diagnosis_by_all_of_the_set_or_a_part(
+    record: StudyRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collected(workload: Workload, **changes: Any) -> dict[str, Any]:
+        known = {
+            "path": record.path,
+            "facts": record.facts,
+            "evals": record.evals,
+            "trials": record.trials.assign(**changes),
+        }
+        given = SimpleNamespace(config=record.config, **known)
+        session: Any = SimpleNamespace(record=given, workload=workload, config=workload.config, device=CPU)
+        return collect_validation_set(session, NOTHING)
 
-
-def test_what_joins_a_diagnosis(record: StudyRecord) -> None:
-    facts = collect_validation_set(session(record, breast_cancer()), NOTHING)
-    assert facts["compared"] == "the baseline under two seeds"
-    assert facts["metric"] == "loss"
-    assert "skew" not in facts
+    facts = collected(breast_cancer())
+    assert (facts["compared"], facts["metric"], "skew" in facts) == ("the baseline under two seeds", "loss", False)
     assert [row["total"] for row in facts["classes"]] == [32, 54]
     assert facts["pair"]["learned"] > 0
-    broken = session(record, breast_cancer())
-    broken.record.trials = record.trials.assign(best_step=math.nan)
-    found = wb.evaluation.diagnose_sample(collect_validation_set(broken, NOTHING))
+    found = wb.evaluation.diagnose_sample(collected(breast_cancer(), best_step=math.nan))
     assert "no trial of the baseline has a selected checkpoint" in found["evaluation.too_small"].summary
-
-
-def test_a_large_set_is_looked_at_in_part(record: StudyRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.topics.evaluation.collect.LEAST_EXAMPLES", 60)
-    facts = collect_validation_set(session(record, breast_cancer(total_steps=1, batch_size=2)), NOTHING)
-    assert facts["examples"] == 86
-    assert facts["pair"]["difference_sd"] > 0
-    assert "more than 2 % of a baseline run" in facts["no_classes"]
+    part = collected(breast_cancer(total_steps=1, batch_size=2))
+    assert part["examples"] == 86
+    assert part["pair"]["difference_sd"] > 0
+    assert "more than 2 % of a baseline run" in part["no_classes"]
 
 
 def test_pairs_are_of_equal_seeds_and_fresh_where_there_are_any(record: StudyRecord) -> None:

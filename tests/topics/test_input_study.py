@@ -14,10 +14,9 @@ import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench import cli
 from workbench.cli.commands import RAN, USAGE, VERDICT
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import ConfigError
 from workbench.record.read import StudyRecord, open_record
 from workbench.topics.input.diagnose import CODES
-from workbench.topics.input.study import examine_input
 from workbench.train.rng import capture_rng
 
 QUICK: dict[str, Any] = {"steps": 40, "seconds": 1.0, "max_workers": 1}
@@ -59,6 +58,16 @@ def test_a_workload_in_memory_is_healthy_and_the_folder_holds_all(tmp_path: Path
     assert wb.input.Study(**QUICK).run(small_workload(), out=tmp_path / "s").facts == again.facts
 
 
+def test_settings_are_checked_and_a_bundled_workload_raises_no_alarm(tmp_path: Path) -> None:
+    study = wb.input.Study(steps=30, seconds=1.0, max_workers=1, trace=False)
+    assert {f.status for f in wb.input.diagnose(study.run(wb.load_workload("digits_mlp"), out=tmp_path / "s"))} == {
+        "ok"
+    }
+    for setting, words in ({"steps": 1}, "steps=1"), ({"seconds": 0.0}, "seconds=0.0"):
+        with pytest.raises(ConfigError, match=words):
+            wb.input.Study(**setting)
+
+
 def test_a_planted_latency_is_found_in_a_workload(tmp_path: Path) -> None:
     workload = small_workload()
     slow = workload.replace(train_data=wb.input.Delayed(workload.train_data, 0.002))
@@ -74,21 +83,6 @@ def test_what_a_metric_reads_is_used_and_what_nothing_reads_is_named(tmp_path: P
     assert finding.status == "warn"
     assert finding.evidence["unread"] == {"mask": 8 * 200 * 4}
     assert finding.evidence["read"] == ["shown", "x", "y"]
-
-
-@pytest.mark.parametrize("name", ["digits_mlp", "quadratic"])
-def test_bundled_workloads_raise_no_alarm(name: str, tmp_path: Path) -> None:
-    study = wb.input.Study(steps=30, seconds=1.0, max_workers=1, trace=False)
-    diagnosis = wb.input.diagnose(study.run(wb.load_workload(name), out=tmp_path / "s"))
-    assert {f.status for f in diagnosis} == {"ok"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"), [({"steps": 1}, "steps=1"), ({"seconds": 0.0}, "seconds=0.0"), ({"max_workers": -1}, "max_workers=-1")]
-)  # fmt: skip
-def test_bad_settings_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        wb.input.Study(**changes)
 
 
 def test_an_iterable_workload_is_read(tmp_path: Path) -> None:
@@ -158,18 +152,10 @@ def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.Captur
     assert not (out / "figures" / "input_workers.svg").exists(), "no worker was tried"
 
 
-def test_a_loader_alone_and_with_seconds(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["input", f"{mine}:fresh", *ASKED]) == RAN
+def test_a_loader_alone_a_generator_and_seconds(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["input", f"{mine}:batches", *ASKED]) == RAN
     assert "Not judged without a step" in capsys.readouterr().out
     assert cli.main(["input", f"{mine}:fresh", "--step-s", "0.02", *ASKED, "--fail-on", "warn"]) == RAN
-
-
-def test_a_generator_function_is_a_loader_too(mine: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert cli.main(["input", f"{mine}:batches", "--step", f"{mine}:step", "--out", str(out), *ASKED]) == RAN
-    facts = json.loads((out / "facts.json").read_text())["input_pipeline"]
-    assert facts["loader"]["batches"] == 3
-    assert facts["trace"]["steps"] == 3, "a generator would be used up by now"
 
 
 def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
@@ -195,14 +181,10 @@ def test_a_workload_becomes_a_study(mine: str, tmp_path: Path) -> None:
         (["{mine}:workload", "--step-s", "1"], USAGE, "a workload has its own step"),
         (["{mine}:fresh", "--step", "{mine}:nothing"], USAGE, "must be a function"),
         (["{mine}:fresh", "--seconds", "-1"], USAGE, "seconds=-1"),
+        (["{mine}:fresh", "--max-workers", "-1"], USAGE, "max_workers=-1"),
         (["{mine}:fresh", "--step", "a", "--step-s", "1"], USAGE, "not allowed with"),
     ],
 )
 def test_wrong_words(mine: str, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["input", *(word.replace("{mine}", mine) for word in words)]) == code
     assert said in capsys.readouterr().err
-
-
-def test_a_step_of_a_workload_is_refused_in_python_too(mine: str) -> None:
-    with pytest.raises(UsageError, match="its own step"):
-        examine_input("digits_mlp", step=0.1)

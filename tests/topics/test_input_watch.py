@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.topics.input.loaders import TimedOut, now, time_limit
-from workbench.topics.input.loop import Device, Loop, as_round, run_loop
+from workbench.topics.input.loop import Loop, as_round, run_loop
 from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
 
 NET = nn.Linear(4, 2)
@@ -62,19 +62,13 @@ def by_keyword(x: Tensor, y: Tensor, **rest: Any) -> Tensor:
 )
 def test_parts_that_are_read_and_parts_that_are_not(batch: Any, step: Any, read: set[str], unread: set[str]) -> None:
     found = observe_reads(batch, step)
-    assert set(found["read"]) == read
-    assert set(found["unread"]) == unread
-    assert found["known"]
+    assert (set(found["read"]), set(found["unread"]), found["known"]) == (read, unread, True)
 
 
-def test_moving_is_no_reading_and_bytes_are_counted() -> None:
+def test_moving_is_no_reading_bytes_are_counted_and_a_batch_is_given_on_unchanged() -> None:
     found = observe_reads(BATCH, lambda b: loss_of(moved(b)["x"], moved(b)["y"]))
     assert found["bytes"] == {"x": 128, "y": 64, "mask": 3200, "file": 8, "n": 8}
-    assert found["moved_bytes"] == 128 + 64 + 3200
-    assert found["read_bytes"] == 192
-
-
-def test_a_batch_is_given_on_unchanged_and_nothing_read_is_not_known() -> None:
+    assert (found["moved_bytes"], found["read_bytes"]) == (128 + 64 + 3200, 192)
     seen: list[Any] = []
     assert not observe_reads(BATCH, seen.append)["known"]
     assert isinstance(seen[0], dict)
@@ -155,21 +149,14 @@ def test_time_that_other_programs_had_is_no_wait_and_first_batches_stand_apart()
     assert found["steady_s"] == pytest.approx((2.06 - 1.1 - 0.6) / 3)
     assert found["queued_s"] == pytest.approx((0.006 + 0.03 + 0.06) / 3)
     assert (found["steps"], found["step_s"], found["starts"]) == (5, pytest.approx(0.1), [1.0, 0.5])
-
-
-def test_the_first_batch_of_every_epoch_is_told_apart() -> None:
-    found = run_loop(
-        [1, 2, 3], None, Device(lambda: None, ahead=False), seconds=9, least=1, most=9, timeout_s=9, epochs=2
-    )
-    assert (found.first, found.ended) == ([True, False, False] * 2, [(3, 3), (3, 3)])
-
-
-def test_behind_a_device_all_its_work_is_shared_out() -> None:
-    assert as_round(LOOP, ahead=True)["steady_s"] == pytest.approx((2.06 - 1.5) / 5)
-
-
-def test_a_loop_without_a_batch_has_no_times() -> None:
+    assert as_round(LOOP, ahead=True)["steady_s"] == pytest.approx((2.06 - 1.5) / 5), "a device's work is shared out"
     assert all(math.isnan(as_round(Loop(), ahead=False)[name]) for name in ("steady_s", "wait_s", "step_s"))
+
+
+def test_epochs_are_told_apart_and_few_batches_are_kept() -> None:
+    kept: list[Any] = []
+    found = run_loop([1, 2, 3], seconds=9, least=1, most=9, timeout_s=9, epochs=2, keep=kept)
+    assert (found.first, found.ended, kept) == ([True, False, False] * 2, [(3, 3), (3, 3)], [1, 2, 3, 1])
 
 
 def test_the_time_limit_gives_the_alarm_back() -> None:

@@ -93,7 +93,10 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     split, metric = config.select.split("/", 1)
     data = workload.data(split)
     facts: dict[str, Any] = {"split": split, "metric": metric, "examples": len(data), "asked": {}}
-    facts["is_train"] = _same_data(data, workload.train_data)
+    ours, theirs = plain_tensors(data), plain_tensors(workload.train_data)
+    facts["is_train"] = data is workload.train_data or bool(  # as in a problem whose loss is no sample of anything
+        ours and theirs and len(ours) == len(theirs) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    )  # fmt: skip
     what, compared = compared_pairs(record, found)
     kept = [(a, b if b is not None and _selected(record, b) else None) for a, b in compared if _selected(record, a)]
     pairs = [pair for pair in kept if pair[1] is not None] or kept[:1]
@@ -112,8 +115,12 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
             for a, b in pairs
         ]
     pair = pair_facts(values, metric=metric)
-    pair |= {"trials": [list(numbers) for numbers in pairs], "learned": _learned(record, pair, split, metric)}
-    facts |= {"pair": pair, "compared": what}
+    evals, learned = record.evals, None  # by how much training improved the metric
+    rows = evals[(evals["step"] == 0) & (evals["split"] == split) & (evals["metric"] == metric)]
+    before = rows["value"].to_numpy(dtype=np.float64)
+    if before.size and math.isfinite(before[0]):
+        learned = float((1.0 if record.config["select_mode"] == "min" else -1.0) * (before[0] - pair["values"][0]))
+    facts |= {"pair": pair | {"trials": [list(numbers) for numbers in pairs], "learned": learned}, "compared": what}
     if (part := subset_of(data)) is not None:
         facts["skew"] = _against_whole(session, record, pairs[0][0], part)
     counted = class_facts(workload, *values[0])
@@ -121,14 +128,6 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
         reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
         counted = {"no_classes": reason}
     return facts | counted
-
-
-def _same_data(data: Any, train: Any) -> bool:
-    """Return whether a split is the training set itself, as in a problem whose loss is no sample of anything."""
-    ours, other = plain_tensors(data), plain_tensors(train)
-    if data is train or ours is None or other is None or len(ours) != len(other):
-        return data is train
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, other, strict=True))
 
 
 def _allowed(config: TrainConfig) -> int:
@@ -225,17 +224,6 @@ def sample_facts(full: ExampleValues, mask: Any, metric: str) -> dict[str, Any]:
     metrics = {name: full.columns[name] for name in sorted({metric, "loss"})}
     tests = skew_tests(mask, labels=full.labels, features=full.features, metrics=metrics)
     return {"tests": tests, "size": int(mask.sum()), "of": int(mask.size)}
-
-
-def _learned(record: StudyRecord, pair: Mapping[str, Any], split: str, metric: str) -> float | None:
-    """Return by how much training improved the metric: initial minus selected, or the other way round where more is better."""
-    evals = record.evals
-    rows = evals[(evals["step"] == 0) & (evals["split"] == split) & (evals["metric"] == metric)]
-    values = rows["value"].to_numpy(dtype=np.float64)
-    if not values.size or not math.isfinite(values[0]):
-        return None
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    return float(sign * (values[0] - pair["values"][0]))
 
 
 def measure_evaluation(

@@ -97,21 +97,18 @@ def _described(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
         return {"type": type(loader).__name__, "dataset": None, "num_workers": None, "batches": None, "examples": None}
     batched, collate = own.batch_size is not None or own.batch_sampler is None, own.collate_fn
     plain = collate is default_collate or collate is default_convert
+    # how many batches an epoch should have, without asking the loader, which would hold a stream to it
+    examples, size = dataset_length(own.dataset), own.batch_size or 1
+    batches = None if examples is None else examples // size if own.drop_last else -(-examples // size)
+    if not is_stream(own):
+        batches = dataset_length(own.sampler if own.batch_sampler is None else own.batch_sampler)
     return {
         "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own), "batch_size": own.batch_size,
         "sampler": type(own.sampler if batched else own.batch_sampler).__name__, "num_workers": own.num_workers,
         "prefetch_factor": own.prefetch_factor, "collate": "default" if plain else getattr(collate, "__name__", type(collate).__name__),
-        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": _batches(own),
-        "examples": dataset_length(own.dataset), "drop_last": own.drop_last,
+        "persistent_workers": own.persistent_workers, "pin_memory": own.pin_memory, "batches": batches,
+        "examples": examples, "drop_last": own.drop_last,
     }  # fmt: skip
-
-
-def _batches(loader: DataLoader[Any]) -> int | None:
-    """Return how many batches an epoch should have, without asking the loader, which would hold a stream to it."""
-    if not is_stream(loader):
-        return dataset_length(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
-    examples, size = dataset_length(loader.dataset), loader.batch_size or 1
-    return None if examples is None else examples // size if loader.drop_last else -(-examples // size)
 
 
 def _no_batch(loader: Any, own: DataLoader[Any] | None) -> DataError:

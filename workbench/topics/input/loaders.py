@@ -80,23 +80,17 @@ class _Fetched(NamedTuple):
     began: Spent
 
 
-class TimedBatch:
-    """A batch with what it took to make it.
+class TimedBatch(NamedTuple):
+    """A batch with what it took to make it."""
 
-    Attributes:
-        data: what the loader would have given.
-        indices: of its examples in a map-style dataset; the places in the stream for an iterable one.
-        items: spent on fetching the items.
-        collate: spent on making one batch of them.
-    """
-
-    def __init__(self, data: Any, indices: Sequence[Any], items: Spent, collate: Spent) -> None:
-        self.data, self.indices, self.items, self.collate = data, indices, items, collate
+    data: Any  # what the loader would have given
+    indices: Sequence[Any]  # of its examples in a map-style dataset; the places in the stream for an iterable one
+    items: Spent  # on fetching the items
+    collate: Spent  # on making one batch of them
 
     def pin_memory(self) -> TimedBatch:
         """Pin what the loader would have pinned."""
-        data = torch.utils.data._utils.pin_memory.pin_memory(self.data)  # type: ignore[no-untyped-call]
-        return TimedBatch(data, self.indices, self.items, self.collate)
+        return self._replace(data=torch.utils.data._utils.pin_memory.pin_memory(self.data))  # type: ignore[no-untyped-call]
 
 
 class _Passing:
@@ -152,10 +146,9 @@ class _TimedStream(_Passing, IterableDataset[Any]):
             if self._collate.done:  # the clock costs too much to be asked for every item
                 began, self._collate.done = now(), False
             try:
-                value = next(items)
+                yield _Fetched(next(items), place, began)
             except StopIteration:
                 return
-            yield _Fetched(value, place, began)
 
 
 class TimedCollate:

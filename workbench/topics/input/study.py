@@ -321,20 +321,18 @@ def examine_input(
         diagnosis = replace(diagnose_input_pipeline(record), path=record.path, command=command or record.command)
         _write(record.path, diagnosis, record)
         return diagnosis
-    folder, doing = None if out is None else Path(out), step if not isinstance(step, str) else _named_step(step)
+    doing: Any = step
+    folder = None if out is None else Path(out)
+    if isinstance(step, str):
+        doing = load_named(step, what="a step", call=False, anew=False)
+        if not callable(doing):
+            raise UsageError(f"--step {step} must be a function of one batch, not {type(doing).__name__}.")
     audit = audit_input(found, doing, name=target, trace=None if folder is None else folder / "trace.json", **limits)
     diagnosis = replace(diagnose_input_pipeline(audit), path=folder, command=command)
     if folder is not None:
         write_atomic(folder / "facts.json", dumps(to_json(audit.facts)).encode())
         _write(folder, diagnosis, audit)
     return diagnosis
-
-
-def _named_step(name: str) -> Callable[[Any], Any]:
-    found = load_named(name, what="a step", call=False, anew=False)
-    if not callable(found):
-        raise UsageError(f"--step {name} must be a function of one batch, not {type(found).__name__}.")
-    return found  # type: ignore[no-any-return]
 
 
 def _write(folder: Path, diagnosis: Diagnosis, record: InputAudit | StudyRecord) -> None:

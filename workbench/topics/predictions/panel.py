@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs, nothing
-from workbench.topics.predictions.figures import ExampleHistory, plot_predictions, prediction_history, prediction_text
+from workbench.topics.predictions.figures import plot_predictions, prediction_history, prediction_text
 
 ALT = "The loss of one example at each evaluation, with what was predicted for it."
 
@@ -55,7 +55,14 @@ def predictions_panel(
         draw = lambda ax: plot_predictions(  # noqa: E731 - an answer holds functions
             record, example, trial=number, data=data, image_shape=image_shape, step=step, ax=ax
         )
-        return Answer(f"{head} {_at_step(one, step)} {_course(one)}", [draw])
+        at, course = f"It was not evaluated at step {step:,}.", ""
+        for k in np.flatnonzero(one.steps == step)[:1]:
+            how = {True: " (right)", False: " (wrong)", None: ""}[one.right[k]]
+            at = f"At step {step:,}: {prediction_text(one.predictions[k])}{how}, loss {one.losses[k]:.4g}."
+        if any(right is not None for right in one.right):
+            since = "wrong at the end" if one.right_since is None else f"right from step {one.right_since:,} to the end"
+            course = f"The prediction changed {one.changes:,} time{'s' * (one.changes != 1)}; {since}."
+        return Answer(f"{head} {at} {course}", [draw])
 
     controls: dict[str, Control] = {
         "example": Choice(
@@ -66,19 +73,3 @@ def predictions_panel(
         "step": Choice(label="step", options=[(f"{step:,}", step) for step in steps], start=steps[-1]),
     }
     return controls_panel("predictions_panel", answer, controls, alt=ALT, live=live, size=(8.0, 4.0))
-
-
-def _at_step(one: ExampleHistory, step: int) -> str:
-    at = np.flatnonzero(one.steps == step)
-    if not at.size:
-        return f"It was not evaluated at step {step:,}."
-    k = int(at[0])
-    how = {True: " (right)", False: " (wrong)", None: ""}[one.right[k]]
-    return f"At step {step:,}: {prediction_text(one.predictions[k])}{how}, loss {one.losses[k]:.4g}."
-
-
-def _course(one: ExampleHistory) -> str:
-    if all(right is None for right in one.right):
-        return ""
-    since = "wrong at the end" if one.right_since is None else f"right from step {one.right_since:,} to the end"
-    return f"The prediction changed {one.changes:,} time{'s' * (one.changes != 1)}; {since}."
