@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from workbench.curves.judged import trials_with
@@ -35,25 +35,24 @@ class Tuned(NamedTuple):
     seeds: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BatchArm:
     """One batch size at one number of steps.
 
     Attributes:
         points: what was tried with it under the seeds that choose, the baseline's own settings among them.
-        fixed: fresh seed -> selected metric with the baseline's own settings.
-        tuned: fresh seed -> selected metric with the best settings.
         sign: 1 where a smaller metric is better, else -1.
         warmup_steps: of its trials; a share of the run, so another number for another length.
+        fixed, tuned: fresh seed -> selected metric, with the baseline's own settings and with the best ones.
     """
 
     batch_size: int
     total_steps: int
     points: tuple[Tuned, ...]
-    fixed: Mapping[int, float]
-    tuned: Mapping[int, float]
     sign: float
     warmup_steps: int
+    fixed: Mapping[int, float] = field(default_factory=dict)
+    tuned: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:
@@ -78,27 +77,30 @@ class BatchArm:
         lrs = [p.lr for p in self.points if best is not None and math.isclose(p.memory, best.memory)]
         return best is not None and best.lr in (min(lrs), max(lrs))
 
+    def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a config that this arm was tuned by, with their best values."""
+        memory = memory_field(config["optimizer"])
+        assert self.best is not None
+        found = {"batch_size": self.batch_size, "total_steps": self.total_steps, "peak_lr": self.best.lr}
+        return found | ({memory: self.best.memory} if memory else {})
+
 
 def read_arms(record: RecordLike) -> list[BatchArm]:
     """Return every batch size and number of steps that was trained with nothing else but lr and memory changed, in their order.
 
     Trials with a weight decay, clipping or anything else of their own are no part of it.
     """
-    if not len(record.trials):
-        return []
     own = dict(record.config)
     same = [name for name in own if name not in (*_TUNED, *_FOLLOWS)]
-    rows: list[dict[Any, Any]] = [
-        row
-        for row in record.trials.to_dict("records")
-        if all(equal(plain_cell(row[name]), own[name]) for name in same if name in row)
-    ]
-    keys = sorted({(int(row["batch_size"]), int(row["total_steps"])) for row in rows})
-    return [_arm(record, [row for row in rows if (row["batch_size"], row["total_steps"]) == key], *key) for key in keys]
+    arms: dict[tuple[int, int], list[Mapping[Any, Any]]] = {}
+    for row in record.trials.to_dict("records"):
+        if all(equal(plain_cell(row[name]), own[name]) for name in same if name in row):
+            arms.setdefault((int(row["batch_size"]), int(row["total_steps"])), []).append(row)
+    return [_arm(record, rows, *key) for key, rows in sorted(arms.items())]
 
 
 def comparable(arms: Sequence[BatchArm], own: BatchArm, equal: str) -> list[BatchArm]:
-    """Return the arms of other batch sizes with as many "steps" or "examples" as the baseline's, which is the first; to 5 %, as steps are whole."""
+    """Return the baseline's arm, and those of other batch sizes with as many "steps" or "examples"; to 5 %, as steps are whole."""
     name = {"steps": "total_steps", "examples": "examples"}[equal]
     others = [arm for arm in arms if arm.batch_size != own.batch_size]
     return [own, *(arm for arm in others if math.isclose(getattr(arm, name), getattr(own, name), rel_tol=0.05))]
@@ -121,27 +123,19 @@ def _arm(record: RecordLike, rows: Sequence[Mapping[Any, Any]], batch_size: int,
             key = (float(row["peak_lr"]), float(row[memory]) if memory else 0.0)
             tried.setdefault(key, []).append(found.get(seed, sign * math.inf))
     points = tuple(Tuned(*key, sum(values) / len(values), len(values)) for key, values in sorted(tried.items()))
-    arm = BatchArm(
-        batch_size=batch_size, total_steps=total_steps, points=points, fixed={}, tuned={}, sign=sign,
-        warmup_steps=int(rows[0].get("warmup_steps", own["warmup_steps"])),
-    )  # fmt: skip
-    settings = {name: own[name] for name in _TUNED}
-    best = arm.best
-    chosen = settings if best is None else settings | {"peak_lr": best.lr} | ({memory: best.memory} if memory else {})
-    tuned = _fresh(record, rows, chosen, choosing) if best else {}
-    return replace(arm, fixed=_fresh(record, rows, settings, choosing), tuned=tuned)
+    warmup = int(rows[0].get("warmup_steps", own["warmup_steps"]))
+    arm = BatchArm(batch_size=batch_size, total_steps=total_steps, points=points, sign=sign, warmup_steps=warmup)
+    seeds = {int(row["trial"]): int(row["seed"]) for row in rows if int(row["seed"]) not in choosing}
+    fixed = {name: own[name] for name in _TUNED} | {"batch_size": batch_size, "total_steps": total_steps}
 
+    def fresh(settings: Mapping[str, Any]) -> dict[int, float]:
+        """Return the selected metric of the seeds that had no part in the choice; NaN for a trial that has none."""
+        numbers = [number for number in trials_with(record, settings) if number in seeds]
+        values = selected_by_seed(record, numbers)
+        return {seeds[number]: values.get(seeds[number], math.nan) for number in numbers}
 
-def _fresh(
-    record: RecordLike, rows: Sequence[Mapping[Any, Any]], settings: Mapping[str, Any], choosing: Sequence[int]
-) -> dict[int, float]:
-    """Return the selected metric of the seeds that had no part in the choice; NaN for a trial that has none."""
-    among = {int(row["trial"]): int(row["seed"]) for row in rows}
-    first = rows[0]
-    fields = {"batch_size": first["batch_size"], "total_steps": first["total_steps"], **settings}
-    numbers = [n for n in trials_with(record, fields) if n in among and among[n] not in choosing]
-    found = selected_by_seed(record, numbers)
-    return {among[n]: found.get(among[n], math.nan) for n in numbers}
+    arm.fixed, arm.tuned = fresh(fixed), fresh(fixed | arm.settings(own)) if arm.best else {}
+    return arm
 
 
 def next_points(
@@ -150,10 +144,7 @@ def next_points(
     """Return the learning rates to try next, until the best of a geometric grid has a worse neighbour on both sides.
 
     The grid is centre * ratio**k with |k| up to `reach`; `tried` holds the selected metric, inf where nothing was
-    finite, and `sign` is 1 where a smaller one is better, else -1.
-
-    Returns:
-        The first three at first; later one beyond the best where it lies at an end; nothing when the search is over.
+    finite, and `sign` is 1 where a smaller one is better, else -1. The first three come at first, later one beyond the best.
     """
     first = [centre * ratio**k for k in (-1, 0, 1)]
     missing = [lr for lr in first if not any(math.isclose(lr, known, rel_tol=1e-9) for known in tried)]

@@ -40,8 +40,7 @@ class NoiseScale(NamedTuple):
         value: trace of the covariance of the examples' gradients over the squared length of their mean; inf where the mean
             cannot be told from noise.
         low, high: 95 % interval; high is inf where the interval of the squared length reaches 0.
-        examples: gradients of how many examples went in.
-        micro_batch: examples a measured gradient is the mean of.
+        examples, micro_batch: gradients of how many examples went in, and how many a measured gradient is the mean of.
     """
 
     value: float
@@ -61,7 +60,7 @@ def measure_noise_scale(
     micro_batch: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> NoiseScale | str:
-    """Measure the noise scale B_simple on training data, with the model in training mode.
+    """Measure the noise scale B_simple on training data, with the model in training mode, or say in words why there is none.
 
     Unbiased estimates of the squared gradient and of the trace from the spread of micro-batch gradients, its interval by
     leaving out one of eight groups at a time, on the logarithm. Where batch norm is used, an example's gradient depends on
@@ -69,16 +68,11 @@ def measure_noise_scale(
 
     Args:
         config: its seed makes the model and the order of the data.
-        device: where.
         checkpoint: weights to load; None is the model at its initialisation.
         micro_batches: how many gradients, at most; fewer where the training data do not last.
         micro_batch: examples in each; None is a quarter of the batch, or less where the training data are few, at least one, or two
             where there is batch norm.
         max_bytes: that eight sums of gradients may take: 32 bytes a parameter in float32, 64 in float64.
-
-    Returns:
-        The measurement, or in words why there is none: the training data have too few micro-batches, a gradient is not finite, or
-        the model is too large.
 
     Source: McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1.
     """
@@ -113,6 +107,10 @@ def _collect(
     workload: Workload, config: TrainConfig, stack: LaneStack, device: torch.device, per_group: int
 ) -> tuple[Tensor, Tensor]:
     """Return the products of the groups' sums of gradients, (groups, groups), and the sums of squared lengths, (groups,)."""
+
+    def wide(part: Tensor) -> Tensor:
+        return (part.cpu() if part.device.type == "mps" else part).double()  # mps has no float64
+
     gradients = LoopGradients(workload, stack)
     batches: Iterator[Any] = train_batches(workload, config, device)
     sums = torch.zeros(GROUPS, stack.values.shape[1], dtype=_sum_type(stack.grad), device=device)
@@ -123,20 +121,15 @@ def _collect(
                 gradients([next(batches)])
             sums[group] += stack.grad[0]
             for part in torch.split(stack.grad[0], COLUMNS):
-                squares[group] += float(_wide(part).square().sum())
+                squares[group] += float(wide(part).square().sum())
     products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)
     for part in torch.split(sums, COLUMNS, dim=1):
-        wide = _wide(part)
-        products += (wide @ wide.T).cpu()
+        products += (wide(part) @ wide(part).T).cpu()
     return products, squares
 
 
 def _sum_type(grad: Tensor) -> torch.dtype:
     return torch.promote_types(grad.dtype, torch.float32)
-
-
-def _wide(part: Tensor) -> Tensor:
-    return (part.cpu() if part.device.type == "mps" else part).double()  # mps has no float64
 
 
 def _estimate(products: Tensor, squares: Tensor, per_group: int, size: int) -> NoiseScale:
@@ -177,24 +170,21 @@ def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> 
 
     Of the checkpoints only the latest so many; None takes all that were kept.
     """
-    session.collect("noise_scale", lambda: _noise_scale(session, checkpoints))
 
+    def measured() -> list[dict[str, Any]]:
+        """Return a row for each moment that could be measured; `WorkloadError` says why there is none."""
+        trial = session.trial(session.config, stage=Role.BASELINE)
+        kept = [(int(p.name.partition("-")[2]), p) for p in sorted((trial.folder / "checkpoints").glob("step-*"))]
+        trained = [(step, path) for step, path in kept if step > 0]
+        latest = trained if checkpoints is None else trained[max(0, len(trained) - checkpoints) :]
+        moments: list[tuple[int, Path | None]] = [(0, None), *latest]
+        found = {
+            step: measure_noise_scale(session.workload, session.config, session.device, checkpoint=path)
+            for step, path in moments
+        }
+        rows = [{"step": step} | one._asdict() for step, one in found.items() if isinstance(one, NoiseScale)]
+        if not rows:
+            raise WorkloadError("; ".join(dict.fromkeys(map(str, found.values()))))
+        return rows
 
-def _noise_scale(session: Session, checkpoints: int | None) -> list[dict[str, Any]]:
-    """Return a row for each moment that could be measured; `WorkloadError` says why there is none."""
-    rows: list[dict[str, Any]] = []
-    reasons: dict[str, None] = {}
-    trial = session.trial(session.config, stage=Role.BASELINE)
-    kept = [(int(p.name.partition("-")[2]), p) for p in sorted((trial.folder / "checkpoints").glob("step-*"))]
-    trained = [(step, path) for step, path in kept if step > 0]
-    latest = trained if checkpoints is None else trained[max(0, len(trained) - checkpoints) :]
-    moments: list[tuple[int, Path | None]] = [(0, None), *latest]
-    for step, checkpoint in moments:
-        found = measure_noise_scale(session.workload, session.config, session.device, checkpoint=checkpoint)
-        if isinstance(found, str):
-            reasons[found] = None
-        else:
-            rows.append({"step": step} | found._asdict())
-    if not rows:
-        raise WorkloadError("; ".join(reasons))
-    return rows
+    session.collect("noise_scale", measured)

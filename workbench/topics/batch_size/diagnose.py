@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ class Equivalence(NamedTuple):
     Attributes:
         verdict: "equivalent" where the whole interval lies within the margin, "different" where the whole of it lies beyond,
             else "undecided": neither was shown.
-        ratio: of the geometric means, the first group's over the second's; of the means where a value is not above 0.
+        ratio: of the geometric means, the first group's over the second's.
         low, high: confidence interval of that ratio.
         chance: the larger p-value of the two one-sided tests: how likely results within the margin would be if the groups
             differed by just the margin.
@@ -53,10 +55,7 @@ def equivalence(
         alpha: level of each of the two tests; the interval holds 1 - 2 alpha.
 
     Returns:
-        The comparison, or None where a group has fewer than two results or one that has no logarithm.
-
-    Raises:
-        UsageError: margin or alpha are out of their range.
+        None where a group has fewer than two results or one that has no logarithm.
     """
     if not 0 < margin < math.inf:
         raise UsageError(f"margin={margin!r} must be a finite number above 0: 0.1 lets results differ by a tenth.")
@@ -101,9 +100,6 @@ def diagnose_batch_size(
         alpha: level of each of the two one-sided tests behind "equally good" (Schuirmann 1987; 0.05 is usual).
         false_adoption: more regularisation helps where its mean gain over fresh seeds would come by chance less often than
             this (rule of thumb).
-
-    Returns:
-        The codes `batch_size.tuned_directly`, `.retune`, `.equivalence`, `.noise_scale` and `.regularisation`, once each.
     """
     record = judged(record)
     arms, config = read_arms(record), record.config
@@ -143,39 +139,36 @@ def _spread(groups: Sequence[Sequence[float]]) -> float:
 
 
 def _tuned_directly(arms: Sequence[BatchArm], own: BatchArm) -> Finding:
-    code = "batch_size.tuned_directly"
     factors: list[dict[str, Any]] = [
         {"equal": equal, "batch_sizes": [a.batch_size for a in group], "fixed": _spread([list(a.fixed.values()) for a in group]),
          "tuned": _spread([list(a.tuned.values()) for a in group])}
         for equal in EQUAL if len(group := comparable(arms, own, equal)) > 1
     ]  # fmt: skip
     lost = [a.batch_size for a in arms if a.fixed and not np.isfinite(list(a.fixed.values())).all()]
-    before, after = _by_factor(factors, "fixed"), _by_factor(factors, "tuned")
+    before, after = (
+        " and ".join(f"{f[kind]:.3g} at equal {f['equal']}" for f in factors if math.isfinite(f[kind]))
+        for kind in ("fixed", "tuned")
+    )
     differ = f"differ by a factor of {before}" if before else "cannot be compared"
-    with_lost = f" (at {', '.join(map(str, dict.fromkeys(lost)))} runs diverge)" if lost else ""
-    common: dict[str, Any] = {
-        "value": next((f["fixed"] for f in factors if math.isfinite(f["fixed"])), None),
-        "evidence": {"arms": arm_rows(arms), "factors": factors, "diverged_fixed": lost},
-    }  # fmt: skip
+    differ += f" (at {', '.join(map(str, dict.fromkeys(lost)))} runs diverge)" if lost else ""
+    found = partial(
+        CODES.finding, "batch_size.tuned_directly", value=next((f["fixed"] for f in factors if math.isfinite(f["fixed"])), None),
+        evidence={"arms": arm_rows(arms), "factors": factors, "diverged_fixed": lost},
+    )  # fmt: skip
     if all(len(arm.points) < 2 for arm in arms):
-        return CODES.finding(
-            code, "warn", f"The batch size was changed and nothing else was tuned for it: its validation results {differ}{with_lost}, and that "
-            "says how well the other settings fit each batch size, not which one is better.", **common,
+        return found(
+            "warn", f"The batch size was changed and nothing else was tuned for it: its validation results {differ}, and that "
+            "says how well the other settings fit each batch size, not which one is better.",
             advice=["Choose the batch size by what the machine does best, not by validation performance.",
                     "To compare batch sizes, tune learning rate and momentum for each: wb.batch_size.Study()."],
         )  # fmt: skip
     tuned = f"; each tuned, by {after}" if after else ""
-    summary = f"With all other settings fixed, the batch sizes {differ}{with_lost}{tuned}."
-    return Finding(code=code, status="ok", clause="F6.2", summary=summary, **common)
-
-
-def _by_factor(factors: Sequence[Mapping[str, Any]], kind: str) -> str:
-    return " and ".join(f"{f[kind]:.3g} at equal {f['equal']}" for f in factors if math.isfinite(f[kind]))
+    return replace(found("ok", f"With all other settings fixed, the batch sizes {differ}{tuned}."), clause="F6.2")
 
 
 def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
-    code, memory = "batch_size.retune", memory_field(record.config["optimizer"])
-    best = own.best
+    code, config = "batch_size.retune", record.config
+    memory, best = memory_field(config["optimizer"]), own.best
     if best is None or all(len(arm.points) < 2 for arm in arms):
         return CODES.not_measured(code, "no learning rate was tuned for any batch size")
     rows: list[dict[str, Any]] = []
@@ -184,52 +177,40 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
             continue
         kept = [p.value for p in arm.points if math.isclose(p.lr, best.lr, rel_tol=1e-6) and p.memory == best.memory]
         cost = kept[0] / arm.best.value if kept and arm.best.value > 0 and arm.sign > 0 else math.nan
+        change = arm.settings(config) | {"peak_lr": float(f"{arm.best.lr:.12g}")}
+        change |= {} if arm.warmup_steps == config["warmup_steps"] else {"warmup_steps": arm.warmup_steps}
         rows.append({
             "batch_size": arm.batch_size, "total_steps": arm.total_steps, "best_lr": arm.best.lr, "best_memory": arm.best.memory,
             "lr_shift": arm.best.lr / best.lr, "memory_shift": arm.best.memory - best.memory, "cost_of_keeping": cost,
-            "at_edge": arm.at_edge, "replace": _settings(record, arm, memory),
+            "at_edge": arm.at_edge, "replace": change,
         })  # fmt: skip
     if not rows:
         return CODES.not_measured(code, "no other batch size learned anything")
-    costly = [r for r in rows if math.isinf(r["cost_of_keeping"]) or r["cost_of_keeping"] > 1 + margin]
     evidence = {"own_lr": best.lr, "own_memory": best.memory, "margin": margin, "rows": rows}
     worst = max(rows, key=lambda r: -math.inf if math.isnan(r["cost_of_keeping"]) else r["cost_of_keeping"])
-    moved = memory is not None and any(not math.isclose(m, float(record.config[memory])) for m in (
-        best.memory, *(r["best_memory"] for r in rows)))  # fmt: skip
+    moved = memory is not None and any(
+        not math.isclose(m, float(config[memory])) for m in (best.memory, *(r["best_memory"] for r in rows))
+    )
     at = f"lr {{:.3g}}{f', {memory} {{:g}}' if moved else ''}"
     shown = "; ".join(
         f"{r['batch_size']} ({r['total_steps']:,} steps): {at.format(r['best_lr'], r['best_memory'])}" for r in rows
     )
     head = f"Tuned, batch size {own.batch_size} is best at {at.format(best.lr, best.memory)}; {shown}."
     value = worst["cost_of_keeping"]
-    known: dict[str, Any] = {
-        "value": None if math.isnan(value) else value, "threshold": 1 + margin, "evidence": evidence
-    }  # fmt: skip
-    if not costly:
-        summary = (
-            f"{head} Where the settings of {own.batch_size} were kept as well, that cost no more than {margin:.0%}."
-        )
-        return CODES.finding(code, "ok", summary, **known)
+    found = partial(
+        CODES.finding, code, value=None if math.isnan(value) else value, threshold=1 + margin, evidence=evidence
+    )
+    if not (math.isinf(value) or value > 1 + margin):
+        kept_well = f"Where the settings of {own.batch_size} were kept as well, that cost no more than {margin:.0%}."
+        return found("ok", f"{head} {kept_well}")
     price = "the run is lost" if math.isinf(value) else f"the selected metric is {value:.3g} times as large"
-    return CODES.finding(
-        code, "warn", f"{head} With the settings of {own.batch_size} kept, {price} at {worst['batch_size']}.", **known,
-        advice=["When the batch size changes, tune the learning rate and momentum anew, then what regularises.",
-                *(_begin(r) for r in rows if r["batch_size"] == worst["batch_size"])],
-    )  # fmt: skip
-
-
-def _settings(record: RecordLike, arm: BatchArm, memory: str | None) -> dict[str, Any]:
-    """Return every field that an arm as tuned has different from the study's config, and its lr and memory in any case."""
-    assert arm.best is not None
-    own = record.config
-    found = {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "peak_lr": float(f"{arm.best.lr:.12g}")}
-    found |= {memory: arm.best.memory} if memory else {}
-    return found if arm.warmup_steps == own["warmup_steps"] else found | {"warmup_steps": arm.warmup_steps}
-
-
-def _begin(row: Mapping[str, Any]) -> str:
-    fields = ", ".join(f"{name}={value!r}" for name, value in row["replace"].items())
-    return f"At batch size {row['batch_size']} for {row['total_steps']:,} steps begin with config.replace({fields})."
+    advice = ["When the batch size changes, tune the learning rate and momentum anew, then what regularises."]
+    for row in (r for r in rows if r["batch_size"] == worst["batch_size"]):
+        fields = ", ".join(f"{name}={value!r}" for name, value in row["replace"].items())
+        at_length = f"At batch size {row['batch_size']} for {row['total_steps']:,} steps"
+        advice.append(f"{at_length} begin with config.replace({fields}).")
+    summary = f"{head} With the settings of {own.batch_size} kept, {price} at {worst['batch_size']}."
+    return found("warn", summary, advice=advice)
 
 
 def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: float) -> Finding:
@@ -243,39 +224,35 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
     if not rows:
         reason = f"no two batch sizes were tuned and trained under at least {FEW_SEEDS} fresh seeds to a metric above 0"
         return CODES.not_measured(code, reason)
-    evidence = {"margin": margin, "alpha": alpha, "own_batch_size": own.batch_size, "rows": rows}
-    better = "lower" if own.sign > 0 else "higher"
-    told = (
-        f"Each tuned, {record.config['select']} ({better} is better) as a multiple of that at batch size {own.batch_size}: "
-        + "; ".join(
-            f"at equal {equal}, {', '.join(_told(row, own.sign) for row in same)}"
-            for equal in EQUAL if (same := [row for row in rows if row["equal"] == equal])
-        ) + "."
-    )  # fmt: skip
+    lengths = [
+        f"at equal {equal}, {', '.join(_told(row, own.sign) for row in same)}"
+        for equal in EQUAL
+        if (same := [row for row in rows if row["equal"] == equal])
+    ]
+    metric = f"{record.config['select']} ({'lower' if own.sign > 0 else 'higher'} is better)"
+    told = f"Each tuned, {metric} as a multiple of that at batch size {own.batch_size}: {'; '.join(lengths)}."
     sizes = [[row for row in rows if row["batch_size"] == size] for size in sorted({r["batch_size"] for r in rows})]
     alike = [[row for row in size if row["verdict"] == "equivalent"] for size in sizes]
     widest = max(abs(math.log(end)) for row in rows for end in (row["low"], row["high"]))
-    common: dict[str, Any] = {"value": math.exp(widest), "threshold": 1 + margin, "evidence": evidence}
+    make = partial(
+        CODES.finding, code, value=math.exp(widest), threshold=1 + margin,
+        evidence={"margin": margin, "alpha": alpha, "own_batch_size": own.batch_size, "rows": rows},
+    )  # fmt: skip
     if all(alike):
         where = dict.fromkeys(f"{row['batch_size']} at equal {row['equal']}" for size in alike for row in size)
-        return CODES.finding(code, "ok", f"Equally good to within {margin:.0%}: {', '.join(where)}. {told}", **common)
-    if any(_apart(size) for size in sizes):
-        advice = [
-            "Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."
-        ]
-        return CODES.finding(code, "warn", f"Not equally good. {told}", advice=advice, **common)
-    return CODES.finding(
-        code, "not_measured", f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more. {told}",
-        advice=["More seeds narrow the intervals: seeds=... of wb.batch_size.Study."], **common,
+        return make("ok", f"Equally good to within {margin:.0%}: {', '.join(where)}. {told}")
+    # One that is better at equal steps and worse at equal examples differs by how long it trained.
+    apart = [
+        all(row["verdict"] == "different" for row in same) and len({row["ratio"] > 1 for row in same}) == 1
+        for same in sizes
+    ]
+    if any(apart):
+        advice = "Extend the tuning (regularisation, schedule, number of steps) before the batch size is called better or worse."
+        return make("warn", f"Not equally good. {told}", advice=[advice])
+    return make(
+        "not_measured", f"Neither shown to be equally good to within {margin:.0%}, nor to differ by more. {told}",
+        advice=["More seeds narrow the intervals: seeds=... of wb.batch_size.Study."],
     )  # fmt: skip
-
-
-def _apart(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a batch size is better, or worse, by every length at which it was compared.
-
-    One that is better at equal steps and worse at equal examples differs by how long it trained.
-    """
-    return all(row["verdict"] == "different" for row in rows) and len({row["ratio"] > 1 for row in rows}) == 1
 
 
 def _told(row: Mapping[str, Any], sign: float) -> str:

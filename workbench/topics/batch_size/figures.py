@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,35 +34,34 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
 
     Source: F6.2, F6.3, F6.7.
     """
-    found = _found(record, diagnosis, "batch_size.tuned_directly")
-    noise = _found(record, diagnosis, "batch_size.noise_scale")
-    arms: Sequence[Mapping[str, Any]] = [] if found is None else found.evidence.get("arms", ())
+    found, arms = _arms(record, diagnosis)
+    noise = finding(found, "batch_size.noise_scale")
     with drawing(ax) as axes:
         if not any(arm["fixed"] or arm["tuned"] for arm in arms):
             return not_measured(axes, "no batch size was trained under fresh seeds")
-        lines = [
-            (kind, name, where, style)
-            for kind, label, style in (
-                ("fixed", "settings of the baseline", {"marker": "x", "color": BAD}),
-                ("tuned", "tuned for each", {"marker": "o", "color": GOOD}),
-            )
-            if kind == "fixed" or any(arm["tried"] > 1 for arm in arms)
-            for name, where in ((f"{label}, equal steps", "total_steps"), (f"{label}, equal examples", "examples"))
-        ]
         own = int(record.config["batch_size"])
         base = next(arm for arm in arms if arm["batch_size"] == own)
-        for place, (kind, name, where, style) in enumerate(lines):
-            rows = [arm for arm in arms if math.isclose(number(arm[where]), number(base[where]), rel_tol=0.05)]
-            _draw(axes, rows, kind, name, style, shift=1 + SHIFT * (place - 1.5), dashed=where == "examples")
-        value = math.nan if noise is None or noise.value is None else noise.value
+        looks = [("fixed", "settings of the baseline", "x", BAD), ("tuned", "tuned for each", "o", GOOD)]
+        places = itertools.count()
+        for kind, label, marker, color in looks[: 1 + any(arm["tried"] > 1 for arm in arms)]:
+            for name, where, line in (("steps", "total_steps", "-"), ("examples", "examples", "--")):
+                shift, shown = 1 + SHIFT * (next(places) - 1.5), []
+                for arm in _as_long(arms, base, where):
+                    values = [v for v in map(number, arm[kind]) if math.isfinite(v)]
+                    shown += [(arm["batch_size"] * shift, values)] if values else []
+                look: dict[str, Any] = {"marker": marker, "color": color}
+                for x, values in shown:
+                    axes.plot([x] * len(values), values, linestyle="none", markersize=4, alpha=0.6, zorder=3, **look)
+                means = [math.exp(np.mean(np.log(v))) if min(v) > 0 else float(np.mean(v)) for _, v in shown]
+                if shown:
+                    look |= {"markersize": 8, "linewidth": 1.4, "linestyle": line, "label": f"{label}, equal {name}"}
+                    axes.plot([x for x, _ in shown], means, zorder=4, **look)
+        value = number(None if noise is None else noise.value)
         if math.isfinite(value):
             label = f"noise scale {value:,.3g}"
             axes.axvline(value, color=BASELINE, linestyle=":", linewidth=1.4, label=label, zorder=1)
-        axes.set(
-            xlabel="batch size (a small mark is a seed, a large one their mean)",
-            ylabel=str(record.config["select"]),
-            title="Batch sizes, as they are and tuned",
-        )
+        axes.set_xlabel("batch size (a small mark is a seed, a large one their mean)")
+        axes.set(ylabel=str(record.config["select"]), title="Batch sizes, as they are and tuned")
         _batch_axis(axes, [arm["batch_size"] for arm in arms])
         if axes.get_ylim()[0] > 0:
             log_scale(axes, "y")
@@ -83,18 +83,18 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
 
     Source: F6.4.
     """
-    found = _found(record, diagnosis, "batch_size.tuned_directly")
-    arms: Sequence[Mapping[str, Any]] = [] if found is None else found.evidence.get("arms", ())
+    _, arms = _arms(record, diagnosis)
     with drawing(ax) as axes:
         own = next((a for a in arms if a["batch_size"] == int(record.config["batch_size"])), None)
         if own is None or own["best_lr"] is None or all(arm["tried"] < 2 for arm in arms):
             return not_measured(axes, "no learning rate was tuned for any batch size")
         averaged = str(record.config["optimizer"]) in ("momentum", "nesterov")
-        rows = [(a, _step_lr(a, averaged=averaged)) for a in arms if a["best_lr"] is not None]
-        looks = (
-            ("equal steps", "total_steps", PALETTE[0], "o", 12),
-            ("equal examples", "examples", PALETTE[1], "s", 6),
-        )
+
+        def step_lr(arm: Mapping[str, Any]) -> float:
+            return number(arm["best_lr"]) / (1 - number(arm["best_memory"]) if averaged else 1.0)
+
+        tuned = [arm for arm in arms if arm["best_lr"] is not None]
+        looks = (("steps", "total_steps", PALETTE[0], "o", 12), ("examples", "examples", PALETTE[1], "s", 6))
         for (
             name,
             where,
@@ -102,62 +102,37 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
             marker,
             size,
         ) in looks:  # the second lies on the first where both agree, so it is smaller
-            line = [(a, lr) for a, lr in rows if math.isclose(number(a[where]), number(own[where]), rel_tol=0.05)]
-            x, y = [a["batch_size"] for a, _ in line], [lr for _, lr in line]
-            axes.plot(x, y, color=color, linewidth=size / 4, label=f"best at {name}")
-            for a, lr in line:
+            line = _as_long(tuned, own, where)
+            x, y = [a["batch_size"] for a in line], [step_lr(a) for a in line]
+            axes.plot(x, y, color=color, linewidth=size / 4, label=f"best at equal {name}")
+            for a in line:
                 face = "white" if a["at_edge"] else color
-                axes.plot(a["batch_size"], lr, marker, color=color, markerfacecolor=face, markersize=size)
-        sizes = np.array(sorted({a["batch_size"] for a, _ in rows}), dtype=np.float64)
-        centre = _step_lr(own, averaged=averaged)
+                axes.plot(a["batch_size"], step_lr(a), marker, color=color, markerfacecolor=face, markersize=size)
+        sizes = np.array(sorted({a["batch_size"] for a in tuned}), dtype=np.float64)
         for power, label, style in ((1.0, "proportional to the batch", "--"), (0.5, "to its square root", ":")):
-            axes.plot(
-                sizes, centre * (sizes / own["batch_size"]) ** power, style, color=BASELINE, linewidth=1.0, label=label, zorder=1,
-            )  # fmt: skip
-        if any(a["at_edge"] for a, _ in rows):
+            scaled = step_lr(own) * (sizes / own["batch_size"]) ** power
+            axes.plot(sizes, scaled, style, color=BASELINE, linewidth=1.0, label=label, zorder=1)
+        if any(a["at_edge"] for a in tuned):
             axes.plot([], [], "o", color=INK, fillstyle="none", label="hollow: at the end of what was tried")
-        axes.set(
-            xlabel="batch size",
-            ylabel="learning rate / (1 - momentum)" if averaged else "learning rate",
-            title="The learning rate that each batch size wants",
-        )
+        axes.set_ylabel("learning rate / (1 - momentum)" if averaged else "learning rate")
+        axes.set(xlabel="batch size", title="The learning rate that each batch size wants")
         _batch_axis(axes, sizes.tolist())
         log_scale(axes, "y")
         legend(axes, loc="best")
     return axes
 
 
-def _found(record: Record, diagnosis: Diagnosis | None, code: str) -> Any:
-    found = finding(diagnosis, code)
-    return diagnose_batch_size(record)[code] if found is None and "loss" in record.steps else found
+def _arms(record: Record, diagnosis: Diagnosis | None) -> tuple[Diagnosis | None, Sequence[Mapping[str, Any]]]:
+    """Return a diagnosis that speaks of batch sizes, and the arms that it knows."""
+    if finding(diagnosis, "batch_size.tuned_directly") is None and "loss" in record.steps:
+        diagnosis = diagnose_batch_size(record)
+    found = finding(diagnosis, "batch_size.tuned_directly")
+    return diagnosis, () if found is None else found.evidence.get("arms", ())
 
 
-def _step_lr(arm: Mapping[str, Any], *, averaged: bool) -> float:
-    return number(arm["best_lr"]) / (1 - number(arm["best_memory"])) if averaged else number(arm["best_lr"])
-
-
-def _draw(
-    ax: Axes,
-    rows: Sequence[Mapping[str, Any]],
-    kind: str,
-    name: str,
-    style: Mapping[str, Any],
-    *,
-    shift: float,
-    dashed: bool,
-) -> None:
-    shown = [(row["batch_size"] * shift, [number(v) for v in row[kind]]) for row in rows]
-    shown = [(x, [v for v in values if math.isfinite(v)]) for x, values in shown]
-    shown = [(x, values) for x, values in shown if values]
-    if not shown:
-        return
-    for x, values in shown:
-        ax.plot([x] * len(values), values, linestyle="none", markersize=4, alpha=0.6, zorder=3, **style)
-    means = [math.exp(float(np.mean(np.log(v)))) if min(v) > 0 else float(np.mean(v)) for _, v in shown]
-    ax.plot(
-        [x for x, _ in shown], means, color=style["color"], marker=style["marker"], markersize=8, linewidth=1.4,
-        linestyle="--" if dashed else "-", label=name, zorder=4,
-    )  # fmt: skip
+def _as_long(arms: Sequence[Mapping[str, Any]], own: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
+    """Return the arms with as many "total_steps" or "examples" as the baseline's, to 5 %."""
+    return [arm for arm in arms if math.isclose(number(arm[where]), number(own[where]), rel_tol=0.05)]
 
 
 def _batch_axis(ax: Axes, sizes: Sequence[float]) -> None:

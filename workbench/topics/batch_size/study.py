@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch.utils.data import Subset
 
-from workbench.checks import check_integer, check_number
+from workbench.checks import check_fields, check_integer, check_number
 from workbench.config import TrainConfig
 from workbench.curves.trial_curves import memory_field
 from workbench.errors import ConfigError, UsageError
@@ -75,14 +75,12 @@ class BatchSizeStudy(Study):
         for i, size in enumerate(self.batch_sizes or ()):
             check_integer(f"batch_sizes[{i}]", size)
         if isinstance(self.equal, str) or not self.equal or not set(self.equal) <= set(get_args(Equal)):
-            raise ConfigError(
-                f"equal={self.equal!r} must name 'steps', 'examples' or both, as in ('steps', 'examples')."
-            )
+            names = "'steps', 'examples' or both, as in ('steps', 'examples')"
+            raise ConfigError(f"equal={self.equal!r} must name {names}.")
         for i, memory in enumerate(self.memories or ()):
             if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 <= memory < 1:
                 raise ConfigError(f"memories[{i}]={memory!r} must be at least 0 and below 1.")
-        if not 1 < self.lr_ratio < math.inf:
-            raise ConfigError(f"lr_ratio={self.lr_ratio!r} must be a finite number above 1.")
+        check_fields(self, "lr_ratio", lambda v: 1 < v < math.inf, "a finite number above 1")
         for name in ("reach", "finalists", "choosing_seeds", "seeds"):
             check_integer(name, getattr(self, name))
         for i, decay in enumerate(self.weight_decays):
@@ -90,16 +88,25 @@ class BatchSizeStudy(Study):
 
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a study that is already open."""
-        arms = self.arms(session)
+        arms, count = self.arms(session), self.choosing_seeds + self.seeds
         session.facts(batch_size={"choosing_seeds": self.choosing_seeds})
         run_round(session, [TrialRequest(Role.BASELINE, session.config)])
         collect_noise_scale(session)
         if self.retune:
             self._search(session, arms)
-            run_round(session, self._final(session, arms))
-        run_round(session, self._fresh(session, arms))
+            finalists = [each for arm in arms for each in self._ranked(session, arm)[: self.finalists]]
+            run_round(session, _under(STAGE, finalists, 0, self.choosing_seeds))
+        best = [each for arm in arms for each in self._ranked(session, arm)[:1]] if self.retune else []
+        fresh = [*_under(FIXED, arms, self.choosing_seeds, count), *_under(FRESH, best, self.choosing_seeds, count)]
+        run_round(session, fresh)
         if self.retune and self.weight_decays:
-            run_round(session, self._decays(session))
+            sizes, decayed = [arm.batch_size for arm in arms], []
+            for size in (min(sizes), max(sizes)):  # at the baseline's number of steps or else their own
+                same = [arm for arm in arms if arm.batch_size == size]
+                arm = next((each for each in same if each.total_steps == session.config.total_steps), same[0])
+                for tuned in self._ranked(session, arm)[:1]:
+                    decayed += [tuned.replace(weight_decay=decay) for decay in self.weight_decays]
+            run_round(session, _under(DECAY, decayed, 0, count))
         self._gaps(session)
 
     def arms(self, session: Session) -> list[TrainConfig]:
@@ -155,9 +162,7 @@ class BatchSizeStudy(Study):
     def _next(self, arm: TrainConfig, known: BatchArm | None) -> Iterator[TrainConfig]:
         name, memories = self._memories(arm)
         for memory in memories:
-            centre, change = arm.peak_lr, dict[str, Any]()
-            if name is not None:
-                change = {name: memory}
+            centre, change = arm.peak_lr, {} if name is None else {name: memory}
             if name == "momentum":  # an average that is not normalised: the length of a step is lr / (1 - momentum)
                 centre *= (1 - memory) / (1 - float(arm.momentum))
             points = known.points if known else ()
@@ -166,45 +171,15 @@ class BatchSizeStudy(Study):
             for lr in next_points(tried, centre, ratio=self.lr_ratio, reach=self.reach, sign=sign):
                 yield arm.replace(peak_lr=lr, **change)
 
-    def _final(self, session: Session, arms: Sequence[TrainConfig]) -> list[TrialRequest]:
-        """Return the best settings of every arm under all the seeds that choose."""
-        best = [each for arm in arms for each in self._ranked(session, arm)[: self.finalists]]
-        return [TrialRequest(STAGE, each) for arm in best for each in seeded(arm, arm.peak_lr, self.choosing_seeds)]
-
-    def _fresh(self, session: Session, arms: Sequence[TrainConfig]) -> list[TrialRequest]:
-        """Return every arm under fresh seeds, with the baseline's settings and with the best ones."""
-        best = [each for arm in arms for each in self._ranked(session, arm)[:1]] if self.retune else []
-        stages = [(FIXED, arm) for arm in arms] + [(FRESH, arm) for arm in best]
-        count = self.choosing_seeds + self.seeds
-        return [
-            TrialRequest(s, each)
-            for s, arm in stages
-            for each in seeded(arm, arm.peak_lr, count)[self.choosing_seeds :]
-        ]
-
     def _ranked(self, session: Session, arm: TrainConfig) -> list[TrainConfig]:
         """Return what was tried with an arm, best first."""
-        name, _ = self._memories(arm)
+        name, size = memory_field(arm.optimizer), (arm.batch_size, arm.total_steps)
         return [
             arm.replace(peak_lr=point.lr, **({name: point.memory} if name else {}))
             for found in read_arms(session.record)
-            if (found.batch_size, found.total_steps) == (arm.batch_size, arm.total_steps)
+            if (found.batch_size, found.total_steps) == size
             for point in found.ranked
         ]
-
-    def _decays(self, session: Session) -> list[TrialRequest]:
-        """Return the smallest and the largest batch, tuned at the baseline's number of steps or else their own, with each decay."""
-        every = self.arms(session)
-        sizes = [arm.batch_size for arm in every]
-        count = self.choosing_seeds + self.seeds
-        requests = []
-        for size in (min(sizes), max(sizes)):
-            arms = [arm for arm in every if arm.batch_size == size]
-            arm = next((each for each in arms if each.total_steps == session.config.total_steps), arms[0])
-            for best in self._ranked(session, arm)[:1]:
-                decayed = [best.replace(weight_decay=decay) for decay in self.weight_decays]
-                requests += [TrialRequest(DECAY, each) for one in decayed for each in seeded(one, one.peak_lr, count)]
-        return requests
 
     def _gaps(self, session: Session) -> None:
         """Store the loss on training examples of every selected checkpoint that was trained under a fresh seed."""
@@ -240,3 +215,8 @@ def _at(config: TrainConfig, batch_size: int, steps: int) -> TrainConfig:
         if (value := getattr(config, name)) is not None
     }
     return config.replace(batch_size=batch_size, total_steps=steps, eval_batch_size=None, **shares)
+
+
+def _under(stage: Role, configs: Sequence[TrainConfig], first: int, end: int) -> list[TrialRequest]:
+    """Return the trials of each config under the seeds from `first` to before `end`, counted from its own."""
+    return [TrialRequest(stage, each) for one in configs for each in seeded(one, one.peak_lr, end)[first:]]

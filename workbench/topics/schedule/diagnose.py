@@ -1,14 +1,11 @@
-"""`diagnose_schedule`: jumps, restarts and an early end in a recorded lr trace (F3.5, F3.11).
-
-The trace is held against itself and, where the config is known, against what was planned: a warm restart that was
-asked for is no fault, and neither is the tail of a cosine.
-"""
+"""`diagnose_schedule`: jumps, restarts and an early end in a recorded lr trace, held against itself and what was planned (F3.5, F3.11)."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,9 +57,6 @@ def diagnose_schedule(
         low_frac: at or below this share of the peak next to nothing is learned (rule of thumb),
         low_share: which may take this share of the steps (rule of thumb: a staircase by tenths spends a third there).
         min_steps: below this many recorded steps nothing can be said (rule of thumb).
-
-    Returns:
-        `schedule.discontinuity`, `schedule.restarts` and `schedule.collapse`, once each.
     """
     study = judged(record)
     own = [c for c in study.curves if c.stage in ("baseline", "trial")]
@@ -70,8 +64,8 @@ def diagnose_schedule(
     trace = None if curve is None else read_trace(curve)
     if curve is None or trace is None or trace[0].size < min_steps:
         few = "no trial has a learning rate recorded" if trace is None else f"only {trace[0].size} steps are recorded"
-        said: dict[str, Any] = {"status": "not_measured", "summary": f"Not measured: {few}.", "clause": "F3.5"}
-        return Diagnosis.of(study, [Finding(code=code, **said) for code in CODES])
+        missing = [CODES.not_measured(code, few) for code in CODES]
+        return Diagnosis.of(study, [replace(finding, clause="F3.5") for finding in missing])
     steps, lr = trace
     evidence = {"trial": curve.trial, "steps": int(lr.size), "peak": float(lr.max())}
     plan = (steps[:0], lr[:0]) if planned is None else _at_steps(planned, steps)
@@ -80,10 +74,9 @@ def diagnose_schedule(
     meant = {j["step"] for j in _jumps(*plan, jump_frac)}
     others = [j for j in _jumps(steps, lr, jump_frac) if j["step"] not in meant]
     jumps = [j for j in others if not any(_is_part(j, climb, restart_frac) for climb in surprising)]
-    if restarts_planned:
-        restarts = _unended(trace, climbs, restart_frac, evidence)
-    else:
-        restarts = _restarts(climbs, matched, evidence)
+    restarts = (
+        _unended(trace, climbs, restart_frac, evidence) if restarts_planned else _restarts(climbs, matched, evidence)
+    )
     gone, low = (collapse_frac, tail_frac), (low_frac, low_share)
     collapse = _collapse(trace, curve.total_steps, gone, low, evidence)
     return Diagnosis.of(study, [_discontinuity(jumps, evidence), restarts, collapse])
@@ -153,15 +146,14 @@ def _unmatched(
     climbs: list[dict[str, Any]], planned: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Split climbs into those without and those with a planned one that they overlap with; each plan serves once."""
-    left, without, matched = list(planned), [], []
+    left = list(planned)
+    found: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     for climb in climbs:
         plan = next((p for p in left if p["trough"] < climb["top"] and climb["trough"] < p["top"]), None)
-        if plan is None:
-            without.append(climb)
-        else:
+        found[plan is not None].append(climb)
+        if plan is not None:
             left.remove(plan)
-            matched.append(climb)
-    return without, matched
+    return found
 
 
 def _is_part(jump: dict[str, Any], climb: dict[str, Any], restart_frac: float) -> bool:
@@ -226,34 +218,28 @@ def _collapse(
     evidence: dict[str, Any],
 ) -> Finding:
     (steps, lr), (collapse_frac, tail_frac) = trace, gone_at
-    code, peak = "schedule.collapse", lr.max()
+    peak = lr.max()
     every = float(np.median(np.diff(steps))) if steps.size > 1 else 1.0  # what a gap hides is not known
     idle = min(float(np.sum(lr <= low[0] * peak)) * every / max(total_steps, 1), 1.0)
     alive = np.flatnonzero((lr > collapse_frac * peak) & (lr > 0))
     gone = steps[alive[-1] + 1 :] if alive.size else steps
     from_step, total = int(gone[0]) if gone.size else None, max(total_steps, int(steps[-1]) + 1)
-    share: dict[str, Any] = {
-        "unit": "share of the steps", "evidence": evidence | {"gone_from": from_step, "total_steps": total, "low_share": idle}
-    }  # fmt: skip
+    evidence = evidence | {"gone_from": from_step, "total_steps": total, "low_share": idle}
+    found, unit = partial(CODES.finding, "schedule.collapse", evidence=evidence), "share of the steps"
     if not alive.size:
-        return CODES.finding(
-            code, "fail", "The learning rate is above zero at no recorded step: nothing is ever learned.",
-            value=0.0, threshold=1 - tail_frac, step=from_step, **share,
+        return found(
+            "fail", "The learning rate is above zero at no recorded step: nothing is ever learned.", unit=unit,
+            value=0.0, threshold=1 - tail_frac, step=from_step,
             advice=("Check peak_lr and the factor that the schedule gives: one of them is zero, or the scheduler stands.",),
         )  # fmt: skip
     if from_step is not None and from_step < math.floor((1 - tail_frac) * total):
-        return CODES.finding(
-            code, "fail",
-            f"The learning rate is practically zero from step {from_step} of {total} on: nothing is learned after that.",
-            value=from_step / total, threshold=1 - tail_frac, step=from_step, **share,
+        return found(
+            "fail", f"The learning rate is practically zero from step {from_step} of {total} on: nothing is learned after that.",
+            unit=unit, value=from_step / total, threshold=1 - tail_frac, step=from_step,
             advice=("Let the decay run over the steps that are trained: check the scheduler's length and its unit, steps or epochs.",),
         )  # fmt: skip
     if idle < low[1]:
-        said = "The learning rate lasts until the end of training."
-        return CODES.finding(code, "ok", said, evidence=share["evidence"])
-    return CODES.finding(
-        code, "warn",
-        f"The learning rate is at or below {low[0]:.0%} of its peak in {idle:.0%} of the steps: next to nothing is learned there.",
-        value=idle, threshold=low[1], **share,
-        advice=("Let the schedule run over the steps that are trained: check its length and its unit, steps or epochs.",),
-    )  # fmt: skip
+        return found("ok", "The learning rate lasts until the end of training.")
+    nothing = f"at or below {low[0]:.0%} of its peak in {idle:.0%} of the steps: next to nothing is learned there"
+    advice = ("Let the schedule run over the steps that are trained: check its length and its unit, steps or epochs.",)
+    return found("warn", f"The learning rate is {nothing}.", unit=unit, value=idle, threshold=low[1], advice=advice)

@@ -53,9 +53,17 @@ def plot_schedule(
     """
     with drawing(ax, size=(6.8, 3.2)) as axes:
         drawn = 0
-        if baseline is not None:
-            drawn += _draw(axes, baseline, max_points, label="baseline", color=BASELINE, linestyle="--")
-        drawn += _draw(axes, config, max_points, label=f"peak {short(config.peak_lr)}", color=GOOD, linestyle="-")
+        for each, name, color, style in (
+            (baseline, "baseline", BASELINE, "--"), (config, f"peak {short(config.peak_lr)}", GOOD, "-"),
+        ):  # fmt: skip
+            if each is not None:
+                total, corner = each.total_steps, each.warmup_steps + np.arange(-1, 2)
+                even = np.linspace(0, total - 1, min(max_points, total)).astype(np.int64)
+                steps = np.unique(np.concatenate([even, corner[(corner >= 0) & (corner < total)]]))
+                lr_at = schedule_of(each)
+                lrs = np.array([lr_at(int(step)) for step in steps], dtype=np.float64)
+                draw_curve(axes, steps, lrs, label=f"{name}, {total:,} steps", color=color, linestyle=style)
+                drawn += int(np.isfinite(lrs).sum())
         if not drawn:
             return not_measured(axes, "the schedule gives no finite learning rate")
         if config.warmup_steps:
@@ -84,18 +92,3 @@ def mark_warmup(ax: Axes, steps: int) -> Axes:
         ax.axvline(steps, color=INK, linestyle=":", linewidth=1.2, label=f"its warmup ends at step {steps:,}")
         legend(ax)
     return ax
-
-
-def _draw(ax: Axes, config: TrainConfig, max_points: int, *, label: str, color: str, linestyle: str) -> int:
-    """Draw one schedule; return how many finite points it has."""
-    steps = _steps(config, max_points)
-    lr_at = schedule_of(config)
-    lrs = np.array([lr_at(int(step)) for step in steps], dtype=np.float64)
-    draw_curve(ax, steps, lrs, label=f"{label}, {config.total_steps:,} steps", color=color, linestyle=linestyle)
-    return int(np.isfinite(lrs).sum())
-
-
-def _steps(config: TrainConfig, max_points: int) -> np.ndarray:
-    even = np.linspace(0, config.total_steps - 1, min(max_points, config.total_steps)).astype(np.int64)
-    corner = config.warmup_steps + np.arange(-1, 2)
-    return np.unique(np.concatenate([even, corner[(corner >= 0) & (corner < config.total_steps)]]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import RecordError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Codes, Finding, Status
 from workbench.ledger.table import study_row
 from workbench.record.read import StudyRecord
 
@@ -17,10 +17,7 @@ CODES = Codes({"tracking.config": "P5.3", "tracking.trials": "P5.5", "tracking.b
 
 
 def diagnose_tracking(record: StudyRecord) -> Diagnosis:
-    """Hold a study's row of the table against what is in its folder.
-
-    Args:
-        record: a study on disk, `wb.open(...)`.
+    """Hold a study's row of the table against what is in its folder, `wb.open(...)`.
 
     Returns:
         The codes `tracking.config` (the file behind the link has the hash that was stored, P5.3), `.trials` (the number counts all
@@ -50,13 +47,15 @@ def _trials(record: StudyRecord, row: Mapping[str, Any]) -> Finding:
     counts = record.trials["state"].value_counts().items() if len(record.trials) else ()
     states = {str(state): int(n) for state, n in counts}
     there = sum(states.values())
-    said = ", ".join(f"{n} {state}" for state, n in sorted(states.items())) or "none yet"
-    found = partial(
-        CODES.finding, "tracking.trials", value=float(row["trials"]), unit="trials", threshold=float(there), evidence={"states": states}
+    listed = ", ".join(f"{n} {state}" for state, n in sorted(states.items())) or "none yet"
+    status: Status = "ok" if row["trials"] == there else "fail"
+    summary = f"The table counts every trial that was begun, failed ones included: {listed}."
+    if status == "fail":
+        summary = f"The table says {row['trials']} trials, the folder has {there}: {listed}."
+    return CODES.finding(
+        "tracking.trials", status, summary, value=float(row["trials"]), unit="trials", threshold=float(there),
+        evidence={"states": states},
     )  # fmt: skip
-    if row["trials"] != there:
-        return found("fail", f"The table says {row['trials']} trials, the folder has {there}: {said}.")
-    return found("ok", f"The table counts every trial that was begun, failed ones included: {said}.")
 
 
 def _best_value(record: StudyRecord, row: Mapping[str, Any]) -> Finding:
@@ -78,15 +77,13 @@ def _reproduce(record: StudyRecord) -> Finding:
     command, patch = str(record.study.get("command") or ""), record.study.get("patch")
     found = partial(CODES.finding, "tracking.reproduce", evidence={"command": command, "patch": patch})
     if not command or command.startswith("("):
-        return found(
-            "warn", "No command reproduces this study: it was run from a session, with objects that have no name.",
-            advice=["Load the workload by name (file.py:name), or run a script; then the command is stored."],
-        )  # fmt: skip
+        summary = "No command reproduces this study: it was run from a session, with objects that have no name."
+        advice = "Load the workload by name (file.py:name), or run a script; then the command is stored."
+        return found("warn", summary, advice=[advice])
     if record.study.get("commit") is None:
-        return found(
-            "warn", "A command was stored, but not the code that it ran: there was no git repository.",
-            advice=["Run in a git repository: commit and uncommitted changes are then stored with the study."],
-        )  # fmt: skip
+        summary = "A command was stored, but not the code that it ran: there was no git repository."
+        advice = "Run in a git repository: commit and uncommitted changes are then stored with the study."
+        return found("warn", summary, advice=[advice])
     if patch is not None and not (record.path / patch).is_file():
         return found("fail", f"The uncommitted changes, {patch}, are missing.")
     if patch:

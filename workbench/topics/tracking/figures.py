@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,10 +21,7 @@ def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
     Args:
         table: of `list_studies`; in the order of its column `created` where that was asked for.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes: one row a study, the first at the top.
+        ax: where to draw, one row a study, the first at the top; a new figure by default.
 
     Source: P5.1 (one row a study), P5.5 and P5.6 (number of trials, best value).
     """
@@ -33,22 +32,18 @@ def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         values = rows["best_value"].to_numpy(dtype=np.float64, na_value=np.nan)
         if not np.isfinite(values).any():
             return not_measured(axes, "no study has a best value")
-        places = np.arange(len(rows))
-        known = np.isfinite(values)
-        least = float(np.nanmin(values[known]))
-        axes.hlines(
-            places[known], least, values[known], color=BASELINE, linewidth=1.0, label="distance to the smallest value"
-        )
+        places, known = np.arange(len(rows)), np.isfinite(values)
+        least = float(values[known].min())
+        line: dict[str, Any] = {"color": BASELINE, "linewidth": 1.0, "label": "distance to the smallest value"}
+        axes.hlines(places[known], least, values[known], **line)
         axes.plot(values[known], places[known], "o", color=GOOD, markersize=7, label="best selected checkpoint")
-        for place, value, trials in zip(places, values, rows["trials"], strict=True):
-            said = f"{short(float(value))}, {trials} trials" if np.isfinite(value) else f"no value, {trials} trials"
-            at = float(value) if np.isfinite(value) else least
-            axes.annotate(said, (at, place), xytext=(8, 4), textcoords="offset points", color=INK, fontsize=8)
-        axes.set_yticks(
-            places,
-            [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in map(str, rows["study"])],
-            parse_math=False,
-        )
+        for place, value, trials in zip(places, values.tolist(), rows["trials"], strict=True):
+            best, at = (short(value), value) if np.isfinite(value) else ("no value", least)
+            words = f"{best}, {trials} trials"
+            axes.annotate(words, (at, place), xytext=(8, 4), textcoords="offset points", color=INK, fontsize=8)
+        names = [str(name) for name in rows["study"]]
+        names = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
+        axes.set_yticks(places, names, parse_math=False)
         axes.set_ylim(len(rows) - 0.5, -0.7)
         axes.set(xlabel="best value", ylabel="study", title="What the studies found")
         axes.margins(x=0.25)
