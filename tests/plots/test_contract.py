@@ -33,7 +33,7 @@ from workbench.plots.style import PALETTE, why_not_measured
 from workbench.topics.batch_norm.replicas import statistics_layout
 from workbench.topics.checkpoints.early_stopping import stop_with_patience
 from workbench.topics.evaluation.sample_size import selection_gaps
-from workbench.train.rule_forms import explain_rule
+from workbench.topics.optimizers.rule_forms import explain_rule
 
 PUBLIC = [
     getattr(owner, name)

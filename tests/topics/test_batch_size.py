@@ -20,8 +20,7 @@ from tests.helpers.simulated_records import record
 from tests.helpers.workloads import small_workload
 from workbench.topics.batch_size.arms import next_points, read_arms
 from workbench.topics.batch_size.collect import NoiseScale, measure_noise_scale
-from workbench.topics.batch_size.diagnose import CODES, equivalence
-from workbench.topics.batch_size.diagnose_size import diagnose_noise_scale
+from workbench.topics.batch_size.diagnose import CODES, diagnose_noise_scale, equivalence
 
 TUNED, RETUNE, EQUAL, NOISE, REGULARISE = tuple(CODES)
 

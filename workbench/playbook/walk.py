@@ -27,7 +27,7 @@ from workbench.topics.architecture.study import collect_architecture
 from workbench.topics.batch_norm.collect import collect_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_size.collect import collect_noise_scale
-from workbench.topics.batch_size.diagnose_size import diagnose_noise_scale
+from workbench.topics.batch_size.diagnose import diagnose_noise_scale
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.clipping.study import ClippingStudy

@@ -11,9 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-if TYPE_CHECKING:
-    from workbench.train.rule_forms import FloatArray, RuleForms
-
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import baseline_lr, finding
@@ -32,6 +29,9 @@ from workbench.plots.style import (
 )
 from workbench.record.json_values import number
 from workbench.topics.optimizers.diagnose import diagnose_optimizers
+
+if TYPE_CHECKING:  # it needs torch, which no figure does
+    from workbench.topics.optimizers.rule_forms import FloatArray, RuleForms
 
 BAR, THIN = 0.5, 0.2
 LEAST = 1e-12
@@ -64,25 +64,28 @@ def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
             _draw_rule(axes, place, row, own=row["optimizer"] == own)
         if own == rows[0]["optimizer"] and math.isfinite(baseline_lr(record)):
             axes.plot(baseline_lr(record), 0, "D", color=INK, fillstyle="none", markersize=11, zorder=6)
-        axes.set_yticks(range(len(rows)), [_name(row["optimizer"]) for row in rows])
+        # Of a function of the user's own only what it is called.
+        names = [row["optimizer"].rpartition(":")[2].partition("#")[0] for row in rows]
+        axes.set_yticks(range(len(rows)), names)
         for label, row in zip(axes.get_yticklabels(), rows, strict=True):
             label.set_fontweight("bold" if row["optimizer"] == own else "normal")
         axes.set(xlabel="learning rate", ylabel="update rule", title="Learning rates that train, by update rule")
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         log_scale(axes, "x")
-        _fit(axes, rows)
-        axes.legend(
-            handles=_key(rows, own), loc="upper center", bbox_to_anchor=(0.5, -0.55 / (0.45 * len(rows) + 0.6)), ncols=3
-        )
+        ends = ("trains_from", "fails_below", "trains_to", "fails_above", "stable", "unstable")
+        lrs = [number(row[name]) for row in rows for name in ends]
+        axes.set_xlim(np.nanmin(lrs) / 1.6, np.nanmax(lrs) * 1.6)
+        below = (0.5, -0.55 / (0.45 * len(rows) + 0.6))
+        axes.legend(handles=_key(rows, own), loc="upper center", bbox_to_anchor=below, ncols=3)
     return axes
 
 
 def _draw_rule(ax: Axes, place: int, row: Mapping[str, Any], *, own: bool) -> None:
-    low, high = number(row["trains_from"]), number(row["trains_to"])
+    names = ("trains_from", "trains_to", "stable", "unstable", "decades", "loss", "best_lr")
+    low, high, stable, unstable, width, loss, best = (number(row[name]) for name in names)
     color = PALETTE[1] if own else GOOD
     ax.barh(place, high - low, left=low, height=BAR, color=color, alpha=0.85, zorder=3)
-    stable, unstable = number(row["stable"]), number(row["unstable"])
     if stable > high * 1.001:
         ax.barh(place, stable - high, left=high, height=THIN, color=color, alpha=0.4, zorder=2)
     for end, beyond in ((low, number(row["fails_below"])), (high, number(row["fails_above"]))):
@@ -90,40 +93,23 @@ def _draw_rule(ax: Axes, place: int, row: Mapping[str, Any], *, own: bool) -> No
             ax.plot([end, beyond], [place, place], color=BASELINE, linestyle="-", linewidth=1.2, zorder=2.5)
     if math.isfinite(unstable):
         ax.plot(unstable, place, "x", color=BAD, markersize=8, markeredgewidth=2, zorder=5)
-    ax.plot(number(row["best_lr"]), place, "*", color=INK, markersize=11, zorder=5)
-    width, loss = number(row["decades"]), number(row["loss"])
-    words = f"{width:.1f} decades, loss {short(loss)}"
-    ax.annotate(
-        words, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, annotation_clip=False
-    )
-
-
-def _fit(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = ("trains_from", "fails_below", "trains_to", "fails_above", "stable", "unstable")
-    lrs = [number(row[name]) for row in rows for name in names]
-    ax.set_xlim(np.nanmin(lrs) / 1.6, np.nanmax(lrs) * 1.6)
-
-
-def _name(optimizer: str) -> str:
-    """Return a rule's name; of a function of the user's own only what it is called."""
-    return optimizer.rpartition(":")[2].partition("#")[0]
+    ax.plot(best, place, "*", color=INK, markersize=11, zorder=5)
+    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8.5}
+    ax.annotate(f"{width:.1f} decades, loss {short(loss)}", (1.01, place), annotation_clip=False, **beside)
 
 
 def _key(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
+    def mark(marker: str, label: str, color: str = INK, **look: Any) -> Line2D:
+        return Line2D([], [], linestyle="none", marker=marker, color=color, label=label, **look)
+
     handles: list[Any] = [Patch(color=GOOD, alpha=0.85, label="trains")]
     if any(row["optimizer"] == own for row in rows):
         handles.append(Patch(color=PALETTE[1], alpha=0.85, label="trains (the baseline's rule)"))
-        handles.append(
-            Line2D(
-                [], [], linestyle="none", marker="D", color=INK, fillstyle="none", markersize=9, label="baseline's lr"
-            )
-        )
-    handles.append(Line2D([], [], linestyle="none", marker="*", color=INK, markersize=11, label="lr*"))
+        handles.append(mark("D", "baseline's lr", fillstyle="none", markersize=9))
+    handles.append(mark("*", "lr*", markersize=11))
     if any(math.isfinite(number(row["unstable"])) for row in rows):
-        mark: dict[str, Any] = {"marker": "x", "color": BAD, "markersize": 8, "markeredgewidth": 2}
-        handles.append(Line2D([], [], linestyle="none", label="unstable from here", **mark))
-    handles.append(Line2D([], [], color=BASELINE, linewidth=1.2, label="bracket of an end"))
-    return handles
+        handles.append(mark("x", "unstable from here", BAD, markersize=8, markeredgewidth=2))
+    return [*handles, Line2D([], [], color=BASELINE, linewidth=1.2, label="bracket of an end")]
 
 
 def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
@@ -140,28 +126,19 @@ def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
         if forms.first_step is None:
             return not_measured(axes, f"{forms.optimizer} is the same in both forms")
         at = np.arange(1, len(forms.playbook) + 1, dtype=np.float64)
-        draw_curve(
-            axes, at, _shown(forms.apart), color=INK, linewidth=2.2, linestyle="-", label="both forms as they are"
-        )
+
+        def draw(differences: FloatArray, label: str, **look: Any) -> None:
+            shown = np.where(differences > LEAST, differences, np.nan)  # a logarithmic axis cannot show 0
+            draw_curve(axes, at, shown, label=label, **look)
+
+        draw(forms.apart, "both forms as they are", color=INK, linewidth=2.2, linestyle="-")
         for cause in forms.causes:
-            draw_curve(axes, at, _shown(cause.apart), label=f"{cause.name} alone")
-        axes.axhspan(
-            forms.material_frac,
-            2.0,
-            color=BAD,
-            alpha=0.1,
-            linewidth=0,
-            label=f"apart by more than {forms.material_frac:.0%}",
-        )
-        axes.set(
-            xlabel="step, from 1", ylabel="relative difference", title=f"{forms.optimizer}: playbook's form and torch's"
-        )
+            draw(cause.apart, f"{cause.name} alone")
+        label = f"apart by more than {forms.material_frac:.0%}"
+        axes.axhspan(forms.material_frac, 2.0, color=BAD, alpha=0.1, linewidth=0, label=label)
+        title = f"{forms.optimizer}: playbook's form and torch's"
+        axes.set(xlabel="step, from 1", ylabel="relative difference", title=title)
         log_scale(axes, "x", "y")
         axes.set_ylim(float(np.clip(0.3 * np.min(forms.apart[forms.apart > 0]), 1e-9, 1e-4)), 3.0)
         legend(axes)
     return axes
-
-
-def _shown(differences: FloatArray) -> FloatArray:
-    """Return differences with gaps where there is none, which a logarithmic axis cannot show."""
-    return np.asarray(np.where(differences > LEAST, differences, np.nan), dtype=np.float64)

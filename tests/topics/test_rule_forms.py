@@ -13,7 +13,7 @@ from tests.train.test_update_rules import TWINS
 from workbench.config import OPTIMIZERS, TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.schedules import lr_values
-from workbench.train.rule_forms import explain_rule
+from workbench.topics.optimizers.rule_forms import explain_rule
 
 GRADIENTS = 1e-2 * np.cos(np.arange(60)) + 3e-3
 

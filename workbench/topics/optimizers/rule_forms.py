@@ -50,19 +50,21 @@ _WHY: dict[str, tuple[str, str]] = {
 }
 
 
-def apart(one: ArrayLike, other: ArrayLike) -> FloatArray:
+def apart(one: FloatArray, other: FloatArray) -> FloatArray:
     """Return the difference of two sequences of updates relative to the larger of the two, from 0 to 2, shape (steps,)."""
-    a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
-    larger = np.maximum(np.abs(a), np.abs(b))
+    larger = np.maximum(np.abs(one), np.abs(other))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.nan_to_num(np.where(larger > 0, np.abs(a - b) / larger, 0.0), nan=0.0))
+        return np.asarray(np.nan_to_num(np.where(larger > 0, np.abs(one - other) / larger, 0.0), nan=0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """One thing in which the forms differ: what each does, and the relative difference of the updates that it makes alone, shape (steps,).
+    """One thing in which the forms differ, and what it does alone, all else made equal.
 
-    What lies below `tolerance` is rounding.
+    Attributes:
+        name: short.
+        text: what each form does.
+        apart: relative difference of the updates that it makes, from 0 to 2, shape (steps,); below `tolerance` it is rounding.
     """
 
     name: str
@@ -81,18 +83,13 @@ class Cause:
         """Relative difference where it is largest."""
         return float(self.apart.max())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what a record keeps: no arrays."""
-        return {"name": self.name, "text": self.text, "first": self.first, "largest": self.largest}
-
 
 @dataclass(frozen=True, kw_only=True)
 class RuleForms:
     """The updates of both forms from the same gradients and learning rates.
 
     Attributes:
-        optimizer: the rule.
-        playbook, torch: updates of either form for one parameter, shape (steps,).
+        playbook, torch: updates of each form for one parameter, shape (steps,).
         first_step: first step at which they differ, None where they never do.
         material_frac: relative difference from which on an update is another one.
         causes: the one that does most comes first; () where the formulas are the same.
@@ -138,10 +135,9 @@ class RuleForms:
     def to_dict(self) -> dict[str, Any]:
         """Return what a record keeps: no arrays."""
         names = ("optimizer", "first_step", "first_ratio", "way_ratio", "material_steps", "last_material_step")
+        causes = [{name: getattr(c, name) for name in ("name", "text", "first", "largest")} for c in self.causes]
         found = {name: getattr(self, name) for name in names}
-        largest = float(self.apart.max()) if self.apart.size else 0.0
-        causes = [cause.to_dict() for cause in self.causes]
-        return found | {"steps": len(self.playbook), "largest": largest, "causes": causes}
+        return found | {"steps": len(self.playbook), "largest": float(self.apart.max()), "causes": causes}
 
     def __repr__(self) -> str:
         """Return where the forms part, by how much, and why, line by line."""
@@ -149,13 +145,11 @@ class RuleForms:
             return f"{self.optimizer}: the playbook's form and torch's give the same updates."
         last = self.last_material_step
         many = f"{self.material_steps:,} of {len(self.playbook):,} updates differ by more than {self.material_frac:.0%}"
-        head = (
-            f"{self.optimizer}: torch's update is {self.first_ratio:.4g} times the playbook's at step {self.first_step}; {many}"
-            + (f", the last at step {last:,}" if last is not None else "")
-            + f"; torch goes {self.way_ratio:.4g} times as far."
-        )
-        why = [f"  {c.name}: {c.text}. Alone: {c.first:.2g} at first, {c.largest:.2g} at most." for c in self.causes]
-        return "\n".join([head, *why])
+        many += f", the last at step {last:,}" if last is not None else ""
+        times = f"{self.first_ratio:.4g} times the playbook's at step {self.first_step}"
+        far = f"torch goes {self.way_ratio:.4g} times as far"
+        causes = [f"  {c.name}: {c.text}. Alone: {c.first:.2g} at first, {c.largest:.2g} at most." for c in self.causes]
+        return "\n".join([f"{self.optimizer}: torch's update is {times}; {many}; {far}.", *causes])
 
 
 def explain_rule(
@@ -178,10 +172,6 @@ def explain_rule(
             on its size: the norm of a recorded gradient over the square root of the number of parameters is a typical one.
         tolerance: relative difference from which on two updates differ at all; what is below is rounding.
         material_frac: relative difference from which on an update is another one (rule of thumb).
-
-    Raises:
-        ConfigError: the optimizer is a function of the user's own, which has one form only.
-        UsageError: lrs or gradients are not finite, empty, or of different lengths.
     """
     if callable(config.optimizer):
         raise ConfigError(
@@ -199,26 +189,21 @@ def explain_rule(
     for name, values in (("lrs", rates), ("gradients", sizes)):
         bad = np.flatnonzero(~np.isfinite(values))
         if bad.size:
-            raise UsageError(
-                f"{name} holds {values[bad[0]]} at step {bad[0]}: give finite numbers; leave out what diverged."
-            )
+            wrong = f"{name} holds {values[bad[0]]} at step {bad[0]}"
+            raise UsageError(f"{wrong}: give finite numbers; leave out what diverged.")
     play = RULES[config.optimizer, "playbook"]
-    ours = RULES.get((config.optimizer, "torch"), play)
     updates = partial(_updates, config=config, lrs=rates, gradients=sizes)
-    both = updates(play), updates(ours)
+    both = updates(play), updates(RULES.get((config.optimizer, "torch"), play))
     differing = np.flatnonzero(apart(*both) > tolerance)
     causes = [
         Cause(name=_WHY[key][0], text=_WHY[key][1], apart=apart(*pair), tolerance=tolerance)
         for key, pair in _causes(config, rates, updates).items()
     ]
     return RuleForms(
-        optimizer=config.optimizer,
-        playbook=both[0],
-        torch=both[1],
+        optimizer=config.optimizer, playbook=both[0], torch=both[1], material_frac=material_frac,
         first_step=int(differing[0]) if differing.size else None,
-        material_frac=material_frac,
         causes=tuple(sorted(causes, key=lambda cause: -cause.largest)),
-    )
+    )  # fmt: skip
 
 
 def _updates(
@@ -254,6 +239,10 @@ def _causes(
     def none(t: int) -> float:  # noqa: ARG001
         return 0.0
 
+    def corrected(t: int) -> float:
+        """Return the eps with which the playbook's form gives what torch's gives with the config's."""
+        return float(config.eps * (1 - config.beta2**t) ** 0.5)
+
     if name == "rmsprop":
         zero = replace(play, initial={**play.initial, "v": 0.0})
         one = replace(ours, initial={**ours.initial, "v": 1.0})
@@ -263,11 +252,6 @@ def _causes(
             "root_eps": (updates(play, lrs=level), updates(one, lrs=level)),
             "buffer_lr": (updates(play, none), updates(one, none)),
         }
-
-    def corrected(t: int) -> float:
-        """Return the eps with which the playbook's form gives what torch's gives with the config's."""
-        return float(config.eps * (1 - config.beta2**t) ** 0.5)
-
     eps = {"bias_eps": (updates(play), updates(play, corrected))}
     if name != "nadam":
         return eps
