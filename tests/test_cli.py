@@ -257,11 +257,6 @@ def test_list_shows_workloads_and_notebooks(tmp_path: Path, monkeypatch: pytest.
     assert "How many?" in out
 
 
-def test_studies_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys) -> None:
-    assert cli.main(["studies", str(tmp_path)]) == 0
-    assert "workbench diagnose" in capsys.readouterr().out
-
-
 def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     rebuilt: list[str] = []
     command = "git checkout 0123456789ab && workbench diagnose package.module:workload --out some/first"

@@ -6,7 +6,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -51,12 +50,6 @@ def conda_python(environment: dict) -> str:
     return entry.partition("=")[2].lstrip("=")
 
 
-def test_conda_environment_has_the_name_and_pip() -> None:
-    assert ENVIRONMENT["name"] == PROJECT["name"]
-    assert ENVIRONMENT["channels"] == ["conda-forge"]
-    assert "pip" in ENVIRONMENT["dependencies"]
-
-
 def test_conda_python_is_one_that_the_project_takes() -> None:
     version = conda_python(ENVIRONMENT)
     assert re.fullmatch(r"\d+\.\d+", version), "name one minor version"
@@ -66,11 +59,6 @@ def test_conda_python_is_one_that_the_project_takes() -> None:
 
 def test_pip_line_is_the_project_itself() -> None:
     assert pip_lines() == ["-e .[dev]"]
-
-
-@pytest.mark.parametrize("name", NEEDED)
-def test_what_a_person_needs_is_installed(name: str) -> None:
-    assert name in reachable(PROJECT, {"dev"})
 
 
 def test_tested_set_fits_every_requirement() -> None:

@@ -42,19 +42,6 @@ wb.Trainer().run(workload, out="never")
     assert len(lines) > 10
 
 
-def test_the_runner_names_the_line_that_raised(tmp_path: Path) -> None:
-    notebook = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_code_cell(
-                "import workbench as wb\nx = 1\nwb.TrainConfig(peak_lr=-x, total_steps=1, batch_size=1)"
-            )
-        ]
-    )
-    nbformat.write(notebook, tmp_path / "raises.ipynb")
-    with pytest.raises(wb.errors.NotebookError, match=r"wb\.TrainConfig\(peak_lr=-x"):
-        wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb", cwd=tmp_path)
-
-
 def test_with_debug_there_is_no_short_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (UsageError, StudyInterrupted):
         assert error("said")._render_traceback_() == [f"{error.__name__}: said"]

@@ -13,23 +13,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 __all__ = [
-    "CheckpointError",
-    "ClusterError",
-    "ConfigError",
-    "DataError",
-    "DeviceError",
-    "NotebookError",
-    "RecordError",
-    "StudyInterrupted",
-    "TargetError",
-    "UnknownNameError",
-    "UsageError",
-    "WorkbenchError",
-    "WorkloadError",
-    "callers_line",
-    "in_one_line",
-    "nearest",
-]
+    "CheckpointError", "ClusterError", "ConfigError", "DataError", "DeviceError", "NotebookError", "RecordError",
+    "StudyInterrupted", "TargetError", "UnknownNameError", "UsageError", "WorkbenchError", "WorkloadError",
+    "callers_line", "in_one_line", "nearest",
+]  # fmt: skip
 
 
 class WorkbenchError(Exception):

@@ -15,16 +15,8 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 
 __all__ = [
-    "constant",
-    "cosine",
-    "join",
-    "linear",
-    "linear_warmup",
-    "lr_values",
-    "prepend_warmup",
-    "schedule_of",
-    "shaped",
-]
+    "constant", "cosine", "join", "linear", "linear_warmup", "lr_values", "prepend_warmup", "schedule_of", "shaped",
+]  # fmt: skip
 
 Schedule = Callable[[int], float]
 _SHAPES: dict[str, Callable[[float], float]] = {

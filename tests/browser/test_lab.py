@@ -26,9 +26,3 @@ def test_what_the_console_complains_of_is_noticed(desk: Desk) -> None:
     desk.page.wait_for_timeout(300)
     assert [c.split(" (")[0] for c in desk.complaints] == ["planted", "Error: thrown"]
     desk.complaints.clear()
-
-
-def test_a_cell_that_raises_is_reported(desk: Desk) -> None:
-    desk.open(desk.lab.write("raises.ipynb", ["1 / 0", "print('never')"]))
-    desk.run_all()
-    assert desk.errors() == ["ZeroDivisionError: division by zero"]

@@ -197,14 +197,13 @@ def check(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("dtype", "rel"), DIGITS)
 @pytest.mark.parametrize(("optimizer", "rules"), RULES)
 def test_every_rule_trains_a_lane_like_a_trial_of_its_own(
-    tmp_path: Path, way: str, alone: Any, optimizer: str, rules: str, dtype: torch.dtype, rel: float
+    tmp_path: Path, way: str, alone: Any, optimizer: str, rules: str
 ) -> None:
     lr = {"sgd": 0.02, "momentum": 0.02, "nesterov": 0.02, "rmsprop": 2e-4}.get(optimizer, 2e-3)  # stable for all steps
-    given = workload(dtype=dtype, optimizer=optimizer, rules=rules, peak_lr=lr)
-    check(given, variants(given.config, 3), tmp_path, way, alone, rel=rel)
+    given = workload(dtype=torch.float64, optimizer=optimizer, rules=rules, peak_lr=lr)
+    check(given, variants(given.config, 3), tmp_path, way, alone, rel=1e-10)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -304,25 +303,6 @@ def test_a_lane_that_diverges_does_not_touch_its_neighbours(tmp_path: Path, way:
             np.testing.assert_array_equal(rows[name][in_stack], expected[name][in_stack])
             np.testing.assert_allclose(rows[name], expected[name], rtol=1e-9)
         assert len(rows) == 200
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
-def test_a_lane_that_diverges_might_as_well_not_be_there(
-    tmp_path: Path, way: str, dtype: torch.dtype, rel: float
-) -> None:
-    """Another number of lanes is another order of summation, so equal to rounding only, from the first step on."""
-    given = workload("batch_norm", optimizer="sgd", total_steps=200, dtype=dtype)
-    healthy = [given.config.replace(peak_lr=lr) for lr in (0.01, 0.02)]
-    overflows = given.config.replace(peak_lr=1e300 if dtype == torch.float64 else 1e38)
-    with_nan = together(given, [healthy[0], overflows, healthy[1]], tmp_path / "nan", way)
-    without = together(given, healthy, tmp_path / "without", way)
-    assert list(with_nan.trials["state"]) == ["complete", "diverged", "complete"]
-    for number, alone in ((0, 0), (2, 1)):
-        rows, expected = with_nan.trial(number).steps, without.trial(alone).steps
-        for name in ("loss", "grad_norm"):
-            np.testing.assert_allclose(rows[name][:FLUSH_STEPS], expected[name][:FLUSH_STEPS], rtol=rel / 100)
-            np.testing.assert_allclose(rows[name], expected[name], rtol=rel)
 
 
 @pytest.mark.parametrize("way", WAYS)

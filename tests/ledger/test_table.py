@@ -19,7 +19,6 @@ import pytest
 
 import workbench as wb
 from tests.helpers.study_folders import opened, study
-from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.table import COLUMNS, EXTRA
@@ -79,13 +78,6 @@ def test_optuna_is_not_needed(root: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "pip install 'workbench[ledger]'" in done.stdout, "said before anything is trained"
     assert "noted" in (tmp_path / "t.csv").read_text()
-
-
-def test_the_best_value_is_that_of_the_selected_checkpoint(tmp_path: Path) -> None:
-    record = wb.Trainer().run(small_workload(), out=tmp_path / "one")
-    (row,) = wb.list_studies(tmp_path, extra=["best_step"]).to_dict("records")
-    assert (row["best_step"], row["best_value"]) == record.best()[:2]
-    assert not (tmp_path / "ledger.db").exists(), "nothing is pushed where no address is given"
 
 
 def test_the_config_link_says_what_has_become_of_the_config(tmp_path: Path) -> None:

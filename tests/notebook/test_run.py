@@ -239,12 +239,3 @@ def test_everything_is_in_the_page_and_nothing_outside_it(notebook: Path, caplog
     text = write_notebook_html(notebook, show_input=False).read_text()
     assert "secret" not in text
     assert "printed" in text
-
-
-def test_what_is_no_notebook_says_so(tmp_path: Path) -> None:
-    for name, content in {"a.ipynb": "{", "b.ipynb": "[]"}.items():
-        (tmp_path / name).write_text(content)
-        with pytest.raises(NotebookError, match="cannot be read as a notebook"):
-            write_notebook_html(tmp_path / name)
-    with pytest.raises(NotebookError, match="cannot be read"):
-        write_notebook_html(tmp_path / "none.ipynb")

@@ -42,11 +42,6 @@ def test_links_of_the_pages_find_their_headings(page: Path) -> None:
     assert list(broken_links(page.read_text(), page.parent)) == []
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", NOTEBOOKS / "README.md"], ids=lambda p: p.parent.name)
-def test_the_glossary_is_one_click_away(page: Path) -> None:
-    assert "glossary.md)" in page.read_text()
-
-
 @pytest.mark.parametrize("path", THERE, ids=lambda p: p.stem)
 def test_the_index_has_each_title_and_its_minutes(path: Path) -> None:
     first = nbformat.read(path, as_version=4).cells[0].source

@@ -152,7 +152,7 @@ def test_over_an_empty_record_it_says_what_to_run(name: str, live: bool) -> None
 
 
 @pytest.mark.parametrize("name", [*PANELS, "curves_panel"])
-@pytest.mark.parametrize("given", [3, "runs/lr", None])
+@pytest.mark.parametrize("given", ["runs/lr", None])
 def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) -> None:
     if name == "batch_norm_panel" and given is None:
         with pytest.raises(UsageError, match="needs a record, or batch_size="):

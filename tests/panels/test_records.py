@@ -161,10 +161,3 @@ def test_without_a_page_it_is_one_picture(swept: StudyRecord) -> None:
     assert isinstance(shown, Still)
     assert "training loss" in shown.alt
     assert image.imread(io.BytesIO(shown.data), format="png").std() > 0
-
-
-def test_the_larger_value_is_best_where_it_is_asked_for(tmp_path: Path) -> None:
-    workload = wb.load_workload("digits_mlp")
-    config = workload.config.replace(select="validation/accuracy", select_mode="max")
-    record = wb.lr_sweep.Study(lrs=[1e-5, 0.1], steps=40).run(workload.replace(config=config), out=tmp_path / "max")
-    assert "in trial 1 at lr 0.1" in study_sentence(record)

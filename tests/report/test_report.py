@@ -450,9 +450,3 @@ def test_what_a_record_says_is_redacted() -> None:
 )
 def test_numbers_are_shown_with_four_digits(value: float | None, shown: str) -> None:
     assert value_text(value) == shown
-
-
-def test_a_figure_that_has_nothing_to_show_any_more_is_removed(tmp_path: Path) -> None:
-    written(tmp_path)
-    written(tmp_path, empty(), Diagnosis(findings=()))
-    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["schedule.svg"]

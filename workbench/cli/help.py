@@ -11,14 +11,7 @@ Option = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Options and help of one command.
-
-    Attributes:
-        line: for the list of commands.
-        options: in the order of the help; a list holds options that exclude each other.
-        description: which question it answers, and what it leaves behind.
-        epilog: examples and the next step.
-    """
+    """Options and help of one command; options in the order of the help, a list of them excludes each other."""
 
     line: str
     options: tuple[Option | list[Option], ...]
@@ -52,6 +45,7 @@ exit codes:
 
 `workbench COMMAND --help` shows examples. WORKBENCH_DEBUG=1 shows the traceback of an error."""
 
+# fmt: off
 HELP = {
     "diagnose": Command(
         line="is this workload's training healthy, and which config is better?",
@@ -185,9 +179,8 @@ Writes report.html, and its figures as SVG files in figures/, of a finished, run
             _option("--rebuild", None, "make the index again from the folders", action="store_true"),
             _option("--columns", "A,B", "further columns, such as workload,failed,created", default=""),
             _option("--export", "FILE", "write the table as .csv or .xlsx"),
-            _option(
-                "--ledger", "URL", "list a shared ledger (default: the one in WORKBENCH_LEDGER)", nargs="?", const=""
-            ),
+            _option("--ledger", "URL", "list a shared ledger (default: the one in WORKBENCH_LEDGER)", nargs="?",
+                const=""),
             _option("--note", ("STUDY", "TEXT"), "write another note to a study, and list", nargs=2),
         ),
         description="""\
@@ -206,21 +199,15 @@ The folders are the truth; the index runs/ledger.db can always be made again."""
     "hosts": Command(
         line="is this training right on many hosts? A rehearsal on this machine",
         options=(
-            _option(
-                "rest", "WORKLOAD", "as for diagnose; with --script, behind --, the script's own arguments", nargs="*"
-            ),
+            _option("rest", "WORKLOAD", "as for diagnose; with --script, behind --, the script's own arguments",
+                nargs="*"),
             _option("--script", "FILE", "a training script of your own, as torchrun would start it"),
             _option("--hosts", "N", "processes that train together, 2 or more (default: 4)", type=int, default=4),
             _option("--steps", "N", "updates (default: 50; a script runs to its end)", type=int),
             _option("--out", "DIR", "folder of the study (default: runs/<name>-hosts-<time>)"),
             _option("--port", "P", "on which the ranks meet (default: a free one)", type=int),
-            _option(
-                "--timeout",
-                "S",
-                "seconds without any progress, then it is ended (default: 60)",
-                type=float,
-                default=60.0,
-            ),
+            _option("--timeout", "S", "seconds without any progress, then it is ended (default: 60)",
+                type=float, default=60.0),
             _FAIL_ON,
         ),
         description="""\
@@ -241,16 +228,11 @@ next: fix what fails, and run it again""",
     "ps": Command(
         line="training on parameter servers, a process for each task, on one machine or many",
         options=(
-            _option(
-                "rest", "WORKLOAD", "what the chief trains; with --script, behind --, its own arguments", nargs="*"
-            ),
+            _option("rest", "WORKLOAD", "what the chief trains; with --script, behind --, its own arguments",
+                nargs="*"),
             _option("--script", "FILE", "a program of your own, for chief and evaluator"),
-            _option(
-                "--role",
-                "R",
-                "chief, worker, ps, evaluator; auto: as the cluster's description says (default: auto)",
-                default="auto",
-            ),
+            _option("--role", "R",
+                "chief, worker, ps, evaluator; auto: as the cluster's description says (default: auto)", default="auto"),
             _option("--index", "N", "among the tasks of that role, from 0", type=int),
             _option("--cluster", "C", "its description, JSON or a file (default: WORKBENCH_CLUSTER or TF_CONFIG)"),
             _option("--out", "DIR", "folder of the trial, the same for chief and evaluator"),
@@ -292,3 +274,4 @@ examples:
 Ctrl-C twice stops it.""",
     ),
 }
+# fmt: on

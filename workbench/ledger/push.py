@@ -64,13 +64,12 @@ def push(study: Path, address: str | None = None, *, wait_s: float | None = None
     """Bring a ledger's rows of one study folder up to date; trials that are there already stay.
 
     Args:
-        study: its folder.
         address: of the ledger; None takes WORKBENCH_LEDGER, or the file ledger.db beside the study.
         wait_s: how long to wait for another process that is writing.
         trials: False leaves the trials as the ledger has them, where it has the study: many take seconds to read.
 
     Raises:
-        RecordError: the ledger is damaged, out of reach or locked, or the extra is not installed; the study itself is untouched.
+        RecordError: the ledger is damaged, out of reach or locked, or not installed; the study itself is untouched.
     """
     began, wait = time.monotonic(), WAIT_S if wait_s is None else wait_s
     for attempt in range(1, TRIES + 1):

@@ -43,15 +43,12 @@ class NotebookRun:
     """One run of a notebook.
 
     Attributes:
-        number: from 1.
-        parameters: what was set for it.
         state: "complete", "crashed" or "interrupted".
         verdicts: the diagnoses that its copy shows, as `read_verdict` returns them.
         seconds: that it took; next to nothing where it was kept.
         kept: whether it was complete already, from an earlier call into the same folder.
         notebook: its executed copy.
         study: folder of its study, where the notebook takes one.
-        error: why it did not come to its end, None where it did.
     """
 
     number: int
@@ -91,13 +88,7 @@ class NotebookRun:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NotebookRuns:
-    """Many runs of one notebook; its repr is the table of their verdicts.
-
-    Attributes:
-        folder: of the copies and the summary.
-        title: the notebook's.
-        runs: in order.
-    """
+    """Many runs of one notebook, in order; its repr is the table of their verdicts."""
 
     folder: Path
     title: str

@@ -23,14 +23,10 @@ def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Pat
         NotebookError: the file is not a notebook.
         RecordError: the page cannot be written.
     """
-    import nbformat
     from nbconvert import HTMLExporter
 
     source = Path(notebook)
-    try:
-        cells: Any = nbformat.read(source, as_version=4)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, nbformat.ValidationError, AttributeError) as error:
-        raise NotebookError(f"{source} cannot be read as a notebook: {error}") from error
+    cells = read_notebook(source)
     for cell in cells.cells:  # a widget needs scripts; what it says in words stays
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
@@ -45,6 +41,16 @@ def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Pat
     target = source.with_suffix(".html")
     write_atomic(target, page(title or source.stem, body).encode())
     return target
+
+
+def read_notebook(path: Path) -> Any:
+    """Return a notebook's nodes; what is none is a `NotebookError`."""
+    import nbformat
+
+    try:
+        return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, nbformat.ValidationError, AttributeError) as error:
+        raise NotebookError(f"{path} cannot be read as a notebook: {error}") from error
 
 
 def page(title: str, body: str) -> str:

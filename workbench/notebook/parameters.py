@@ -37,14 +37,7 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": No
 
 @dataclass(frozen=True, kw_only=True)
 class NotebookParameter:
-    """One line `name: type = default  # help` of a parameters cell.
-
-    Attributes:
-        name: what `-p name=value` sets.
-        type: the annotation as written; the default's own type where there is none.
-        default: the default as written.
-        help: the comment behind it.
-    """
+    """One line `name: type = default  # help` of a parameters cell, type and default as written."""
 
     name: str
     type: str

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import papermill
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from workbench.errors import NotebookError, UnknownNameError, UsageError, nearest
 from workbench.notebook.engine import ENGINE
-from workbench.notebook.html import write_notebook_html
+from workbench.notebook.html import read_notebook, write_notebook_html
 from workbench.notebook.parameters import NotebookParameter, check_parameters, check_values, read_parameters
 
 VERDICT_MIME = "application/vnd.workbench.verdict+json"
@@ -29,14 +28,7 @@ FOLDER = Path("runs/notebooks")
 
 @dataclass(frozen=True, kw_only=True)
 class NotebookInfo:
-    """What a notebook answers and what can be set in it.
-
-    Attributes:
-        path: the file.
-        title: its first heading.
-        question: the text of its first cell, without the heading.
-        parameters: what `-p name=value` may set, in order.
-    """
+    """A notebook's first heading, the rest of that cell, and what `-p name=value` may set, in order."""
 
     path: Path
     title: str
@@ -120,7 +112,7 @@ def is_complete(copy: Path, notebook: Path, values: Mapping[str, Any]) -> bool:
     if not copy.is_file():
         return False
     try:
-        done, source = _read(copy), _read(notebook)
+        done, source = read_notebook(copy), read_notebook(notebook)
     except NotebookError:
         return False
     ran = done.metadata.get("papermill", {})
@@ -138,7 +130,7 @@ def describe_notebook(name_or_path: str | Path) -> NotebookInfo:
         NotebookError: the file is not a notebook.
     """
     path = find_notebook(name_or_path)
-    notebook = _read(path)
+    notebook = read_notebook(path)
     text = next((cell.source for cell in notebook.cells if cell.cell_type == "markdown"), "")
     head, _, rest = text.strip().partition("\n")
     tagged = [c for c in notebook.cells if c.cell_type == "code" and "parameters" in c.metadata.get("tags", [])]
@@ -195,7 +187,7 @@ def read_verdict(path: str | Path, *, required: bool = True) -> list[dict[str, A
         NotebookError: the file is missing or not a notebook, or it holds no verdict where one is required.
     """
     found = []
-    for cell in _read(Path(path)).cells:
+    for cell in read_notebook(Path(path)).cells:
         for output in cell.get("outputs", []):
             verdict = output.get("data", {}).get(VERDICT_MIME)
             if verdict is not None:
@@ -232,13 +224,6 @@ def _execute(
         raise NotebookError(
             f"{path.name}: the kernel died ({error}); often that is memory. Studies on disk resume. See {target}."
         ) from error
-
-
-def _read(path: Path) -> Any:
-    try:
-        return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, nbformat.ValidationError, AttributeError) as error:
-        raise NotebookError(f"{path} cannot be read as a notebook: {error}") from error
 
 
 def _bare(path: Path) -> str:

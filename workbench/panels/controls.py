@@ -38,14 +38,7 @@ class Slider:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of several values, in an order in which it makes sense to slide from one to the next.
-
-    Attributes:
-        label: beside it.
-        options: what each is called, and its value.
-        start: first value.
-        slides: False where they have no order: a list that drops down.
-    """
+    """One of several values by what they are called, in an order to slide through; a list that drops down where `slides` is False."""
 
     label: str
     options: Sequence[tuple[str, Hashable]]
@@ -60,11 +53,6 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
     """Controls, words and a picture, one above the other. Arrow keys move a slider that has the focus.
 
     The picture follows while a slider moves: the page sends the next value once the last one was answered.
-
-    Attributes:
-        controls: widgets by the names of the answer's arguments.
-        words: widget that holds what the answer says.
-        picture: widget that holds what it draws.
     """
 
     def __init__(

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["lazily", "namespace", "spelled"]
-
 
 def lazily(module: ModuleType, stub: Path) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a module whose names live where its stub imports them from."""

@@ -6,9 +6,9 @@ Joining a cluster that does not answer hangs for minutes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
+import secrets
 import select
 import socket
 import subprocess
@@ -128,36 +128,45 @@ def require_token(*, alone: bool) -> None:
         ClusterError: there is none, and one that is made here would be unknown on the other machines or cannot be kept.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
-    from ray._private.authentication import authentication_token_setup as setup
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-    from ray.exceptions import AuthenticationError
+    if "ray" in sys.modules:
+        from ray._raylet import Config  # type: ignore[attr-defined]
 
-    Config.initialize("")  # it was read when Ray was imported
+        Config.initialize("")  # the mode was read when Ray was imported, and nothing public reads it again
+    if os.environ["RAY_AUTH_MODE"].lower() != "token" or os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     try:
-        if not alone:
-            setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
-            return
-        folder = Path.home() / ".ray"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        lock, mask = os.open(folder, os.O_RDONLY), os.umask(0o077)  # Ray would let everybody on this machine read it
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two that begin at once would make two
-            AuthenticationTokenLoader.instance().reset_cache()
-            setup.ensure_token_if_auth_enabled(create_token_if_missing=True)
-            token = folder / "auth_token"
-            if token.exists() and token.stat().st_mode & 0o077:  # Ray by itself leaves it to everybody
-                token.chmod(0o600)
-        finally:
-            os.umask(mask)
-            os.close(lock)
-    except AuthenticationError as error:
-        raise ClusterError(
-            "this machine has no token of the cluster, and without one anybody who reaches its port could run code here. Make one with "
-            "`ray get-auth-token --generate`, copy it to every machine, and set RAY_AUTH_TOKEN_PATH to the file there. "
-            "RAY_AUTH_MODE=disabled does without, in a network that you trust."
-        ) from error
+        there = token.is_file() and bool(token.read_text().strip())
+        if alone and not there and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+            _make_token(token)
+            there = True
+        if alone and there and token.stat().st_mode & 0o077 and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+            token.chmod(0o600)  # Ray by itself leaves it to everybody
     except OSError as error:
         raise ClusterError(
             f"the cluster's token cannot be kept in ~/.ray ({error}): set HOME to a folder that can be written, or RAY_AUTH_TOKEN_PATH "
             "to a file that holds one."
         ) from error
+    if not there:
+        raise ClusterError(
+            "this machine has no token of the cluster, and without one anybody who reaches its port could run code here. Make one with "
+            "`ray get-auth-token --generate`, copy it to every machine, and set RAY_AUTH_TOKEN_PATH to the file there. "
+            "RAY_AUTH_MODE=disabled does without, in a network that you trust."
+        )
+
+
+def _make_token(path: Path) -> None:
+    """Write a token whole, its owner's alone, or leave the one that another process wrote at the same moment."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        if path.is_file() and not path.read_text().strip():
+            made.replace(path)  # an empty one is none
+        else:
+            os.link(made, path)
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink(missing_ok=True)

@@ -66,7 +66,7 @@ class RayCluster:
                 near = only_on_loopback(address, address_of_this_worker())
             with (
                 _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
-                _quiet(),
+                quiet(),
                 on_loopback() if near else contextlib.nullcontext(),
                 _own_sigterm(),
             ):
@@ -83,7 +83,7 @@ class RayCluster:
         try:
             with (
                 _as_cluster_error("no Ray cluster can be started on this machine"),
-                _quiet(),
+                quiet(),
                 on_loopback(),
                 patient(),
                 _own_sigterm(),
@@ -160,9 +160,6 @@ class RayCluster:
         """Ask for a process of its own that holds `kind(*arguments)`; it starts as soon as there is room for it.
 
         Args:
-            arguments: for it.
-            cpus: to reserve.
-            gpus: to reserve; the process sees no others.
             name: by which other workers `find` it; unique in the cluster.
             comes_back: whether it is started anew, with the same arguments, each time that it dies.
             groups: name -> number of threads that do calls of that group beside the others; see `call`.
@@ -316,15 +313,17 @@ def _as_cluster_error(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Let Ray greet nobody while it starts."""
-    logger = logging.getLogger("ray")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet(level: int = logging.ERROR) -> Iterator[None]:
+    """Let Ray greet nobody while it starts: what does not work is said by an error."""
+    loggers = [logging.getLogger(name) for name in ("ray", "ray._private.node", "ray._private.services")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, was in zip(loggers, before, strict=True):
+            logger.setLevel(was)
 
 
 @contextlib.contextmanager

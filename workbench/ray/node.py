@@ -8,15 +8,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from workbench.errors import ClusterError
-from workbench.ray.address import is_loopback, require_token
-from workbench.ray.cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, require_ray
+from workbench.ray.address import CONNECT_S, is_loopback, require_token
+from workbench.ray.cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, quiet, require_ray
 from workbench.ray.folders import temporary_folder
 
-CONNECT_S = 3.0  # rule of thumb: a machine that is there answers in milliseconds, with yes or no
 UNREACHABLE_S = 10.0  # and how long nothing at all may come back from it
 POLL_S = 0.2
 LEAVE_S = 10.0  # that the others may take to see that all is done
@@ -102,7 +101,7 @@ class RayNode:
                 **given,
                 include_log_monitor=False,  # type: ignore[arg-type]
             )
-            with _local(ip), patient(), _silent():
+            with _local(ip), patient(), quiet(logging.CRITICAL):
                 node = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=True)
         except Exception as error:
             leave.close()
@@ -148,7 +147,9 @@ class RayNode:
         client = self._node.get_gcs_client()
         client.internal_kv_put(_ENDED, b"yes", True, _NAMESPACE)
         until = time.monotonic() + LEAVE_S
-        while time.monotonic() < until and len(_alive(client)) > 1:
+        while time.monotonic() < until:
+            if sum(info.state == 0 for info in client.get_all_node_info(timeout=CONNECT_S).values()) <= 1:
+                return
             time.sleep(POLL_S)
 
     def state(self) -> str:
@@ -233,28 +234,8 @@ def _joined(address: tuple[str, int]) -> str:
     return f"[{number}]:{port}" if ":" in str(number) else f"{number}:{port}"
 
 
-@contextlib.contextmanager
-def _local(ip: str) -> Iterator[None]:
-    with on_loopback() if is_loopback(ip) else contextlib.nullcontext():
-        yield
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """What does not work is said by an error; Ray's own lines on the way there help nobody."""
-    loggers = [logging.getLogger(name) for name in ("ray", "ray._private.node", "ray._private.services")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-def _alive(client: Any) -> list[Any]:
-    return [info for info in client.get_all_node_info(timeout=CONNECT_S).values() if info.state == 0]
+def _local(ip: str) -> AbstractContextManager[None]:
+    return on_loopback() if is_loopback(ip) else contextlib.nullcontext()
 
 
 def _ended(node: Any) -> None:

@@ -26,16 +26,18 @@ _NAME = re.compile(r"part-(\d{6})(?:-(\d{6}))?\.parquet$")
 
 
 class PartWriter:
-    """Collects column blocks and writes them as parts of one folder."""
+    """Collects column blocks and writes them as parts of one folder; without a folder it takes everything and keeps nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._blocks: list[dict[str, Any]] = []
         self.written = 0
-        self._next = 1 + max((last for _, last, _ in _all_parts(folder)), default=0)
+        self._next = 1 if folder is None else 1 + max((last for _, last, _ in _all_parts(folder)), default=0)
 
     def add(self, columns: Mapping[str, Any]) -> None:
         """Keep one block of rows in memory until the next `flush`."""
+        if self.folder is None:
+            return
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"columns of one block must have the same length, not {lengths}")
@@ -44,12 +46,13 @@ class PartWriter:
 
     def show(self, columns: Mapping[str, Any]) -> None:
         """Let those who look on see rows that will be added later."""
-        tell("on_rows", self.folder.parent, "steps", columns, early=True)
+        if self.folder is not None:
+            tell("on_rows", self.folder.parent, "steps", columns, early=True)
 
     def flush(self) -> None:
         """Write everything collected so far as one part; keep it in memory when the disk refuses."""
-        if self._blocks:
-            self._write(_table(self._blocks), f"part-{self._next:06d}.parquet")
+        if self._blocks and self.folder is not None:
+            write_atomic(self.folder / f"part-{self._next:06d}.parquet", _parquet(_table(self._blocks)))
             self._blocks.clear()
             self._next += 1
             self.written += 1
@@ -58,6 +61,8 @@ class PartWriter:
         """Join all parts into one, dropping the rows for which `keep` is False."""
         self.flush()
         self.written = 0
+        if self.folder is None:
+            return
         live = _live_parts(self.folder)
         if not live or (len(live) == 1 and keep is None):
             return
@@ -65,24 +70,26 @@ class PartWriter:
         if keep is not None:
             table = table[keep(table)]
         merged = f"part-{live[0][0]:06d}-{live[-1][1]:06d}.parquet"
-        self._write(table, merged)
+        write_atomic(self.folder / merged, _parquet(table))
         for _, _, path in _all_parts(self.folder):
             if path.name != merged:
                 path.unlink(missing_ok=True)
 
-    def _write(self, table: pd.DataFrame, name: str) -> None:
-        sink = pa.BufferOutputStream()
-        arrow = pa.table({str(c): pa.array(table[c].to_numpy(), from_pandas=False) for c in table.columns})
-        floats = [f.name for f in arrow.schema if pa.types.is_floating(f.type)]
-        pq.write_table(
-            arrow,
-            sink,
-            compression="zstd",
-            use_dictionary=[f.name for f in arrow.schema if f.name not in floats],
-            use_byte_stream_split=floats,
-            write_page_checksum=True,
-        )
-        write_atomic(self.folder / name, sink.getvalue().to_pybytes())
+
+def _parquet(table: pd.DataFrame) -> bytes:
+    sink = pa.BufferOutputStream()
+    arrow = pa.table({str(c): pa.array(table[c].to_numpy(), from_pandas=False) for c in table.columns})
+    floats = [f.name for f in arrow.schema if pa.types.is_floating(f.type)]
+    pq.write_table(
+        arrow,
+        sink,
+        compression="zstd",
+        use_dictionary=[f.name for f in arrow.schema if f.name not in floats],
+        use_byte_stream_split=floats,
+        write_page_checksum=True,
+    )
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def _table(blocks: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -42,13 +42,11 @@ class StudyWriter:
     """The one writer of a study folder.
 
     Attributes:
-        path: the folder.
-        created: whether it was begun by this call.
+        created: whether the study was begun by this call.
         trained: whether this call wrote an event of any trial.
-        steps: parts of the table of steps.
-        evals: parts of the table of evaluations.
-        predictions: parts of the table of tracked predictions.
     """
+
+    writes = True
 
     def __init__(
         self, path: Path, lock: IO[str], *, created: bool = False, when_closed: Callable[[Path], None] | None = None
@@ -246,11 +244,8 @@ class TrialWriter:
         writes: whether what it is given reaches the disk; of many hosts one writes (P7.2).
     """
 
-    writes = True
-
     def __init__(self, study: StudyWriter, number: int) -> None:
-        self.study = study
-        self.number = number
+        self.study, self.number, self.writes = study, number, study.writes
         self.folder = study.path / "trials" / str(number)
 
     @property
@@ -262,7 +257,7 @@ class TrialWriter:
     @property
     def events(self) -> list[dict[str, Any]]:
         """What happened to the trial so far, oldest first."""
-        return read_events(self.folder)
+        return read_events(self.folder) if self.writes else []
 
     @property
     def finished(self) -> bool:
@@ -272,6 +267,8 @@ class TrialWriter:
 
     def event(self, event: str, **values: Any) -> None:
         """Append one event; `state`, `seconds`, `steps_run`, `best_step`, `best_value` reach the trials table."""
+        if not self.writes:
+            return
         said = json.loads(dumps({"event": event, **values}))
         line = json.dumps(said)
         path = self.folder / "events.jsonl"
@@ -286,6 +283,8 @@ class TrialWriter:
 
     def rewind(self, step: int) -> None:
         """Drop this trial's rows of `step` and later, and its evaluations after `step`: they come again."""
+        if not self.writes:
+            return
         tables = self.study.steps, self.study.evals, self.study.predictions
         for parts, last in zip(tables, (step - 1, step, step), strict=True):
             parts.merge(keep=partial(_before, trial=self.number, last=last))
@@ -296,25 +295,6 @@ def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
     return (table["trial"] != trial) | (table["step"] <= last)
 
 
-class _SilentParts(PartWriter):
-    """A table that nothing is written to."""
-
-    def __init__(self) -> None:
-        self.written = 0
-
-    def add(self, columns: Mapping[str, Any]) -> None:
-        pass
-
-    def show(self, columns: Mapping[str, Any]) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def merge(self, keep: Callable[[pd.DataFrame], pd.Series] | None = None) -> None:
-        pass
-
-
 class SilentStudy(StudyWriter):
     """The study of a host that trains along and writes nothing, because one host writes for all (P7.2).
 
@@ -322,13 +302,15 @@ class SilentStudy(StudyWriter):
         path: the folder, as the host that writes it calls it.
     """
 
+    writes = False
+
     def __init__(self, path: Path) -> None:
         self.path, self.created = path, False
-        self.steps = self.evals = self.predictions = _SilentParts()
+        self.steps = self.evals = self.predictions = PartWriter(None)
 
     def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> TrialWriter:  # noqa: ARG002
         """Return a trial whose number and state the writing host will say."""
-        return _SilentTrial(self, 0)
+        return TrialWriter(self, 0)
 
     def add_facts(self, **facts: Any) -> None:
         """Store nothing."""
@@ -338,23 +320,3 @@ class SilentStudy(StudyWriter):
 
     def close(self) -> None:
         """Release nothing."""
-
-
-class _SilentTrial(TrialWriter):
-    """A trial that another host writes."""
-
-    writes = False
-
-    @property
-    def record(self) -> TrialRecord:
-        return TrialRecord(self.study.path, self.number)
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return []
-
-    def event(self, event: str, **values: Any) -> None:
-        pass
-
-    def rewind(self, step: int) -> None:
-        pass

@@ -28,7 +28,9 @@ LONG_CELL = 40
 """Characters from which on a cell may wrap; a phone shows the rows of such a table one under the other."""
 
 _HOME = re.compile(r"(?:(?<=\s)|^)(?:/home/[^/\s]+|/Users/[^/\s]+|/root)(?=/)")
-_NAMED = re.compile(r"([\w-]*(?:token|password|passwd|secret|api[_-]?key|credentials?)[\w-]*\s+)[^\s'\"&]+", re.I)
+_NAMED = re.compile(
+    r"([\w-]*(?:token|password|passwd|secret|api[_-]?key|credentials?)[\w-]*\s+)(?:'[^']*'|\"[^\"]*\"|[^\s'\"&]+)", re.I
+)
 
 
 def render(template: str, folder: Path | None = None, **values: Any) -> str:

@@ -25,15 +25,7 @@ from workbench.workloads.checks import check_data, check_selection
 
 
 class Session:
-    """The trials of one study as they are run.
-
-    Attributes:
-        workload: what is trained.
-        config: the baseline, at the study's length.
-        trainer: runs a trial.
-        executor: where it does so.
-        writer: the study's folder.
-    """
+    """The trials of one study as they are run; `config` is the baseline at the study's length."""
 
     def __init__(
         self,
@@ -115,18 +107,11 @@ class Session:
 
 
 class RunOptions(TypedDict, total=False):
-    """How a study is run, whatever it studies.
+    """How a study is run, as `Study.run` takes it.
 
     Attributes:
-        trainer: None is the local `Trainer`.
-        executor: where trials run: "local" is this process, "ray" a cluster.
-        address: of the Ray cluster; None takes the one that this process has joined, or starts one for as long as the study runs.
-        out: the study's folder; None is the one under `runs/` in which this very study was interrupted, or a new one.
-        name: of the study; None is the folder's.
-        note: a short description (P5.4); None writes one.
         command: what reproduces the study; None is this process's command line.
         call: the Python expression that ran it; the command where there is no command line, as in a notebook.
-        progress: show one progress bar.
     """
 
     trainer: AnyTrainer | None
@@ -155,12 +140,6 @@ def open_session(
         stem: the study's kind, part of the default folder's name.
         settings: the study's own arguments; another value in the same folder is an error.
         steps: length of a trial; None is the baseline's `total_steps`.
-        options: how to run it.
-
-    Raises:
-        UsageError: an argument is out of its range.
-        WorkloadError: the workload cannot be trained.
-        RecordError: the folder cannot be used.
     """
     check_alone("a study")
     runner = make_executor(options.get("executor", "local"), options.get("address"))

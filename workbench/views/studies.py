@@ -32,13 +32,7 @@ from workbench.views.studies_data import (
 
 @dataclass(frozen=True, repr=False)
 class StudiesTable:
-    """The studies of a folder as a table that stays as it is: for a notebook that nobody is looking at.
-
-    Attributes:
-        table: one row a study, the newest first.
-        folder: of the studies.
-        problems: why folders could not be read.
-    """
+    """The studies of a folder, the newest first, as a table that stays as it is: for a notebook that nobody is looking at."""
 
     table: pd.DataFrame
     folder: Path
@@ -97,13 +91,9 @@ class StudiesWidget(anywidget.AnyWidget):
     """All studies of a folder, one of them opened, two compared.
 
     Attributes:
-        folder: of the studies.
-        studies: one row a study.
         problems: why folders could not be read.
         opened: the open study, see `open_study`; empty without one.
-        figure: its picture, PNG.
         compared: see `compare`; empty without one.
-        comparison: both curves, PNG.
         drafts: notes that were typed and not written, by path.
         said: the answer to what was asked last: `text`, and whether it is `bad`.
     """

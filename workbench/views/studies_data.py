@@ -151,13 +151,9 @@ _UNSHOWN = ("select", "select_mode")
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two that are compared.
+    """One of the two that are compared: a trial, or its study's best one.
 
     Attributes:
-        name: to call it by.
-        record: its study.
-        trial: number of the trial that is compared: its own, or its study's best one.
-        config: of that trial.
         value: its best value; NaN without one.
         seeds: best values of the trials of the study with the same config but for the seeds, its own included.
     """

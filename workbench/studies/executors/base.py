@@ -46,15 +46,9 @@ class LocalExecutor:
     """Hands the trials to the trainer, here and now."""
 
     def run(
-        self,
-        workload: Workload,
-        configs: Sequence[TrainConfig],
-        study: StudyWriter,
-        *,
-        stage: str,
-        trainer: AnyTrainer,
+        self, workload: Workload, configs: Sequence[TrainConfig], study: StudyWriter, *, stage: str, trainer: AnyTrainer,
         progress: Progress | None = None,
-    ) -> list[TrialRecord]:
+    ) -> list[TrialRecord]:  # fmt: skip
         """Train what is not finished yet and return all records, in the order of `configs`."""
         return trainer.run_trials(workload, configs, study, stage=stage, progress=progress)
 

@@ -50,11 +50,7 @@ class Shipment:
 
 
 def pack_shipment(pack: Pack, workload: Workload, trainer: Trainer, config: TrainConfig) -> Shipment:
-    """Return a shipment of `workload` and `trainer`.
-
-    Args:
-        pack: pickles a value for the cluster.
-        trainer: how; its device is settled here, so that a worker trains on the same kind.
+    """Return a shipment; the trainer's device is settled here, so that a worker trains on the same kind.
 
     Raises:
         WorkloadError: the workload has no name and cannot be pickled.

@@ -53,14 +53,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker's last word about a chunk.
-
-    Attributes:
-        state: "done"; "stopped" where it was asked to; "failed" where an error was raised.
-        kind: the error's class, by name.
-        said: its message.
-        details: its notes and traceback.
-    """
+    """A worker's last word about a chunk: whether it was done, stopped or raised, and the error's class, message, notes and traceback."""
 
     state: Literal["done", "stopped", "failed"] = "done"
     kind: str = ""
