@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, UsageError
 from workbench.plots.style import why_not_measured
 from workbench.record.read import StudyRecord
-from workbench.topics.evaluation.collect import memory_per_example, peak_bytes
+from workbench.topics.evaluation.collect import memory_per_example
 from workbench.topics.evaluation.proxy import rank_correlation, trend_free_correlation
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -145,16 +144,11 @@ def test_noise_on_a_plateau_does_not_make_a_proxy_bad() -> None:
     ("one", "other", "options", "words"),
     [
         (FALLING[:7], FALLING[:7], {}, "7 checkpoints"),
-        (
-            np.arange(9.0),
-            np.array([1.0, 0, 3, 2, 7, 4, 5, 6, 8]),
-            {"min_correlation": 0.95},
-            "too few to tell it from 0.95",
-        ),
+        (np.arange(9.0), np.array([1.0, 0, 3, 2, 7, 4, 5, 6, 8]), {"min_correlation": 0.95}, "too few to tell it from 0.95"),
         (FALLING[:12], np.full(12, 0.5), {}, "is constant, or not finite"),
         (np.full(12, np.nan), FALLING[:12], {}, "is constant, or not finite"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_told_of_a_proxy_is_not_measured(one: Any, other: Any, options: Any, words: str) -> None:
     found = proxy(evaluated(one, other), **options)
     assert (found.status, words in found.summary) == ("not_measured", True), found
@@ -243,12 +237,6 @@ def test_a_random_proxy_ranks_checkpoints_as_the_whole_split_does(tmp_path: Path
         assert why_not_measured(draw(record)) is None
 
 
-def test_a_proxy_of_wrong_labels_is_flagged(tmp_path: Path) -> None:
-    found = wb.evaluation.diagnose(ran(tmp_path, examples=[56, 57, 58, 59]))["evaluation.bad_proxy"]
-    assert found.status == "warn"
-    assert found.evidence["regret"] > 0
-
-
 @pytest.mark.parametrize(
     "field", [{"examples": ["x"]}, {"evaluations": 0}, {"seeds": True}, {"pause_s": -1}, {"pause_s": float("nan")}]
 )
@@ -259,28 +247,6 @@ def test_fields_out_of_range_are_refused(field: dict[str, Any]) -> None:
 
 CPU = torch.device("cpu")
 WIDTH, DEPTH = 1000, 10
-
-
-def chain(examples: int, *, train: bool) -> Callable[[], None]:
-    """x * w, then DEPTH tanh: each is saved for the backward pass, and two more live at its start."""
-    layers = nn.Sequential(*(nn.Tanh() for _ in range(DEPTH)))
-    w, x = nn.Parameter(torch.ones(1)), torch.randn(examples, WIDTH)
-
-    def step() -> None:
-        with torch.set_grad_enabled(train):
-            total = layers(x * w).sum()
-        if train:
-            total.backward()
-            w.grad = None
-
-    return step
-
-
-@pytest.mark.parametrize(("train", "live"), [(True, DEPTH + 1), (False, 3)])
-def test_a_chain_of_saved_activations_has_the_closed_form(train: bool, live: int) -> None:
-    """Training keeps DEPTH outputs and one gradient; evaluation the argument, one input and one output."""
-    peaks = [peak_bytes(chain(n, train=train), CPU) for n in (8, 16)]
-    assert (peaks[1] - peaks[0]) / 8 == live * WIDTH * 4
 
 
 @pytest.mark.parametrize("width", [96])

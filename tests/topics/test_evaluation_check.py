@@ -57,6 +57,8 @@ def unknown(observed: float, *batches: list[int]) -> dict[str, Any]:
 MEANS = float(np.mean([VALUES[:3].mean(), VALUES[3:6].mean(), VALUES[6]]))  # of batches of 3, 3 and 1
 SPREAD = float(np.ptp(VALUES))
 RIGHT = (3, VALUES.mean(), batches_of(3))
+WEIGHTS = [1.0, 1.0, 1.0, 2.0, 0.0, 3.0, 1.0]
+WEIGHED = float(np.mean([VALUES[:3].mean(), np.average(VALUES[3:6], weights=WEIGHTS[3:6]), VALUES[6]]))
 REPEATED = (4, VALUES[[*range(7), 0]].mean(), [[0, 2, 4, 6], [1, 3, 5, 0]])
 TWICE = [(b, VALUES.mean() + 0.4, [row + [-1] * len(row) for row in batches_of(b)]) for b in (2, 3, 7)]
 
@@ -66,6 +68,8 @@ TWICE = [(b, VALUES.mean() + 0.4, [row + [-1] * len(row) for row in batches_of(b
     [
         (facts(*((b, VALUES.mean(), batches_of(b)) for b in (1, 3, 7, 9))), "ok", "ok", "exact", (0, 0, 0)),
         (facts((3, MEANS, batches_of(3))), "fail", "ok", "mean of batch means", (0, 0, 0)),
+        (facts((3, WEIGHED, batches_of(3)), weights=WEIGHTS), "fail", "ok", "mean of batch means", (0, 0, 0)),
+        (facts((3, VALUES.mean(), batches_of(3)), weights=WEIGHTS), "fail", "ok", "weights ignored", (0, 0, 0)),
         (facts((3, VALUES[:6].mean(), batches_of(3)[:2])), "ok", "fail", "rows seen", (1, 0, 0)),
         (facts(REPEATED), "ok", "fail", "rows seen", (0, 1, 0)),
         (facts((4, VALUES[[*range(7), 6]].mean(), [[0, 1, 2, 3], [4, 5, 6, 6]])), "fail", "ok", "counted padding", (0, 0, 1)),

@@ -103,10 +103,13 @@ def test_without_a_finished_baseline_nothing_is_called_healthy() -> None:
 @pytest.mark.parametrize(("kind", "score"), [("classes", 0.3), (None, None)])
 def test_outputs_that_are_no_scores_of_classes_have_no_accuracy(kind: str | None, score: float | None) -> None:
     side = {"examples": 400, "loss": 0.5, "se": 0.01, "score": 0.3, "chance": 0.1, "renumbered": 0.9, "classes": 10}
-    facts = {"generalisation": {"last": {"train": side, "validation": side}}, "preflight": {"train": {"loss": 2.3}}}
+    facts = {
+        "generalisation": {"last": {"train": side | {"score": 0.4}, "validation": side}},
+        "preflight": {"train": {"loss": 2.3}},
+    }
     found = gap_of(facts | {"one_batch": {"loss": {"kind": kind}}})
     assert found is not None
-    assert (found.score, found.train_score) == (score, score)
+    assert (found.score, found.train_score) == (score, score and 0.4)
 
 
 class Frozen(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import workbench as wb
-from tests.helpers.input_loaders import AheadDevice, Drawing, Items, SlowCollate, Stream, TrainStep, loader
+from tests.helpers.input_loaders import AheadDevice, Items, SlowCollate, Stream, TrainStep, loader
 from workbench.errors import ConfigError, DataError, UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.json_values import dumps
@@ -88,15 +88,6 @@ def test_a_fetch_in_each_step_keeps_loading_from_running_ahead() -> None:
     syncs = diagnosis["input.sync_every_step"]
     assert (syncs.status, syncs.value) == ("warn", 1.0)
     assert next(iter(syncs.evidence["places"])).startswith("input_loaders.py:")
-
-
-@pytest.mark.slow
-def test_loading_that_is_hidden_behind_the_step_raises_no_alarm() -> None:
-    bound = said(loader(Items(sleep_s=0.004), num_workers=2), TrainStep(0.06), seconds=8.0)["input.bound"]
-    # not judged where other programs keep even ready batches waiting
-    assert bound.status in ("ok", "not_measured"), bound
-    assert bound.evidence["step_time"]["hidden_s"] == pytest.approx(0.032, rel=0.4)
-    assert bound.evidence["fix"] is None
 
 
 def test_streams_whose_length_lies() -> None:
@@ -184,41 +175,6 @@ class Noisy(Items):
 def test_items_are_asked_for_twice(data: Any, repeat: bool | None) -> None:
     own = loader(data, shuffle=None if repeat is None else True)
     assert items_repeat(data, cached_items(own, seconds=1.0), seconds=1.0) is repeat
-
-
-def idle(batch: Any) -> None:
-    time.sleep(0.02)
-    batch[0].sum() + batch[1].sum()
-
-
-@pytest.mark.slow
-def test_a_generator_made_once_in_init() -> None:
-    diagnosis = said(loader(Drawing(), num_workers=2), idle, seconds=3.0)
-    assert diagnosis["data.worker_rng"].status == "warn"
-    assert "same random draws" in diagnosis["data.worker_rng"].summary
-
-
-def test_healthy_loaders_raise_no_alarm() -> None:
-    first = said(loader(Items(first_s=1.0)), TrainStep(0.01, fetch_every=1), seconds=4.0, max_workers=0)
-    assert first["input.bound"].status == "ok"
-    assert first["input.bound"].evidence["cold_start_s"] > 1
-    assert first["input.sync_every_step"].status == "warn"
-    assert "costs nothing" in first["input.sync_every_step"].summary, "on the CPU"
-    data = TensorDataset(torch.randn(64, 16), torch.zeros(64, dtype=torch.long))
-    assert {f.status for f in said(loader(data), TrainStep(0.01), seconds=3.0, max_workers=1)} == {"ok"}
-
-
-def test_an_iterator_is_timed_but_not_taken_apart() -> None:
-    batches = [(torch.randn(8, 16), torch.zeros(8, dtype=torch.long))] * 50
-
-    class Slow:
-        def __iter__(self) -> Any:
-            for batch in batches:
-                time.sleep(0.01)
-                yield batch
-
-    bound = said(Slow(), TrainStep(0.01), seconds=3.0)["input.bound"]
-    assert (bound.status, bound.evidence["cause"]) == ("warn", "unknown")
 
 
 def test_random_state_of_caller_and_loader_is_put_back() -> None:

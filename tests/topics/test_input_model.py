@@ -175,18 +175,12 @@ def test_each_cause_is_found(cause: str) -> None:
     ("facts", "cause"),
     [
         (pipeline(fetch_s=1.0, workers=1, tried=(1, 2, 4)), "latency"),  # no number of workers hides it
-        (
-            pipeline(fetch_s=0.05, compute_s=0.01, ahead=True, syncs=SYNC),
-            "latency",
-        ),  # without the fetch the batch still takes 50 ms
-        (
-            pipeline(fetch_s=0.009, ahead=True, syncs=SYNC | {"share": 0.05, "per_step": 0.05}),
-            "latency",
-        ),  # now and then
+        (pipeline(fetch_s=0.05, compute_s=0.01, ahead=True, syncs=SYNC), "latency"),  # without the fetch the batch still takes 50 ms
+        (pipeline(fetch_s=0.009, ahead=True, syncs=SYNC | {"share": 0.05, "per_step": 0.05}), "latency"),  # now and then
         (rounds(ready(), steady_s=0.0215, wait_s=0.0015), "hand_over"),
         (pipeline(fetch_s=0.03, collate=0.4, blocked=0.5), "mixed"),
     ],
-)
+)  # fmt: skip
 def test_what_is_the_cause_and_what_is_not(facts: dict[str, Any], cause: str) -> None:
     assert find_cause(Pipeline(facts)).name == cause
 
@@ -227,13 +221,10 @@ def test_parts_of_making_a_batch() -> None:
     [
         (without_workers(0.004), ("persistent", True)),
         (rows(pipeline(fetch_s=0.03, compute_s=0.01, tried=(1,)), batch_s=0.1), None),  # predicted to cost time
-        (
-            pipeline(fetch_s=0.044, compute_s=0.02, tried=(1, 2, 4), **ENDLESS),
-            ("workers", 2),
-        ),  # fewer save nearly as much
+        (pipeline(fetch_s=0.044, compute_s=0.02, tried=(1, 2, 4), **ENDLESS), ("workers", 2)),  # fewer save nearly as much
         (pipeline(step="none", compute_s=0.0), ("workers", 4)),
     ],
-)
+)  # fmt: skip
 def test_the_change_that_answers_it(facts: dict[str, Any], fix: tuple[str, Any] | None) -> None:
     found = find_cause(Pipeline(facts)).fix
     assert (None if found is None else (found.change, found.value)) == fix

@@ -45,12 +45,7 @@ def by_keyword(x: Tensor, y: Tensor, **rest: Any) -> Tensor:
         (BATCH, lambda b: loss_of(b["x"], b["y"]), {"x", "y"}, {"mask", "file", "n"}),
         (BATCH, lambda b: loss_of(moved(b)["x"].float(), moved(b)["y"]), {"x", "y"}, {"mask"}),
         (BATCH, lambda b: by_keyword(**b), {"x", "y", "file", "n"}, {"mask"}),
-        (
-            BATCH,
-            lambda b: (b["mask"].shape, len(b["mask"]), loss_of(b["x"], b["y"])),
-            {"x", "y"},
-            {"mask", "file", "n"},
-        ),
+        (BATCH, lambda b: (b["mask"].shape, len(b["mask"]), loss_of(b["x"], b["y"])), {"x", "y"}, {"mask", "file", "n"}),
         (BATCH, lambda b: loss_of(b["x"], b.get("y") * b["n"]), {"x", "y", "n"}, {"mask", "file"}),
         ([BATCH["x"], BATCH["y"], BATCH["mask"]], lambda b: loss_of(*b[:2]), {"0", "1"}, {"2"}),
         ((BATCH["x"], {"y": BATCH["y"], "file": ["a"]}), lambda b: NET(b[0]).sum(), {"0"}, {"1/y", "1/file"}),
@@ -59,7 +54,7 @@ def by_keyword(x: Tensor, y: Tensor, **rest: Any) -> Tensor:
         (BATCH, lambda b: (b["mask"].detach(), loss_of(b["x"], b["y"])), {"x", "y"}, {"mask", "file", "n"}),
         (BATCH, lambda b: loss_of(b["x"][:, :4], b["y"].detach().clone()), {"x", "y"}, {"mask", "file", "n"}),
     ],
-)
+)  # fmt: skip
 def test_parts_that_are_read_and_parts_that_are_not(batch: Any, step: Any, read: set[str], unread: set[str]) -> None:
     found = observe_reads(batch, step)
     assert (set(found["read"]), set(found["unread"]), found["known"]) == (read, unread, True)
