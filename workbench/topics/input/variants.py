@@ -287,14 +287,10 @@ class _Shards(IterableDataset[Any]):
         self.storage, self.files = storage, files
 
     def __iter__(self) -> Iterator[Any]:
-        if self.storage == "npy":
-            groups = itertools.groupby(self.files, key=lambda file: file.name.partition(".")[0])
-            shards = ([np.load(file, mmap_mode="r") for file in group] for _, group in groups)
-        else:
-            shards = (self._unpacked(file) for file in self.files)
-        for arrays in shards:
+        for _, shard in itertools.groupby(self.files, key=lambda file: file.name.partition(".")[0]):
+            if self.storage == "npy":
+                arrays = [np.load(file, mmap_mode="r") for file in shard]
+            else:
+                with np.load(next(shard)) as archive:
+                    arrays = [archive[name] for name in archive.files]
             yield from zip(*(np.array(array) for array in arrays), strict=True)
-
-    def _unpacked(self, file: Path) -> list[NDArray[Any]]:
-        with np.load(file) as archive:
-            return [archive[f"arr_{k}"] for k in range(len(archive.files))]
