@@ -182,11 +182,8 @@ class LoopGradients:
         losses, _ = self._forward(batch, examples)
         loss = losses.mean(dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean()
         self._differentiate(loss, add=False)
-        detached = losses.detach()
-        if detached.dtype == torch.bfloat16:
-            spread = detached.float().var()
-        else:
-            spread = detached.var() if examples > 1 else detached.new_full((), math.nan)
+        each = losses.detach().to(loss.dtype)
+        spread = each.var() if examples > 1 else each.new_full((), math.nan)
         return loss.detach(), spread / examples, None
 
     def _weighted(self, micro_batches: MicroBatches) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -201,10 +198,19 @@ class LoopGradients:
             # the values only once: it synchronises
             check_weights(weights, where="the first batch of the train split", share=self._share)
             self._weights_checked = True
-        total = weights.sum()
-        divisor = torch.where(total > 0, total, 1)  # where no example counts, nothing is learned
-        self._stack.grad[self.lane].div_(divisor)
-        loss = (weights * losses).sum() / divisor
-        n = losses.numel()
-        squared_se = ((weights * (losses - loss)) ** 2).sum() / divisor**2 * (n / (n - 1) if n > 1 else math.nan)
-        return loss, squared_se, total
+        mean, divisor = weighted_mean(losses.unsqueeze(0), weights.unsqueeze(0))
+        self._stack.grad[self.lane].div_(divisor[0])
+        return mean.loss[0], mean.squared_se[0], weights.sum()
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> tuple[LaneLoss, Tensor]:
+    """Return weighted means of (lanes, examples) with their squared standard errors, and what the summed gradients are divided by.
+
+    Where no example counts, nothing is learned: the divisor is 1.
+    """
+    total, n = weights.sum(1), losses.shape[1]
+    divisor = torch.where(total > 0, total, 1)
+    loss = (weights * losses).sum(1) / divisor
+    residuals = weights * (losses - loss.unsqueeze(1))
+    squared_se = (residuals**2).sum(1) / divisor**2 * (n / (n - 1) if n > 1 else math.nan)
+    return LaneLoss(loss, squared_se), divisor

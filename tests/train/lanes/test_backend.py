@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.train.gradients import LaneLoss, LoopGradients
 from workbench.train.hooks import Activations, Hook, Run, Step
+from workbench.train.lane import common_backend
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes import backend
 from workbench.train.lanes.backend import Arrangement, Verdict, arrangements, forget_choices, recall, remember
@@ -155,6 +157,16 @@ def test_a_resumed_trial_goes_on_in_the_same_way_and_digits_whatever_is_faster_n
     assert [event["event"] for event in events(record, 0)].count("resumed") == 1
     assert record.lanes["gradients"].tolist() == [taken]
     assert record.steps["loss"].tolist() == whole.steps["loss"].tolist()
+
+
+def test_lanes_that_were_trained_by_different_backends_share_none() -> None:
+    def lane(*backends: str, begun: bool = True) -> Any:
+        told = [{"event": "started"}, *({"gradients": name, "threads": 1} for name in backends)]
+        return SimpleNamespace(start=begun or None, writer=SimpleNamespace(events=told))
+
+    assert common_backend([lane("loop", "vmap"), lane("vmap")]) == {"gradients": "vmap", "threads": 1}
+    for lanes in ([lane("loop"), lane("vmap")], [lane("vmap"), lane("vmap", begun=False)], [lane("vmap", begun=False)]):
+        assert common_backend(lanes) is None
 
 
 def test_a_short_training_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

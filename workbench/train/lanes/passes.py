@@ -2,7 +2,8 @@
 
 A pass stays where it gains 1.2 times on a row of `tests/benchmarks/bench_lanes.py` (CPU, torch 2.13, one thread; the time of a step
 without it over the time with it): `_tidy` 1.36 and `_transpose_products` 1.41 on MLPs, `_widen_softmax` 1.58 on one of 32 lanes,
-`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`. The table of those that went is in docs/findings.md.
+`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`. `_share_operands`, 1.14 on an MLP of 128 units, stays for those
+lanes alone: without it, and without what went before, they took 1.13 times as long. The table of all is in docs/findings.md.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def clean_up(graph: fx.Graph, refresh: Callable[[], Any], *, lanes: int, device:
     _tidy(graph)
     if device.type != "cpu":
         return
-    for change in (_transpose_products, *(() if lanes > 1 else (_channels_last,)), _widen_softmax, _use_onednn):
+    for change in (_transpose_products, _share_operands if lanes > 1 else _channels_last, _widen_softmax, _use_onednn):
         change(graph)
         refresh()
         _tidy(graph)
@@ -184,6 +185,23 @@ def _transpose_products(graph: fx.Graph) -> None:
         _replace(node, back)
 
 
+def _share_operands(graph: fx.Graph) -> None:
+    """Compute a product of many matrices with the same right one as one product, for oneDNN."""
+    for node in list(graph.nodes):
+        if not is_call(node, aten.bmm.default) or not _onednn_pays(node):
+            continue
+        left, right = node.args
+        if meta(right).stride[0] or meta(right).shape[0] == 1:
+            continue
+        lanes, rows, inner = meta(left).shape
+        with graph.inserting_before(node):
+            flat = _call(graph, aten.reshape.default, left, [lanes * rows, inner])
+            product = _call(graph, aten.mm.default, flat, _call(graph, aten.select.int, right, 0, 0, of=right))
+            new = _call(graph, aten.view.default, product, list(meta(node).shape), of=product)
+        new.meta["tensor"] = meta(node)
+        _replace(node, new)
+
+
 def _channels_last(graph: fx.Graph) -> None:
     """Put the channels of the images of the first convolutions last; pooling and batch norm take 1/15 and 1/3 of the time."""
     convolved: set[fx.Node] = set()
@@ -250,11 +268,15 @@ def _use_onednn(graph: fx.Graph) -> None:
         (rows, inner), columns = meta(left).shape, meta(node).shape[1]
         if (bias and meta(bias[0]).shape != (columns,)) or 2 * rows * inner * columns < LARGE:
             continue
-        if meta(node).dtype == torch.float32 and _onednn_is_faster():
+        if _onednn_pays(node):
             with graph.inserting_before(node):
                 weight = _call(graph, aten.t.default, right, of=right)
                 new = _call(graph, _linear(), left, weight, bias[0] if bias else None, "none", [], "")
             _replace(node, new)
+
+
+def _onednn_pays(node: fx.Node) -> bool:
+    return meta(node).dtype == torch.float32 and _onednn_is_faster()
 
 
 def _linear() -> Any:

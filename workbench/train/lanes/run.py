@@ -16,7 +16,7 @@ from torch import Tensor
 from workbench.train.batches import eval_batches
 from workbench.train.evaluation import Evaluation, TrackedExamples, on_host, weighted_means
 from workbench.train.forward import MicroBatches, is_out_of_memory
-from workbench.train.gradients import Gradients, LaneLoss
+from workbench.train.gradients import Gradients, LaneLoss, weighted_mean
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.program import KINK, SHORT, TOLERANCES, LaneProgram, LanePrograms, differing_rows
 from workbench.train.lanes.recorder import CannotBatch
@@ -125,7 +125,7 @@ class VmapGradients:
         if weights is not None and not self._weights_checked:
             check_weights(given[0], where="the first batch of the train split")  # once: it synchronises
             self._weights_checked = True
-        loss, divisor = _weighted_mean(losses, given)
+        loss, divisor = weighted_mean(losses, given)
         stack.grad.div_(divisor.unsqueeze(1))
         return loss
 
@@ -298,16 +298,6 @@ def _mean(losses: Tensor) -> LaneLoss:
         return LaneLoss(loss, torch.full_like(loss, math.nan))
     residuals = losses.to(loss.dtype) - loss.unsqueeze(1)
     return LaneLoss(loss, residuals.square_().sum(1).div_(n * (n - 1)))
-
-
-def _weighted_mean(losses: Tensor, weights: Tensor) -> tuple[LaneLoss, Tensor]:
-    """Return weighted means with their squared standard errors, and what the summed gradients are divided by."""
-    total, n = weights.sum(1), losses.shape[1]
-    divisor = torch.where(total > 0, total, 1)
-    loss = (weights * losses).sum(1) / divisor
-    residuals = weights * (losses - loss.unsqueeze(1))
-    squared_se = (residuals**2).sum(1) / divisor**2 * (n / (n - 1) if n > 1 else math.nan)
-    return LaneLoss(loss, squared_se), divisor
 
 
 @contextmanager
