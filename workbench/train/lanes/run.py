@@ -130,7 +130,7 @@ class VmapGradients:
         return loss
 
     def _run(self, tasks: Sequence[Task]) -> None:
-        """Run all tasks without gradients; after an error no further task begins, and it is raised at the end."""
+        """Run all tasks without gradients; an error is raised when every thread has ended."""
         left = iter(tasks)  # shared: each thread takes the next
 
         def work() -> None:
@@ -161,10 +161,8 @@ class VmapGradients:
             tensors = split[stack.streams[0]][0]
             self._lanes_per_call = self._programs.lanes_that_fit(*tensors, lanes=self._largest_call(), **how)
         if self._packed is not stack.values:
-            count = len(stack)
-            size = min(
-                self._largest_call(), math.ceil(count / self._threads)
-            )  # lanes that left must not leave a core idle
+            count = len(stack)  # lanes that left must not leave a core idle
+            size = min(self._largest_call(), math.ceil(count / self._threads))
             self._calls = [_Call(stack, first, min(size, count - first)) for first in range(0, count, size)]
             self._packed = stack.values
         for call in self._calls:
