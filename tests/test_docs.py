@@ -128,11 +128,6 @@ def test_every_clause_that_a_finding_or_a_page_cites_is_stated() -> None:
     assert sorted((clause, where) for where, clause in cited if clause not in there) == []
 
 
-def test_a_clause_is_stated_by_a_row_of_its_own_or_of_its_section() -> None:
-    page = "| F1.1 | First F1.2. |\n\nF1.3\n\n| T2 | Words. T2.1: one. T2.3, T2.4: two. As T3.1. |"
-    assert stated(page) == {"F1.1", "T2", "T2.1", "T2.3", "T2.4"}
-
-
 def clauses_on_the_page() -> dict[str, set[str]]:
     rows = re.findall(r"^\| `([a-z_.]+)` \| [^|]+[?] \| ([^|]+) \|$", CODES_PAGE, re.MULTILINE)
     return {code: set(CLAUSE.findall(clause)) for code, clause in rows}

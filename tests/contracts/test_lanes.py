@@ -351,17 +351,6 @@ def test_interrupted_lanes_go_on_where_they_were(tmp_path: Path, way: str) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_finished_lane_is_not_trained_again(tmp_path: Path, way: str) -> None:
-    given = workload(total_steps=20)
-    configs = variants(given.config, 3)
-    together(given, configs[:2], tmp_path / "run", way)
-    before = (tmp_path / "run/trials/0/events.jsonl").read_text()
-    record = together(given, configs, tmp_path / "run", way)
-    assert (tmp_path / "run/trials/0/events.jsonl").read_text() == before
-    assert list(record.trials["state"]) == ["complete"] * 3
-
-
-@pytest.mark.parametrize("way", WAYS)
 def test_each_lane_keeps_its_own_best_checkpoints(tmp_path: Path, way: str) -> None:
     given = workload(total_steps=60, eval_every_steps=5, keep_best=2)
     record = together(given, variants(given.config, 3), tmp_path / "run", way)

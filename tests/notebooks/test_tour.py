@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
-from nbformat.v4 import new_markdown_cell, new_notebook
 
 from tests.notebooks.tour import broken_links, chain_problems, glossary_problems, tour_problems
 from workbench.notebook.runner import VERDICT_MIME, read_verdict, run_notebook
@@ -91,55 +88,3 @@ def test_every_finding_of_the_quickstart_is_told_where_to_go() -> None:
     assert {path.name for path in THERE[1:]} <= set(re.findall(r"\(([\w.]+ipynb)\)", table)), (
         "each notebook is somebody's next"
     )
-
-
-FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "no minutes": (lambda s: s.replace("3 minutes", "a while"), "how many minutes"),
-    "nothing to look at": (lambda s: s.replace("What to look at", "Hm"), "what to look at"),
-    "nothing next": (lambda s: s.replace("What to do next", "Hm"), "what to do next"),
-    "a clause of nobody": (lambda s: s.replace("F1.1", "F1.2"), "F1.2 is not stated"),
-    "no clause": (lambda s: s.replace("F1.1", "it"), "no clause is cited"),
-    "a page that is gone": (lambda s: s.replace("glossary.md#lr", "words.md"), "words.md does not exist"),
-    "a term that is gone": (lambda s: s.replace("#lr", "#rate"), "no such heading"),
-    "no link to the clauses": (lambda s: s.replace("playbook.md#one", "playbook.md"), "no link into playbook.md"),
-}
-
-
-def tiny(folder: Path) -> Path:
-    """Two notebooks with their pages, all well."""
-    (folder / "notebooks").mkdir()
-    (folder / "docs").mkdir()
-    (folder / "docs" / "playbook.md").write_text("# P\n\n## one\n\n| F1.1 | Look. |\n")
-    (folder / "docs" / "glossary.md").write_text("# G\n\n## lr\n\nA rate.\n\n## step\n\nOne [lr](#lr).\n")
-    (folder / "notebooks" / "README.md").write_text("# All\n")
-    pages = "[all](README.md) · [words](../docs/glossary.md#lr) · [F1.1](../docs/playbook.md#one)"
-    head = "# Why?\n\n**Time.** 3 minutes.\n\n**What to look at.** It.\n\n**What to do next.** This.\n\n"
-    for name, line in (("00_a", f"{pages} · [01](01_b.ipynb)"), ("01_b", f"[00](00_a.ipynb) · {pages}")):
-        nbformat.write(new_notebook(cells=[new_markdown_cell(head + line)]), folder / "notebooks" / f"{name}.ipynb")
-    return folder / "notebooks"
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
-    path = tiny(tmp_path) / "00_a.ipynb"
-    plant, expected = FAULTS[fault]
-    notebook = nbformat.read(path, as_version=4)
-    notebook.cells[0].source = plant(notebook.cells[0].source)
-    nbformat.write(notebook, path)
-    said = tour_problems(path, tmp_path / "docs" / "playbook.md")
-    assert any(expected in line for line in said), said
-
-
-@pytest.mark.parametrize(
-    ("page", "expected"),
-    [
-        ("## step\n\nOne.\n\n## lr\n\nA rate.\n", "lr stands behind step"),
-        ("## lr\n\nA rate.\n\n## lr\n\nA rate.\n", "lr stands behind lr"),
-        ("## LR*\n\nA rate.\n", "cannot be linked"),
-        ("## lr\n\nSee [step](#step).\n", "#step: there is no such heading"),
-        ("## lr\n\nA. B. C. D. E.\n", "lr has 5 sentences"),
-    ],
-)
-def test_a_fault_in_the_glossary_is_found(page: str, expected: str, tmp_path: Path) -> None:
-    (tmp_path / "glossary.md").write_text(f"# G\n\n{page}")
-    assert any(expected in line for line in glossary_problems(tmp_path / "glossary.md"))

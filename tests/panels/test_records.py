@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from IPython.display import Image as Still
 from matplotlib import image
 
 import workbench as wb
@@ -154,10 +153,3 @@ def test_a_trial_trained_alone_and_a_study_that_still_runs(tmp_path: Path) -> No
     assert "no step yet. Run wb.lr_sweep.Study()" in shown.words.value
     assert "open it again" in shown.words.value
     writer.close()
-
-
-def test_without_a_page_it_is_one_picture(swept: StudyRecord) -> None:
-    shown = curves_panel(swept)
-    assert isinstance(shown, Still)
-    assert "training loss" in shown.alt
-    assert image.imread(io.BytesIO(shown.data), format="png").std() > 0

@@ -203,17 +203,6 @@ def test_leftovers_do_not_disturb(copy: Path) -> None:
     assert Trainer().run(small_workload(), out=copy).steps.equals(before)
 
 
-def test_a_running_study_can_be_read_and_reloaded(tmp_path: Path) -> None:
-    study = filled(tmp_path / "s", trials=1)
-    study.flush()
-    record = StudyRecord(tmp_path / "s")
-    assert len(record.trials) == 1
-    study.trial(CONFIG | {"peak_lr": 0.9}, stage="probe", train_examples=8).event("started", state="running")
-    assert len(record.trials) == 1
-    assert record.reload().trials["state"].tolist() == ["complete", "running"]
-    study.close()
-
-
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
