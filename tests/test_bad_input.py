@@ -16,14 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench import cli
-from workbench.errors import (
-    CheckpointError,
-    DataError,
-    DeviceError,
-    UnknownNameError,
-    UsageError,
-    WorkloadError,
-)
+from workbench.errors import CheckpointError, DataError, DeviceError, UnknownNameError, UsageError, WorkloadError
 from workbench.train.hooks import Hook, Step
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))

@@ -18,10 +18,16 @@ def check_integer(
     return value
 
 
-def check_number(name: str, value: Any, *, above: float = 0.0) -> None:
-    """Raise unless `value` is a finite number above `above`."""
-    if isinstance(value, bool) or not (isinstance(value, (int, float)) and above < value < math.inf):
-        raise ConfigError(f"{name}={value!r} must be a finite number above {above:g}.")
+def check_number(
+    name: str, value: Any, *, above: float = 0.0, low: float | None = None, below: float = math.inf
+) -> None:
+    """Raise unless `value` is a finite number above `above`, or at least `low` where that is given, and below `below`."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not ((value > above if low is None else value >= low) and value < below):
+        bounds = f"above {above:g}" if low is None else f"at least {low:g}"
+        raise ConfigError(
+            f"{name}={value!r} must be a finite number {bounds}{'' if math.isinf(below) else f' and below {below:g}'}."
+        )
 
 
 def check_fields(item: Any, names: str, holds: Callable[[Any], bool], what: str) -> None:

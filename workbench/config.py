@@ -11,7 +11,7 @@ from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Literal, get_args
 
-from workbench.checks import check_integer
+from workbench.checks import check_integer, check_number
 from workbench.errors import ConfigError, UnknownNameError, nearest
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"]
@@ -91,7 +91,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check every field; raise `ConfigError` or `UnknownNameError` with the field's name in it."""
-        _check_number(self, "peak_lr", low=0.0, open_low=True)
+        check_number("peak_lr", self.peak_lr)
         for name in ("total_steps", "batch_size", "accumulate_steps", "keep_best"):
             check_integer(name, getattr(self, name))
         for name in ("warmup_steps", "shared_seed", "per_host_seed"):
@@ -100,11 +100,11 @@ class TrainConfig:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
         for name in ("momentum", "rho", "beta1", "beta2"):
-            _check_number(self, name, low=0.0, high=1.0)
-        _check_number(self, "eps", low=0.0)
-        _check_number(self, "weight_decay", low=0.0)
+            check_number(name, getattr(self, name), low=0.0, below=1.0)
+        for name in ("eps", "weight_decay"):
+            check_number(name, getattr(self, name), low=0.0)
         if self.max_grad_norm is not None:
-            _check_number(self, "max_grad_norm", low=0.0, open_low=True)
+            check_number("max_grad_norm", self.max_grad_norm)
         _choice(self, "optimizer", OPTIMIZERS)
         _choice(self, "schedule", SCHEDULES)
         _choice(self, "rules", get_args(Rules))
@@ -244,17 +244,6 @@ def _code_text(value: Any, *, depth: int) -> str:
         return type(value).__name__ + "|".join(sorted(parts) if isinstance(value, frozenset) else parts)
     kind = value if isinstance(value, type) else type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _check_number(
-    config: TrainConfig, name: str, *, low: float, high: float = math.inf, open_low: bool = False
-) -> None:
-    value = getattr(config, name)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    above = number and math.isfinite(value) and (value > low if open_low else value >= low)
-    if not above or not (value < high):
-        bounds = f"{'above' if open_low else 'at least'} {low:g}" + ("" if math.isinf(high) else f" and below {high:g}")
-        raise ConfigError(f"{name}={value!r} must be a finite number {bounds}.")
 
 
 def _choice(config: TrainConfig, name: str, allowed: tuple[str, ...]) -> None:

@@ -11,13 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from workbench.errors import UsageError
-from workbench.notebook.parameters import (
-    NotebookParameter,
-    check_values,
-    parse_sweeps,
-    read_parameters,
-    read_rows,
-)
+from workbench.notebook.parameters import NotebookParameter, check_values, parse_sweeps, read_parameters, read_rows
 
 KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}
 
@@ -32,10 +26,7 @@ def test_plain_cells_are_read_as_papermill_reads_them(tmp_path) -> None:
         "lrs: list[float] = [0.1, 0.2]  # tried\nfast = True\n"
     )
     cell = new_code_cell(source, metadata={"tags": ["parameters"]})
-    nbformat.write(
-        new_notebook(cells=[cell], metadata={"kernelspec": KERNEL}),
-        tmp_path / "n.ipynb",
-    )
+    nbformat.write(new_notebook(cells=[cell], metadata={"kernelspec": KERNEL}), tmp_path / "n.ipynb")
     theirs = papermill.inspect_notebook(tmp_path / "n.ipynb")
     ours = {p.name: p for p in read_parameters(source)}
     assert list(ours) == list(theirs) == ["steps", "name", "lrs", "fast"]

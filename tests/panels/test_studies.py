@@ -15,14 +15,7 @@ import pytest
 from tests.helpers.study_folders import CONFIG, write_study
 from workbench.errors import RecordError, UsageError
 from workbench.views.studies import StudiesTable, studies_panel
-from workbench.views.studies_data import (
-    NOISE,
-    compare,
-    draw_comparison,
-    open_study,
-    side,
-    study_table,
-)
+from workbench.views.studies_data import NOISE, compare, draw_comparison, open_study, side, study_table
 
 PNG = b"\x89PNG"
 

@@ -98,8 +98,7 @@ def test_the_other_figures_of_losses_are_limited_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("high", "expected"),
-    [(60.0, ["2", "5", "10", "20", "50"]), (5e4, ["10", "100", "1000", "10000"])],
+    ("high", "expected"), [(60.0, ["2", "5", "10", "20", "50"]), (5e4, ["10", "100", "1000", "10000"])]
 )
 def test_two_and_five_are_labelled_on_short_logarithmic_axes(high: float, expected: list[str]) -> None:
     ax = Figure().subplots()

@@ -176,12 +176,9 @@ def _push(study: Path, address: str | None, wait_s: float, *, trials: bool) -> N
 
         record, shared = StudyRecord(study), shared_url(address) is not None
         direction = optuna.study.StudyDirection[{"min": "MINIMIZE", "max": "MAXIMIZE"}[record.config["select_mode"]]]
-        name = record.name
-        for (
-            known
-        ) in storage.get_all_studies():  # another machine's study may have the same name in a shared ledger (P5.2)
-            other = known.user_attrs.get("row", {}).get("created", created := record.study.get("created"))
-            if known.study_name == record.name and other != created:
+        name, created = record.name, record.study.get("created")
+        for known in storage.get_all_studies():  # another machine's study may have the same name (P5.2)
+            if known.study_name == record.name and known.user_attrs.get("row", {}).get("created", created) != created:
                 name = f"{record.name} ({created})"
         row = study_row(study.resolve() if shared else study)
         if shared:

@@ -19,9 +19,7 @@ from workbench.record.read import StudyRecord
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute instead of show
 WIDEST = 60  # characters; longer texts wrap
-WAIT_S = (
-    5.0  # for the ledger when a note is written (rule of thumb): a person waits, and the folder has the note already
-)
+WAIT_S = 5.0  # for the ledger when a note is written (rule of thumb): a person waits, and the folder has the note
 
 
 def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger: str | None = None) -> pd.DataFrame:

@@ -120,9 +120,7 @@ def _page(*, shown: bool) -> Iterator[None]:
         with watching(feed):
             yield
     finally:
-        with contextlib.suppress(
-            Exception
-        ):  # a widget that is gone would be an error when the notebook is opened again
+        with contextlib.suppress(Exception):  # a widget that is gone is an error when the notebook is opened again
             gone = {"text/plain": ""}
             for output in (place, below):
                 publish_display_data(gone, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]

@@ -148,12 +148,7 @@ Message = tuple[dict[str, Any], list[Any]]
 """JSON values and the binary buffers that belong to them."""
 
 RATE_SECONDS = 5.0  # rule of thumb: the rate is that of the last seconds
-_OWN = (
-    "peak_lr",
-    "total_steps",
-    "eval_every_steps",
-    "checkpoint_every_steps",
-)  # told by other means, or of no interest
+_OWN = ("peak_lr", "total_steps", "eval_every_steps", "checkpoint_every_steps")  # told by other means
 
 
 class StudyCurves:
