@@ -124,11 +124,8 @@ def collect_cases(
     found = [case["observed"] for case in cases if case["observed"] is not None]
     own = float(np.average(facts["values"], weights=facts["weights"])) if found else 0.0
     for name, value in others.items():
-        if (
-            found
-            and np.allclose(found, value, rtol=1e-6, atol=1e-9)
-            and not np.isclose(own, value, rtol=1e-4, atol=1e-6)
-        ):
+        meant = found and np.allclose(found, value, rtol=1e-6, atol=1e-9)
+        if meant and not np.isclose(own, value, rtol=1e-4, atol=1e-6):
             raise UsageError(
                 f"evaluate returned {found[0]:.6g} each time: that is the workload's {name}, and its {metric} is {own:.6g}. "
                 f"Say which metric it returns with metric={name!r}."

@@ -107,10 +107,8 @@ def _interval(record: RecordLike, min_evaluations: int, max_time_frac: float, mi
     rows = rows[rows["trial"] == trial["trial"]]
     steps = np.unique(rows["step"].to_numpy(dtype=np.int64))
     gaps = np.diff(steps[:-1]) if len(steps) > 2 else np.empty(0)
-    seconds, whole = (
-        float(rows.drop_duplicates(["step", "split"])["seconds"].sum()),
-        float(trial.get("seconds", math.nan)),
-    )
+    seconds = float(rows.drop_duplicates(["step", "split"])["seconds"].sum())
+    whole = float(trial.get("seconds", math.nan))
     share = seconds / whole if whole > 0 else math.nan
     count = int((steps > 0).sum())
     evidence: dict[str, Any] = {"trial": int(trial["trial"]), "steps": steps[:50].tolist()}
@@ -152,9 +150,8 @@ def _batch_size(record: RecordLike) -> Finding:
         if size == own:
             return CODES.finding(code, "ok", f"{said}, as in training.", **numbers)
         fix = f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."
-        return CODES.finding(
-            code, "warn", f"{said}, trained in batches of {own}, it is another loss.", advice=[fix], **numbers
-        )
+        said += f", trained in batches of {own}, it is another loss."
+        return CODES.finding(code, "warn", said, advice=[fix], **numbers)
     one, other = (memory.get(f"{name}_bytes_per_example") for name in ("training", "evaluation"))
     takes = f"; an example takes {one:,.0f} bytes in training and {other:,.0f} in evaluation" if one and other else ""
     if size < train:
@@ -190,10 +187,8 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
     spread, metric = float(values.max() - values.min()), facts["metric"]
     allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
     allowed *= max(spread, float(np.abs(values).max()) * 1e-2)
-    cases = [
-        _case(case, values, weights, allowed, pad)
-        for case, pad in zip(facts["cases"], _pads(facts, values), strict=True)
-    ]
+    padded = zip(facts["cases"], _pads(facts, values), strict=True)
+    cases = [_case(case, values, weights, allowed, pad) for case, pad in padded]
     because = None
     if float(facts.get("random") or 0.0) > allowed:
         because = (
@@ -304,9 +299,8 @@ def _coverage(cases: Sequence[dict[str, Any]], facts: Facts, *, values_tell: boo
             "none of the examples as the workload's forward gives them, so nobody saw which examples they are", evidence=evidence,
         )  # fmt: skip
     if not wrong:
-        return CODES.finding(
-            code, "ok", f"Each of {count} examples counts once, at {_shown(cases)}.", value=0.0, **numbers
-        )
+        said = f"Each of {count} examples counts once, at {_shown(cases)}."
+        return CODES.finding(code, "ok", said, value=0.0, **numbers)
     worst = max(wrong, key=lambda case: (case["error"] is None, case["dropped"] + case["repeated"]))
     parts, advice = [], []
     if worst["dropped"]:

@@ -188,9 +188,8 @@ def _one_model(facts: Facts, bounds: SizeBounds, min_examples: int) -> Finding:
             "no two models with finite values were evaluated on the set, so it is unknown how far they differ by chance"
         )
         return CODES.not_measured(_SMALL, facts.get("reason") or usual, evidence=bounds._asdict())
-    return CODES.finding(
-        _SMALL, "warn", said, evidence=bounds._asdict(), advice=_advice(bounds, facts.get("asked") or {})
-    )
+    advice = _advice(bounds, facts.get("asked") or {})
+    return CODES.finding(_SMALL, "warn", said, evidence=bounds._asdict(), advice=advice)
 
 
 def _advice(bounds: SizeBounds, asked: Facts) -> list[str]:

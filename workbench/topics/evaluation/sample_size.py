@@ -263,9 +263,8 @@ def selection_gaps(
                 ("rounds that build on each other", climbed[:, k], float(formula[k])),
             ):
                 se = float(gaps.std(ddof=1)) / math.sqrt(gaps.size) if gaps.size > 1 else math.nan
-                rows.append(
-                    {"how": how, "rounds": k, "examples": n, "gap": float(gaps.mean()), "se": se, "expected": closed}
-                )
+                found = {"gap": float(gaps.mean()), "se": se, "expected": closed}
+                rows.append({"how": how, "rounds": k, "examples": n, **found})
     return pd.DataFrame(rows).sort_values(["how", "rounds", "examples"], ignore_index=True)
 
 

@@ -63,11 +63,8 @@ class EvaluationStudy(Study):
             check_examples(self.examples)
         check_integer("evaluations", self.evaluations)
         check_integer("seeds", self.seeds)
-        if (
-            isinstance(self.pause_s, bool)
-            or not isinstance(self.pause_s, (int, float))
-            or not 0 <= self.pause_s < math.inf
-        ):
+        number = isinstance(self.pause_s, (int, float)) and not isinstance(self.pause_s, bool)
+        if not (number and 0 <= self.pause_s < math.inf):
             raise ConfigError(f"pause_s={self.pause_s!r} must be a number of seconds of at least 0.")
 
     def extend(self, session: Session) -> None:

@@ -198,14 +198,11 @@ def diagnose_underfit(
 
     if "last" not in trained:
         return judged("not_measured", _why_missing(facts))
-    models = [
-        trained[name]["train"] for name in ("last", "selected") if trained[name]["train"].get("score") is not None
-    ]
+    models = [m for name in ("last", "selected") if (m := trained[name]["train"]).get("score") is not None]
     other = any(m["classes"] is None for m in models) != (sticks.get("classes") is None)
     if "score" not in sticks or not models or other or not (sticks["classes"] is None or classifies(facts)):
-        return judged(
-            "ok", "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
-        )
+        said = "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
+        return judged("ok", said)
     name = max(sticks["score"], key=lambda each: float(sticks["score"][each]))
     theirs, model = float(sticks["score"][name]), max(models, key=_size)
     ours, what = _size(model), "correlation" if sticks["classes"] is None else "accuracy"

@@ -117,13 +117,12 @@ def find_cause(found: Pipeline) -> Cause:
         return change in periods and now.period_s - periods[change][0] >= _MOST * recoverable > 0
 
     as_is, more = found.as_is, periods.get("workers", [math.inf])
+    late = now.wait_s - now.restart_s > now.fetch_s
     if found.has_step and often and explains("no_sync"):
         name = "sync"
     elif found.has_step and explains("persistent"):
         name = "worker_restart"
-    elif (as_is and as_is["workers"]) and (
-        as_is["batch_s"] < _MOST * now.compute_s or now.wait_s - now.restart_s > now.fetch_s
-    ):
+    elif as_is and as_is["workers"] and (as_is["batch_s"] < _MOST * now.compute_s or late):
         name = "hand_over"
     elif found.has_step and found.workers and min(more) <= now.compute_s / (1 - _HIDDEN_SHARE):
         name = "too_few_workers"
@@ -158,23 +157,13 @@ def bound_finding(
     found: Pipeline, *, warn_share: float, high_share: float, least_wait_s: float, busy_limit: float
 ) -> Finding:
     """Return `input.bound`; the arguments are those of `diagnose_input_pipeline`, its `busy_share` being `busy_limit`."""
-    now, cause, fix, speed, busy = (
-        found.now,
-        find_cause(found),
-        found.facts.get("fix"),
-        found.speedups,
-        found.busy_share,
-    )
+    now, cause, busy = found.now, find_cause(found), found.busy_share
+    fix, speed = found.facts.get("fix"), found.speedups
     vain, gain = speed is not None and speed["measured"] <= _GAIN, ""
     if fix and speed is not None:
-        what, measured, predicted = (
-            CHANGES[fix["change"]].format(fix["value"]),
-            _times(speed, "measured"),
-            _times(speed, "predicted"),
-        )
-        gain = f" With {what} it is {measured} times as fast (predicted: {predicted})."
-        if vain:
-            gain = f" Tried: {what}; it does not help, {measured} times as fast (predicted: {predicted})."
+        what = CHANGES[fix["change"]].format(fix["value"])
+        tried = f" Tried: {what}; it does not help," if vain else f" With {what} it is"
+        gain = f"{tried} {_times(speed, 'measured')} times as fast (predicted: {_times(speed, 'predicted')})."
     evidence = {
         "cause": cause.name, "step_time": asdict(now), "parts_s": dict(cause.parts), "cold_start_s": found.facts["cold_s"],
         "fix": None if not fix else {"change": fix["change"], "value": fix["value"]} | (speed or {}),

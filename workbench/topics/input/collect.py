@@ -263,11 +263,8 @@ class _Audit:
                     rows.append(drain(loader, variant, data, **self.budget.slice)[0])
                 with StaleFetches() if change == "no_sync" else contextlib.nullcontext():
                     after.append(as_round(self._loop(other), ahead=self.stepping.device.ahead))
-        medians = {
-            k: float(np.median([r[k] for r in rows]))
-            for k in ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s")
-            if rows
-        }
+        timed = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s") if rows else ()
+        medians = {name: float(np.median([r[name] for r in rows])) for name in timed}
         batches, alone, then = self.facts["loader"]["batches"], _each_alone(before), _each_alone(after)
         self.facts["fix"] = {
             "change": change, "value": value, "predicted_s": self._again(change, value, before, [{**rows[0], **medians}] if rows else [])[0],

@@ -79,11 +79,8 @@ def diagnose_input_pipeline(
 
 def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
     """Judge the bytes per example at the stages that could be looked at: item, batch, moved to the device, read by the step."""
-    code, reads, examples = (
-        "input.unused_features",
-        facts.get("reads"),
-        facts["loader"].get("examples_per_batch") or 1.0,
-    )
+    code, reads = "input.unused_features", facts.get("reads")
+    examples = facts["loader"].get("examples_per_batch") or 1.0
     stages = {"item": float(sum(facts["item_bytes"].values()))} if facts.get("item_bytes") else {}
     stages["batch"] = sum(facts["batch_bytes"].values()) / examples
     if not reads or not reads["known"]:
@@ -145,12 +142,8 @@ def _draws(facts: Facts) -> Finding:
 def _count(facts: Facts) -> Finding:
     """Judge whether an epoch gives the examples that the length says, in the same order for every number of workers."""
     code, loader, length, epochs = "input.example_count", facts["loader"], facts["length"], facts.get("epochs") or {}
-    what, claimed, given, workers = (
-        length.get("of", "examples"),
-        length["claimed"],
-        length["yielded"],
-        loader.get("num_workers") or 0,
-    )
+    what, claimed, given = length.get("of", "examples"), length["claimed"], length["yielded"]
+    workers = loader.get("num_workers") or 0
     rows = [r for r in facts.get("variants", ()) if "same_order" in r]
     evidence = {"length": length, "epochs": epochs, "workers_compared": [r["workers"] for r in rows]}
 
@@ -178,12 +171,8 @@ def _count(facts: Facts) -> Finding:
         )
         fix = "Make the sampler's __len__ true: steps, epochs and schedules are counted by it."
         return wrong(given / max(1, claimed), "of the length", said, fix)
-    if (
-        claimed
-        and given is not None
-        and what != "batches"
-        and not (math.isclose(claimed, given) or 0 < claimed - given <= lost)
-    ):
+    both = claimed and given is not None and what != "batches"
+    if both and not (math.isclose(claimed, given) or 0 < claimed - given <= lost):
         said = f"The dataset says that it has {claimed:,} examples, and an epoch gives {given:,}."
         return wrong(
             given / claimed, "of the length", said, "Make __len__ true: steps, epochs and schedules are counted by it."

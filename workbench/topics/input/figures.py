@@ -15,11 +15,7 @@ from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, le
 from workbench.topics.input.bound import CHANGES, find_cause
 from workbench.topics.input.model import Pipeline, knee
 
-_FIX = CHANGES | {
-    "drop": "unread features dropped",
-    "persistent": "persistent workers",
-    "no_sync": "no fetch in each step",
-}
+_FIX = CHANGES | {"drop": "unread features dropped", "no_sync": "no fetch in each step", "persistent": "persistent workers"}  # fmt: skip
 _SEEN = 0.005
 """Share of a bar that can be seen: less is left out, and its colour has no name in the legend."""
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}

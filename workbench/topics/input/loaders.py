@@ -246,10 +246,8 @@ def timed_loader(
     What is None is as it has. `endless` begins the sampler again when it is through, so that workers never stop; not for streams.
     """
     data, stream = loader.dataset if dataset is None else dataset, is_stream(loader)
-    timed, workers = (
-        TimedCollate(collate or loader.collate_fn),
-        loader.num_workers if num_workers is None else num_workers,
-    )
+    timed = TimedCollate(collate or loader.collate_fn)
+    workers = loader.num_workers if num_workers is None else num_workers
     settings: dict[str, Any] = {
         "collate_fn": timed, "num_workers": workers, "pin_memory": loader.pin_memory and torch.cuda.is_available(),
         "generator": loader.generator, "worker_init_fn": loader.worker_init_fn,

@@ -158,11 +158,8 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
         except Exception as error:
             message = (str(error).splitlines() or ["no message"])[0]
             short = message if len(message) <= _SHOWN else f"{message[:_SHOWN]} ..."
-            frames = [
-                f
-                for f in traceback.extract_tb(error.__traceback__)[1:]
-                if not re.search(r"(site|dist)-packages[/\\]", f.filename)
-            ]
+            every = traceback.extract_tb(error.__traceback__)[1:]
+            frames = [f for f in every if not re.search(r"(site|dist)-packages[/\\]", f.filename)]
             place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
             raise UsageError(
                 f"your step raised {type(error).__name__}{place} on a batch that is {_kind(batch)}: {short}"
@@ -251,15 +248,8 @@ def _as_trained(workload: Workload, config: TrainConfig, device: torch.device) -
         order: dict[str, Any] = {"shuffle": True, "generator": torch.Generator().manual_seed(config.per_host_seed)}
         if in_its_own_order(data):
             workers, order = min(1, workers), {}
-        loader = DataLoader(
-            data,
-            micro,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            drop_last=True,
-            collate_fn=workload.collate,
-            **order,
-        )
+        order |= {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(data, micro, drop_last=True, collate_fn=workload.collate, **order)
     stack = LaneStack(workload, [config], device)
     model = stack.models[0].train()
     gradients, updater = LoopGradients(workload, stack), make_updater([config], stack.values, stack.parameters)
