@@ -58,15 +58,12 @@ def test_variance_of_the_targets() -> None:
     assert chance(regression(build_model=build, **full_batch(X, y))) == pytest.approx(float(y.double().var(correction=0)), rel=1e-3)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("last", "loss", "expected"),
-    [
-        (nn.LogSoftmax(-1), lambda o, b: F.nll_loss(o, b[1], reduction="none"), ENTROPY),
-        (nn.Softmax(-1), lambda o, b: F.nll_loss(o.log(), b[1], reduction="none"), ENTROPY),
-        (nn.Identity(), lambda o, b: F.cross_entropy(o, b[1], reduction="none"), ENTROPY),
-        (nn.Identity(), lambda o, b: F.cross_entropy(o, b[1], reduction="none") - 1000.0, ENTROPY - 1000.0),
-    ],
-)
+@pytest.mark.parametrize(("last", "loss", "expected"), [
+    (nn.LogSoftmax(-1), lambda o, b: F.nll_loss(o, b[1], reduction="none"), ENTROPY),
+    (nn.Softmax(-1), lambda o, b: F.nll_loss(o.log(), b[1], reduction="none"), ENTROPY),
+    (nn.Identity(), lambda o, b: F.cross_entropy(o, b[1], reduction="none"), ENTROPY),
+    (nn.Identity(), lambda o, b: F.cross_entropy(o, b[1], reduction="none") - 1000.0, ENTROPY - 1000.0),
+])  # fmt: skip
 def test_a_loss_of_ones_own_over_classes(last: nn.Module, loss: Any, expected: float) -> None:
     found = chance(own(lambda: nn.Sequential(nn.Linear(4, 3), last), loss))
     assert found is not None
@@ -93,17 +90,11 @@ def test_densities_medians_and_labels_that_are_not_exclusive() -> None:
         assert found == pytest.approx(entropies.mean(), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("loss", "forward"),
-    [
-        (lambda o, b: o.squeeze(-1), None),
-        (lambda o, b: -F.softplus(o.squeeze(-1)).log(), None),
-        (lambda o, b: o, lambda m, b: m(b[0]).squeeze(-1) ** 2),
-        (lambda o, b: o[0].squeeze(-1) ** 2, lambda m, b: (m(b[0]), 1)),
-        (lambda o, b: o.squeeze(-1) ** 2, None),
-    ],
-    ids=["linear", "without a floor", "the model returns the loss", "no tensor", "nothing of the batch"],
-)
+@pytest.mark.parametrize(("loss", "forward"), [
+    (lambda o, b: o.squeeze(-1), None), (lambda o, b: -F.softplus(o.squeeze(-1)).log(), None),
+    (lambda o, b: o, lambda m, b: m(b[0]).squeeze(-1) ** 2),
+    (lambda o, b: o[0].squeeze(-1) ** 2, lambda m, b: (m(b[0]), 1)), (lambda o, b: o.squeeze(-1) ** 2, None),
+], ids=["linear", "without a floor", "the model returns the loss", "no tensor", "nothing of the batch"])  # fmt: skip
 def test_a_loss_without_a_best_constant_has_no_chance(loss: Any, forward: Any) -> None:
     assert chance(own(lambda: nn.Linear(4, 1), loss, **({} if forward is None else {"forward": forward}))) is None
 

@@ -23,7 +23,6 @@ from tests.helpers.clipped_records import (
     norms_with,
     plain,
 )
-from tests.helpers.records import diagnosis as said
 from tests.helpers.records import one_trial
 from tests.helpers.simulated_records import record, trial
 from workbench.topics.clipping.thresholds import clipped_steps, is_cured, leading, masks
@@ -245,11 +244,6 @@ def test_each_run_stands_at_its_threshold_and_end_loss(with_diagnosis: bool) -> 
     assert "lr 0.4 without clipping: divergent" in lines
 
 
-def drawn(ax: Axes, label: str) -> np.ndarray:
-    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
-    return np.asarray(line.get_data(), dtype=float)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_histogram_counts_and_title_account_for_every_step(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -259,15 +253,3 @@ def test_histogram_counts_and_title_account_for_every_step(seed: int) -> None:
     (bars,) = ax.patches
     assert bars.get_data().values.sum() == 500 - 7 - 3 - 1
     assert ax.get_title(loc="left").endswith("500 steps, 3 at 0, 8 not finite")
-
-
-@pytest.mark.parametrize("draw", [wb.clipping.plot_grad_norm, wb.clipping.plot_grad_norm_histogram])
-@pytest.mark.parametrize("percentile", [50.0, 75.0, 90.0])
-def test_a_percentile_replaces_the_proposed_threshold_and_says_what_it_clips(draw, percentile: float) -> None:
-    norms = np.random.default_rng(0).lognormal(size=400)
-    record = one_trial(norms)
-    threshold = np.percentile(norms[40:], percentile)
-    ax = draw(record, said(), percentile=percentile, ax=blank())
-    x, y = drawn(ax, f"{percentile:g}th percentile {threshold:.3g}: {(norms > threshold).mean():.0%} of the steps")
-    assert (y if draw is wb.clipping.plot_grad_norm else x).tolist() == pytest.approx([threshold, threshold])
-    assert not [line for line in ax.lines if "proposed" in str(line.get_label())]

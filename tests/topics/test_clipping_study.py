@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import workbench as wb
-from tests.helpers.workloads import small_workload
 from workbench.curves.clipping import clipped_runs
 from workbench.studies.session import open_session
 from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, valley
@@ -89,28 +88,6 @@ def test_the_healthy_twin_has_nothing_to_cure_and_stops_at_the_first_threshold(t
     measured = record.trial(1).steps["clipped"].mean()
     assert found["clipping.aggressive"].value == pytest.approx(measured)
     assert 0.03 < record.trial(1).steps["clipped"][150:].mean() < 0.2, "about a tenth, once the way down is done"
-
-
-def test_clipping_every_step_is_a_smaller_lr(tmp_path: Path) -> None:
-    """F4.11: the same steps as without clipping at lr * threshold / norm, and the same end at the mean of that."""
-    workload = small_workload(config={"optimizer": "sgd", "peak_lr": 0.3, "batch_size": 48, "total_steps": 60})
-    config = workload.config
-    trainer = wb.Trainer(device="cpu")
-    first = trainer.run(workload, config.replace(peak_lr=1e-4), out=tmp_path / "first").steps["grad_norm"]
-    limit = float(first.iloc[0]) / 20
-    clipped = trainer.run(workload, config.replace(max_grad_norm=limit), out=tmp_path / "clipped")
-    row = wb.clipping.diagnose(clipped)["clipping.masks_lr"].evidence["runs"][0]
-    assert row["clip_frac"] == 1.0
-    updates = clipped.steps["update_norm"].dropna().to_numpy()
-    assert updates == pytest.approx(np.full(updates.size, 0.3 * limit), rel=1e-6)
-    losses, norms = (clipped.steps[name].to_numpy() for name in ("loss", "grad_norm"))
-    assert losses[-1] < 0.5 * losses[0], "it must learn for this test to mean anything"
-    shrinking = config.replace(schedule=lambda progress: limit / norms[round(progress * config.total_steps)])
-    same = trainer.run(workload, shrinking, out=tmp_path / "shrinking").steps["loss"].to_numpy()
-    assert same == pytest.approx(losses, rel=1e-9)
-    constant = config.replace(peak_lr=row["effective_lr"])
-    end = trainer.run(workload, constant, out=tmp_path / "constant").steps["loss"].iloc[-1]
-    assert end == pytest.approx(losses[-1], abs=0.02 * (losses[0] - losses[-1]))
 
 
 def test_norms_that_shrink_put_the_percentile_over_all_steps_first(tmp_path: Path) -> None:

@@ -8,17 +8,11 @@ import torch
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.topics.optimizers.memory_and_decay import stale_moments, staleness
+from workbench.topics.optimizers.memory_and_decay import staleness
 
 TOTAL = 400
-
-
 T = np.arange(TOTAL)
-
-
 BLOWN = np.r_[2.0, 9.0, np.inf]
-
-
 STEADY = np.full(TOTAL, 0.1)
 
 
@@ -39,8 +33,6 @@ def bad(name, lr, stage="optimizers"):
 
 
 MOMENTUM = [bad("momentum", 0.01, "lr_sweep"), *rule("momentum", (0.1, 0.2), unstable=0.4, stage="lr_sweep")]
-
-
 ADAM = [bad("adam", 0.001), *rule("adam", (0.01, 0.02), unstable=0.04)]
 
 
@@ -140,8 +132,6 @@ def test_what_is_not_certainly_wider_is_not_called_so(more, why):
 
 
 FORMS = {"optimizers": {"forms": {"adam": {"first_step": 3, "first_ratio": 1.7, "causes": [{"name": "place of eps"}]}}}}
-
-
 OWN_ADAM = [bad("adam", 0.001, "lr_sweep"), *rule("adam", (0.01, 0.02), unstable=0.04, stage="lr_sweep")]
 
 
@@ -167,11 +157,7 @@ def test_two_forms_are_held_against_each_other_by_a_run_of_each(loss, status, sa
 
 
 AT = 200
-
-
 JUMP = {"columns": {"grad_norm": np.where(T == AT, 10.0, 0.1)}}
-
-
 SPIKE = np.r_[falling()[: AT + 1], np.full(60, 1.9), falling()[AT + 61 :]]
 
 
@@ -237,18 +223,6 @@ def test_the_selected_checkpoint_decides_what_decay_costs():
     )
 
 
-STALE_TOTAL, STALE_AT = 600, 300
-
-
-NORMS = np.where(np.arange(STALE_TOTAL) == STALE_AT, 10.0, 0.1)
-
-
-FALLING = 0.1 + 1.9 * np.exp(-np.arange(STALE_TOTAL) / 40)
-
-
-STALE_SPIKE = np.r_[FALLING[: STALE_AT + 1], np.full(60, 1.9), FALLING[STALE_AT + 61 :]]
-
-
 @pytest.mark.parametrize("memory", [0.9, 0.999])
 def test_it_is_the_length_of_adams_step_without_momentum(memory):
     rng = np.random.default_rng(0)
@@ -260,20 +234,3 @@ def test_it_is_the_length_of_adams_step_without_momentum(memory):
         optimizer.step()
         lengths.append(abs(float(theta.detach()) - before))
     assert staleness(norms, memory) == pytest.approx(lengths, rel=1e-9)
-
-
-def stale_study(loss, norms, **more):
-    own = [trial(FALLING, lr, columns={"grad_norm": np.full(STALE_TOTAL, 0.1)}) for lr in (0.1, 0.2)]
-    theirs = {"stage": "optimizers", "optimizer": "adam", "columns": {"grad_norm": norms}} | more
-    healthy = trial(FALLING, 0.001, **{**theirs, "columns": {"grad_norm": np.full(STALE_TOTAL, 0.1)}})
-    return record(
-        [*own, healthy, trial(loss, 0.01, **theirs), trial(loss, 0.02, **theirs)], total_steps=STALE_TOTAL, peak_lr=0.1
-    )
-
-
-def test_the_planted_rise_is_found_at_its_smallest_lr():
-    (hit,) = stale_moments(stale_study(STALE_SPIKE, NORMS))
-    assert (hit.trial.curve.lr, hit.trial.curve.trial, hit.field, hit.memory) == (0.01, 3, "beta2", 0.999)
-    assert hit.step == STALE_AT
-    assert abs(hit.rise.onset_step - STALE_AT) <= 1
-    assert hit.ratio == pytest.approx(staleness(NORMS, 0.999)[STALE_AT])

@@ -104,8 +104,7 @@ def test_the_first_step_of_nadam_is_nearly_twice_as_long_in_the_playbooks_form()
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"lrs": [0.1, 0.1], "gradients": [1.0, 1.0, 1.0]}, "lrs holds 2 steps and gradients 3"),
-    ({"lrs": []}, "at least one step"),
-    ({"gradients": [1.0] * 59 + [math.nan]}, "gradients holds nan at step 59"),
+    ({"lrs": []}, "at least one step"), ({"gradients": [1.0] * 59 + [math.nan]}, "gradients holds nan at step 59"),
     ({"lrs": [0.1, math.inf]}, "lrs holds inf at step 1"),
 ])  # fmt: skip
 def test_what_cannot_be_fed_is_refused(given: dict[str, Any], said: str) -> None:

@@ -11,11 +11,7 @@ import workbench as wb
 from tests.helpers.simulated_records import record, trial
 
 TOTAL = 400
-
-
 T = np.arange(TOTAL)
-
-
 COSINE = 0.5 * (1 + np.cos(np.pi * T / TOTAL))
 
 
@@ -37,8 +33,6 @@ def planted(config: wb.TrainConfig) -> np.ndarray:
 
 
 BASE = wb.TrainConfig(peak_lr=0.3, total_steps=TOTAL, batch_size=8)
-
-
 HEALTHY = {
     "constant": planted(BASE),
     "cosine": planted(BASE.replace(schedule="cosine")),

@@ -14,11 +14,7 @@ from workbench.topics.stability import diagnose as stability_first
 from workbench.topics.stability.diagnose import KINDS as CODES
 
 TOTAL = 400
-
-
 T = np.arange(TOTAL)
-
-
 LEVELS = {0.1: 1.2, 0.2: 0.8, 0.4: 0.5, 0.8: 0.7}  # lr* = 0.4
 
 

@@ -17,7 +17,7 @@ from tests.helpers.workloads import small_workload
 from workbench.record.read import open_record
 from workbench.workloads.analytic import Quadratic, catapult, eigenvalues, half_squared_length, quadratic
 
-SEEDS = range(5)
+SEEDS = range(2)
 
 
 def trained(workload: wb.Workload, out: Path, *, seed: int = 0) -> wb.TrialRecord:
@@ -118,11 +118,7 @@ def test_the_probe_and_the_confirmation_runs_are_what_the_playbook_asks_for(tmp_
 
 
 STEEP, SLOW, SLOW_CURVATURE, STEPS = 4.0, 50.0, 0.01, 200
-
-
 LRS = {True: (0.07, 0.14, 0.28, 0.31), False: (0.5, 1.0, 1.9, 2.1)}
-
-
 EDGE = {True: 2 * STEEP / math.sinh(STEEP), False: 2.0}
 """The lr beyond which the first step leads further up the opposite wall."""
 
@@ -240,9 +236,3 @@ def test_away_from_the_edge_no_fix_is_run(tmp_path: Path) -> None:
     assert at_edge.evidence["at_edge"] is False, "it must be far from the edge for this test to mean anything"
     assert at_edge.status == "ok"
     assert fixes_of(record) == []
-
-
-def run(study: Any, workload: wb.Workload, out: Path) -> wb.StudyRecord:
-    record = study.run(workload, wb.Trainer(device="cpu"), out=out)
-    assert isinstance(record, wb.StudyRecord)
-    return record

@@ -88,16 +88,11 @@ def test_a_best_value_without_its_checkpoint_warns(sound: Path) -> None:
     assert diagnosed(sound)["tracking.best_value"].status == "warn"
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "said"),
-    [
-        ({"command": "(from a Python session or notebook)"}, "warn", "No command"),
-        ({"command": None}, "warn", "No command"),
-        ({"commit": None, "patch": None}, "warn", "no git repository"),
-        ({"patch": "gone.patch"}, "fail", "gone.patch, are missing"),
-        ({"patch": None}, "ok", "nothing was uncommitted"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "status", "said"), [
+    ({"command": "(from a Python session or notebook)"}, "warn", "No command"),
+    ({"command": None}, "warn", "No command"), ({"commit": None, "patch": None}, "warn", "no git repository"),
+    ({"patch": "gone.patch"}, "fail", "gone.patch, are missing"), ({"patch": None}, "ok", "nothing was uncommitted"),
+])  # fmt: skip
 def test_what_it_takes_to_run_it_again(sound: Path, changes: dict[str, object], status: str, said: str) -> None:
     edit(sound, **changes)
     found = diagnosed(sound)["tracking.reproduce"]

@@ -13,8 +13,6 @@ from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.topics.warmup.search import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
 
 UNSTABLE = 0.1
-
-
 BLOWN = np.r_[2.3, 50.0, np.inf]
 
 
@@ -126,17 +124,9 @@ def test_the_run_with_warmup_meets_the_baseline_by_selected_checkpoints():
 
 
 TOTAL = 400
-
-
 AT_EDGE = [trial(falling(TOTAL, level), lr) for lr, level in ((0.1, 1.2), (0.2, 0.8), (0.4, 0.5))]
-
-
 FAR = [trial(falling(TOTAL, level), lr) for lr, level in ((0.1, 1.2), (0.2, 0.5), (0.4, 0.8), (0.8, 1.0))]
-
-
 JUMP = np.r_[falling(200), np.full(200, 9.0)]
-
-
 STUCK = np.r_[2.3, 60.0, np.full(TOTAL - 2, 2.4)]
 
 
@@ -248,8 +238,6 @@ def test_the_cap_is_a_whole_number_of_steps(total: int, frac: float, cap: int) -
 
 
 T = np.arange(400)
-
-
 FALLING = 2.3 * np.exp(-T / 40)
 
 

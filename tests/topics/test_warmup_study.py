@@ -12,8 +12,6 @@ import workbench as wb
 from workbench.workloads.analytic import quadratic, valley
 
 STEEPNESS = 201.0
-
-
 EDGE = 2 / STEEPNESS
 
 
