@@ -100,21 +100,9 @@ def test_a_loss_without_a_best_constant_has_no_chance(loss: Any, forward: Any) -
 
 
 def test_random_state_is_kept_and_a_study_knows_its_chance(tmp_path: Any) -> None:
-    before = torch.get_rng_state()
-    workload = small_workload()
+    before, workload = torch.get_rng_state(), small_workload()
     found = chance(workload)
     assert torch.equal(torch.get_rng_state(), before)
     assert found == pytest.approx(float(workload.train_data.tensors[1].double().var(correction=0)), rel=1e-3)
-    record = LRSweep(lrs=(0.01, 0.1)).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
+    record = LRSweep(lrs=(0.01,)).run(workload, Trainer(device="cpu"), out=tmp_path / "s")
     assert record.facts["chance_loss"] == found
-
-    def picky(outputs: Tensor, batch: Any) -> Tensor:
-        if not outputs.requires_grad or outputs.grad_fn is None or "Expand" in type(outputs.grad_fn).__name__:
-            raise ValueError("not the outputs of a model")
-        return (outputs.squeeze(-1) - batch[1]) ** 2
-
-    def only_models(outputs: Tensor, batch: Any) -> Tensor:
-        return picky(outputs, batch) if torch.is_grad_enabled() else (outputs.squeeze(-1) - batch[1]) ** 2
-
-    record = LRSweep(lrs=(0.01,)).run(small_workload(loss=only_models), Trainer(device="cpu", gradients="loop"), out=tmp_path / "t")  # fmt: skip
-    assert record.facts["chance_loss"] is None
