@@ -16,7 +16,6 @@ from workbench.train import batches
 from workbench.train.batches import DataStream, eval_batches, resolve_device, to_device, train_batches, train_order
 from workbench.train.distributed.data_parallel import evaluate_shard
 from workbench.train.lane_stack import build_model
-from workbench.train.trainer import Trainer
 from workbench.workloads.subsets import periodic_subset
 
 CPU = torch.device("cpu")
@@ -214,34 +213,25 @@ class TurnedSubset(Subset[Any]):
         return [(x, -y) for x, y in super().__getitems__(indices)]
 
 
-def _parts(kind: str, x: torch.Tensor, y: torch.Tensor) -> Any:
-    data = Augmented(x, y)
-    if kind == "random_split":
-        return random_split(data, [len(x) - 3, 3])[0]
-    if kind == "concatenated":
-        return ConcatDataset([Augmented(x[:20], y[:20]), TensorDataset(x[20:], -y[20:])])
-    return TurnedSubset(TensorDataset(x, y), range(len(x))) if kind == "subset" else data
-
-
 @pytest.mark.parametrize("kind", ["augmented", "random_split", "subset", "concatenated"])
-def test_what_is_trained_and_evaluated_is_what_a_loader_gives(kind: str, tmp_path: Any) -> None:
+def test_what_is_trained_and_evaluated_is_what_a_loader_gives(kind: str) -> None:
     x, y = torch.randn(48, 3), torch.ones(48)
-    data = _parts(kind, x, y)
-    trained = small_workload(train_data=data, validation_data=data, config={"batch_size": 8, "total_steps": 2})
-    for batch, _ in itertools.chain(*itertools.islice(train_batches(trained, trained.config, CPU), 6)):
-        assert bool((batch[1] == -1).all())
-    record = Trainer(device="cpu").run(trained, out=tmp_path / "trial")
-    model = build_model(trained, trained.config, CPU).eval()
-    loader = DataLoader(data, batch_size=len(data))
-    with torch.no_grad():
-        ((inputs, targets),) = [(a.double(), b.double()) for a, b in loader]
-        expected = float(((model(inputs).squeeze(-1) - targets) ** 2).mean())
-    rows = record.evals
-    first = rows[(rows["step"] == 0) & (rows["metric"] == "loss")]["value"]
-    assert first.tolist() == pytest.approx([expected], rel=1e-9)
-    part = periodic_subset(trained, 5).validation_data
+    turned = Augmented(x, y)
+    data: Any = {
+        "augmented": turned, "random_split": random_split(turned, [45, 3])[0], "subset": TurnedSubset(TensorDataset(x, y), range(48)),
+        "concatenated": ConcatDataset([Augmented(x[:20], y[:20]), TensorDataset(x[20:], -y[20:])]),
+    }[kind]  # fmt: skip
+    given = small_workload(train_data=data, validation_data=data, config={"batch_size": 8})
+    trained = itertools.chain(*itertools.islice(train_batches(given, given.config, CPU), 6))
+    evaluated = eval_batches(given, "validation", 7, CPU, None)
+    assert all(bool((batch[1] == -1).all()) for batch, _ in itertools.chain(trained, evaluated))
+    part = periodic_subset(given, 5).validation_data
     assert next(iter(DataLoader(part, batch_size=5)))[1].tolist() == [-1.0] * 5
     if kind == "augmented":
+        model = build_model(given, given.config, CPU).eval()
+        ((inputs, targets),) = [(a.double(), b.double()) for a, b in DataLoader(data, batch_size=48)]
+        with torch.no_grad():
+            expected = float(((model(inputs).squeeze(-1) - targets) ** 2).mean())
         assert [float(v) for v in IndexedBatches(data).take([0, 1])[1]] == [-1.0, -1.0]
-        shard = evaluate_shard(trained, model, 0, 1, batch_size=7, precision="float64")
+        shard = evaluate_shard(given, model, 0, 1, batch_size=7, precision="float64")
         assert shard[0].total / shard[0].weight == pytest.approx(expected, rel=1e-9)

@@ -141,6 +141,7 @@ def test_requests_are_served_in_order_in_small_batches(trial: TrialRecord, workl
 def test_a_label_that_comes_later_does_not_count_yet(trial: TrialRecord, workload: Workload) -> None:
     how = {"max_batch": 4, "max_wait_s": 0.001}
     served = serve_requests(workload, trial, REQUESTS, step=10, label_delay_s=1.0, until_s=1.01, **how)
+    assert served["batch"].tolist()[:3] == [0, 0, 1], "one that comes as a batch closes is in it"
     online = open_record(trial.path).evals.query("setting == 'online' and metric == 'loss'")
     assert (online["num_examples"].item(), online["step"].item()) == (3, 10)
     assert online["value"].item() == pytest.approx(served["loss"][:3].mean(), rel=1e-12)

@@ -242,3 +242,13 @@ def test_a_step_that_fails_leaves_everything_for_plain_autograd(monkeypatch: pyt
         way(steps[0])
     way.close()
     assert_same(loop(workload, stack, steps), expected, 0.0)
+
+
+def test_a_buffer_that_the_model_replaced_stays_when_the_stack_is_packed_again() -> None:
+    workload = lane_workload(MODELS["buffered"])
+    stack = lane_stack(workload, 3)
+    LoopGradients(workload, stack)(updates(workload, 1)[0])
+    scales = [model.scale.clone() for model in stack.models]
+    assert not torch.equal(scales[2], torch.ones_like(scales[2]))
+    stack.keep([2, 0])
+    assert torch.equal(stack.buffers["scale"], torch.stack([scales[2], scales[0]]))

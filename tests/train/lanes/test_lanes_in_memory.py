@@ -94,10 +94,10 @@ class Full(Hook):
             raise torch.OutOfMemoryError("planted: out of memory")
 
 
-def run(out: Path, hook: Hook, lanes: int, **trainer: Any) -> StudyRecord:
+def run(out: Path, hook: Hook, lanes: int, *, first: int = 40, **trainer: Any) -> StudyRecord:
     given = small_workload(config={"eval_every_steps": 10})
     study = StudyWriter.open(out, kind="lr_sweep", workload=given.name, config=given.config.to_dict())
-    configs = [given.config.replace(peak_lr=0.01 * (k + 1)) for k in range(lanes)]
+    configs = [given.config.replace(peak_lr=0.01 * (k + 1), total_steps=40 if k else first) for k in range(lanes)]
     try:
         Trainer(hooks=[hook], **trainer).run_trials(given, configs, study, stage="lr_sweep")
     finally:
@@ -112,6 +112,9 @@ def test_out_of_memory_halves_the_stack_and_goes_on_from_its_checkpoints(tmp_pat
     assert full.began == [(5, 0), (2, 20), (3, 20), (1, 20), (2, 20)]
     assert record.steps["loss"].tolist() == pytest.approx(whole.steps["loss"].tolist(), rel=1e-10)
     assert (record.steps.groupby("trial").size() == 40).all()
+    one = Full(fit=1)
+    run(tmp_path / "one has ended", one, 3, first=20)
+    assert one.began == [(3, 0), (2, 20), (1, 20), (1, 20)], "what is complete does not begin again"
     with pytest.raises(torch.OutOfMemoryError, match="planted"):
         run(tmp_path / "none", Full(fit=0), 2)
     assert "failed" in set(StudyRecord(tmp_path / "none").trials["state"])

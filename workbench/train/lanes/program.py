@@ -64,7 +64,6 @@ class LaneProgram:
             self._call, result, self.peak_bytes = _lower(graph, example)
         if not self.draws or lanes == 1:  # several lanes drew from one generator while they were recorded
             _check(recorded.result, result)
-        self.loss_dtype = result.losses.dtype
         self.changes = [place for place, buffer in enumerate(result.buffers) if buffer is not None]
 
     def __call__(
