@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
 from tests.helpers.notebooks import VERDICT, write_notebook
@@ -84,6 +85,18 @@ def test_the_same_call_into_the_same_folder_keeps_what_is_complete(notebook: Pat
         "as is another notebook"
     )
     assert not list(Path("mine").glob("00*.html"))
+
+
+@pytest.mark.parametrize("fault", ["crashed in its last cell", "killed before it"])
+def test_a_copy_that_did_not_come_to_its_end_is_not_kept(notebook: Path, fault: str) -> None:
+    run_notebooks(notebook, [{"status": "ok"}], out="mine", html=False)
+    copy = nbformat.read("mine/001.ipynb", as_version=4)
+    if fault.startswith("crashed"):
+        copy.metadata.papermill.exception = True
+    else:
+        copy.cells[-1].execution_count = None
+    nbformat.write(copy, "mine/001.ipynb")
+    assert not run_notebooks(notebook, [{"status": "ok"}], out="mine", html=False).runs[0].kept
 
 
 @pytest.mark.parametrize(

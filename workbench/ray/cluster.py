@@ -339,20 +339,24 @@ def _own_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silent_deaths() -> Iterator[None]:
-    """Let Ray not print a page for each process that dies: whoever asked it something is told by `WorkerLost`."""
-    from ray._private import worker
-
-    before = worker.print_to_stdstream
-    worker.print_to_stdstream = lambda *_, **__: None
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put something else in the place of a name of Ray's own, for which it offers no setting."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        worker.print_to_stdstream = before
+        setattr(owner, name, before)
 
 
-@contextlib.contextmanager
-def patient() -> Iterator[None]:
+def _silent_deaths() -> contextlib.AbstractContextManager[None]:
+    """Let Ray not print a page for each process that dies: whoever asked it something is told by `WorkerLost`."""
+    from ray._private import worker
+
+    return _replaced(worker, "print_to_stdstream", lambda *_, **__: None)
+
+
+def patient() -> contextlib.AbstractContextManager[None]:
     """Wait longer than Ray's 30 s for a cluster to start: on a machine that has other things to do its programs take a minute."""
     from ray._private import services
 
@@ -368,11 +372,7 @@ def patient() -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
-    services.get_node = get_node
-    try:
-        yield
-    finally:
-        services.get_node = before
+    return _replaced(services, "get_node", get_node)
 
 
 @contextlib.contextmanager
@@ -386,12 +386,11 @@ def on_loopback() -> Iterator[None]:
 
     name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     before = os.environ.get(name)
-    constant = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    os.environ[name] = "0"
     try:
-        yield
+        with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False):
+            yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = constant
         if before is None:
             del os.environ[name]
         else:

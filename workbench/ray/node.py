@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import time
-from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from workbench.errors import ClusterError
@@ -234,7 +233,7 @@ def _joined(address: tuple[str, int]) -> str:
     return f"[{number}]:{port}" if ":" in str(number) else f"{number}:{port}"
 
 
-def _local(ip: str) -> AbstractContextManager[None]:
+def _local(ip: str) -> contextlib.AbstractContextManager[None]:
     return on_loopback() if is_loopback(ip) else contextlib.nullcontext()
 
 
