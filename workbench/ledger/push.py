@@ -88,10 +88,6 @@ def push(study: Path, address: str | None = None, *, wait_s: float | None = None
 def rebuild(root: str | Path = "runs", *, ledger: str | None = None, wait_s: float | None = None) -> int:
     """Push all studies in a folder; return how many. The file ledger.db is made anew, in a shared ledger other studies stay.
 
-    Args:
-        root: folder of the studies.
-        ledger: address, see `push`.
-
     Raises:
         RecordError: there is no such folder, or the ledger is out of reach or locked; then it stays as it is.
     """

@@ -193,10 +193,6 @@ def check_values(declared: Iterable[NotebookParameter], given: Mapping[str, Any]
 
     A parameter of such a name whose default is none of the known values has another meaning, and is left alone.
 
-    Args:
-        given: values by name, of the declared types.
-        cwd: folder that the notebook runs in, where the file of a workload is looked up.
-
     Raises:
         UnknownNameError: no such workload, file or module, or no such precision; the nearest is named.
         UsageError: no device has such a name.

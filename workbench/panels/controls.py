@@ -149,7 +149,6 @@ def controls_panel(
     """Return controls above the words and the picture of an answer; the first picture alone, with its words, where nobody is looking.
 
     Args:
-        name: of the panel, for its repr.
         answer: called with the value of every control by its name.
         controls: by name; one with a single value is not shown.
         alt: what the picture shows, in words, for those who do not see it.

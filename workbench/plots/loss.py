@@ -92,7 +92,6 @@ def fit_y(
     that rises above the headroom leaves the picture at a triangle, and its label says how far it went.
 
     Args:
-        ax: axes with a y label.
         curves: lines of `ax`; those with a triangle get another label.
         headroom: upper end of the axis over the largest initial value (rule of thumb).
         depth: lower end of a logarithmic axis over the largest initial value (rule of thumb; far below what float32

@@ -93,12 +93,7 @@ class _Frame(NamedTuple):
 
 
 class Redrawn:
-    """Figures side by side as PNG; the second picture and those after it take a third of the time of the first.
-
-    Args:
-        size: width and height of each figure, in inches.
-        dpi: pixels per inch.
-    """
+    """Figures of `size` inches side by side as PNG; the second picture and those after it take a third of the time of the first."""
 
     def __init__(self, *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> None:
         self.size, self.dpi = size, dpi
@@ -214,10 +209,8 @@ def inline_svg(
     can set them. The same numbers give the same characters.
 
     Args:
-        draw: draws into the axes it is given.
         key: prefix of every id, different for each figure on the page.
         alt: what the figure shows, in words, for those who do not see it.
-        size: width and height in inches.
     """
     with house_style({"svg.fonttype": "none", "svg.hashsalt": "workbench", "font.family": "sans-serif"}):
         ax = draw(Figure(figsize=size, layout="constrained", facecolor="none").subplots())

@@ -45,7 +45,6 @@ class RayNode:
 
         Args:
             host: an address of this machine. On the loopback interface nobody else can join.
-            port: to listen on.
             resource: what this machine offers one of, for `RayCluster.place`.
 
         Raises:
@@ -57,11 +56,6 @@ class RayNode:
     @classmethod
     def join(cls, head: tuple[str, int], host: str, port: int, resource: str, *, wait_s: float) -> Self:
         """Join the cluster at `head` as soon as it is there.
-
-        Args:
-            head: host and port where it was started.
-            port: to listen on.
-            wait_s: for the cluster to begin.
 
         Raises:
             ClusterError: it did not, or cannot be reached from here at all, or the own address is not one of this machine.

@@ -77,8 +77,6 @@ class StudyWriter:
 
         Args:
             path: the folder; None is the one under `runs/` in which this very study was left unfinished, or a new one.
-            workload: name of the workload.
-            config: its config as plain values.
             name: of the study; None is the folder's.
             note: a short description; None writes one.
             when_closed: called with the folder when all of it is written, before another process may write it.

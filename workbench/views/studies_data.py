@@ -37,9 +37,7 @@ _SWEEPS = ("lr_sweep", "instability", "diagnosis")
 def study_table(root: Path, *, ledger: str | None = None) -> tuple[pd.DataFrame, list[str]]:
     """Return the table of studies, the newest first, and why some could not be read.
 
-    Args:
-        root: folder of the studies.
-        ledger: address of a shared ledger, see `list_studies`; its studies of other machines have no `path`.
+    Those of other machines, in a shared ledger (see `list_studies`), have no `path`.
 
     Raises:
         RecordError: the ledger cannot be reached.
@@ -177,10 +175,7 @@ class Side:
 
 
 def side(path: str | Path, trial: int | None = None) -> Side:
-    """Read one side.
-
-    Args:
-        trial: number of a trial; None takes the study's best one.
+    """Read one side: a trial, or the study's best one.
 
     Raises:
         RecordError: there is no such study or trial, or it is damaged.

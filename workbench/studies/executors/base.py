@@ -59,10 +59,6 @@ class LocalExecutor:
 def make_executor(name: str, address: str | None = None) -> Executor:
     """Return the executor of this name; nothing is started before its first trial.
 
-    Args:
-        name: "local" is this process, "ray" a Ray cluster.
-        address: of a cluster that is running; None starts one on this machine.
-
     Raises:
         UsageError: there is no such executor, or the address belongs to another one.
         WorkbenchError: Ray is not installed.

@@ -163,7 +163,6 @@ def train_chunk(shipment: Shipment, chunk: Chunk, mailbox: Any, locate: Callable
     Args:
         mailbox: a `Mailbox`, or who calls one.
         locate: returns the id of the machine that this worker runs on.
-        threads: how many threads torch may use.
     """
     global _loaded  # noqa: PLW0603
     os.environ["WORKBENCH_LIVE"] = "0"
