@@ -92,6 +92,15 @@ def test_rmsprop_follows_a_changed_lr_at_once_in_torchs_form_only() -> None:
     assert place.apart[25] == pytest.approx(1.0)
 
 
+def test_eps_of_adam_is_larger_by_the_root_of_the_bias_correction() -> None:
+    """playbook(eps) = torch(eps / sqrt(1 - beta2^t)), so with a constant gradient the ratio is a formula."""
+    forms = explain_rule(config(optimizer="adam", eps=1e-2), gradients=1e-3)
+    inflated = 1e-2 / np.sqrt(1 - 0.999 ** np.arange(1, 61))
+    assert forms.torch / forms.playbook == pytest.approx((1e-3 + inflated) / (1e-3 + 1e-2), rel=1e-9)
+    assert [cause.name for cause in forms.causes] == ["eps and bias correction"]
+    assert forms.causes[0].apart == pytest.approx(forms.apart, abs=1e-12), "the only cause explains all of it"
+
+
 def test_the_first_step_of_nadam_is_nearly_twice_as_long_in_the_playbooks_form() -> None:
     """1.9 lr against 1.056 lr with torch's momentum schedule, and 1.474 lr where that has ended."""
     forms = explain_rule(config(optimizer="nadam", eps=1e-12), gradients=1.0)

@@ -339,6 +339,12 @@ def test_the_trials_are_what_the_playbook_asks_for(tmp_path: Path) -> None:
     assert diagnosis["warmup.shortest"].evidence["total_steps"] == full["total_steps"]
 
 
+def test_a_short_trial_has_the_baselines_own_ramp_and_that_of_the_shortest_length() -> None:
+    config = valley(total_steps=400).config.replace(warmup_steps=5)
+    trials = [wb.warmup.Study(warmup_steps=(20,)).short_trial(config, 0.1, steps) for steps in (0, 40)]
+    assert [(t.warmup_steps, t.total_steps, t.schedule) for t in trials] == [(5, 60, "constant"), (45, 135, "constant")]
+
+
 def test_it_stops_early_where_neither_sign_holds(tmp_path: Path) -> None:
     """Gradient noise makes a small lr the best one, far below the edge at 2, and ten times it still trains."""
     workload = quadratic(dimension=2, condition=2.0, noise=0.3, total_steps=200)
