@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.config import is_callable_name
@@ -50,9 +51,6 @@ def diagnose_optimizers(
         stale_ratio: by which factor a step is longer than steady gradients make it, for its second moment to be out of date
             (Wortsman et al. 2023, arXiv:2304.13013, for single tensors; here a rule of thumb).
         shrink_ratio: weights shrink where weight decay leaves less than this share of their norm (rule of thumb).
-
-    Returns:
-        The codes `optimizers.better`, `.rule_mismatch`, `.stale_second_moment` and `.weight_decay_shrinks`, once each.
     """
     study = judged(record)
     noise = {"noise_sds": noise_sds, "material_frac": material_frac}
@@ -67,11 +65,7 @@ def diagnose_optimizers(
 
 
 def better_rule(record: RecordLike, **thresholds: float) -> dict[str, Any] | None:
-    """Return what a config has to change to train with the better rule, None where no rule is better.
-
-    Returns:
-        optimizer and peak_lr, fields of `TrainConfig`: the lr of the rule's best checkpoint.
-    """
+    """Return optimizer and peak_lr, the lr of its best checkpoint, that a config needs to train with the better rule; None where no rule is better."""
     found = diagnose_optimizers(record, **thresholds)["optimizers.better"]
     change: dict[str, Any] | None = found.evidence.get("change")
     return change
@@ -80,7 +74,7 @@ def better_rule(record: RecordLike, **thresholds: float) -> dict[str, Any] | Non
 def _better(
     study: JudgedStudy, ranges: Mapping[str, RuleRange], held: Contest | None, wider: Sequence[tuple[RuleRange, float]]
 ) -> Finding:
-    code, rule = "optimizers.better", study.config.get("optimizer")
+    code, rule, lr = "optimizers.better", study.config.get("optimizer"), study.config.get("peak_lr")
     evidence: dict[str, Any] = {"own": rule, "ranges": [_range_row(found) for found in ranges.values()], "change": None}
     trained = [found for found in ranges.values() if found.best_lr is not None]
     own = next(iter(ranges.values()), None)
@@ -91,35 +85,30 @@ def _better(
         "wider": [{"optimizer": found.optimizer, "decades": more} for found, more in wider],
         "contest": None if held is None else held.to_dict(),
     }
-    known: dict[str, Any] = {"unit": study.config.get("select"), "value": None if held is None else held.gain}
-    lr = study.config.get("peak_lr")
-    chosen, said = None, ""
+    make = partial(CODES.finding, code, unit=study.config.get("select"), value=None if held is None else held.gain)
+    chosen, why = None, ""
     if held is not None and held.wins:
-        chosen, said = held.rival, f"trains better than {own.optimizer}: {held.reason}"
+        chosen, why = held.rival, f"trains better than {own.optimizer}: {held.reason}"
     elif wider and not (lr is None or own.trains_to is None or lr <= own.trains_to * (1 + 1e-9)):
         chosen = wider[0][0]
-        said = f"trains as well as {own.optimizer}, which does not train at the baseline's lr {lr:.4g}"
+        why = f"trains as well as {own.optimizer}, which does not train at the baseline's lr {lr:.4g}"
     if chosen is not None:
         change = {"optimizer": chosen.optimizer, "peak_lr": chosen.selected_lr or chosen.best_lr}
         times = [10**decades for found, decades in wider if found is chosen]
         more = "".join(f", which trains over a range at least {ratio:.3g} times as wide," for ratio in times)
-        return CODES.finding(
-            code, "warn", f"{chosen.optimizer} at lr {change['peak_lr']:.4g}{more} {said}.",
-            advice=[f"config.replace(optimizer={change['optimizer']!r}, peak_lr={change['peak_lr']:.6g})"],
-            evidence=evidence | {"change": change}, **known,
-        )  # fmt: skip
+        advice = [f"config.replace(optimizer={change['optimizer']!r}, peak_lr={change['peak_lr']:.6g})"]
+        summary = f"{chosen.optimizer} at lr {change['peak_lr']:.4g}{more} {why}."
+        return make("warn", summary, advice=advice, evidence=evidence | {"change": change})
     start = f"No rule tried is better than {own.optimizer} by more than the noise"
     nearly = "" if held is None else f" {held.words}"
     if wider:
         found, decades = wider[0]
         over = f"over a range of learning rates at least {10**decades:.3g} times as wide"
-        return CODES.finding(
-            code, "ok", f"{start}. {found.optimizer} is as good {over}.{nearly}", evidence=evidence, **known
-        )
+        return make("ok", f"{start}. {found.optimizer} is as good {over}.{nearly}", evidence=evidence)
     best = min(trained, key=lambda found: found.loss)
     lowest = f" The lowest training loss is that of {best.optimizer}, {best.loss:.3g} against {own.loss:.3g}."
     summary = f"{start}, nor its range of learning rates certainly wider.{nearly}{'' if best is own else lowest}"
-    return CODES.finding(code, "ok", summary, evidence=evidence, **known)
+    return make("ok", summary, evidence=evidence)
 
 
 def _range_row(found: RuleRange) -> dict[str, Any]:
@@ -187,7 +176,15 @@ def _stale(study: JudgedStudy, ranges: Mapping[str, RuleRange], ratio: float) ->
         return CODES.finding(code, "ok", summary, evidence={"rules": adaptive}, **known)
     twins = {t.own.curve.trial: t for name in dict.fromkeys(MEMORY_FIELD.values()) for t in read_twins(study, name)}
     pairs = [(hit, twins.get(hit.trial.curve.trial)) for hit in hits]
-    evidence = {"rules": adaptive, "hits": [_hit(hit, twin) for hit, twin in pairs]}
+    rows = [
+        {
+            "optimizer": (curve := hit.trial.curve).config["optimizer"], "trial": curve.trial, "lr": curve.lr,
+            "onset_step": hit.rise.onset_step, "step": hit.step, "ratio": hit.ratio, "field": hit.field, "memory": hit.memory,
+            "twin": None if twin is None else twin.to_dict(),
+        }
+        for hit, twin in pairs
+    ]  # fmt: skip
+    evidence = {"rules": adaptive, "hits": rows}
     cured = [(hit, twin) for hit, twin in pairs if twin is not None and _cures(twin)]
     cured.sort(key=lambda pair: _harmless(study, ranges, pair[0]) != "")
     told, twin = cured[0] if cured else pairs[0]
@@ -228,22 +225,13 @@ def _cures(twin: Twin) -> bool:
     return healed or (not twin.twin.verdict.rises and not twin.twin.verdict.high)
 
 
-def _hit(hit: StaleMoment, twin: Twin | None) -> dict[str, Any]:
-    curve = hit.trial.curve
-    return {
-        "optimizer": curve.config["optimizer"], "trial": curve.trial, "lr": curve.lr, "onset_step": hit.rise.onset_step,
-        "step": hit.step, "ratio": hit.ratio, "field": hit.field, "memory": hit.memory,
-        "twin": None if twin is None else twin.to_dict(),
-    }  # fmt: skip
-
-
 def _shrinks(study: JudgedStudy, shrink_ratio: float, noise: Mapping[str, float]) -> Finding:
     """Say whether weight decay shrinks the weights of the baseline's rule, and whether that costs anything."""
     code, own = "optimizers.weight_decay_shrinks", study.config.get("optimizer")
     decay = float(study.config.get("weight_decay") or 0.0)
-    known: dict[str, Any] = {"unit": "norm of the weights / that without decay", "threshold": shrink_ratio}
+    make = partial(CODES.finding, code, unit="norm of the weights / that without decay", threshold=shrink_ratio)
     if not decay:
-        return CODES.finding(code, "ok", "No weight decay is set, so none can shrink the weights.", **known)
+        return make("ok", "No weight decay is set, so none can shrink the weights.")
     pairs = decay_pairs(study)
     evidence = {"pairs": [pair.to_dict() for pair in pairs], "weight_decay": decay}
     mine = [pair for pair in pairs if pair.twin.optimizer == own and pair.ratio is not None]
@@ -251,15 +239,15 @@ def _shrinks(study: JudgedStudy, shrink_ratio: float, noise: Mapping[str, float]
         reason = f"no run of {own} without weight decay was trained beside one with it"
         return CODES.not_measured(code, reason, evidence=evidence)
     worst = min(mine, key=lambda pair: pair.ratio or math.inf)
-    ratio = float(worst.ratio or 0.0)
-    known |= {"evidence": evidence, "value": ratio}
-    said = f"At lr {worst.twin.own.curve.lr:.4g} weight decay {decay:g} leaves the weights {ratio:.3g} times as large as without it"
+    ratio, lr = float(worst.ratio or 0.0), worst.twin.own.curve.lr
+    make = partial(make, evidence=evidence, value=ratio)
+    start = f"At lr {lr:.4g} weight decay {decay:g} leaves the weights {ratio:.3g} times as large as without it"
     if ratio > shrink_ratio:
-        return CODES.finding(code, "ok", f"{said}.", **known)
+        return make("ok", f"{start}.")
     if worst.gain <= worst.twin.bar(**noise):
-        return CODES.finding(code, "ok", f"{said}, and costs nothing.", **known)
-    return CODES.finding(
-        code, "warn", f"{said}, and without it training is better by {worst.gain:.3g}.", **known,
+        return make("ok", f"{start}, and costs nothing.")
+    return make(
+        "warn", f"{start}, and without it training is better by {worst.gain:.3g}.",
         advice=["Lower weight_decay: what it takes is the sum of lr * weight_decay over the steps, so a larger lr, a longer run and "
                 "momentum ask for less of it."],
     )  # fmt: skip

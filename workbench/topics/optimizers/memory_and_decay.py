@@ -28,12 +28,9 @@ class StaleMoment:
     """A rise of the loss that began with a second moment out of date.
 
     Attributes:
-        trial: its trial, with the verdict.
-        rise: the rise.
-        field: the config field of the memory.
-        memory: its value.
-        step: where the gradient stood farthest above what the second moment remembers.
-        ratio: by which factor the step was longer there.
+        field, memory: the config field of the memory, and its value.
+        step, ratio: where the gradient stood farthest above what the second moment remembers, and how many times too long the
+            step was there.
     """
 
     trial: TrialVerdict
@@ -83,17 +80,23 @@ def stale_moments(
     """
     found = []
     for name in (n for n in rules_in(record) if n in MEMORY_FIELD):
-        view = rule_view(record, name)
-        memory = float(view.config[MEMORY_FIELD[name]])
+        view, field = rule_view(record, name), MEMORY_FIELD[name]
+        memory = float(view.config[field])
         if 1.0 / (1.0 - memory) < min_memory_steps:
             continue
         trials = sorted(judge(view.full_length, view.full_length), key=lambda item: (item.curve.lr, item.curve.seed))
-        hits = (hit for item in trials for hit in _stale(item, name, memory, ratio, before_steps))
+        hits = (
+            StaleMoment(trial=item, rise=rise, field=field, memory=memory, step=step, ratio=longer)
+            for item in trials
+            for rise, step, longer in _stale(item, memory, before_steps)
+            if longer >= ratio
+        )
         found += [hit for hit in [next(hits, None)] if hit is not None]
     return found
 
 
-def _stale(item: TrialVerdict, name: str, memory: float, ratio: float, before_steps: int) -> Iterator[StaleMoment]:
+def _stale(item: TrialVerdict, memory: float, before_steps: int) -> Iterator[tuple[Rise, int, float]]:
+    """Yield each rise with the step about its onset at which the second moment was most out of date, and by how much."""
     steps, half = item.curve.steps, item.verdict.width // 2
     if "grad_norm" not in steps.columns or not item.verdict.rises:
         return
@@ -101,10 +104,9 @@ def _stale(item: TrialVerdict, name: str, memory: float, ratio: float, before_st
     for rise in item.verdict.rises:
         low = max(rise.onset_step - before_steps - half, 0)
         window = ratios[low : rise.onset_step + 2 + half]
-        if window.size and np.isfinite(window).any() and np.nanmax(window) >= ratio:
-            at, field = int(np.nanargmax(window)), MEMORY_FIELD[name]
-            longer = float(window[at])
-            yield StaleMoment(trial=item, rise=rise, field=field, memory=memory, step=low + at, ratio=longer)
+        if np.isfinite(window).any():
+            at = int(np.nanargmax(window))
+            yield rise, low + at, float(window[at])
 
 
 REACHES_ALL = ("sgd", "momentum", "nesterov", "adamw")

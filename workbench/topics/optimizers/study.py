@@ -1,7 +1,6 @@
 """`OptimizersStudy`: the stable learning rates of several update rules side by side, on one workload (F2.3).
 
-Each rule gets a sweep of its own. The sweeps go forward together: a round holds what every one of them asks for next, and all of
-it trains as lanes.
+Each rule gets a sweep of its own; a round holds what every one of them asks for next, and all of it trains as lanes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from workbench.checks import check_integer
+from workbench.checks import check_fields, check_integer
 from workbench.config import OPTIMIZERS
 from workbench.curves.judged import trials_with
 from workbench.errors import ConfigError, UnknownNameError, nearest
@@ -78,9 +77,7 @@ class OptimizersStudy(Study):
             if name not in OPTIMIZERS:
                 raise UnknownNameError(f"{name!r} is no update rule.{nearest(str(name), OPTIMIZERS)}")
         check_integer("seeds", self.seeds, hint="; with 1 or 2 chance is not measured")
-        for name in ("end_ratio", "memory_factor"):
-            if not 1 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be a finite number above 1.")
+        check_fields(self, "end_ratio memory_factor", lambda v: 1 < v < math.inf, "a finite number above 1")
         if self.sweep.lrs is not None or self.sweep.steps is not None:
             raise ConfigError("sweep.lrs and sweep.steps must be None: give lrs=... and steps=... to the study itself.")
         for name, lrs in self.lrs.items() if isinstance(self.lrs, Mapping) else [("", self.lrs)]:
