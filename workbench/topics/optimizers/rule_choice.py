@@ -26,7 +26,6 @@ class Contest:
     """The best other rule against the baseline's, each at the lr of its own best checkpoint.
 
     Attributes:
-        own, rival: the two.
         gain: by how much the rival's selected metric is better, above 0; over fresh seeds where there are any.
         learned: what the better of the two learned of that metric, the scale of a gain.
         seeds: how many fresh seeds, 0 where only the one of the search was trained.
@@ -106,10 +105,8 @@ def wider_than(
 ) -> list[tuple[RuleRange, float]]:
     """Return the rules whose range is wider than that of the baseline's for certain, with by how many decades; widest first.
 
-    The brackets of both ends count against them, and so does an end loss that is worse.
-
-    End losses are equal within `noise_sds` standard errors of the paired difference, or `material_frac` of what was
-    learned.
+    The brackets of both ends count against them, and so does an end loss that is worse by more than `noise_sds` standard errors of the
+    paired difference and `material_frac` of what was learned.
     """
     own = next(iter(ranges.values()), None)
     if own is None or own.best_lr is None:

@@ -44,10 +44,6 @@ def plot_schedule(
             last step are always drawn.
         limits: steps that a warmup should end before, such as those of F3.10 and F3.14, and what each is called.
         last_step: where the axis ends at least, so that it stays while the warmup grows; None is the end of the longer run.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes.
 
     Source: F3.5 (the ramp), F3.11 (prepended to the old schedule), F3.13 (the run gets longer).
     """
