@@ -13,8 +13,15 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.topics.optimizers.memory_and_decay import MEMORY_FIELD, StaleMoment, decay_pairs, stale_moments
-from workbench.topics.optimizers.rule_choice import Contest, contest, wider_than
-from workbench.topics.optimizers.rule_ranges import RuleRange, Twin, read_ranges, read_twins
+from workbench.topics.optimizers.rule_ranges import (
+    Contest,
+    RuleRange,
+    Twin,
+    contest,
+    read_ranges,
+    read_twins,
+    wider_than,
+)
 
 CODES = Codes({
     "optimizers.better": "F2.3", "optimizers.rule_mismatch": "F7.4", "optimizers.stale_second_moment": "F7.5",

@@ -25,9 +25,8 @@ from workbench.topics.lr_sweep.collect import measure_critical_lr
 from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, LRSweep, TrialRequest, run_round, seeded
 from workbench.topics.optimizers.diagnose import ONE_FORM, matters
 from workbench.topics.optimizers.memory_and_decay import shorter, stale_moments
-from workbench.topics.optimizers.rule_choice import rival
 from workbench.topics.optimizers.rule_forms import explain_rule
-from workbench.topics.optimizers.rule_ranges import RuleRange, ends_next, read_ranges, rule_view
+from workbench.topics.optimizers.rule_ranges import RuleRange, ends_next, read_ranges, rival, rule_view
 from workbench.train.hooks import Norms
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
