@@ -141,14 +141,6 @@ class BatchSizeStudy(Study):
             )
         return list(dict.fromkeys(found))
 
-    def _memories(self, config: TrainConfig) -> tuple[str | None, list[float]]:
-        name = memory_field(config.optimizer)
-        if name is None:
-            return None, [0.0]
-        own = float(getattr(config, name))
-        tried = [own, 1 - (1 - own) / 3, 1 - 3 * (1 - own)] if self.memories is None else [own, *self.memories]
-        return name, [value for value in dict.fromkeys(tried) if 0 <= value < 1]
-
     def _search(self, session: Session, arms: Sequence[TrainConfig]) -> None:
         """Ask for the next point of every arm and memory together, so that those of one batch size train as lanes."""
         while True:
@@ -160,15 +152,20 @@ class BatchSizeStudy(Study):
             run_round(session, requests)
 
     def _next(self, arm: TrainConfig, known: BatchArm | None) -> Iterator[TrainConfig]:
-        name, memories = self._memories(arm)
+        """Yield what to try next with an arm: its grid of learning rates, with each memory that its rule may have."""
+        name, memories = memory_field(arm.optimizer), [0.0]
+        if name is not None:
+            own = float(getattr(arm, name))
+            tried = [1 - (1 - own) / 3, 1 - 3 * (1 - own)] if self.memories is None else self.memories
+            memories = [value for value in dict.fromkeys([own, *tried]) if 0 <= value < 1]
         for memory in memories:
             centre, change = arm.peak_lr, {} if name is None else {name: memory}
             if name == "momentum":  # an average that is not normalised: the length of a step is lr / (1 - momentum)
                 centre *= (1 - memory) / (1 - float(arm.momentum))
             points = known.points if known else ()
-            tried = {p.lr: p.value for p in points if math.isclose(p.memory, memory, abs_tol=1e-12)}
+            values = {p.lr: p.value for p in points if math.isclose(p.memory, memory, abs_tol=1e-12)}
             sign = known.sign if known else 1.0
-            for lr in next_points(tried, centre, ratio=self.lr_ratio, reach=self.reach, sign=sign):
+            for lr in next_points(values, centre, ratio=self.lr_ratio, reach=self.reach, sign=sign):
                 yield arm.replace(peak_lr=lr, **change)
 
     def _ranked(self, session: Session, arm: TrainConfig) -> list[TrainConfig]:
