@@ -177,16 +177,16 @@ def test_the_worked_example_of_a_new_question_runs(tmp_path: Path, monkeypatch: 
     for name, source in [("__init__.py", ""), *files]:
         (folder / name).write_text(source)
     monkeypatch.setattr(workbench.topics, "__path__", [*workbench.topics.__path__, str(tmp_path)])
-    make = importlib.import_module("workbench.topics.weights.study").WeightsStudy
-    topic = importlib.import_module("workbench.topics.weights.topic").TOPIC
-    workload, diagnose = workbench.load_workload("digits_mlp"), topic.studies["weights"].diagnose
-    short = make(steps=10).run(workload, out=tmp_path / "short")
+    weights = importlib.import_module("workbench.topics.weights.topic")
+    workload, diagnose = workbench.load_workload("digits_mlp"), weights.TOPIC.studies["weights"].diagnose
+    assert diagnose is weights.diagnose
+    short = weights.Study(steps=10).run(workload, out=tmp_path / "short")
     assert diagnose(short)["weights.growth"].status == "not_measured", "one norm of each run is too few"
-    record = make(steps=60).run(workload, out=tmp_path / "study")
+    record = weights.Study(steps=60).run(workload, out=tmp_path / "study")
     found = diagnose(record)
     assert len(record.trials) == 2
     assert found["weights.growth"].status == "ok"
     norms = record.steps.dropna(subset="param_norm").groupby("trial")["param_norm"]
     assert found["weights.growth"].value == pytest.approx((norms.last() / norms.first()).max())
     assert diagnose(record, most_ratio=1.0)["weights.growth"].status == "warn"
-    assert len(topic.figures[0].draw(record, found).lines) == 2
+    assert len(weights.TOPIC.figures[0].draw(record, found).lines) == 2

@@ -17,12 +17,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workbench.public import lazily
+from workbench.lazy import imported_names, lazily
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, _names = lazily(sys.modules[__name__], Path(__file__).with_suffix(".pyi"))
-__all__ = [*_names, "__version__"]  # noqa: PLE0604
+_STUB = Path(__file__).with_suffix(".pyi")
+__getattr__, __dir__ = lazily(__name__, _STUB)
+__all__ = [*imported_names(_STUB), "__version__"]  # noqa: PLE0604
 
 
 def _show(record: Any) -> None:

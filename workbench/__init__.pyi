@@ -1,60 +1,48 @@
 """The public names and where each lives; `__init__.py` imports it when a name is first used."""
 
-from workbench import errors as errors
-from workbench import schedules as schedules
-from workbench.config import TrainConfig as TrainConfig
-from workbench.errors import StudyInterrupted as StudyInterrupted
-from workbench.errors import WorkbenchError as WorkbenchError
-from workbench.findings.diagnosis import Diagnosis as Diagnosis
-from workbench.findings.finding import Finding as Finding
-from workbench.ledger.studies import export_studies as export_studies
-from workbench.ledger.studies import list_studies as list_studies
-from workbench.ledger.studies import set_note as set_note
-from workbench.notebook.batch import run_notebooks as run_notebooks
-from workbench.notebook.runner import describe_notebook as describe_notebook
-from workbench.notebook.runner import find_notebook as find_notebook
-from workbench.notebook.runner import read_verdict as read_verdict
-from workbench.notebook.runner import run_notebook as run_notebook
-from workbench.playbook.walk import diagnose as diagnose
-from workbench.plots.loss import plot_trial_curves as plot_trial_curves
-from workbench.public import architecture as architecture
-from workbench.public import batch_norm as batch_norm
-from workbench.public import batch_size as batch_size
-from workbench.public import checkpoints as checkpoints
-from workbench.public import clipping as clipping
-from workbench.public import comparison as comparison
-from workbench.public import data as data
-from workbench.public import evaluation as evaluation
-from workbench.public import hooks as hooks
-from workbench.public import hosts as hosts
-from workbench.public import input as input
-from workbench.public import lr_sweep as lr_sweep
-from workbench.public import optimizers as optimizers
-from workbench.public import periodicity as periodicity
-from workbench.public import predictions as predictions
-from workbench.public import ps as ps
-from workbench.public import schedule as schedule
-from workbench.public import stability as stability
-from workbench.public import tracking as tracking
-from workbench.public import warmup as warmup
-from workbench.record.read import StudyRecord as StudyRecord
-from workbench.record.read import TrialRecord as TrialRecord
-from workbench.record.read import how_trained as how_trained
+from workbench import errors, schedules
+from workbench.config import TrainConfig
+from workbench.errors import StudyInterrupted, WorkbenchError
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
+from workbench.ledger.studies import export_studies, list_studies, set_note
+from workbench.notebook.batch import run_notebooks
+from workbench.notebook.runner import describe_notebook, find_notebook, read_verdict, run_notebook
+from workbench.playbook.walk import diagnose
+from workbench.plots.loss import plot_trial_curves
+from workbench.record.read import StudyRecord, TrialRecord, how_trained
 from workbench.record.read import open_record as open
-from workbench.report.page import write_report as write_report
-from workbench.report.summary import summarise as summarise
-from workbench.topics.recommendation.figures import plot_proof as plot_proof
-from workbench.train.trainer import Trainer as Trainer
-from workbench.views.curves import curves_panel as curves_panel
-from workbench.views.live import live_view as live_view
-from workbench.views.studies import studies_panel as studies_panel
-from workbench.views.summary import show_study as show_study
-from workbench.workloads.base import Workload as Workload
-from workbench.workloads.losses import classification as classification
-from workbench.workloads.losses import language_model as language_model
-from workbench.workloads.losses import regression as regression
-from workbench.workloads.registry import list_workloads as list_workloads
-from workbench.workloads.registry import load_workload as load_workload
+from workbench.report.page import write_report
+from workbench.report.summary import summarise
+from workbench.topics.architecture import topic as architecture
+from workbench.topics.batch_norm import topic as batch_norm
+from workbench.topics.batch_size import topic as batch_size
+from workbench.topics.checkpoints import topic as checkpoints
+from workbench.topics.clipping import topic as clipping
+from workbench.topics.data import topic as data
+from workbench.topics.evaluation import topic as evaluation
+from workbench.topics.hosts import topic as hosts
+from workbench.topics.input import topic as input
+from workbench.topics.lr_sweep import topic as lr_sweep
+from workbench.topics.modification import topic as comparison
+from workbench.topics.optimizers import topic as optimizers
+from workbench.topics.parameter_server import topic as ps
+from workbench.topics.periodicity import topic as periodicity
+from workbench.topics.predictions import topic as predictions
+from workbench.topics.recommendation.figures import plot_proof
+from workbench.topics.schedule import topic as schedule
+from workbench.topics.stability import topic as stability
+from workbench.topics.tracking import topic as tracking
+from workbench.topics.warmup import topic as warmup
+from workbench.train import hooks
+from workbench.train.trainer import Trainer
+from workbench.views.curves import curves_panel
+from workbench.views.live import live_view
+from workbench.views.studies import studies_panel
+from workbench.views.summary import show_study
+from workbench.workloads.base import Workload
+from workbench.workloads.losses import classification, language_model, regression
+from workbench.workloads.registry import list_workloads, load_workload
 
 __version__: str
 __all__ = [

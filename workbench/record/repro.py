@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench.public import spelled
+from workbench.lazy import public_spelling
 
 _PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
@@ -45,7 +45,7 @@ def called_as(call: str | None = None) -> str:
     if program in ("ipykernel_launcher.py", "-c", "-m", "python", "pytest", ""):
         if call is None:
             return "(from a Python session or notebook)"
-        code = f"import workbench as wb; {_CLASS.sub(lambda m: f'{spelled().get(m[1], m[1])}(', call)}"
+        code = f"import workbench as wb; {_CLASS.sub(lambda m: f'{public_spelling().get(m[1], m[1])}(', call)}"
         if not set(code) & set('"\\'):  # no quote has to be quoted then, and the line stays one that can be read
             code = code.replace("'", '"')
         return shlex.join(["python", "-c", code])

@@ -31,6 +31,8 @@ from workbench.record.read import StudyRecord, TrialRecord
 if TYPE_CHECKING:
     from workbench.workloads.base import Workload
 
+__all__ = ["Activations", "Hook", "Norms", "Timing", "UpdateRatios"]
+
 
 @dataclass
 class Run:

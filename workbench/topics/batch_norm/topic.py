@@ -1,11 +1,51 @@
-"""What the report and the pages have to know of this question."""
+"""Do batch norm's statistics hold, over batches, devices and time?"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
-from workbench.topics.batch_norm.figures import plot_batch_norm, plot_batch_norm_devices
+from workbench.lazy import lazily
+from workbench.topics.batch_norm.diagnose import diagnose_batch_norm as diagnose
+from workbench.topics.batch_norm.figures import plot_batch_norm as plot
+from workbench.topics.batch_norm.figures import plot_batch_norm_devices as plot_devices
+from workbench.topics.batch_norm.figures import plot_batch_norm_layout as plot_layout
 from workbench.topics.batch_norm.replicas import CODES
+from workbench.topics.batch_norm.replicas import statistics_layout as layout
+
+if TYPE_CHECKING:
+    from workbench.topics.batch_norm.collect import audit_batch_norm as audit
+    from workbench.topics.batch_norm.panel import batch_norm_panel as panel
+    from workbench.topics.batch_norm.study import BatchNormStudy as Study
+    from workbench.train.batch_norm import ghost_batch_norm as ghost
+    from workbench.train.batch_norm import replace_batch_norm as replace
+    from workbench.train.distributed.batch_norm import (
+        gather_running_statistics,
+        merge_running_statistics,
+        merged_running_statistics,
+    )
+    from workbench.train.distributed.batch_norm import synchronise_batch_norm as synchronise
+    from workbench.train.distributed.merge_statistics import merge_statistics
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = [
+    "Study",
+    "audit",
+    "diagnose",
+    "gather_running_statistics",
+    "ghost",
+    "layout",
+    "merge_running_statistics",
+    "merge_statistics",
+    "merged_running_statistics",
+    "panel",
+    "plot",
+    "plot_devices",
+    "plot_layout",
+    "replace",
+    "synchronise",
+]
 
 TOPIC = Topic(
     name="batch_norm",
@@ -17,7 +57,7 @@ TOPIC = Topic(
             caption="Where the whole batch, at the right, is as good as any smaller statistic, nothing is to be set; a rise to the left "
             "says that statistics of few examples are too noisy.",
             codes=("batch_norm.ghost_size",),
-            draw=plot_batch_norm,
+            draw=plot,
             facts="batch_norm",
         ),
         Figure(
@@ -26,11 +66,11 @@ TOPIC = Topic(
             caption="Lines of a few percent are healthy; lines that rise towards 1 say that statistics have to be synchronised before "
             "anything is evaluated or written.",
             codes=("batch_norm.rank_local", "batch_norm.variance_of_means"),
-            draw=plot_batch_norm_devices,
+            draw=plot_devices,
             facts="batch_norm_devices",
         ),
     ),
     studies={
-        "batch_norm": StudyKind(diagnose=diagnose_batch_norm, pictures=("batch-norm",)),
+        "batch_norm": StudyKind(diagnose=diagnose, pictures=("batch-norm",)),
     },
 )

@@ -1,16 +1,46 @@
-"""What the report and the pages have to know of this question."""
+"""Which checkpoint to take, and does training resume where it stopped?"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.checkpoints.diagnose import CODES, diagnose_checkpoints
-from workbench.topics.checkpoints.figures import plot_checkpoints, plot_early_stopping
+from workbench.lazy import lazily
+from workbench.topics.checkpoints.diagnose import CODES
+from workbench.topics.checkpoints.diagnose import diagnose_checkpoints as diagnose
+from workbench.topics.checkpoints.figures import plot_checkpoints as plot
+from workbench.topics.checkpoints.figures import plot_early_stopping, plot_patience
+
+if TYPE_CHECKING:
+    from workbench.topics.checkpoints.early_stopping import early_stopping, stop_with_patience
+    from workbench.topics.checkpoints.panel import checkpoints_panel as panel
+    from workbench.topics.checkpoints.resume import audit_checkpoint as audit
+    from workbench.topics.checkpoints.resume import audit_resume
+    from workbench.topics.checkpoints.study import CheckpointStudy as Study
+    from workbench.train.offline import export_program, load_trained
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = [
+    "Study",
+    "audit",
+    "audit_resume",
+    "diagnose",
+    "early_stopping",
+    "export_program",
+    "load_trained",
+    "panel",
+    "plot",
+    "plot_early_stopping",
+    "plot_patience",
+    "stop_with_patience",
+]
 
 TOPIC = Topic(
     name="checkpoints", codes=CODES,
     figures=(
         Figure(
-            name="checkpoints", kind="checkpoints", codes=("checkpoints.best_not_last",), draw=plot_checkpoints,
+            name="checkpoints", kind="checkpoints", codes=("checkpoints.best_not_last",), draw=plot,
             shows="Where in each run the best checkpoint lies, and what it is better by than the last.",
             caption="Points far to the left and high are runs whose last checkpoint was worse than an earlier one; triangles far below their "
             "circles are gains that do not carry over.",
@@ -21,5 +51,5 @@ TOPIC = Topic(
             caption="Long bars are rules that stopped too soon.",
         ),
     ),
-    studies={"checkpoints": StudyKind(diagnose=diagnose_checkpoints, pictures=("checkpoints",))},
+    studies={"checkpoints": StudyKind(diagnose=diagnose, pictures=("checkpoints",))},
 )  # fmt: skip

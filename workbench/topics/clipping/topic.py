@@ -1,18 +1,29 @@
-"""What the report and the pages have to know of this question."""
+"""Does gradient clipping help, and at which norm?"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.lazy import lazily
 from workbench.plots.frames import curve, default_trial
 from workbench.plots.words import number_text
-from workbench.topics.clipping.diagnose import CODES, diagnose_clipping
-from workbench.topics.clipping.figures import plot_clipping, plot_grad_norm, plot_grad_norm_histogram
+from workbench.topics.clipping.diagnose import CODES
+from workbench.topics.clipping.diagnose import diagnose_clipping as diagnose
+from workbench.topics.clipping.figures import plot_clipping as plot
+from workbench.topics.clipping.figures import plot_grad_norm, plot_grad_norm_histogram
+
+if TYPE_CHECKING:
+    from workbench.topics.clipping.panel import clipping_panel as panel
+    from workbench.topics.clipping.study import ClippingStudy as Study
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = ["Study", "diagnose", "panel", "plot", "plot_grad_norm", "plot_grad_norm_histogram"]
 
 
 def _norms(record: Any, trial: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -70,8 +81,8 @@ TOPIC = Topic(
             caption="A good threshold clips about a tenth of the steps; hollow points clip half or more, which is an odd way to lower "
             "the learning rate.",
             codes=("clipping.cures", "clipping.aggressive"),
-            draw=plot_clipping,
+            draw=plot,
         ),
     ),
-    studies={"clipping": StudyKind(diagnose=diagnose_clipping, pictures=("clipping", "loss-curves"))},
+    studies={"clipping": StudyKind(diagnose=diagnose, pictures=("clipping", "loss-curves"))},
 )

@@ -1,11 +1,41 @@
-"""What the report and the pages have to know of this question."""
+"""Does training over several processes do what one process would?"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.findings.topic import NARROW, Figure, StudyKind, Topic
-from workbench.topics.hosts.diagnose import diagnose_hosts
-from workbench.topics.hosts.figures import plot_hosts, plot_shards
+from workbench.lazy import lazily
+from workbench.topics.hosts.diagnose import diagnose_hosts as diagnose
+from workbench.topics.hosts.diagnose import host_areas as areas
+from workbench.topics.hosts.figures import plot_bytes_read, plot_shards
+from workbench.topics.hosts.figures import plot_hosts as plot
 from workbench.topics.hosts.ranks import CODES
+
+if TYPE_CHECKING:
+    from workbench.topics.hosts.file_shards import measure_file_shards, shard_files
+    from workbench.topics.hosts.study import HostsStudy as Study
+    from workbench.topics.hosts.study import audit_hosts as audit
+    from workbench.topics.hosts.study import audit_script
+    from workbench.topics.hosts.study import read_hosts as read
+    from workbench.topics.hosts.study import self_test_hosts as self_test
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = [
+    "Study",
+    "areas",
+    "audit",
+    "audit_script",
+    "diagnose",
+    "measure_file_shards",
+    "plot",
+    "plot_bytes_read",
+    "plot_shards",
+    "read",
+    "self_test",
+    "shard_files",
+]
 
 TOPIC = Topic(
     name="hosts",
@@ -16,7 +46,7 @@ TOPIC = Topic(
             shows="Milliseconds of a step that each host is busy, and that it waits for the others.",
             caption="Bars of one length are healthy; a host that is busy much longer makes all others wait by the difference.",
             codes=("hosts.straggler",),
-            draw=plot_hosts,
+            draw=plot,
             facts="hosts",
             size=(NARROW, 3.0),
         ),
@@ -32,6 +62,6 @@ TOPIC = Topic(
         ),
     ),
     studies={
-        "hosts": StudyKind(diagnose=diagnose_hosts, pictures=("hosts",)),
+        "hosts": StudyKind(diagnose=diagnose, pictures=("hosts",)),
     },
 )

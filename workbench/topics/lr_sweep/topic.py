@@ -1,8 +1,8 @@
-"""What the report and the pages have to know of this question."""
+"""Which learning rate trains best, and where does training become unstable?"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -10,10 +10,21 @@ import pandas as pd
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.lazy import lazily
 from workbench.plots.frames import curve, trials_in
 from workbench.plots.words import counted, first_and_end, number_text
 from workbench.topics.lr_sweep.diagnose import CODES
-from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep as diagnose
+from workbench.topics.lr_sweep.figures import plot_loss_curves
+from workbench.topics.lr_sweep.figures import plot_lr_sweep as plot
+
+if TYPE_CHECKING:
+    from workbench.topics.lr_sweep.panel import lr_sweep_panel as panel
+    from workbench.topics.lr_sweep.study import LRSweep as Study
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = ["Study", "diagnose", "panel", "plot", "plot_loss_curves"]
 
 MAX_CURVES = 6
 """Runs that a picture of curves shows where nothing says which ones matter: as many as there are line styles."""
@@ -59,7 +70,7 @@ def _curve_numbers(record: Any, _: Diagnosis) -> str:
 def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     if len(trained_lrs(record)) < 2:
         raise UsageError("fewer than two learning rates have been trained to their end")
-    return plot_lr_sweep(record, diagnosis, ax=ax)
+    return plot(record, diagnosis, ax=ax)
 
 
 def _draw_curves(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:

@@ -1,8 +1,20 @@
-"""What the registry has to know of this question."""
+"""What does a modification do to the learning rates that train, and does a warmup undo it?"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.findings.topic import Topic
+from workbench.lazy import lazily
 from workbench.topics.modification.diagnose import CODES
+from workbench.topics.modification.diagnose import diagnose_modification as diagnose
+from workbench.topics.modification.figures import plot_modification as plot
+
+if TYPE_CHECKING:
+    from workbench.topics.modification.study import ModificationStudy as Study
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = ["Study", "diagnose", "plot"]
 
 TOPIC = Topic(name="modification", codes=CODES)

@@ -1,11 +1,24 @@
-"""What the report and the pages have to know of this question."""
+"""Which update rule, with which constants?"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.optimizers.diagnose import CODES, diagnose_optimizers
-from workbench.topics.optimizers.figures import plot_optimizers
+from workbench.lazy import lazily
+from workbench.topics.optimizers.diagnose import CODES, better_rule
+from workbench.topics.optimizers.diagnose import diagnose_optimizers as diagnose
+from workbench.topics.optimizers.figures import plot_optimizers as plot
+from workbench.topics.optimizers.figures import plot_rule_forms
 from workbench.topics.optimizers.replaced import CODES as REPLACED_CODES
+
+if TYPE_CHECKING:
+    from workbench.topics.optimizers.rule_forms import explain_rule
+    from workbench.topics.optimizers.study import OptimizersStudy as Study
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = ["Study", "better_rule", "diagnose", "explain_rule", "plot", "plot_rule_forms"]
 
 TOPIC = Topic(
     name="optimizers",
@@ -16,10 +29,10 @@ TOPIC = Topic(
             shows="The learning rates over which each update rule trains.",
             caption="Long bars are healthy, with the diamond, the baseline's own learning rate, well inside the bar of its rule.",
             codes=("optimizers.better",),
-            draw=plot_optimizers,
+            draw=plot,
             kind="optimizers",
             size=(6.4, 3.9),
         ),
     ),
-    studies={"optimizers": StudyKind(diagnose=diagnose_optimizers, pictures=("optimizers",))},
+    studies={"optimizers": StudyKind(diagnose=diagnose, pictures=("optimizers",))},
 )

@@ -1,10 +1,88 @@
-"""What the report and the pages have to know of this question."""
+"""What limits asynchronous training on parameter servers?"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server
-from workbench.topics.parameter_server.figures import plot_server_load, plot_staleness, plot_throughput
+from workbench.lazy import lazily
+from workbench.topics.parameter_server.diagnose import CODES
+from workbench.topics.parameter_server.diagnose import diagnose_parameter_server as diagnose
+from workbench.topics.parameter_server.diagnose import server_remedies as remedies
+from workbench.topics.parameter_server.figures import plot_server_load as plot
+from workbench.topics.parameter_server.figures import plot_staleness, plot_throughput
+
+if TYPE_CHECKING:
+    from workbench.parameter_server.cluster.cluster import create_in_process_cluster
+    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.cluster.connect import connect_to_cluster
+    from workbench.parameter_server.cluster.serve_task import serve_task
+    from workbench.parameter_server.context import get_current_worker_index
+    from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
+    from workbench.parameter_server.data.distributed_dataset import DatasetCreator, InputContext
+    from workbench.parameter_server.data.string_lookup import StringLookup
+    from workbench.parameter_server.data.visits import count_visits
+    from workbench.parameter_server.fit.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
+    from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+    from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
+    from workbench.parameter_server.fit.sidecar import SidecarEvaluator
+    from workbench.parameter_server.fit.strategy_model import StrategyModel
+    from workbench.parameter_server.servers.partitioners import (
+        FixedShardsPartitioner,
+        MaxSizePartitioner,
+        MinSizePartitioner,
+    )
+    from workbench.parameter_server.servers.variable import ShardedVariable
+    from workbench.parameter_server.strategy import ParameterServerStrategy as Strategy
+    from workbench.parameter_server.trials.trainer import ParameterServerTrainer as Trainer
+    from workbench.parameter_server.workers.closure import RemoteValue
+    from workbench.parameter_server.workers.resources import PerWorkerValues
+    from workbench.topics.parameter_server.panel import parameter_server_panel as panel
+    from workbench.topics.parameter_server.server_load import server_throughput
+    from workbench.topics.parameter_server.study import ParameterServerStudy as Study
+    from workbench.topics.parameter_server.study import audit_parameter_server as audit
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = [
+    "BackupAndRestore",
+    "Callback",
+    "CheckpointManager",
+    "ClusterCoordinator",
+    "ClusterResolver",
+    "DatasetCreator",
+    "FixedShardsPartitioner",
+    "InputContext",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "ModelCheckpoint",
+    "PerWorkerValues",
+    "RemoteValue",
+    "ShardedVariable",
+    "SidecarEvaluator",
+    "Strategy",
+    "StrategyModel",
+    "StringLookup",
+    "Study",
+    "TensorBoard",
+    "Trainer",
+    "audit",
+    "connect_to_cluster",
+    "count_visits",
+    "create_in_process_cluster",
+    "diagnose",
+    "evaluate_direct",
+    "evaluate_distributed",
+    "get_current_worker_index",
+    "merge_buffers",
+    "panel",
+    "plot",
+    "plot_staleness",
+    "plot_throughput",
+    "remedies",
+    "serve_task",
+    "server_throughput",
+]
 
 TOPIC = Topic(
     name="parameter_server",
@@ -16,7 +94,7 @@ TOPIC = Topic(
             caption="Bars that end at the dashed line are healthy; one far beyond it decides how fast all are, and its longest part is the "
             "variable to split.",
             codes=("ps.imbalance", "ps.hotspot"),
-            draw=plot_server_load,
+            draw=plot,
             facts="parameter_server",
         ),
         Figure(
@@ -38,6 +116,6 @@ TOPIC = Topic(
         ),
     ),
     studies={
-        "parameter_server": StudyKind(diagnose=diagnose_parameter_server, pictures=("server-load",)),
+        "parameter_server": StudyKind(diagnose=diagnose, pictures=("server-load",)),
     },
 )

@@ -1,4 +1,4 @@
-"""What the report and the pages have to know of this question."""
+"""Does the learning rate's schedule do what it should?"""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, Topic
 from workbench.plots.words import counted, number_text
 from workbench.topics.schedule.diagnose import CODES
-from workbench.topics.schedule.figures import plot_schedule
+from workbench.topics.schedule.diagnose import diagnose_schedule as diagnose
+from workbench.topics.schedule.figures import plot_schedule as plot
+
+__all__ = ["diagnose", "plot"]
 
 
 def _draw_schedule(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     chosen = (diagnosis.recommendation or {}).get("config") or record.config
-    return plot_schedule(_with_schedule(chosen), baseline=_with_schedule(record.config), ax=ax)
+    return plot(_with_schedule(chosen), baseline=_with_schedule(record.config), ax=ax)
 
 
 def _with_schedule(stored: Mapping[str, Any]) -> TrainConfig:

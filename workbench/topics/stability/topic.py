@@ -1,17 +1,28 @@
-"""What the report and the pages have to know of this question."""
+"""Is training stable, and what cures it where it is not?"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
+from workbench.lazy import lazily
 from workbench.plots.frames import curve, evaluations, lr_of, trials_in
 from workbench.plots.words import first_and_end, number_text
-from workbench.topics.stability.diagnose import CODES, diagnose_instability
-from workbench.topics.stability.figures import plot_confirm, plot_probe
+from workbench.topics.stability.diagnose import CODES
+from workbench.topics.stability.diagnose import check_stability as check
+from workbench.topics.stability.diagnose import diagnose_instability as diagnose
+from workbench.topics.stability.figures import plot_confirm
+from workbench.topics.stability.figures import plot_probe as plot
+
+if TYPE_CHECKING:
+    from workbench.topics.stability.study import InstabilityStudy as Study
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = ["Study", "check", "diagnose", "plot", "plot_confirm"]
 
 EVERY_STEPS = 100
 """The coarse interval that the picture of the probe draws (F1.10)."""
@@ -53,7 +64,7 @@ TOPIC = Topic(
             caption="Where the every-step curve climbs above the dotted line and the coarse one does not, the usual evaluation "
             "interval hides an unstable start.",
             codes=("stability.early_recovers", "stability.early"),
-            draw=plot_probe,
+            draw=plot,
             numbers=_probe_numbers,
             alone=True,
         ),
@@ -67,5 +78,5 @@ TOPIC = Topic(
             alone=True,
         ),
     ),
-    studies={"instability": StudyKind(diagnose=diagnose_instability, pictures=("confirm", "loss-curves"))},
+    studies={"instability": StudyKind(diagnose=diagnose, pictures=("confirm", "loss-curves"))},
 )

@@ -1,10 +1,22 @@
-"""What the report and the pages have to know of this question."""
+"""Is a warmup needed, and how long?"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.findings.topic import Figure, StudyKind, Topic
-from workbench.topics.warmup.diagnose import CODES, diagnose_warmup
-from workbench.topics.warmup.figures import plot_warmup
+from workbench.lazy import lazily
+from workbench.topics.warmup.diagnose import CODES
+from workbench.topics.warmup.diagnose import diagnose_warmup as diagnose
+from workbench.topics.warmup.figures import plot_warmup as plot
+
+if TYPE_CHECKING:
+    from workbench.topics.warmup.panel import warmup_panel as panel
+    from workbench.topics.warmup.study import WarmupStudy as Study
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
+
+__all__ = ["Study", "diagnose", "panel", "plot"]
 
 TOPIC = Topic(
     name="warmup",
@@ -15,9 +27,9 @@ TOPIC = Topic(
             shows="Which warmup lengths train, at which learning rate.",
             caption="The star is the shortest that trains; crosses up to the cap say that no allowed warmup opens that learning rate.",
             codes=("warmup.shortest", "warmup.insufficient"),
-            draw=plot_warmup,
+            draw=plot,
             size=(6.4, 3.9),
         ),
     ),
-    studies={"warmup": StudyKind(diagnose=diagnose_warmup, pictures=("warmup", "loss-curves"))},
+    studies={"warmup": StudyKind(diagnose=diagnose, pictures=("warmup", "loss-curves"))},
 )

@@ -1,0 +1,51 @@
+"""Names that are imported when they are first used, so that `import workbench` brings in neither torch nor matplotlib.
+
+A module says in plain imports where its public names live: `workbench/__init__.pyi` does, and the `topic.py` of a
+question for its names that need torch or widgets, under `if TYPE_CHECKING`. Type checkers read the same imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a module whose names live where the file `source` imports them from."""
+    homes = imported_names(Path(source))
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"{module} has no {name!r}; dir() of it lists what there is")
+        home, there = homes[name]
+        found = vars(importlib.import_module(home))
+        value = found[there] if there in found else importlib.import_module(f"{home}.{there}")
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return load, lambda: sorted(sys.modules[module].__all__)
+
+
+@cache
+def imported_names(source: Path) -> dict[str, tuple[str, str]]:
+    """Return name -> (module, name there) of everything that a file imports by `from ... import`."""
+    imports = [n for n in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if isinstance(n, ast.ImportFrom)]
+    return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
+
+
+@cache
+def public_spelling() -> dict[str, str]:
+    """Return how a person writes what is defined under another name, as "LRSweep" -> "wb.lr_sweep.Study"."""
+    package = Path(__file__).parent
+    spelled = {}
+    for name, (home, there) in imported_names(package / "__init__.pyi").items():
+        spelled[there] = f"wb.{name}"
+        if there == "topic":
+            names = imported_names(package.parent.joinpath(*home.split("."), "topic.py"))
+            spelled |= {defined: f"wb.{name}.{public}" for public, (_, defined) in names.items()}
+    return spelled
