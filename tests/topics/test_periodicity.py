@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
 import workbench as wb
-from tests.benchmarks.periodicity import by_steps_or_time, clean_alarms, planted, planted_found
+from tests.benchmarks.periodicity import by_steps_or_time, clean_alarms, planted_found
 from tests.helpers.records import MemoryRecord, empty, one_trial
 from tests.helpers.streams import digits_streams
-from workbench.errors import UsageError
 from workbench.findings.finding import Finding
 from workbench.plots.style import why_not_measured
 from workbench.topics.data.order import label_order
@@ -39,36 +38,12 @@ def test_at_most_one_in_a_hundred_clean_curves_fires() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "known", "found", "named"), [(2.0, True, 0.95, 0.95), (1.0, True, 0.8, 0.8), (2.0, False, 0.87, 0.7)]
+    ("size", "known", "found", "named"), [(2.0, True, 0.97, 0.97), (1.0, True, 0.85, 0.85), (2.0, False, 0.84, 0.66)]
 )
 def test_planted_patterns_are_found_and_named(size: float, known: bool, found: float, named: float) -> None:
     pairs = [pair for pairs in planted_found(200, size, known=known).values() for pair in pairs]
     for k, share in enumerate((found, named)):
         assert binomtest(sum(pair[k] for pair in pairs), len(pairs), share, alternative="less").pvalue > 0.05
-
-
-@pytest.mark.parametrize("memory", [0.0, 0.9])
-def test_the_chance_of_one_frequency_is_that_of_noise(memory: float) -> None:
-    """The ordinate at one place of the scan, of noise that the prewhitening makes white again, is exponential."""
-    chances = []
-    for _ in range(400):
-        noise = RNG.standard_normal(256)
-        for k in range(1, len(noise)):
-            noise[k] += memory * noise[k - 1]
-        chances.append(find_period(np.arange(256.0), noise).chance[60])
-    for level in (0.5, 0.1):
-        assert abs(np.mean(np.array(chances) < level) - level) < 0.09
-
-
-def test_what_is_found_is_below_one_of_the_two_bounds() -> None:
-    seen = set()
-    for seed in range(120):
-        curve, period = planted("AR(1) 0.6", "sine", 0.5, np.random.default_rng(seed))
-        found = find_period(np.arange(len(curve), dtype=float), curve, epoch=period)
-        below = found.epoch_chance < found.epoch_bound or found.chance.min() < found.bound
-        assert below or found.period is None
-        seen.add(below)
-    assert seen == {True, False}
 
 
 def test_fixed_steps_show_what_fixed_times_blur() -> None:
@@ -119,10 +94,8 @@ def test_a_trend_a_jump_and_the_edge_of_stability_are_no_period() -> None:
     ("values", "said"),
     [
         (np.full(150, 0.5), "constant"),
-        (np.zeros(150), "constant"),
         (np.full(150, np.nan), "0 finite values"),
         (np.arange(MIN_POINTS - 1.0), f"{MIN_POINTS - 1} finite values"),
-        (np.empty(0), "0 finite values"),
         (np.where(np.arange(150) % 20 == 0, np.inf, 1.0), "19 finite values"),
     ],
 )
@@ -169,13 +142,6 @@ def judged(made: MemoryRecord, **options: Any) -> Finding:
     assert (finding.code, finding.clause) == ("evaluation.periodic", "P2.9")
     assert finding.advice or finding.status not in ("warn", "fail")
     return finding
-
-
-def test_a_clean_run_is_silent_and_shows_its_numbers() -> None:
-    finding = judged(record(data=CLEAN_DATA))
-    assert (finding.status, finding.threshold, finding.evidence["epoch_steps"]) == ("ok", 0.01, EPOCH)
-    assert set(finding.evidence["series"]) == {"validation/loss", "train/loss"}
-    assert judged(record(batch_size=1000)).evidence["epoch_steps"] is None, "full batches have no epoch"
 
 
 @pytest.mark.parametrize(
@@ -226,8 +192,12 @@ def test_a_period_that_is_no_epoch_and_a_schedule_that_explains_it() -> None:
     assert judged(made).status == "warn"
 
 
-def test_the_false_alarm_rate_is_of_all_curves_together() -> None:
-    made = record()
+def test_a_clean_run_is_silent_and_the_false_alarm_rate_is_of_all_its_curves_together() -> None:
+    made = record(data=CLEAN_DATA)
+    finding = judged(made)
+    assert (finding.status, finding.threshold, finding.evidence["epoch_steps"]) == ("ok", 0.01, EPOCH)
+    assert set(finding.evidence["series"]) == {"validation/loss", "train/loss"}
+    assert judged(record(batch_size=1000)).evidence["epoch_steps"] is None, "full batches have no epoch"
     bounds = [s.found.bound for s in periodic_series(made, alpha=0.01)]
     alone = [find_period(s.steps, s.values, epoch=EPOCH, alpha=0.005).bound for s in periodic_series(made)]
     assert bounds == pytest.approx(alone), "1 % for two curves is half a per cent for each"
@@ -300,8 +270,8 @@ def test_a_stream_that_is_shuffled_anew_has_no_period(tmp_path: Path, optimizer:
     assert trained("clean stream", tmp_path, optimizer=optimizer, peak_lr=lr).status == "ok"
 
 
-def drawn(made: Any, **options: Any) -> Axes:
-    ax = wb.periodicity.plot(made, wb.periodicity.diagnose(made), ax=Figure().subplots(), **options)
+def drawn(made: Any) -> Axes:
+    ax = wb.periodicity.plot(made, wb.periodicity.diagnose(made), ax=Figure().subplots())
     ax.get_figure(root=True).savefig(io.BytesIO())
     return ax
 
@@ -322,20 +292,5 @@ def test_the_spectrum_has_the_planted_period_above_its_line_and_a_clean_run_belo
     clean = drawn(record())
     least = min(np.min(each.get_ydata()) for each in clean.lines if "/loss" in str(each.get_label()))
     assert least > line(clean, "above it").get_ydata()[0]
-
-
-def test_the_curve_with_its_period_marked() -> None:
-    sick, clean = drawn(record(BUMP), view="curve"), drawn(record(), view="curve")
-    marks = [each.get_xdata()[0] for each in sick.lines[1:]]
-    assert np.diff(marks) == pytest.approx(np.full(len(marks) - 1, EPOCH), rel=0.02)
-    assert "repeats" in sick.get_title(loc="left")
-    assert "does not repeat" in clean.get_title(loc="left")
-    assert any("no period found" in str(each.get_label()) for each in clean.lines)
-
-
-def test_what_cannot_be_drawn() -> None:
-    for view in ("spectrum", "curve"):
-        assert why_not_measured(drawn(empty(), view=view))
-        assert why_not_measured(drawn(record(np.full(600, np.nan), np.full(600, np.nan)), view=view))
-    with pytest.raises(UsageError, match="view='wave' is not known"):
-        wb.periodicity.plot(record(), view="wave")  # type: ignore[arg-type]
+    assert why_not_measured(drawn(empty()))
+    assert why_not_measured(drawn(record(np.full(600, np.nan), np.full(600, np.nan))))

@@ -8,18 +8,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.topics.data.diagnose import diagnose_data
-from workbench.topics.periodicity.period import MIN_CYCLES, MIN_POINTS, Period, find_period
-
-Floats = NDArray[np.float64]
+from workbench.topics.periodicity.period import MIN_CYCLES, MIN_POINTS, Floats, Period, find_period
 
 CODES = Codes({"evaluation.periodic": "P2.9"})
 _finding = partial(CODES.finding, "evaluation.periodic")
+
 PHASES = 24
 STAIRCASE = 0.5
 """Share of the pattern within an epoch that a drop at its start and a straight way from there explains (rule of thumb)."""
@@ -90,85 +89,62 @@ def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Findin
     if epochs < MIN_CYCLES:
         said = f"Does not apply: {epochs:.1f} epochs, and a pattern has to repeat {MIN_CYCLES:g} times to be one"
         return _finding("ok", f"{said}.", evidence=evidence)
-    learned = (
-        training is not None and training.found.period is not None and epoch is not None
-    )  # full batches have no order
+    learned = training is not None and training.found.period is not None and epoch is not None  # full batches have none
     if training is not None and learned and epoch is not None:
         evidence["staircase"] = _staircase(training, epoch)
     periodic = [s for s in held if s.found.period is not None]
     if periodic:
-        return _of_validation(record, min(periodic, key=lambda s: s.found.p), evidence)
+        return _explained(record, min(periodic, key=lambda s: s.found.p), evidence, held=True)
     if training is not None and learned:
-        return _of_training(record, training, evidence)
-    return _silent(held, training, epoch, alpha, evidence)
+        return _explained(record, training, evidence, held=False)
+    return _silent(held, training, alpha, evidence)
 
 
-def _of_validation(record: RecordLike, series: Series, evidence: dict[str, Any]) -> Finding:
-    """Judge a pattern in a metric of validation or test data."""
-    found = series.found
+def _explained(record: RecordLike, series: Series, evidence: dict[str, Any], *, held: bool) -> Finding:
+    """Judge a pattern, in a metric of `held` out data or in the training loss alone, by what the record knows of its cause."""
+    found, data = series.found, diagnose_data(record)
+    codes = ("data.unshuffled", "data.weak_shuffle", *(["data.leakage"] if held else []))
+    looked = {code: data[code] for code in codes}
+    bad = {code: each for code, each in looked.items() if each.status in ("warn", "fail")}
     said = f"{series.name} repeats every {_every(series)}, p = {found.p:.1g}"
+    said = said if held else f"The training loss repeats every {_every(series)}, and validation does not"
     numbers: dict[str, Any] = {"value": found.period, "unit": "steps", "evidence": evidence}
     if _of_schedule(record, series.trial, found):
         evidence["cause"] = "schedule"
-        return _finding("ok", f"{said}; so does the learning rate, which explains it.", **numbers)
-    data = diagnose_data(record)
-    looked = {code: data[code] for code in ("data.unshuffled", "data.weak_shuffle", "data.leakage")}
-    bad = {code: each for code, each in looked.items() if each.status in ("warn", "fail")}
+        explains = ", which explains it" if held else ""
+        return _finding("ok", f"{said}; so does the learning rate{explains}.", **numbers)
     causes = ["leakage"] * ("data.leakage" in bad) + ["shuffling"] * bool(bad.keys() - {"data.leakage"})
-    evidence |= {
-        "cause": " and ".join(causes) or "unknown",
-        "found_in_the_data": {code: each.status for code, each in looked.items()},
-    }
+    evidence["cause"] = " and ".join(causes) or "unknown"
+    if held:
+        evidence["found_in_the_data"] = {code: each.status for code, each in looked.items()}
     if causes:
-        why, advice = (
-            " ".join(each.summary for each in bad.values()),
-            [line for each in bad.values() for line in each.advice],
-        )
-        return _finding("fail", f"{said}. {why}", advice=tuple(advice), **numbers)
-    unknown = all(each.status == "not_measured" for each in looked.values())
-    known = (
-        "nobody has looked at the data"
-        if unknown
-        else "neither overlap of the splits nor a fault of the order was found"
-    )
-    return _finding(
-        "warn", f"{said}; {known}.",
-        advice=(
+        why = " ".join(each.summary for each in bad.values())
+        advice = tuple(line for each in bad.values() for line in each.advice)
+        return _finding("fail" if held else "warn", f"{said}{'' if held else ': poor shuffling'}. {why}", advice=advice, **numbers)  # fmt: skip
+    if held:
+        known = "neither overlap of the splits nor a fault of the order was found"
+        if all(each.status == "not_measured" for each in looked.values()):
+            known = "nobody has looked at the data"
+        advice = (
             "Compare the splits and the order of the loader you train with: wb.data.audit(loader, validation=...).",
             "A pattern at another period than the epoch points to something else that repeats: shards, a sampler, a schedule.",
-        ), **numbers,
-    )  # fmt: skip
+        )
+        return _finding("warn", f"{said}; {known}.", advice=advice, **numbers)
+    remembers = found.harmonic is not None and evidence.get("staircase", 0.0) >= STAIRCASE
+    if remembers or all(each.status == "ok" for each in looked.values()):
+        evidence["cause"] = "memorisation"
+        why = "; batches come in another order each epoch, so it is what the model remembers of the last one."
+        if remembers:
+            why = ": it falls where an epoch begins, as a model does that remembers examples. That is healthy."
+        return _finding("ok", said + why, **numbers)
+    said += ", and it is no drop at the start of an epoch: do batches come in the same order each time?"
+    advice = ("Observe the loader you train with over two epochs: wb.data.audit(loader).",)
+    return _finding("warn", said, advice=advice, **numbers)
 
 
-def _of_training(record: RecordLike, series: Series, evidence: dict[str, Any]) -> Finding:
-    """Judge a pattern in the training loss alone."""
-    said = f"The training loss repeats every {_every(series)}, and validation does not"
-    numbers: dict[str, Any] = {"value": series.found.period, "unit": "steps", "evidence": evidence}
-    if _of_schedule(record, series.trial, series.found):
-        evidence["cause"] = "schedule"
-        return _finding("ok", f"{said}; so does the learning rate.", **numbers)
-    data = diagnose_data(record)
-    order = [data[code] for code in ("data.unshuffled", "data.weak_shuffle")]
-    bad = next((each for each in order if each.status in ("warn", "fail")), None)
-    if bad is not None:
-        evidence["cause"] = "shuffling"
-        return _finding("warn", f"{said}: poor shuffling. {bad.summary}", advice=tuple(bad.advice), **numbers)
-    evidence["cause"] = "memorisation"
-    if series.found.harmonic is not None and evidence.get("staircase", 0.0) >= STAIRCASE:
-        return _finding("ok", f"{said}: it falls where an epoch begins, as a model does that remembers examples. That is healthy.", **numbers)  # fmt: skip
-    if all(each.status == "ok" for each in order):
-        return _finding("ok", f"{said}; batches come in another order each epoch, so it is what the model remembers of the last one.", **numbers)  # fmt: skip
-    evidence["cause"] = "unknown"
-    return _finding(
-        "warn", f"{said}, and it is no drop at the start of an epoch: do batches come in the same order each time?",
-        advice=("Observe the loader you train with over two epochs: wb.data.audit(loader).",), **numbers,
-    )  # fmt: skip
-
-
-def _silent(
-    held: Sequence[Series], training: Series | None, epoch: float | None, alpha: float, evidence: dict[str, Any]
-) -> Finding:
-    judged = [s for s in held if s.found.reason is None]
+def _silent(held: Sequence[Series], training: Series | None, alpha: float, evidence: dict[str, Any]) -> Finding:
+    """Say of a trial without a pattern whether one could have been seen."""
+    epoch, judged = evidence["epoch_steps"], [s for s in held if s.found.reason is None]
     ask = f"Evaluate at least {MIN_POINTS} times, every fixed number of steps."
     if epoch is not None:
         every = max(1, int(epoch / 4.5))
@@ -186,10 +162,8 @@ def _silent(
         return _finding("not_measured", f"Not measured: {why}. {ask}", evidence=evidence)
     names = ", ".join(s.name for s in (*judged, *([] if training is None or training.found.reason else [training])))
     least = min(s.found.p for s in judged)
-    return _finding(
-        "ok", f"No period in {names} of trial {evidence['trial']} (p = {least:.2g}).", value=least, unit="p", threshold=alpha,
-        evidence=evidence,
-    )  # fmt: skip
+    said = f"No period in {names} of trial {evidence['trial']} (p = {least:.2g})."
+    return _finding("ok", said, value=least, unit="p", threshold=alpha, evidence=evidence)
 
 
 def _every(series: Series) -> str:
@@ -217,20 +191,16 @@ def _of_schedule(record: RecordLike, number: int, found: Period) -> bool:
 def _staircase(series: Series, epoch: float) -> float:
     """Return the share of the pattern within an epoch that a drop at its start explains: 1 is a staircase, 0 none."""
     finite = np.isfinite(series.values)
-    steps, values = series.steps[finite], series.values[finite]
+    steps, values = series.steps[finite], pd.Series(series.values[finite])  # noqa: PD011
     width = max(1, round(epoch / max(float(np.median(np.diff(steps))), 1e-9)))
-    if len(values) < 3 * width:
+    if len(values) < 3 * width or min(PHASES, width) < 3:
         return 0.0
-    kernel = np.ones(width) / width
-    trend = np.convolve(values, kernel, mode="valid")
-    offset = (width - 1) // 2
-    rest = values[offset : offset + len(trend)] - trend
-    phase = np.floor(steps[offset : offset + len(trend)] % epoch / epoch * min(PHASES, width)).astype(int)
-    profile = np.array([rest[phase == k].mean() for k in range(min(PHASES, width)) if (phase == k).any()])
-    if len(profile) < 3 or profile.std() == 0:
+    apart = values - values.rolling(width, center=True).mean()
+    phase = np.floor(steps % epoch / epoch * min(PHASES, width))
+    profile = apart.groupby(phase).mean().to_numpy()
+    if not profile.std() > 0:
         return 0.0
-    ramp = np.arange(len(profile)) - (len(profile) - 1) / 2
-    correlation = float(np.corrcoef(profile, ramp)[0, 1])
+    correlation = float(np.corrcoef(profile, np.arange(len(profile)))[0, 1])
     return correlation**2 if correlation > 0 else 0.0  # above its trend at the end of an epoch, below at the start
 
 
@@ -239,47 +209,39 @@ def _trial(record: RecordLike) -> int | None:
 
     A run at another learning rate may swing for reasons of its own.
     """
-    trials = record.trials
+    trials, evals = record.trials, record.evals
     if not len(trials):
         return None
     sound = trials[trials["state"] != "diverged"]
     rows = sound if len(sound) else trials
-    evals = record.evals
     held = evals[evals["split"] != "train"] if len(evals) else evals
-    often = [(int(t), int(held.loc[held["trial"] == t, "step"].nunique())) for t in rows["trial"]]
-    enough = [t for t, count in often if count >= MIN_POINTS]
+    often = {int(t): int(held.loc[held["trial"] == t, "step"].nunique()) for t in rows["trial"]}
     baseline = [int(t) for t in rows.loc[rows["stage"].isin(["baseline", "trial"]), "trial"]]
     if baseline:
-        return next((t for t in baseline if t in enough), baseline[0])
-    return max(often, key=lambda pair: pair[1])[0]
+        return next((t for t in baseline if often[t] >= MIN_POINTS), baseline[0])
+    return max(often, key=lambda t: often[t])
 
 
 def _curves(record: RecordLike, number: int) -> list[tuple[str, Floats, Floats]]:
-    curves = []
-    evals = record.evals
+    curves, evals, steps = [], record.evals, record.steps
     rows = evals[evals["trial"] == number] if "trial" in evals else evals
     for (split, metric), part in rows.groupby(["split", "metric"], sort=True) if len(rows) else []:
         if split in ("validation", "test"):
             once = part.drop_duplicates("step", keep="last").sort_values("step")
-            curves.append((f"{split}/{metric}", *_numbers(once["step"], once["value"])))
-    steps = record.steps
-    if "loss" in steps and "trial" in steps:
-        own = steps[steps["trial"] == number]
-        if len(own):
-            curves.append(("train/loss", *_numbers(own["step"], own["loss"])))
-    return curves
-
-
-def _numbers(steps: Any, values: Any) -> tuple[Floats, Floats]:
-    return steps.to_numpy(dtype=np.float64), values.to_numpy(dtype=np.float64, na_value=np.nan)
+            curves.append((f"{split}/{metric}", once["step"], once["value"]))
+    own = steps[steps["trial"] == number] if {"loss", "trial"} <= set(steps) else steps[:0]
+    if len(own):
+        curves.append(("train/loss", own["step"], own["loss"]))
+    return [
+        (name, x.to_numpy(dtype=np.float64), y.to_numpy(dtype=np.float64, na_value=np.nan)) for name, x, y in curves
+    ]
 
 
 def _epoch(record: RecordLike, number: int) -> float | None:
     """Return the steps of one epoch, the incomplete last batch dropped; None for full batches and where it is unknown."""
     rows = record.trials[record.trials["trial"] == number]
-    examples, batch = (
-        rows[name].iloc[0] if len(rows) and name in rows else None for name in ("train_examples", "batch_size")
-    )
+    names = ("train_examples", "batch_size")
+    examples, batch = (rows[name].iloc[0] if len(rows) and name in rows else None for name in names)
     if not examples or not batch or not np.isfinite(float(examples)):
         return None
     epoch = int(examples) // int(batch)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
-from scipy.signal import windows
-from scipy.stats import chi2, norm
+from scipy.stats import combine_pvalues
 
 Floats = NDArray[np.float64]
-
 MIN_POINTS = 32
 MIN_CYCLES = 5.0
 """Below this the trend of a run and a pattern cannot be told apart (rule of thumb)."""
@@ -20,56 +18,62 @@ APART = 8.0
 HARMONICS = 8
 HIGHEST = 0.4
 """Cycles per sample up to which the scan looks: oscillation from one sample to the next is training at the edge of stability."""
-MOST_POINTS = 16_384
 LOCAL = 8.0
 """Neighbourhoods in a series, within which its trend and its size are taken out (rule of thumb)."""
 PADDING = 4
 """Frequencies looked at per independent one, so that no line falls between two."""
 BESIDE = 3
-"""Independent frequencies on either side whose noise a line is held against (rule of thumb)."""
-SLOW = 2.5
-"""Samples in an epoch from which values one epoch apart can be compared."""
-LAGS = (1, 2)
-"""Values have to be alike this many epochs apart, each by itself (rule of thumb)."""
-COHERENT = 0.01
-"""A line must hold its phase over the pieces of the series, at this level."""
+"""Independent frequencies on either side whose noise a line is compared with (rule of thumb)."""
+SCAN, EPOCH = 4, 8
+"""Shares of the false-alarm rate: a quarter for the scan, an eighth each for the first line of an epoch and for all of them. Half is kept
+back, because noise near a line is only roughly that at the line (measured: tests/benchmarks/periodicity.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """What was found in one series."""
+    """What was found in one series.
 
-    reason: str | None = None  # why it could not be looked at; None where it could
-    # chance of as strong a pattern in a series without one, all frequencies looked at taken into account
+    Attributes:
+        reason: why it could not be looked at; None where it could.
+        p: chance of as strong a pattern in a series without one, all frequencies looked at taken into account.
+        period: steps after which it repeats; None where nothing is significant.
+        harmonic: which multiple of 1 / epoch the strongest line is; None where it is none, or no epoch is known.
+        epoch_seen: the points can show a pattern of one epoch, and there are epochs enough.
+        epoch_chance: of the lines of one epoch, the first or all together; 1 where an epoch cannot be seen.
+        epoch_bound: the chance below which they are significant.
+        share: of the variance from sample to sample that repeats.
+        size: root mean square of the repeating part, in the unit of the series.
+        bound: the chance below which a single frequency is significant.
+        frequency: that were scanned, cycles per step, shape (frequencies,).
+        chance: at each of them, alone.
+    """
+
+    reason: str | None = None
     p: float = 1.0
-    period: float | None = None  # steps after which it repeats; None where nothing is significant
-    # which multiple of 1 / epoch the strongest line is; None where it is none, or no epoch is known
+    period: float | None = None
     harmonic: int | None = None
-    epoch_seen: bool = False  # the points can show a pattern of one epoch, and there are epochs enough
-    # of the lines of one epoch, the first or all together, or of values one epoch apart that are as alike; 1 where an
-    # epoch cannot be seen
+    epoch_seen: bool = False
     epoch_chance: float = 1.0
-    epoch_bound: float = 0.0  # the chance below which they are significant
-    share: float = 0.0  # of the variance from sample to sample that repeats
-    size: float = 0.0  # root mean square of the repeating part, in the unit of the series
-    bound: float = 0.0  # the p below which a single frequency is significant
-    frequency: Floats = field(default_factory=lambda: np.empty(0))  # of the periodogram, cycles per step
-    chance: Floats = field(default_factory=lambda: np.empty(0))  # p at each of them, alone
+    epoch_bound: float = 0.0
+    share: float = 0.0
+    size: float = 0.0
+    bound: float = 0.0
+    frequency: Floats = field(default_factory=lambda: np.empty(0))
+    chance: Floats = field(default_factory=lambda: np.empty(0))
 
 
 def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, alpha: float = 0.01) -> Period:
     """Return whether `values` repeat, with a false-alarm rate of at most `alpha` for the series as a whole.
 
-    Half of `alpha` goes to a scan of all periods from 2.5 samples to a fifth of the run, half to the period of one epoch with
-    its harmonics, which is known beforehand. Points that are not evenly spaced are put on an even grid first.
+    The periodogram is tested at the period of one epoch, which is known beforehand, with its harmonics; and at all periods from 2.5
+    samples to a fifth of the run. Points that are not evenly spaced are put on an even grid first.
 
     Args:
         steps: when each value was measured, shape (points,), increasing.
         values: of the metric; the longest finite stretch counts.
         epoch: steps per epoch, where known.
-        alpha: false-alarm rate.
 
-    Source: Thomson 1982 for holding a line against its neighbours; Fisher's method for several lines together.
+    Source: an F test of each ordinate against its neighbours (Thomson 1982); Fisher's method for several of them.
     """
     steps, values = _finite_stretch(np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64))
     if len(values) < MIN_POINTS:
@@ -78,114 +82,39 @@ def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, al
     if unit == 0 or np.ptp(values / unit) <= 1e-12:
         return Period(reason="the values are constant")
     steps, values, even = _even_grid(steps, values / unit)
-    spacing = (steps[-1] - steps[0]) / (len(steps) - 1)
-    spectrum = _Periodogram(_prewhitened(values))
-    samples, frequency, chance = spectrum.samples, spectrum.frequency, spectrum.chance
+    spacing, series = (steps[-1] - steps[0]) / (len(steps) - 1), _whitened(values)
+    every, samples = _ordinate_chances(series), len(series)
+    place = np.arange(len(every)) / len(every)
+    scanned = (place >= MIN_CYCLES / samples) & (place <= HIGHEST)
+    frequency, chance = place[scanned], every[scanned]
     harmonics = [] if epoch is None else _harmonics(epoch / spacing, samples, even=even)
-    bound = alpha / 2 / len(chance)
-    strongest = float(frequency[chance.argmin()])
-    by_scan = spectrum.held(strongest, alpha * float(chance.min()) / bound)
-    epoch_chance = _by_epoch(spectrum, harmonics)
-    if harmonics and epoch is not None and epoch / spacing >= SLOW:  # noise that swings by itself forgets its phase
-        epoch_chance = min(epoch_chance, max(spectrum.comb_chance(lag * epoch / spacing) for lag in LAGS))
-    p = min(1.0, by_scan, 6 * epoch_chance)  # half of alpha, for three ways of seeing an epoch
-    known = Period(
-        p=p, epoch_seen=bool(harmonics), epoch_chance=epoch_chance, epoch_bound=alpha / 6, frequency=frequency / spacing,
-        chance=chance, bound=bound,
+    at_epoch = np.maximum([every[round(seen * len(every))] for _, seen in harmonics], 1e-300)
+    epoch_chance = float(min(at_epoch[0], combine_pvalues(at_epoch).pvalue)) if harmonics else 1.0
+    by_scan = SCAN * len(chance) * float(chance.min())
+    found = Period(
+        p=min(1.0, by_scan, EPOCH * epoch_chance), epoch_seen=bool(harmonics), epoch_chance=epoch_chance, epoch_bound=alpha / EPOCH,
+        frequency=frequency / spacing, chance=chance, bound=alpha / SCAN / len(chance),
     )  # fmt: skip
-    if p >= alpha:
-        return known
-    near = [(abs(strongest - seen), multiple) for multiple, seen in harmonics]
-    harmonic = min(near)[1] if near and by_scan < alpha and min(near)[0] <= 1.0 / samples else None
-    if harmonic is None and 6 * epoch_chance < alpha:
+    if found.p >= alpha:
+        return found
+    strongest = float(frequency[chance.argmin()])
+    off, multiple = min(((abs(strongest - seen), k) for k, seen in harmonics), default=(np.inf, 0))
+    harmonic = multiple if by_scan < alpha and off <= 1.0 / samples else None
+    if harmonic is None and EPOCH * epoch_chance < alpha:
         harmonic = harmonics[0][0]
     if harmonic is not None and epoch is not None:
-        multiples, cycles = [multiple for multiple, _ in harmonics], spacing / epoch
+        multiples, cycles = [k for k, _ in harmonics], spacing / epoch
     else:
-        cycles = _fundamental(spectrum, strongest, bound)
+        cycles = _fundamental(frequency, chance, found.bound, samples)
         multiples = [k for k in range(1, HARMONICS + 1) if cycles * k < 0.5]
     # a sum over an even grid sees a frequency beyond half a cycle per sample where it appears
-    trial = cycles + np.linspace(-0.75, 0.75, 61) / samples
-    cycles = float(trial[np.argmax(sum(spectrum.energy(multiple * trial) for multiple in multiples))])
+    tried = cycles + np.linspace(-0.75, 0.75, 61) / samples
+    cycles = float(tried[np.argmax(sum(_energy(series, k * tried) for k in multiples))])
     share, size = _repeating(values, [cycles * k for k in multiples])
-    return Period(
-        **{**vars(known), "period": spacing / cycles, "harmonic": harmonic, "share": share, "size": unit * size}
-    )
-
-
-class _Periodogram:
-    """Ordinates of an evenly spaced series, each held against the mean of its neighbours by an F test.
-
-    Neighbours are whole cycles per series away, where a line leaves nothing, so nothing is assumed of the noise but that its
-    spectrum is smooth over `2 * BESIDE` cycles.
-
-    Attributes:
-        samples: of the series.
-        frequency: cycles per sample that are scanned, shape (frequencies,).
-        chance: of as strong an ordinate without a line, shape (frequencies,).
-    """
-
-    def __init__(self, series: Floats) -> None:
-        self.series, self.samples = series, len(series)
-        every = np.arange(PADDING * self.samples // 2 + 1) / (PADDING * self.samples)
-        scanned = np.flatnonzero((every >= MIN_CYCLES / self.samples) & (every <= HIGHEST))
-        power = np.abs(np.fft.fft(series, PADDING * self.samples)) ** 2
-        beside = sum(power[scanned + sign * PADDING * k] for k in range(1, BESIDE + 1) for sign in (-1, 1))
-        self.frequency: Floats = every[scanned]
-        self.chance: Floats = _f_chance(power[scanned], np.asarray(beside))
-
-    def energy(self, frequency: Floats) -> Floats:
-        """Return the squared Fourier sum at these frequencies, cycles per sample."""
-        energy: Floats = np.abs(np.exp(-2j * np.pi * np.outer(frequency, np.arange(self.samples))) @ self.series) ** 2
-        return energy
-
-    def chance_at(self, frequency: Floats) -> Floats:
-        """Return the chance of as strong an ordinate at exactly these frequencies."""
-        apart = np.delete(np.arange(-BESIDE, BESIDE + 1), BESIDE) / self.samples
-        beside = self.energy((frequency[:, None] + apart).ravel()).reshape(len(frequency), -1).sum(1)
-        return _f_chance(self.energy(frequency), beside)
-
-    def comb_chance(self, period: float) -> float:
-        """Return the chance that values `period` samples apart are as alike without a pattern.
-
-        The autocorrelation at that lag, summed over the frequencies above a trend, each held to its neighbourhood of one
-        harmonic's spacing, so that noise of any smooth spectrum counts as white. A pattern that changes slowly from one period
-        to the next, as a model does while it learns, blurs its lines and not this.
-        """
-        spectrum = np.abs(np.fft.rfft(self.series)) ** 2
-        level = gaussian_filter1d(spectrum, self.samples / period / 2)
-        place = np.arange(len(spectrum))
-        used = (place > BESIDE) & (place < self.samples / 2)
-        weights = np.cos(2 * np.pi * place[used] / self.samples * period)
-        excess = spectrum[used] / np.maximum(level[used], 1e-300) - 1.0
-        return float(norm.sf(weights @ excess / np.sqrt(weights @ weights)))
-
-    def held(self, frequency: float, p: float, *, most: int = 12) -> float:
-        """Return `p`, or 1 where a line does not hold its phase.
-
-        The series is cut into 4 to `most` pieces of two cycles or more; their Fourier coefficients are held against zero by
-        the circular T2 test (Victor and Mast 1991), which noise of changing size makes conservative.
-        """
-        pieces = int(min(most, max(4, frequency * self.samples // 2)))
-        length = self.samples // pieces
-        if p >= 1 or length < 4:
-            return 1.0
-        used = np.arange(pieces * length)
-        turned = self.series[used] * np.exp(-2j * np.pi * frequency * used)
-        each = (turned.reshape(pieces, length) * windows.hann(length, sym=False)).sum(1)
-        spread = float((np.abs(each - each.mean()) ** 2).sum()) / (pieces - 1)
-        size = pieces * float(np.abs(each.mean()) ** 2)
-        chance = 0.0 if spread == 0 < size else (1 + size / max(spread, 1e-300) / (pieces - 1)) ** (1.0 - pieces)
-        return p if chance < COHERENT else 1.0
-
-
-def _f_chance(power: Floats, beside: Floats) -> Floats:
-    """Return the chance of F(2, 4 * BESIDE) for an ordinate, `beside` being the sum of its neighbours."""
-    return np.asarray((1.0 + power / np.maximum(beside, 1e-300)) ** (-2.0 * BESIDE))
+    return replace(found, period=spacing / cycles, harmonic=harmonic, share=share, size=unit * size)
 
 
 def _finite_stretch(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Return the longest stretch without a value that is not finite."""
     cuts = np.flatnonzero(~np.isfinite(values))
     starts, ends = np.append(0, cuts + 1), np.append(cuts, len(values))
     longest = int(np.argmax(ends - starts))
@@ -193,26 +122,25 @@ def _finite_stretch(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
     return steps[part], values[part]
 
 
-def _even_grid(steps: Floats, values: Floats) -> tuple[Floats, Floats, bool]:
+def _even_grid(steps: Floats, values: Floats, *, most: int = 16_384) -> tuple[Floats, Floats, bool]:
     """Return the series on an even grid of as many points, and whether it was on one; very long ones are averaged."""
     gaps = np.diff(steps)
-    even = bool(np.allclose(gaps[:-1], gaps[0], rtol=1e-6)) and bool(gaps[-1] <= gaps[0] * (1 + 1e-6))
+    even = bool(np.allclose(gaps[:-1], gaps[0], rtol=1e-6) and gaps[-1] <= gaps[0] * (1 + 1e-6))
     if even and not np.isclose(gaps[-1], gaps[0]):
         steps, values = steps[:-1], values[:-1]  # the last evaluation of a run comes early
     if not even:
         grid = np.linspace(steps[0], steps[-1], len(steps))
         steps, values = grid, np.interp(grid, steps, values)
-    block = -(-len(values) // MOST_POINTS)
+    block = -(-len(values) // most)
     kept = len(values) // block * block
     steps, values = (a[:kept].reshape(-1, block).mean(1) for a in (steps, values))
     return steps, values, even
 
 
-def _prewhitened(values: Floats) -> Floats:
+def _whitened(values: Floats) -> Floats:
     """Return the series without trend and without what the last value says about the next, of about the same size throughout.
 
-    What is left of a red spectrum by the first autocorrelation, held to 0 to 1, is centred and scaled by its own
-    neighbourhood, because a metric moves most while the model learns most.
+    A metric moves most while the model learns most, so it is centred and scaled by its own neighbourhood.
     """
     at = np.linspace(-1.0, 1.0, len(values))
     centred = values - values.mean()
@@ -227,11 +155,21 @@ def _prewhitened(values: Floats) -> Floats:
     return np.asarray(scaled - scaled.mean())
 
 
+def _ordinate_chances(series: Floats) -> Floats:
+    """Return for each frequency k / (PADDING * samples) the chance of as strong an ordinate without a line there.
+
+    Neighbours are whole cycles per series away, where a line leaves nothing, so nothing is assumed of the noise but that its spectrum
+    is smooth over `2 * BESIDE` cycles: F(2, 4 * BESIDE).
+    """
+    power = np.abs(np.fft.fft(series, PADDING * len(series))) ** 2
+    beside = sum(np.roll(power, sign * PADDING * k) for k in range(1, BESIDE + 1) for sign in (-1, 1))
+    return np.asarray((1.0 + power / np.maximum(beside, 1e-300)) ** (-2.0 * BESIDE))
+
+
 def _harmonics(period: float, samples: int, *, even: bool) -> list[tuple[int, float]]:
     """Return (multiple, frequency it appears at) of one epoch of `period` samples, those that can be told from a trend.
 
-    What is faster than two samples appears at another frequency, exactly so on an even grid; the multiples of an epoch are
-    taken one by one as long as each appears at a place of its own.
+    What is faster than two samples appears at another frequency, exactly so on an even grid.
     """
     kept: list[tuple[int, float]] = []
     for multiple in range(1, HARMONICS + 1) if samples / period >= MIN_CYCLES else ():
@@ -243,22 +181,18 @@ def _harmonics(period: float, samples: int, *, even: bool) -> list[tuple[int, fl
     return kept
 
 
-def _by_epoch(spectrum: _Periodogram, harmonics: list[tuple[int, float]]) -> float:
-    """Return the chance of the lines of an epoch: the first one, or all together by Fisher's method."""
-    if not harmonics:
-        return 1.0
-    each = spectrum.chance_at(np.array([frequency for _, frequency in harmonics]))
-    together = float(chi2.sf(-2.0 * np.log(np.maximum(each, 1e-300)).sum(), 2 * len(each)))
-    return spectrum.held(harmonics[int(np.argmin(each))][1], min(float(each[0]), together))
-
-
-def _fundamental(spectrum: _Periodogram, strongest: float, bound: float) -> float:
+def _fundamental(frequency: Floats, chance: Floats, bound: float, samples: int) -> float:
     """Return the lowest significant frequency that the strongest one is a multiple of, cycles per sample."""
+    strongest = float(frequency[chance.argmin()])
     for divisor in range(HARMONICS, 1, -1):
-        near = np.abs(spectrum.frequency - strongest / divisor) <= 0.75 / spectrum.samples
-        if near.any() and float(spectrum.chance[near].min()) < bound:
+        near = np.abs(frequency - strongest / divisor) <= 0.75 / samples
+        if chance[near].min(initial=1.0) < bound:
             return strongest / divisor
     return strongest
+
+
+def _energy(series: Floats, frequency: Floats) -> Floats:
+    return np.asarray(np.abs(np.exp(-2j * np.pi * np.outer(frequency, np.arange(len(series)))) @ series) ** 2)
 
 
 def _repeating(values: Floats, lines: list[float]) -> tuple[float, float]:
