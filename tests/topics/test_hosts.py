@@ -15,7 +15,7 @@ from tests.helpers.host_facts import EXAMPLES, STEPS, Seen, job, one_pass
 from workbench.findings.finding import Finding
 from workbench.record.json_values import to_json
 from workbench.topics.hosts.diagnose import AREAS
-from workbench.topics.hosts.ranks import CODES
+from workbench.topics.hosts.diagnose_update import CODES
 
 Ranks = list[dict[str, Any]]
 Edit = Callable[[Ranks], Any]
@@ -202,7 +202,7 @@ def test_what_was_not_seen_is_not_measured_and_says_why() -> None:
     missing_rank(four)
     spawned = edited(lambda r: r.pop() and r[0].update(initialised=False, spawned=2))
     for seen, said in (
-        (Seen({}), "workbench hosts"), (Seen({"hosts": {"ranks": []}}), "there is one host only"), (job(1), "one host only"),
+        (Seen({}), "workbench hosts"), (Seen({"hosts": {"ranks": []}}), "there is one rank only"), (job(1), "one rank only"),
         (four, "rank 2 wrote no facts"), (spawned, "wb.hosts.audit()"),
     ):  # fmt: skip
         found = wb.hosts.diagnose(seen)
@@ -340,7 +340,7 @@ def test_times_that_are_few_or_no_numbers_or_shared_say_so() -> None:
 
     assert statuses(edited(short))["straggler"] == "not_measured"
     assert statuses(edited(short), min_steps=10)["straggler"] == "warn"
-    assert "2 hosts share 1 cores" in finding(each(host="one", cores=1), "straggler").summary
+    assert "2 ranks share 1 cores" in finding(each(host="one", cores=1), "straggler").summary
 
 
 def test_thresholds_are_arguments() -> None:
@@ -570,8 +570,8 @@ def test_everybody_may_evaluate_everything_but_has_to_agree(sums: tuple[Any, Any
 
 def test_parts_that_nobody_joins_are_named_before_a_padding_that_matters_less() -> None:
     found = finding(lambda r: (padded(r), no_join(r)), "evaluation")
-    assert found.summary.startswith("Each host evaluates its own part, and no collective joins them")
-    assert "1 of 10 are on two hosts" in found.summary
+    assert found.summary.startswith("Each rank evaluates its own part, and no collective joins them")
+    assert "1 of 10 are on two ranks" in found.summary
     assert [line.split()[0] for line in found.advice] == ["Join", "Evaluate", "DistributedSampler"]
 
 

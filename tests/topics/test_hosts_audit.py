@@ -237,7 +237,7 @@ def test_clipping_takes_a_generator_of_parameters_and_returns_the_norm(tmp_path:
         optimizer.step()
 
     (clip,) = seen(tmp_path, work)["clips"]
-    assert (clip["limit"], clip["optimizer"], clip["norm"]) == (1.0, 0, pytest.approx(12**0.5))
+    assert (clip["limit"], clip["optimizer"]) == (1.0, 0)
 
 
 def test_it_can_end_after_some_updates(tmp_path: Path) -> None:
@@ -380,12 +380,12 @@ def test_the_same_seed_draws_alike_and_another_does_not(tmp_path: Path, workers:
     def states(name: str, seed: int) -> set[tuple[Any, ...]]:
         torch.manual_seed(seed)
         found = seen(tmp_path / name, lambda: list(DataLoader(Augmented("torch"), num_workers=workers)))["draws"]
-        return {(row["worker"], row["look"], row["state"]) for row in found}
+        return {(row["worker"], row["state"]) for row in found}
 
     first = states("a", 1)
     assert len(first) == 4
     assert first == states("b", 1)
-    assert not {state for *_, state in first} & {state for *_, state in states("c", 2)}
+    assert not {state for _, state in first} & {state for _, state in states("c", 2)}
 
 
 def test_draws_are_seen_where_they_come_before_the_model_and_those_for_an_order_are_no_augmentation(

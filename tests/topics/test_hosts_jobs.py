@@ -35,10 +35,10 @@ from workbench.plots.style import BAD, BASELINE, GOOD, why_not_measured
 from workbench.record.read import StudyRecord
 from workbench.topics.hosts import study as hosts_study
 from workbench.topics.hosts.diagnose import AREAS
+from workbench.topics.hosts.diagnose_update import CODES
 from workbench.topics.hosts.file_shards import read_records
 from workbench.topics.hosts.launch import launch
 from workbench.topics.hosts.planted import BUGS
-from workbench.topics.hosts.ranks import CODES
 from workbench.topics.hosts.run_rank import LoopbackStore
 
 ROOT = Path(__file__).parents[2]
@@ -298,7 +298,7 @@ def test_the_command_prints_what_to_do_about_what_is_wrong(
     monkeypatch.setattr(hosts_study, "rehearse", lambda *_, **__: (found, wb.hosts.areas(found)))
     assert cli.main(["hosts", "mine", "--hosts", "2", "--fail-on", "warn"]) == (0 if good else 3)
     said = capsys.readouterr().out
-    assert ("\n- Join sums and counts of all hosts with all_reduce" in said) != good
+    assert ("\n- Join sums and counts of all ranks with all_reduce" in said) != good
 
 
 # Who listens where: what is rehearsed on this machine cannot be reached from another one.

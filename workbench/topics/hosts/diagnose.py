@@ -15,8 +15,7 @@ from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding, Status, worst
 from workbench.topics.hosts.diagnose_data import data_seed, evaluation, set_epoch, sharding
-from workbench.topics.hosts.diagnose_update import clip, init_seed, not_wrapped, straggler
-from workbench.topics.hosts.ranks import CODES, Ranks, named
+from workbench.topics.hosts.diagnose_update import CODES, Ranks, clip, init_seed, named, not_wrapped, straggler
 
 AREAS = {
     "logging": ("writers",),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from workbench.findings.finding import Finding
-from workbench.topics.hosts.ranks import CODES, Ranks, Row, evaluation_passes, named, training_passes
+from workbench.topics.hosts.diagnose_update import CODES, Ranks, Row, evaluation_passes, named, training_passes
 
 FIRST = 8
 """Indices shown of each rank."""
@@ -128,7 +128,7 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
     known = {"value": twice / seen, "threshold": allowed / seen}
     if twice > allowed:
         what = "Every rank trains on all of them" if worst.everywhere else "The shares overlap"
-        advice = (
+        advice: tuple[str, ...] = (
             "Give each rank its share: DistributedSampler(data) with the rank and the number of the process group.",
             "Or share out the files that hold the data, so that no rank reads what it does not need.",
         )
@@ -253,7 +253,7 @@ def data_seed(ranks: Ranks) -> Finding:
         (generator, where), found = next(iter(shared.items()))
         what = "examples are prepared" if where == "item" else "batches are augmented"
         said = f"{named(found)} draw the same random numbers where {what} (generator: {generator}).".capitalize()
-        advice = (
+        advice: tuple[str, ...] = (
             "Seed what prepares the data with the rank in it (per_host_seed), after the model was initialised from the shared seed.",
             "A generator that a dataset makes for itself with a constant is the same on all ranks.",
         )
@@ -345,7 +345,7 @@ def _coverage(ranks: Ranks, shards: Shards, seen: Set[Any]) -> Finding:
         said = f"{padding} examples are evaluated on two ranks, as a sampler's padding: where all count, the metric is biased."
         return say("warn", said, value=value, advice=_PADDING)
     if missing:
-        advice = ("Evaluate all of them: no drop_last, and shares whose union is the split.",)
+        advice: tuple[str, ...] = ("Evaluate all of them: no drop_last, and shares whose union is the split.",)
         return say(
             "warn", f"{missing:,} of {shards.size:,} examples are evaluated by no rank.", value=value, advice=advice
         )

@@ -1,19 +1,42 @@
-"""`hosts.init_seed`, `.not_wrapped`, `.clip`, `.straggler`: is one model trained, by one update, at one speed?"""
+"""The codes of `hosts`, and `hosts.init_seed`, `.not_wrapped`, `.clip`, `.straggler`: is one model trained, by one update, at one speed?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from workbench.findings.finding import Finding
-from workbench.topics.hosts.ranks import CODES, Ranks, Row, named, training_passes
+from workbench.findings.finding import Codes, Finding
 
+CODES = Codes({
+    "hosts.init_seed": "P7.5", "hosts.data_seed": "P7.6", "hosts.set_epoch": "P7.6", "hosts.sharding": "P7.4", "hosts.writers": "P7.2",
+    "hosts.checkpoint_writers": "P7.2", "hosts.evaluation": "P7.1", "hosts.buffers": "P7.3", "hosts.clip": "P7.1",
+    "hosts.straggler": "P7.1", "hosts.not_wrapped": "P7.1",
+})  # fmt: skip
+Row = Mapping[str, Any]
+Ranks = Sequence[Row]
+"""The facts of every rank."""
 Key = tuple[int, int]
 """Step and optimizer of an update."""
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Return "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
+    *first, last = map(str, sorted(ranks))
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
+
+def training_passes(rank: Row) -> list[Row]:
+    """Return the passes over loaders in which updates were made."""
+    return [p for p in rank["passes"] if p["grad"] and p["steps"][1] > p["steps"][0]]
+
+
+def evaluation_passes(rank: Row) -> list[Row]:
+    """Return the passes over loaders in which nothing was trained."""
+    return [p for p in rank["passes"] if p["grad"] is False or (p["exhausted"] and p["steps"][1] == p["steps"][0])]
 
 
 def init_seed(ranks: Ranks) -> Finding:
@@ -38,7 +61,7 @@ def init_seed(ranks: Ranks) -> Finding:
         sent = " They differed before the wrapper sent those of rank 0 around." if len(set(before.values())) > 1 else ""
         return say("ok", f"Parameters are equal on all {len(hashes)} ranks before the first update.{sent}")
     against = " against ".join(named(group) for group in groups)
-    advice = (
+    advice: tuple[str, ...] = (
         "Seed the initialisation alike on all ranks (shared_seed), not by the rank.",
         "Or let DistributedDataParallel send the parameters of rank 0 around: init_sync=True, and no change to them after it.",
     )
@@ -51,11 +74,12 @@ def not_wrapped(ranks: Ranks) -> Finding:
     raw, wrapped = ({r["rank"]: r["calls"][kind] for r in ranks} for kind in ("raw", "wrapped"))
     num_raw, num_wrapped, local = sum(raw.values()), sum(wrapped.values()), _local_gradients(ranks)
     evidence: dict[str, Any] = {"raw_calls": raw, "wrapped_calls": wrapped, "gradients_differ_at": local}
-    known = {"value": float(num_raw), "unit": "calls", "threshold": 0, "evidence": evidence}
-    say = partial(CODES.finding, "hosts.not_wrapped", **known)
+    say = partial(
+        CODES.finding, "hosts.not_wrapped", value=float(num_raw), unit="calls", threshold=0, evidence=evidence
+    )
     if alone:
         said = f"init_process_group was never called on {named(alone)}: {len(ranks)} processes train a model each."
-        advice = (
+        advice: tuple[str, ...] = (
             "Call torch.distributed.init_process_group at the start, and wrap the model in DistributedDataParallel.",
             "torchrun tells each process its rank in the environment: RANK, WORLD_SIZE, LOCAL_RANK.",
         )
@@ -70,7 +94,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
     if _sharded(ranks):
         return say("ok", "The model is sharded over the ranks and called as a whole.")
     if not any(r["gradients"] for r in ranks):
-        return CODES.not_measured("hosts.not_wrapped", "no optimizer made an update", **known)
+        return say("not_measured", "Not measured: no optimizer made an update.")
     if local:
         look = (
             "the wrapper is there, so look for no_sync() around every backward"
@@ -110,7 +134,7 @@ def clip(ranks: Ranks) -> Finding:
         return say("fail", said, advice=on_every)
     if len(set(limits.values())) > 1:
         said = "; ".join(f"rank {rank} {_limits(pairs)}" for rank, pairs in limits.items())
-        advice = ("Give all ranks the same max_grad_norm.",)
+        advice: tuple[str, ...] = ("Give all ranks the same max_grad_norm.",)
         return say("fail", f"Ranks clip to different norms: {said}.", advice=advice)
     early = next(
         (k[0] for k in _seen_by_all(ranks) if _differ(ranks, k, "before_clip") and not _differ(ranks, k, "at_step")),
@@ -182,7 +206,7 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
         said = (
             f"The others wait for rank {names[worst]}: in {found:.0%} of the steps it is {often} ({medianly}).{shared}"
         )
-        advice = (
+        advice: tuple[str, ...] = (
             "Look at that rank: data that are farther away, more work per example, a slower or busier machine.",
             "Every step lasts as long as that of the slowest rank.",
         )

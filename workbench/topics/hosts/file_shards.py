@@ -5,6 +5,7 @@ Run as `python -m workbench.topics.hosts.file_shards SPEC` it is one host that r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -85,52 +86,41 @@ def measure_file_shards(
 
     shares = shard_files(paths, hosts)
     every = sorted(path for share in shares for path in share)
-    rows = _read({"keep": [0, 1]}, shares, "sharded", record_bytes, timeout_s)
-    rows += _read({}, [every] * hosts, "all", record_bytes, timeout_s)
+    own = [{"files": share, "keep": [0, 1]} for share in shares]
+    rows = _read("sharded", own, record_bytes, timeout_s)
+    rows += _read("all", [{"files": every, "keep": [host, hosts]} for host in range(hosts)], record_bytes, timeout_s)
     return pd.DataFrame(rows)
 
 
-def _read(
-    shared: dict[str, Any], shares: Sequence[Sequence[Path]], way: str, record_bytes: int, timeout_s: float
-) -> list[dict[str, Any]]:
+def _read(way: str, parts: list[dict[str, Any]], record_bytes: int, timeout_s: float) -> list[dict[str, Any]]:
+    """Start a process for each part, let all of them begin at once, and return what each read."""
     from workbench.topics.hosts.launch import package_environment
 
-    readers: list[subprocess.Popen[str]] = []
-    rows = []
-    try:
-        for host, files in enumerate(shares):
-            spec = {
-                "keep": [host, len(shares)],
-                **shared,
-                "files": [str(p.resolve()) for p in files],
-                "record_bytes": record_bytes,
-            }
-            command = [sys.executable, "-m", "workbench.topics.hosts.file_shards", json.dumps(spec)]
-            pipe = subprocess.PIPE
-            readers.append(
-                subprocess.Popen(command, env=package_environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for part in parts:
+            spec = json.dumps(
+                {**part, "files": [str(p.resolve()) for p in part["files"]], "record_bytes": record_bytes}
             )
+            command = [sys.executable, "-m", "workbench.topics.hosts.file_shards", spec]
+            reader = stack.enter_context(subprocess.Popen(command, env=package_environment(), text=True, **pipes))
+            stack.callback(reader.kill)
+            readers.append(reader)
         for reader in readers:
-            assert reader.stdout is not None
-            reader.stdout.readline()  # it is ready
-        for reader in readers:
-            assert reader.stdin is not None
-            reader.stdin.write("go\n")
-            reader.stdin.flush()
-        for host, reader in enumerate(readers):
-            out, error = reader.communicate(timeout=timeout_s)
-            if reader.returncode:
-                raise ClusterError(f"host {host} could not read its files: {error.strip().splitlines()[-1:]}.")
-            rows.append({"files": way, "host": host, **json.loads(out)})
-    except (subprocess.TimeoutExpired, BrokenPipeError) as error:
-        raise ClusterError(
-            f"reading ({way} files) did not end within {timeout_s:g} s, or a process ended early."
-        ) from error
-    finally:
-        for reader in readers:
-            if reader.poll() is None:
-                reader.kill()
-                reader.communicate()
+            reader.stdout.readline()  # type: ignore[union-attr]  # it is ready
+        rows = []
+        try:
+            for reader in readers:
+                print("go", file=reader.stdin, flush=True)
+            for host, reader in enumerate(readers):
+                out, error = reader.communicate(timeout=timeout_s)
+                if reader.returncode:
+                    raise ClusterError(f"process {host} could not read its files: {error.strip().splitlines()[-1:]}.")
+                rows.append({"files": way, "host": host, **json.loads(out)})
+        except (subprocess.TimeoutExpired, BrokenPipeError) as error:
+            said = f"reading ({way} files) did not end within {timeout_s:g} s, or a process ended early."
+            raise ClusterError(said) from error
     return rows
 
 

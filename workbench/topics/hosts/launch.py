@@ -13,43 +13,28 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.errors import ClusterError, UsageError
 from workbench.topics.hosts.run_rank import error_path, failures_path
 from workbench.topics.hosts.watch_state import stack_path, status_path
 
 POLL_S = 0.1
-
-
 END_S = 40.0
 """torchrun gives its processes 30 s to end before it kills them."""
-
-
 Frame = tuple[str, int, str]
 """File, line and function."""
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
-
-
-_NOT_THE_USERS = (
-    "/torch/",
-    "/workbench/topics/hosts/watch",
-    "/workbench/topics/hosts/run_rank",
-    "/runpy.py",
-    "<frozen",
-    "/threading.py",
-)
+_NOT_THE_USERS = ("/torch/", "/workbench/topics/hosts/watch", "/workbench/topics/hosts/run_rank", "/runpy.py", "<frozen", "/threading.py")  # fmt: skip
 _STANDARD = sysconfig.get_path("stdlib")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launched:
-    """A job that ran to its end: seconds from the start of torchrun, and the lines that each rank printed."""
+class Launched(NamedTuple):
+    """A job that ran to its end."""
 
-    seconds: float
-    printed: Mapping[int, list[str]]
+    seconds: float  # from the start of torchrun
+    printed: dict[int, list[str]]  # lines of each rank
 
 
 def cores() -> int:
@@ -66,15 +51,9 @@ def check_hosts(hosts: int) -> None:
 
 
 def launch(
-    target: Sequence[str],
-    *,
-    hosts: int,
-    folder: Path,
-    timeout_s: float = 60.0,
-    steps: int | None = None,
-    port: int | None = None,
+    target: Sequence[str], *, hosts: int, folder: Path, timeout_s: float = 60.0, steps: int | None = None, port: int | None = None,
     what: str = "the training",
-) -> Launched:
+) -> Launched:  # fmt: skip
     """Run a script or a module (`target`, with its arguments) on `hosts` processes with the audit inside, on the loopback interface.
 
     Facts, logs and stacks go to `folder`. Where no rank makes any progress for `timeout_s`, the job is ended and the ranks are
@@ -92,16 +71,16 @@ def launch(
     for pattern in ("rank-*.json", "status-*.json", "stack-*.txt", "error-*.json", "failures.json", "draws-*.jsonl"):
         for path in folder.glob(pattern):
             path.unlink()
+    run_rank = ["-m", "workbench.topics.hosts.run_rank"]
     command = [
-        sys.executable, "-m", "workbench.topics.hosts.run_rank", "torchrun", str(folder), "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
+        sys.executable, *run_rank, "torchrun", str(folder), "--nnodes", "1", "--nproc-per-node", str(hosts), "--max-restarts", "0",
         "--master-addr", "127.0.0.1", "--master-port", str(chosen), "--log-dir", str(folder / "logs"), "--redirects", "3",
-        "-m", "workbench.topics.hosts.run_rank", "script", str(folder), str(timeout_s), "-" if steps is None else str(steps), *target,
+        *run_rank, "script", str(folder), str(timeout_s), "-" if steps is None else str(steps), *target,
     ]  # fmt: skip
     began = time.perf_counter()
     with (folder / "torchrun.log").open("w", encoding="utf-8") as log:
-        job = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        job = subprocess.Popen(command, env=_environment(), start_new_session=True, **streams)
         try:
             hung = _wait(job, folder, hosts)
         finally:
@@ -110,7 +89,11 @@ def launch(
         raise ClusterError(_said_of_hang(folder, hosts, timeout_s, what))
     if job.returncode:
         raise ClusterError(_said_of_death(folder, hosts, job.returncode, what))
-    return Launched(seconds=time.perf_counter() - began, printed=_printed(folder, hosts))
+    printed: dict[int, list[str]] = {}
+    for path in sorted((folder / "logs").glob("*/attempt_0/*/stdout.log"), key=lambda p: p.stat().st_mtime):
+        if path.parent.name.isdigit() and int(path.parent.name) < hosts:
+            printed[int(path.parent.name)] = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return Launched(time.perf_counter() - began, printed)
 
 
 def package_environment() -> dict[str, str]:
@@ -162,26 +145,28 @@ def _wait(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> bool:
 
 
 def _status(folder: Path, rank: int) -> dict[str, Any]:
+    unknown = {"rank": rank, "state": "not started", "step": 0, "phase": "not started"}
+    return dict(_json(status_path(folder, rank), unknown))
+
+
+def _json(path: Path, otherwise: Any) -> Any:
     try:
-        found: dict[str, Any] = json.loads(status_path(folder, rank).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {"rank": rank, "state": "not started", "step": 0, "phase": "not started"}
-    return found
+        return otherwise
 
 
 def _end(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> None:
     """End torchrun and its ranks, if they have not ended yet: asked first, then killed, by their own ids."""
-    if job.poll() is None:
-        job.send_signal(signal.SIGTERM)
+    for number, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, END_S)):
+        if job.poll() is not None:
+            return
+        if number == signal.SIGTERM:
+            job.send_signal(number)
         for rank in range(hosts):
-            _signal(_status(folder, rank), signal.SIGTERM)
-        try:
-            job.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            for rank in range(hosts):
-                _signal(_status(folder, rank), signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(timeout=END_S)
+            _signal(_status(folder, rank), number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(timeout=seconds)
     if job.poll() is None:
         job.kill()
         job.wait()
@@ -190,7 +175,7 @@ def _end(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> None:
 def _signal(status: Mapping[str, Any], number: int) -> None:
     """Send a signal to a rank, if the process with its id is still that rank."""
     pid = status.get("pid")
-    if status.get("state") != "running" or not isinstance(pid, int):
+    if status["state"] != "running" or not isinstance(pid, int):
         return
     with contextlib.suppress(OSError):
         command = Path("/proc", str(pid), "cmdline")
@@ -202,13 +187,11 @@ def _said_of_hang(folder: Path, hosts: int, timeout_s: float, what: str) -> str:
     states = [_status(folder, rank) for rank in range(hosts)]
     left = [s for s in states if s["state"] != "finished"]
     held = [s for s in left if not str(s["phase"]).startswith(("waiting", "backward"))] or left
-    first = min(int(s["step"]) for s in held)
-    guilty = [s for s in held if int(s["step"]) == first]
+    guilty = [s for s in held if int(s["step"]) == min(int(s["step"]) for s in held)]
     lines = []
     for status in guilty:
-        rank = int(status["rank"])
-        where = _shown(_own_frames(stack_path(folder, rank).read_text(encoding="utf-8")))
-        lines.append(f"rank {rank} stands still (update {status['step']}, {status['phase']}) at {where}")
+        where = _shown(_own_frames(stack_path(folder, int(status["rank"])).read_text(encoding="utf-8")))
+        lines.append(f"rank {status['rank']} stands still (update {status['step']}, {status['phase']}) at {where}")
     waiting = [f"rank {s['rank']} is {s['phase']}" for s in left if s not in guilty]
     finished = [str(s["rank"]) for s in states if s["state"] == "finished"]
     return (
@@ -221,16 +204,11 @@ def _said_of_hang(folder: Path, hosts: int, timeout_s: float, what: str) -> str:
 
 
 def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
-    paths = [error_path(folder, rank) for rank in range(hosts)]
-    errors = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    errors = [error for rank in range(hosts) if (error := _json(error_path(folder, rank), None))]
     failed = {int(error["rank"]) for error in errors}
-    try:  # what torchrun's own error says of each rank
-        exits = json.loads(failures_path(folder).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        exits = []
-    for rank, number in ((int(rank), -int(number)) for rank, number in exits if int(number) < 0):
-        if rank not in failed and number != signal.SIGTERM:  # which is torchrun's own
-            name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+    for rank, number in _json(failures_path(folder), []):  # what torchrun's own error says of each rank
+        if number < 0 and rank not in failed and -number != signal.SIGTERM:  # which is torchrun's own
+            name = signal.Signals(-number).name if -number in set(signal.Signals) else str(-number)
             return (
                 f"{what}: rank {rank} was killed by {name}, last heard of at update {_status(folder, rank)['step']}; the other ranks were "
                 f"ended. SIGKILL is often the kernel's, out of memory; what the rank printed: {folder}/logs."
@@ -241,19 +219,10 @@ def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
     first = min(errors, key=lambda error: float(error["time"]))
     ended = [str(r) for r in range(hosts) if r not in failed and _status(folder, r)["state"] == "finished"]
     others = f"rank {', '.join(ended)} had come to its end before" if ended else "the other ranks were ended"
-    where = _shown([(file, int(line), name) for file, line, name in reversed(first["frames"])])
     return (
         f"{what}: rank {first['rank']} died at update {first['step']} ({first['phase']}) with {first['kind']}: "
-        f"{first['text'].strip()[:400]}, at {where}; {others}. The traceback: {error_path(folder, first['rank'])}."
+        f"{first['text'].strip()[:400]}, at {_shown(first['frames'][::-1])}; {others}. The traceback: {error_path(folder, first['rank'])}."
     )
-
-
-def _printed(folder: Path, hosts: int) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for path in sorted((folder / "logs").glob("*/attempt_0/*/stdout.log"), key=lambda p: p.stat().st_mtime):
-        if path.parent.name.isdigit() and int(path.parent.name) < hosts:
-            found[int(path.parent.name)] = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return found
 
 
 def _own_frames(text: str) -> list[Frame]:
@@ -265,7 +234,7 @@ def _own_frames(text: str) -> list[Frame]:
     return (mains or threads or [[]])[-1]
 
 
-def _shown(frames: Sequence[Frame]) -> str:
+def _shown(frames: Sequence[Sequence[Any]]) -> str:
     """Return the three innermost frames of the user's own code as `file:line function`; others where there are no such."""
 
     def own(file: str) -> bool:

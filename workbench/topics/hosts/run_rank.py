@@ -7,7 +7,6 @@ so it is given a socket that is bound to the loopback interface.
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import socket
 import sys
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from workbench.topics.hosts.watch import HostsWatch
 
 LOOPBACK = "127.0.0.1"
-
-
 HEALTHY = "healthy"
 """The name of the training without a bug."""
 
@@ -38,14 +35,9 @@ class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined, misc]
     """
 
     def __init__(
-        self,
-        host_name: str,
-        port: int,
-        world_size: int | None = None,
-        is_master: bool = False,
-        timeout: timedelta = timedelta(minutes=5),
-        **kwargs: Any,
-    ) -> None:
+        self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False,
+        timeout: timedelta = timedelta(minutes=5), **kwargs: Any,
+    ) -> None:  # fmt: skip
         if is_master:
             listening = socket.socket()
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,17 +108,13 @@ def script(folder: str, timeout_s: str, steps: str, target: str, *rest: str) -> 
 
 
 def _write_error(watch: HostsWatch, error: BaseException) -> None:
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if "runpy" not in f.filename and __file__ != f.filename
-    ]
-    rank = watch.state.rank
+    state, frames = watch.state, traceback.extract_tb(error.__traceback__)
     row = {
-        "rank": rank, "time": time.time(), "pid": os.getpid(), "step": watch.state.step, "phase": watch.state.phase,
-        "kind": type(error).__name__, "text": str(error),
-        "frames": [[f.filename, f.lineno, f.name] for f in frames],
+        "rank": state.rank, "time": time.time(), "step": state.step, "phase": state.phase, "kind": type(error).__name__, "text": str(error),
+        "frames": [[f.filename, f.lineno, f.name] for f in frames if "runpy" not in f.filename and __file__ != f.filename],
         "traceback": "".join(traceback.format_exception(error)),
     }  # fmt: skip
-    error_path(watch.state.folder, rank).write_text(json.dumps(row), encoding="utf-8")
+    error_path(state.folder, state.rank).write_text(json.dumps(row), encoding="utf-8")
 
 
 def rehearsal(path: str) -> None:

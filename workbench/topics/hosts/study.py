@@ -1,4 +1,4 @@
-"""`HostsStudy`, `audit_script`, `audit_hosts`: a training on many hosts, rehearsed on this machine or watched where it runs."""
+"""`HostsStudy`, `audit_script`, `audit_hosts`: a training on many ranks, rehearsed on this machine or watched where it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ _PROGRAMS = ("-m", "workbench.topics.hosts.run_rank")
 
 
 class HostsAudit(Audit):
-    """What was seen of a training on many hosts, for `diagnose_hosts`."""
+    """What was seen of a training on many ranks, for `diagnose_hosts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class HostsStudy:
             command: what reproduces the study; None is this process's command line.
 
         Raises:
-            UsageError: an argument is out of its range, or the workload cannot be trained on several hosts.
+            UsageError: an argument is out of its range, or the workload cannot be trained on several ranks.
             ClusterError: the port is taken, a rank died, or nothing moved for `timeout_s`.
             RecordError: the folder cannot be used.
         """
@@ -188,12 +188,8 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
         time.sleep(0.05)
     diagnosis = diagnose_hosts(read_hosts(state.folder))
     write_atomic(state.folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
-    print(
-        "\n".join(filter(None, (diagnosis.brief, diagnosis.advised()))),
-        *(f"  {area}: {status}" for area, status in host_areas(diagnosis).items()),
-        sep="\n",
-        file=sys.stderr,
-    )
+    areas = [f"  {area}: {status}" for area, status in host_areas(diagnosis).items()]
+    print(*filter(None, (diagnosis.brief, diagnosis.advised())), *areas, sep="\n", file=sys.stderr)
 
 
 def read_hosts(folder: str | Path) -> HostsAudit:
@@ -214,7 +210,7 @@ def read_hosts(folder: str | Path) -> HostsAudit:
 def _launched(target: Sequence[str], folder: Path, *, hosts: int, what: str, **settings: Any) -> dict[str, Any]:
     """Run a job and return its facts, with what each rank printed."""
     done = launch(target, hosts=hosts, folder=folder, what=what, **settings)
-    printed: Mapping[str, Any] = {str(rank): lines[:2000] for rank, lines in done.printed.items()}
+    printed = {str(rank): lines[:2000] for rank, lines in done.printed.items()}
     return {"hosts": hosts, "cores": cores(), "seconds": done.seconds, "printed": printed, **read_facts(folder)}
 
 
@@ -244,7 +240,7 @@ def rehearse(
 def self_test_hosts(
     bugs: Sequence[str] | None = None, *, hosts: int = 2, out: str | Path | None = None, timeout_s: float = 60.0
 ) -> pd.DataFrame:
-    """Plant one bug after the other in a small training on many hosts, and return what the audit says of each (P7.1).
+    """Plant one bug after the other in a small training on many ranks, and return what the audit says of each (P7.1).
 
     An audit that finds nothing proves little, so bugs are planted where it has to find them.
 

@@ -8,9 +8,9 @@ from workbench.findings.topic import NARROW, Figure, StudyKind, Topic
 from workbench.lazy import lazily
 from workbench.topics.hosts.diagnose import diagnose_hosts as diagnose
 from workbench.topics.hosts.diagnose import host_areas as areas
+from workbench.topics.hosts.diagnose_update import CODES
 from workbench.topics.hosts.figures import plot_bytes_read, plot_shards
 from workbench.topics.hosts.figures import plot_hosts as plot
-from workbench.topics.hosts.ranks import CODES
 
 if TYPE_CHECKING:
     from workbench.topics.hosts.file_shards import measure_file_shards, shard_files

@@ -33,29 +33,14 @@ _JOINING = (
     "all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor", "all_gather_object", "gather_object",
     "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
 )  # fmt: skip
-
-
 _OTHERS = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier", "monitored_barrier")
-
-
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|distcp)$", re.IGNORECASE)
-
-
 _NEVER = re.compile(
     r"^/(dev|proc|sys)/|__pycache__|\.(pyc|lock)$|/\.(cache|config|triton|nv)/|torchinductor|/tmp[a-z0-9_]{8}$|"
     rf"/pymp-|^pipe:|^socket:|/torchelastic_|/status-\d+\.\d+\.tmp$|^{re.escape(tempfile.gettempdir())}/[a-z0-9_]{{8}}$"
 )
-
-
 _OWN = re.compile(r"\.?(rank|status|stack|error|draws)-\d")
-
-
-_WRITING = os.O_WRONLY | os.O_RDWR
-
-
 MAX_FILES = 2000
-
-
 _LISTENING: list[FileWatch] = []
 """Python cannot take an audit hook off again, so there is one for good, and watches come and go."""
 
@@ -81,29 +66,22 @@ class HostsWatch:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        timeout_s: float | None = None,
-        stop_after: int | None = None,
-        launched: bool = False,
+        self, folder: Path, *, timeout_s: float | None = None, stop_after: int | None = None, launched: bool = False
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.state = State(folder.resolve())
-        facts_path(self.state.folder, self.state.rank).unlink(missing_ok=True)
-        self._patches = Patches()
-        models = ModelWatch(self.state, self._patches)
-        updates = UpdateWatch(self.state, self._patches, models, stop_after)
-        buffers, loaders = BufferWatch(self.state), LoaderWatch(self.state, self._patches)
-        collectives = CollectiveWatch(self.state, self._patches)
-        trainer = TrainerWatch(self.state, self._patches, updates, loaders, buffers)
-        collectives.on_group.append(trainer.install)
-        draws, files = DrawWatch(self.state, self._patches), FileWatch(self.state, self._patches)
-        spawned = SpawnWatch(self.state, self._patches, refused=launched)
-        self._watches: list[Any] = [models, updates, buffers, collectives, loaders, draws, files, spawned]
+        self.state = state = State(folder.resolve())
+        facts_path(state.folder, state.rank).unlink(missing_ok=True)
+        self._patches = patches = Patches()
+        models, buffers, loaders = ModelWatch(state, patches), BufferWatch(state), LoaderWatch(state, patches)
+        updates = UpdateWatch(state, patches, models, stop_after)
+        trainer = TrainerWatch(state, patches, updates, loaders, buffers)
+        self._watches: list[Any] = [
+            models, updates, buffers, CollectiveWatch(state, patches, trainer.install), loaders, DrawWatch(state, patches),
+            FileWatch(state, patches), SpawnWatch(state, patches, refused=launched),
+        ]  # fmt: skip
         self._began = time.perf_counter()
         self._open = True
-        self._dog = None if timeout_s is None else Watchdog(self.state, timeout_s)
+        self._dog = None if timeout_s is None else Watchdog(state, timeout_s)
 
     def __enter__(self) -> HostsWatch:
         return self
@@ -123,7 +101,7 @@ class HostsWatch:
             heard.clear()
         found: dict[str, Any] = {
             "rank": state.rank, "world": state.world, "pid": state.pid, "host": platform.node(), "cores": os.cpu_count(),
-            "initialised": state.initialised, "backend": state.backend, "seconds": time.perf_counter() - self._began,
+            "initialised": state.initialised, "seconds": time.perf_counter() - self._began,
             "error": None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}",
         }  # fmt: skip
         for watch in self._watches:
@@ -137,11 +115,10 @@ class HostsWatch:
 class CollectiveWatch:
     """When the process group begins, and which collectives join what ranks hold, in training and in evaluation (`hosts.evaluation`)."""
 
-    def __init__(self, state: State, patches: Patches) -> None:
-        self._state = state
+    def __init__(self, state: State, patches: Patches, on_group: Callable[[], None]) -> None:
+        self._state, self._on_group = state, on_group
         self._depth = 0
         state.on_train_call.append(self._on_train_call)
-        self.on_group: list[Callable[[], None]] = []
         self._joined: dict[str, list[int]] = {"training": [], "evaluation": []}
         self._on_train_call(None)
         for module in (dist, distributed_c10d):
@@ -156,40 +133,32 @@ class CollectiveWatch:
     def _begun(self) -> None:
         state = self._state
         state.initialised, state.rank, state.world = True, dist.get_rank(), dist.get_world_size()
-        state.backend = str(dist.get_backend())
 
     def _on_train_call(self, _: Any) -> None:
         """Notice a group that something else has begun, as `init_device_mesh` may."""
         if not self._state.initialised and dist.is_available() and dist.is_initialized():
             self._begun()
 
-    def _on_init(self, original: Any) -> Callable[..., Any]:
-        def init(*args: Any, **kwargs: Any) -> Any:
-            self._state.tick("waiting in init_process_group")
-            found = original(*args, **kwargs)
-            self._begun()
-            for heard in self.on_group:
+    def _on_init(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._state.tick("waiting in init_process_group")
+        found = original(*args, **kwargs)
+        self._begun()
+        self._on_group()
+        self._state.tick("after init_process_group")
+        return found
+
+    def _on_call(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self._state
+        if name in _JOINING and not self._depth:
+            self._joined["evaluation" if state.looking else "training"].append(state.step)
+            for heard in () if state.looking else state.on_joining:
                 heard()
-            self._state.tick("after init_process_group")
-            return found
-
-        return init
-
-    def _on_call(self, name: str, original: Any) -> Callable[..., Any]:
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            state = self._state
-            if name in _JOINING and not self._depth:
-                self._joined["evaluation" if state.looking else "training"].append(state.step)
-                for heard in () if state.looking else state.on_joining:
-                    heard()
-            self._depth += 1  # all_gather_object is made of others
-            try:
-                with state.waiting(name):
-                    return original(*args, **kwargs)
-            finally:
-                self._depth -= 1
-
-        return collective
+        self._depth += 1  # all_gather_object is made of others
+        try:
+            with state.waiting(name):
+                return original(*args, **kwargs)
+        finally:
+            self._depth -= 1
 
 
 class FileWatch:
@@ -197,7 +166,7 @@ class FileWatch:
 
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
-        self._files: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, str] = {}
         self._busy = False
         patches.before(torch, "save", self._on_save)
         if "safetensors.torch" in sys.modules:
@@ -210,18 +179,23 @@ class FileWatch:
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values."""
-        return {"files": list(self._files.values())}
+        return {"files": [{"path": path, "kind": kind} for path, kind in self._files.items()]}
 
     def remove(self) -> None:
         """Listen no more."""
         if self in _LISTENING:
             _LISTENING.remove(self)
 
-    def opened(self, path: Any, mode: Any, flags: Any) -> None:
+    def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take an audit event in."""
-        if self._busy or isinstance(path, int) or path is None or not self._state.here:
+        if event == "import":  # torch loads parts of itself on their first use, which takes seconds: no standing still
+            self._state.progress += 1
+        if event != "open" or self._busy or not self._state.here:
             return
-        by_flags = isinstance(flags, int) and bool(flags & _WRITING)
+        path, mode, flags = arguments[:3]
+        if path is None or isinstance(path, int):
+            return
+        by_flags = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
         if any(c in mode for c in "wax+") if isinstance(mode, str) else by_flags:
             self._busy = True
             try:
@@ -229,25 +203,18 @@ class FileWatch:
             finally:
                 self._busy = False
 
-    def moved(self) -> None:
-        """Take note that the rank is not standing still."""
-        self._state.progress += 1
-
     def _note(self, path: Any, kind: str | None) -> None:
         """Write down that a file is opened for writing; a `kind` of None is what its name says."""
         full = os.path.abspath(os.fsdecode(path))
         if _NEVER.search(full) or (_OWN.match(Path(full).name) and Path(full).parent == self._state.folder):
             return
-        found = self._files.get(full)
-        if found is None:
+        if full not in self._files:
             if len(self._files) >= MAX_FILES or os.path.isdir(full):  # where a temporary file is made
                 return
-            guessed = "checkpoint" if _CHECKPOINT.search(full) else "log"
-            found = self._files[full] = {"path": full, "kind": guessed, "times": 0, "step": self._state.step}
-            if guessed == "checkpoint" and kind is None:
+            self._files[full] = "checkpoint" if _CHECKPOINT.search(full) else "log"
+            if self._files[full] == "checkpoint" and kind is None:
                 self._checkpoint()
-        found["kind"] = kind or found["kind"]
-        found["times"] += 1
+        self._files[full] = kind or self._files[full]
 
     def _checkpoint(self) -> None:
         for heard in self._state.on_checkpoint:
@@ -263,12 +230,8 @@ class FileWatch:
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open":
-        for watch in _LISTENING:
-            watch.opened(*arguments[:3])
-    elif event == "import":  # torch loads parts of itself on their first use, which takes seconds
-        for watch in _LISTENING:
-            watch.moved()
+    for watch in _LISTENING:
+        watch.heard(event, arguments)
 
 
 class SpawnWatch:
@@ -288,19 +251,18 @@ class SpawnWatch:
         """Return what was seen, as JSON values."""
         return {"spawned": self._spawned}
 
-    def _on_spawn(self, name: str, original: Any) -> Callable[..., Any]:
-        def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> Any:
-            if self._refused and self._state.here:
-                raise UsageError(
-                    f"the script starts {nprocs} processes itself, with torch.multiprocessing.{name}: nobody observes these, and "
-                    f"every one of the {self._state.world} ranks would start them again. Call {getattr(fn, '__name__', 'the function')} "
-                    "with int(os.environ['RANK']) in the place of spawn, as under torchrun; or call workbench.hosts.audit() at the "
-                    "top of that function, and start the script as always."
-                )
-            self._spawned += nprocs
-            return original(fn, args, nprocs, *rest, **kwargs)
-
-        return spawn
+    def _on_spawn(
+        self, name: str, original: Any, fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any
+    ) -> Any:
+        if self._refused and self._state.here:
+            raise UsageError(
+                f"the script starts {nprocs} processes itself, with torch.multiprocessing.{name}: nobody observes these, and "
+                f"every one of the {self._state.world} ranks would start them again. Call {getattr(fn, '__name__', 'the function')} "
+                "with int(os.environ['RANK']) in the place of spawn, as under torchrun; or call workbench.hosts.audit() at the "
+                "top of that function, and start the script as always."
+            )
+        self._spawned += nprocs
+        return original(fn, args, nprocs, *rest, **kwargs)
 
 
 class TrainerWatch:
@@ -329,53 +291,42 @@ class TrainerWatch:
         self._patches.wrap(sys.modules[f"{distributed}.data_parallel"], "evaluate_shard", self._on_shard)
         self._loaders.known.add("train")
 
-    def _on_step(self, original: Any) -> Callable[..., Any]:
+    def _on_step(self, original: Any, *fields: Any) -> Any:
         """A step is described when its update is known and before it is made: the parameters are those before it."""
+        made = original(*fields)
+        if looked_at(self._state.step):
+            used, norm = hash_of([made.grad]), hash_of([made.grad_norm])
+            self._updates.begin(0, self._state.step, [made.params], used=used, before_clip=norm)
+        self._updates.end()
+        return made
 
-        def step(*fields: Any) -> Any:
-            made = original(*fields)
-            if looked_at(self._state.step):
-                used, norm = hash_of([made.grad]), hash_of([made.grad_norm])
-                self._updates.begin(0, self._state.step, [made.params], used=used, before_clip=norm)
-            self._updates.end()
-            return made
-
-        return step
-
-    def _on_clip(self, _: Tensor, norm: Tensor, max_grad_norm: Any, **__: Any) -> None:
-        limit = max_grad_norm.flatten()[0] if isinstance(max_grad_norm, Tensor) else max_grad_norm
-        self._updates.clipped("clip_grad_norm_", limit, norm.flatten()[0].clone())
+    def _on_clip(self, *args: Any, **__: Any) -> None:
+        limit = args[2]
+        self._updates.clipped("clip_grad_norm_", limit.flatten()[0] if isinstance(limit, Tensor) else limit)
 
     def _on_checkpoint(self, _: int, model: Mapping[str, Tensor], *__: Any) -> None:
         mean, var = "running_mean", "running_var"
         layers = [(model[name], model[name.removesuffix(mean) + var]) for name in model if name.endswith(mean)]
         self._buffers.note(layers, "checkpoint")
 
-    def _on_positions(self, original: Any) -> Callable[..., Any]:
-        def positions(examples: int, config: Any, whole: int, *args: Any) -> Iterator[Tensor]:
-            for order in original(examples, config, whole, *args):
-                if order.shape[1] < whole:  # not the batches by which one host knows the workload again
-                    self._loaders.add_order(examples, order)
-                yield order
+    def _on_positions(self, original: Any, examples: int, config: Any, whole: int, *args: Any) -> Iterator[Tensor]:
+        for order in original(examples, config, whole, *args):
+            if order.shape[1] < whole:  # not the batches by which one rank knows the workload again
+                self._loaders.add_order(examples, order)
+            yield order
 
-        return positions
+    def _on_shard(
+        self, original: Any, workload: Any, model: Any, shard: int, shards: int, *, split: str, **kwargs: Any
+    ) -> Any:
+        data = workload.data(split)
+        if not in_its_own_order(data):
+            self._loaders.add_evaluation(data, range(shard, len(data), shards))
+        self._loaders.known.add(split)
+        try:
+            return original(workload, model, shard, shards, split=split, **kwargs)
+        finally:
+            self._loaders.known.discard(split)
 
-    def _on_shard(self, original: Any) -> Callable[..., Any]:
-        def evaluate_shard(workload: Any, model: Any, shard: int, shards: int, *, split: str, **kwargs: Any) -> Any:
-            data = workload.data(split)
-            if not in_its_own_order(data):
-                self._loaders.add_evaluation(data, range(shard, len(data), shards))
-            self._loaders.known.add(split)
-            try:
-                return original(workload, model, shard, shards, split=split, **kwargs)
-            finally:
-                self._loaders.known.discard(split)
-
-        return evaluate_shard
-
-    def _on_sum(self, original: Any) -> Callable[..., Any]:
-        def sum_and_gather(*args: Any, **kwargs: Any) -> Any:
-            with self._state.waiting("the average of the gradients"):
-                return original(*args, **kwargs)
-
-        return sum_and_gather
+    def _on_sum(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._state.waiting("the average of the gradients"):
+            return original(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,9 @@ from workbench.workloads.items import IndexedDataset
 
 MAX_INDICES = 100_000
 """Of a pass that are written down (rule of thumb: a rehearsal is far shorter)."""
-
-
 MAX_HASHED = 1024
 """Examples of a pass that are hashed, for data of which indices say nothing (rule of thumb)."""
-
-
 MAX_PASSES = 50
-
-
 FETCHES = 8
 """Fetches of the training data that are looked at in each process (rule of thumb)."""
 
@@ -61,9 +55,9 @@ class LoaderWatch:
         """Take the order of an epoch from the trainer: this rank's examples, shape (micro-batches, examples of one)."""
         number, step = sum(p["loader"] == -1 for p in self._passes), self._state.step
         self._add(
-            loader=-1, number=number, dataset={"kind": "train_data", "part": "train_data", "length": examples, "stream": False, "hash": None},
-            sampler="Trainer", distributed=True, shuffles=True, epoch=number, set_epoch_calls=number + 1, batch_size=order.shape[1],
-            drop_last=True, steps=[step, step + len(order)], exhausted=True, grad=True, indices=order.reshape(-1)[:MAX_INDICES].tolist(),
+            loader=-1, number=number, dataset={"kind": "train_data", "length": examples, "stream": False, "hash": None}, sampler="Trainer",
+            distributed=True, shuffles=True, epoch=number, set_epoch_calls=number + 1, batch_size=order.shape[1], drop_last=True,
+            steps=[step, step + len(order)], exhausted=True, grad=True, indices=order.reshape(-1)[:MAX_INDICES].tolist(),
         )  # fmt: skip
 
     def add_evaluation(self, data: Any, indices: Sequence[int]) -> None:
@@ -89,18 +83,15 @@ class LoaderWatch:
             self._kept.append(sampler)
         self._sampler_calls[id(sampler)] = self._sampler_calls.get(id(sampler), 0) + 1
 
-    def _on_iter(self, original: Any) -> Callable[..., Any]:
-        def begin(loader: Any) -> Any:
-            known = isinstance(loader.dataset, IndexedDataset) and loader.dataset.split in self.known
-            if known or not self._state.here:
-                return original(loader)
-            self._state.tick("loading")
-            batches = original(loader)
-            if len(self._passes) < MAX_PASSES:
-                setattr(batches, self._pass, self._begun(loader))
-            return batches
-
-        return begin
+    def _on_iter(self, original: Any, loader: Any) -> Any:
+        known = isinstance(loader.dataset, IndexedDataset) and loader.dataset.split in self.known
+        if known or not self._state.here:
+            return original(loader)
+        self._state.tick("loading")
+        batches = original(loader)
+        if len(self._passes) < MAX_PASSES:
+            setattr(batches, self._pass, self._begun(loader))
+        return batches
 
     def _begun(self, loader: Any) -> dict[str, Any] | None:
         number = next((n for n, known in enumerate(self._loaders) if known is loader), len(self._loaders))
@@ -118,36 +109,26 @@ class LoaderWatch:
             drop_last=bool(getattr(loader, "drop_last", False)), optimizers=len(self._state.optimizers),
         )  # fmt: skip
 
-    def _on_index(self, original: Any) -> Callable[..., Any]:
-        def next_index(batches: Any) -> Any:
-            index = original(batches)
-            ahead = getattr(batches, self._ahead, None)
-            if ahead is None:
-                ahead = deque()
-                setattr(batches, self._ahead, ahead)
-            ahead.append(index)
-            return index
+    def _on_index(self, original: Any, batches: Any) -> Any:
+        index = original(batches)
+        vars(batches).setdefault(self._ahead, deque()).append(index)
+        return index
 
-        return next_index
-
-    def _on_next(self, original: Any) -> Callable[..., Any]:
-        def following(batches: Any) -> Any:
-            seen = getattr(batches, self._pass, None)
-            if seen is None:
-                return original(batches)
-            self._state.tick("loading")
-            seen["steps"][1] = self._state.step
-            try:
-                batch = original(batches)
-            except StopIteration:
-                seen["exhausted"] = True
-                raise
-            self._state.tick("after loading")
-            ahead = getattr(batches, self._ahead, None)
-            self._note(seen, batches, ahead.popleft() if ahead else None, batch)
-            return batch
-
-        return following
+    def _on_next(self, original: Any, batches: Any) -> Any:
+        seen = getattr(batches, self._pass, None)
+        if seen is None:
+            return original(batches)
+        self._state.tick("loading")
+        seen["steps"][1] = self._state.step
+        try:
+            batch = original(batches)
+        except StopIteration:
+            seen["exhausted"] = True
+            raise
+        self._state.tick("after loading")
+        ahead = getattr(batches, self._ahead, None)
+        self._note(seen, batches, ahead.popleft() if ahead else None, batch)
+        return batch
 
     def _note(self, seen: dict[str, Any], batches: Any, index: Any, batch: Any) -> None:
         seen["grad"] = bool(seen["grad"]) or torch.is_grad_enabled()
@@ -163,19 +144,14 @@ class LoaderWatch:
 def _sampler_of(loader: Any) -> Any:
     """Return what decides the order: a sampler, or the one inside a batch sampler."""
     batching = getattr(loader, "batch_sampler", None)
-    inner = getattr(batching, "sampler", None)
-    if inner is not None:
-        return inner
-    return batching if batching is not None else loader.sampler
+    return loader.sampler if batching is None else getattr(batching, "sampler", None) or batching
 
 
 def _shuffles(sampler: Any) -> bool | None:
     """Tell whether a sampler shuffles, as far as its attributes say so."""
-    if "Random" in type(sampler).__name__:
-        return True
-    if type(sampler).__name__ == "SequentialSampler":
-        return False
-    return bool(sampler.shuffle) if hasattr(sampler, "shuffle") else None
+    name = type(sampler).__name__
+    by_name = True if "Random" in name else False if name == "SequentialSampler" else None
+    return bool(sampler.shuffle) if by_name is None and hasattr(sampler, "shuffle") else by_name
 
 
 def _base_indices(dataset: Any, indices: list[Any]) -> list[Any]:
@@ -213,23 +189,17 @@ def _parts(dataset: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _dataset(dataset: Any) -> dict[str, Any]:
-    part = type(dataset).__name__
+    """Return what tells data sets apart: of the arrays and lists that one holds; no item is read."""
     dataset = next((inner for _, inner in reversed(list(_parts(dataset)))), _plain(dataset))
     try:
         length = len(dataset)
     except Exception:  # whatever it raises is the script's to meet, where it asks for the length
         length = None
-    crc = None  # of the arrays and lists that the dataset holds; no item is read
-    for value in _held(dataset, depth=3):
-        crc = zlib.crc32(value, crc or 0)
-    kind, stream = type(dataset).__name__, isinstance(dataset, IterableDataset)
+    held = list(_held(dataset, depth=3))
+    crc = f"{zlib.crc32(b''.join(held)):08x}" if held else None
     return {
-        "kind": kind,
-        "part": part,
-        "length": length,
-        "stream": stream,
-        "hash": None if crc is None else f"{crc:08x}",
-    }
+        "kind": type(dataset).__name__, "length": length, "stream": isinstance(dataset, IterableDataset), "hash": crc,
+    }  # fmt: skip
 
 
 def _levels(dataset: Any) -> list[list[Any]]:
@@ -267,9 +237,8 @@ class DrawWatch:
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state
         self._rows: list[dict[str, Any]] = []
-        self._looked = 0
+        self._looked = self._calls = self._other_calls = 0
         self._after_fetch: dict[str, int] | None = None
-        self._calls = self._other_calls = 0
         for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
             patches.wrap(fetcher, "fetch", self._on_fetch)
         state.on_train_call.append(self._on_train_call)
@@ -282,22 +251,19 @@ class DrawWatch:
             path.unlink()
         return {"draws": rows}
 
-    def _on_fetch(self, original: Any) -> Callable[..., Any]:
-        def fetch(fetcher: Any, index: Any) -> Any:
-            worker = get_worker_info()
-            if (worker is None and not self._state.here) or self._looked >= FETCHES:
-                self._after_fetch = None  # of an earlier batch, which is not the one that comes now
-                return original(fetcher, index)
-            self._looked += 1
-            before = _states(fetcher.dataset)
-            batch = original(fetcher, index)
-            self._note(before, _states(fetcher.dataset), where="item", worker=None if worker is None else worker.id)
-            if worker is None:
-                self._after_fetch = random_state() if torch.is_grad_enabled() else None
-                self._other_calls = self._state.other_calls
-            return batch
-
-        return fetch
+    def _on_fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
+        worker = get_worker_info()
+        if (worker is None and not self._state.here) or self._looked >= FETCHES:
+            self._after_fetch = None  # of an earlier batch, which is not the one that comes now
+            return original(fetcher, index)
+        self._looked += 1
+        before = _states(fetcher.dataset)
+        batch = original(fetcher, index)
+        self._note(before, _states(fetcher.dataset), where="item", worker=None if worker is None else worker.id)
+        if worker is None:
+            self._after_fetch = random_state() if torch.is_grad_enabled() else None
+            self._other_calls = self._state.other_calls
+        return batch
 
     def _on_train_call(self, _: Any) -> None:
         """Note what the loop itself draws between a batch and the model."""
@@ -308,12 +274,8 @@ class DrawWatch:
         self._after_fetch = None
 
     def _note(self, before: dict[str, int], after: dict[str, int], *, where: str, worker: int | None) -> None:
-        step = self._state.step
-        rows = [
-            {"where": where, "worker": worker, "look": self._looked, "step": step, "generator": name, "state": state}
-            for name, state in before.items()
-            if after.get(name) != state
-        ]
+        drawn = {name: state for name, state in before.items() if after.get(name) != state}
+        rows = [{"where": where, "worker": worker, "generator": name, "state": state} for name, state in drawn.items()]
         if worker is None:
             self._rows += rows
         elif rows:
@@ -331,11 +293,11 @@ def _own(value: Any, name: str, depth: int) -> list[tuple[str, int]]:
     state = state_of(value)
     if state is not None:
         return [(name, state)]
-    if not depth or isinstance(value, type):
+    if not depth or isinstance(value, type) or callable(getattr(value, "numel", None)):
         return []
     if isinstance(value, (list, tuple)) and len(value) <= 16:
-        return [found for n, inner in enumerate(value) for found in _own(inner, f"{name}[{n}]", depth - 1)]
-    inside = getattr(value, "__dict__", None)
-    if not isinstance(inside, dict) or callable(getattr(value, "numel", None)):
-        return []
-    return [found for key, inner in inside.items() for found in _own(inner, f"{name}.{key}", depth - 1)]
+        inside = {f"[{n}]": inner for n, inner in enumerate(value)}
+    else:
+        attributes = getattr(value, "__dict__", None)
+        inside = {f".{key}": inner for key, inner in attributes.items()} if isinstance(attributes, dict) else {}
+    return [found for key, inner in inside.items() for found in _own(inner, name + key, depth - 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import json
@@ -12,7 +13,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +27,6 @@ MAX_ELEMENTS = 65_536
 """Of a tensor; a larger one is hashed at evenly spaced places (rule of thumb: what differs, differs everywhere)."""
 
 
-_ABSENT = object()
-
-
 def looked_at(step: int) -> bool:
     """Tell whether parameters and gradients are looked at before update `step`: the first four, powers of two, hundreds."""
     return step < 4 or step & (step - 1) == 0 or step % 100 == 0
@@ -40,40 +37,33 @@ class State:
     """What the watches of one rank share; what is to be called at an event is a list under the name of the event."""
 
     folder: Path
-    rank: int = field(default_factory=lambda: int(os.environ.get("RANK", "0")))
-    """Of this process; that of the environment until a process group says another one."""
+    rank: int = field(
+        default_factory=lambda: int(os.environ.get("RANK", "0"))
+    )  # until a process group says another one
     world: int = field(default_factory=lambda: int(os.environ.get("WORLD_SIZE", "1")))
     pid: int = field(default_factory=os.getpid)
     initialised: bool = False
-    backend: str | None = None
-    step: int = 0
-    """Updates that have been made, counted by one optimizer where several take turns."""
+    step: int = 0  # updates that have been made, counted by one optimizer where several take turns
     phase: str = "starting"
-    progress: int = 0
-    """Rises with everything that is seen, so that standing still shows."""
-    waited_s: float = 0.0
-    """Time spent waiting for other ranks since the last update."""
-    evaluating: bool = False
-    """Whether a model that trains was called in evaluation mode since it was last trained."""
-    looking: bool = False
-    """Whether any model was called without being trained since one was: a copy with averaged weights, for example."""
-    other_calls: int = 0
-    """Of models, in anything but training."""
-    _waits: bool = False
+    progress: int = 0  # rises with everything that is seen, so that standing still shows
+    waited_s: float = 0.0  # for other ranks since the last update
+    evaluating: bool = False  # a model that trains was called in evaluation mode since it was last trained
+    looking: bool = False  # any model was called without being trained since one was: averaged weights, for example
+    other_calls: int = 0  # of models, in anything but training
     optimizers: list[Any] = field(default_factory=list)
-    models: list[Any] = field(default_factory=list)
-    """The models that train, without their wrappers."""
+    models: list[Any] = field(default_factory=list)  # that train, without their wrappers
     on_train_call: list[Callable[[Any], None]] = field(default_factory=list)
     on_evaluation: list[Callable[[Any], None]] = field(default_factory=list)
     on_checkpoint: list[Callable[[], None]] = field(default_factory=list)
     on_joining: list[Callable[[], None]] = field(default_factory=list)
+    _waits: bool = False
 
     def tick(self, phase: str) -> None:
         """Say what the rank does now."""
         self.phase = phase
         self.progress += 1
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting(self, phase: str) -> Iterator[None]:
         """Count the time of the block as waiting for other ranks; a block inside another one counts once.
 
@@ -103,36 +93,36 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
-    def wrap(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Put `make(original)` in the place of `owner.name`; nothing happens where there is no such name.
+    def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Have `call(original, *args, **kwargs)` called in the place of `owner.name`; nothing happens where there is no such name.
 
         A module that has imported a function by its name is given the wrapper too: `from torch.distributed import all_reduce`.
         """
         original = getattr(owner, name, None)
         if original is None:
             return
-        own = vars(owner).get(name, _ABSENT)
-        wrapper = functools.wraps(original)(make(original))
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return call(original, *args, **kwargs)
+
         for other in _importers(owner, name, original):
             setattr(other, name, wrapper)
             self._undo.append(functools.partial(setattr, other, name, original))
+        back: Any = functools.partial(delattr, owner, name)  # an inherited one
+        if name in vars(owner):
+            back = functools.partial(setattr, owner, name, vars(owner)[name])
         setattr(owner, name, wrapper)
-        back = (
-            functools.partial(delattr, owner, name) if own is _ABSENT else functools.partial(setattr, owner, name, own)
-        )
         self._undo.append(back)
 
-    def before(self, owner: Any, name: str, call: Callable[..., None]) -> None:
+    def before(self, owner: Any, name: str, call: Callable[..., object]) -> None:
         """Have `call` called with the arguments of `owner.name` before it is."""
 
-        def make(original: Any) -> Callable[..., Any]:
-            def both(*args: Any, **kwargs: Any) -> Any:
-                call(*args, **kwargs)
-                return original(*args, **kwargs)
+        def both(original: Any, *args: Any, **kwargs: Any) -> Any:
+            call(*args, **kwargs)
+            return original(*args, **kwargs)
 
-            return both
-
-        self.wrap(owner, name, make)
+        self.wrap(owner, name, both)
 
     def handle(self, handle: Any) -> None:
         """Remember a hook's handle, so that `undo` removes the hook."""
@@ -182,11 +172,10 @@ def _bytes(tensor: Tensor) -> bytes:
 def row_hashes(batch: Any, *, most: int) -> list[str]:
     """Return a hash of each example of a batch, of its largest array; none where a batch has no array with rows."""
     rows = max(_arrays(batch), key=lambda a: a.numel(), default=None)
-    if rows is None or rows.ndim == 0 or len(rows) == 0 or rows.numel() == 0:
+    if rows is None or rows.ndim == 0 or rows.numel() == 0:
         return []
-    kept = rows[:most].detach().cpu().reshape(min(most, len(rows)), -1).contiguous()
-    plain = kept.view(torch.uint8).numpy()
-    return [f"{zlib.crc32(row.tobytes()):08x}" for row in plain]
+    kept = rows[:most].detach().cpu().reshape(min(most, len(rows)), -1).contiguous().view(torch.uint8).numpy()
+    return [f"{zlib.crc32(row.tobytes()):08x}" for row in kept]
 
 
 def _arrays(batch: Any) -> list[Tensor]:
@@ -194,11 +183,8 @@ def _arrays(batch: Any) -> list[Tensor]:
         return [batch]
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
         return [torch.from_numpy(np.ascontiguousarray(batch))]
-    if isinstance(batch, dict):
-        return [array for value in batch.values() for array in _arrays(value)]
-    if isinstance(batch, (list, tuple)):
-        return [array for value in batch for array in _arrays(value)]
-    return []
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return [array for part in parts for array in _arrays(part)]
 
 
 def random_state() -> dict[str, int]:
@@ -215,13 +201,13 @@ def state_of(generator: Any) -> int | None:
     """Return a hash of a generator's state; None for what is no generator."""
     if isinstance(generator, torch.Generator):
         return zlib.crc32(generator.get_state().numpy().tobytes())
-    if isinstance(generator, np.random.Generator):
-        return zlib.crc32(repr(generator.bit_generator.state).encode())
-    if isinstance(generator, np.random.RandomState):
-        return zlib.crc32(repr(generator.get_state()).encode())
-    if isinstance(generator, random.Random):
-        return zlib.crc32(repr(generator.getstate()).encode())
-    return None
+    states: dict[type, Callable[[Any], Any]] = {
+        np.random.Generator: lambda own: own.bit_generator.state, np.random.RandomState: lambda own: own.get_state(),
+        random.Random: lambda own: own.getstate(),
+    }  # fmt: skip
+    return next(
+        (zlib.crc32(repr(get(generator)).encode()) for kind, get in states.items() if isinstance(generator, kind)), None
+    )
 
 
 def status_path(folder: Path, rank: int) -> Path:
@@ -242,7 +228,6 @@ class Watchdog:
         self._path = status_path(state.folder, state.rank)
         self._stacks = stack_path(state.folder, state.rank).open("w", encoding="utf-8")
         self._end = threading.Event()
-        faulthandler.dump_traceback_later(timeout_s, file=self._stacks, exit=False)
         self._row = {"rank": state.rank, "pid": os.getpid()}
         self._write("running")
         self._thread = threading.Thread(target=self._watch, name="workbench-watchdog", daemon=True)
@@ -253,24 +238,24 @@ class Watchdog:
         if self._end.is_set():
             return
         self._end.set()
-        faulthandler.cancel_dump_traceback_later()
         self._thread.join(timeout=2)
+        faulthandler.cancel_dump_traceback_later()
         self._stacks.close()
         self._write("finished")
 
     def _watch(self) -> None:
-        seen = self._state.progress
-        while not self._end.wait(BEAT_S):
+        seen = -1
+        while True:
             if self._state.progress != seen:
                 seen = self._state.progress
                 faulthandler.dump_traceback_later(self._timeout_s, file=self._stacks, exit=False)
+            if self._end.wait(BEAT_S):
+                return
             self._write("running")
 
     def _write(self, said: str) -> None:
         row = {**self._row, "step": self._state.step, "phase": self._state.phase, "state": said}
-        part = self._path.with_suffix(f".{os.getpid()}.tmp")
-        try:
+        with contextlib.suppress(OSError):  # the folder is gone: nobody listens any more
+            part = self._path.with_suffix(f".{os.getpid()}.tmp")
             part.write_text(json.dumps(row), encoding="utf-8")
             part.replace(self._path)
-        except OSError:
-            return  # the folder is gone: nobody listens any more

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from workbench.topics.hosts.watch_state import Patches, State, hash_of, is_sharded, looked_at
 
 _SHARDING = ("FullyShardedDataParallel", "FSDPModule")
-
-
 _CLIPPING = (("clip_grad_norm_", "max_norm"), ("clip_grads_with_norm_", "max_norm"), ("clip_grad_value_", "clip_value"))
-
-
 MAX_ROWS = 20_000
 """Of steps, of clippings and of running statistics that are written down (rule of thumb: a rehearsal is far shorter, and a job that goes on for days costs nothing more)."""
 CHANNELS = 8
 """Of a layer whose statistics are written down (rule of thumb: ranks differ in all of them)."""
-
-
 MAX_NUMBERS = 200_000
 
 
@@ -57,33 +51,26 @@ class ModelWatch:
         evaluations = []
         for found in self._evaluations:
             total, size = torch.stack(found["sums"]).sum(0).tolist() if found["sums"] else (None, None)
-            evaluations.append(
-                {"step": found["step"], "calls": found["calls"], "output_sum": total, "output_size": size}
-            )
+            evaluations.append({"step": found["step"], "output_sum": total, "output_size": size})
         return {
             "wrappers": self._wrapped, "calls": dict(self._calls), "raw_steps": self._raw_steps, "evaluations": evaluations,
         }  # fmt: skip
 
-    def _on_wrap(self, original: Any) -> Callable[..., Any]:
-        def init(wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            before = hash_of(module.parameters())
-            original(wrapper, module, *args, **kwargs)
-            number = self._model(module)
-            self._wrappers[id(wrapper)] = number
-            self._kept.append(wrapper)
-            trained = [part for part in module.modules() if any(p.requires_grad for p in part.parameters())]
-            self._inside |= {id(part): number for part in trained}
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            self._wrapped.append({
-                "kind": type(wrapper).__name__, "before": before, "after": hash_of(module.parameters()),
-                "broadcast_buffers": bool(getattr(wrapper, "broadcast_buffers", False)),
-            })  # fmt: skip
+    def _on_wrap(self, original: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        before = hash_of(module.parameters())
+        original(wrapper, module, *args, **kwargs)
+        number = self._model(module)
+        self._wrappers[id(wrapper)] = number
+        self._kept.append(wrapper)
+        trained = [part for part in module.modules() if any(p.requires_grad for p in part.parameters())]
+        self._inside |= {id(part): number for part in trained}
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+        broadcasts = bool(getattr(wrapper, "broadcast_buffers", False))
+        self._wrapped.append({"kind": type(wrapper).__name__, "before": before, "broadcast_buffers": broadcasts})
 
-        return init
-
-    @contextmanager
+    @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """A backward pass, in which checkpointed parts are called once more: calls of the script are none of these."""
         was, self._backward = self._backward, True
@@ -95,12 +82,9 @@ class ModelWatch:
     def _on_gradient(self, _: Tensor) -> None:
         self.last_gradient = time.perf_counter()
 
-    def _timed(self, original: Any) -> Callable[..., Any]:
-        def sync(*args: Any, **kwargs: Any) -> Any:
-            with self._state.waiting("the broadcast of buffers"):
-                return original(*args, **kwargs)
-
-        return sync
+    def _timed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._state.waiting("the broadcast of buffers"):
+            return original(*args, **kwargs)
 
     def _model(self, module: nn.Module) -> int:
         number = self._number(module)
@@ -157,19 +141,19 @@ class ModelWatch:
             for heard in self._state.on_evaluation:
                 heard(root)
             self._state.evaluating = True
-            self._evaluations.append({"step": self._state.step, "calls": 0, "sums": []})
+            self._evaluations.append({"step": self._state.step, "sums": []})
 
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self._depth -= 1
         first = output[0] if isinstance(output, (tuple, list)) and output else output
-        model = id(module) in self._wrappers or any(known is module for known in self._state.models)
-        if self._depth == 0 and model and self._state.evaluating and self._evaluations and isinstance(first, Tensor):
-            self._evaluations[-1]["calls"] += 1
-            if first.is_floating_point():
-                values = first.detach().double()
-                self._evaluations[-1]["sums"].append(torch.stack([values.sum(), values.abs().sum()]))
+        model = id(module) in self._wrappers or self._number(module) is not None
+        if self._depth or not model or not self._state.evaluating or not self._evaluations:
+            return
+        if isinstance(first, Tensor) and first.is_floating_point():
+            values = first.detach().double()
+            self._evaluations[-1]["sums"].append(torch.stack([values.sum(), values.abs().sum()]))
 
 
 class StopAfterSteps(SystemExit):
@@ -207,17 +191,14 @@ class UpdateWatch:
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values."""
-        clips = [{**clip, "norm": None if clip["norm"] is None else float(clip["norm"])} for clip in self._clips]
         return {
-            "steps": self._state.step, "parameters": self._parameters, "gradients": self._gradients, "clips": clips, "times": self._times,
+            "steps": self._state.step, "parameters": self._parameters, "gradients": self._gradients, "clips": self._clips,
+            "times": self._times,
         }  # fmt: skip
 
-    def _on_new(self, original: Any) -> Callable[..., Any]:
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            self._number(optimizer)
-
-        return init
+    def _on_new(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._number(optimizer)
 
     def _number(self, optimizer: Any) -> int:
         number = next((n for n, known in enumerate(self._state.optimizers) if known is optimizer), len(self._updates))
@@ -276,11 +257,14 @@ class UpdateWatch:
             "after_backward": after_backward, "at_joining": at_joining, "before_clip": before_clip, "at_step": used,
         })  # fmt: skip
 
-    def clipped(self, by: str, limit: Any, norm: torch.Tensor | None, *, number: int | None = 0) -> None:
+    def clipped(self, by: str, limit: Any, *, number: int | None = 0) -> None:
         """Write down that gradients were clipped."""
         if len(self._clips) < MAX_ROWS:
-            step = self._state.step if number is None else self._updates[number] if self._updates else self._state.step
-            self._clips.append({"step": step, "optimizer": number, "by": by, "limit": _plain(limit), "norm": norm})
+            step = self._state.step if number is None or not self._updates else self._updates[number]
+            with contextlib.suppress(TypeError, ValueError):
+                limit = float(limit)
+            limit = limit if isinstance(limit, float) else None
+            self._clips.append({"step": step, "optimizer": number, "by": by, "limit": limit})
 
     def end(self) -> None:
         """Write down that an update has been made."""
@@ -294,20 +278,17 @@ class UpdateWatch:
         if self._stop_after is not None and state.step >= self._stop_after:
             raise StopAfterSteps(0)
 
-    def _on_backward(self, original: Any) -> Callable[..., Any]:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            self._state.tick("backward, where gradients are averaged")
-            before = time.perf_counter()
-            with self._models.backward():
-                found = original(*args, **kwargs)
-            if self._models.last_gradient > before:  # the rest is waiting for the other ranks' gradients
-                self._state.waited_s += time.perf_counter() - self._models.last_gradient
-            self._at_joining.clear()
-            self._after_backward = self._hashes()
-            self._state.tick("after backward")
-            return found
-
-        return backward
+    def _on_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._state.tick("backward, where gradients are averaged")
+        before = time.perf_counter()
+        with self._models.backward():
+            found = original(*args, **kwargs)
+        if self._models.last_gradient > before:  # the rest is waiting for the other ranks' gradients
+            self._state.waited_s += time.perf_counter() - self._models.last_gradient
+        self._at_joining.clear()
+        self._after_backward = self._hashes()
+        self._state.tick("after backward")
+        return found
 
     def _on_joining(self) -> None:
         if self._after_backward and not self._at_joining:
@@ -320,38 +301,20 @@ class UpdateWatch:
             for number, optimizer in enumerate(self._state.optimizers) if looked_at(self._updates[number])
         }  # fmt: skip
 
-    def _on_clip(self, name: str, limit: str, original: Any) -> Callable[..., Any]:
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(parameters, torch.Tensor):
-                parameters = [parameters]
-            parameters = list(parameters)
-            number = self._owner(parameters)
-            step = self._state.step if number is None else self._updates[number]
-            if number is not None and looked_at(step):
-                self._before_clip[number] = hash_of(p.grad for p in _parameters(self._state.optimizers[number]))
-            found = original(parameters, *args, **kwargs)
-            allowed = args[0] if args else kwargs.get(limit)
-            self.clipped(name, allowed, found if isinstance(found, torch.Tensor) else None, number=number)
-            return found
-
-        return clip
-
-    def _owner(self, parameters: list[Any]) -> int | None:
-        """Return the optimizer whose gradients are clipped."""
-        clipped = {id(p) for p in parameters}
-        of = [{id(p) for p in _parameters(optimizer)} for optimizer in self._state.optimizers]
-        return next((number for number, own in enumerate(of) if clipped & own), None)
+    def _on_clip(self, name: str, limit: str, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        ids = {id(p) for p in parameters}
+        owners = (n for n, own in enumerate(self._state.optimizers) if ids & {id(p) for p in _parameters(own)})
+        number = next(owners, None)
+        if number is not None and looked_at(self._updates[number]):
+            self._before_clip[number] = hash_of(p.grad for p in _parameters(self._state.optimizers[number]))
+        found = original(parameters, *args, **kwargs)
+        self.clipped(name, args[0] if args else kwargs.get(limit), number=number)
+        return found
 
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _plain(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 class BufferWatch:
@@ -383,11 +346,10 @@ class BufferWatch:
         """Write down the statistics of the first model; nothing where `model` is another."""
         if not self._state.models or (model is not None and model is not self._state.models[0]):
             return
-        layers = []
-        for module in self._state.models[0].modules():
-            mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
-            if isinstance(mean, Tensor) and isinstance(variance, Tensor):
-                layers.append((mean.detach(), variance.detach()))
+        pairs = (
+            (getattr(m, "running_mean", None), getattr(m, "running_var", None)) for m in self._state.models[0].modules()
+        )
+        layers = [(mean, var) for mean, var in pairs if isinstance(mean, Tensor) and isinstance(var, Tensor)]
         self.note(layers, moment)
 
     def note(self, layers: Sequence[tuple[Tensor, Tensor]], moment: str) -> None:
