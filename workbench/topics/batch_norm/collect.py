@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
@@ -49,24 +50,13 @@ from workbench.workloads.subsets import draw_sample
 
 MOST_EXAMPLES = 2000
 """Of the validation split, for the loss with either statistics."""
-
-
 BATCHES = 20
 """Forward passes over training data by which statistics are estimated anew (rule of thumb)."""
-
-
 LEAST_WARM = 0.05
 """Running statistics that are colder than this say nothing about what they average (rule of thumb)."""
-
-
 Forward = Callable[[nn.Module, Any], Any]
-
-
 Shards = Literal["dealt", "sorted"]
-
-
-class BatchNormAudit(Audit):
-    """What `audit_batch_norm` found, for `diagnose_batch_norm`."""
+Floats = NDArray[np.float64]
 
 
 def audit_batch_norm(
@@ -79,7 +69,7 @@ def audit_batch_norm(
     examples: Sequence[float] | None = None,
     metrics: Sequence[float] | None = None,
     max_batches: int = BATCHES,
-) -> BatchNormAudit:
+) -> Audit:
     """Look at the batch norm of your own model, its checkpoint and its replicas; the model is left as it is.
 
     In a job of several processes:
@@ -110,15 +100,17 @@ def audit_batch_norm(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
-    if isinstance(max_batches, bool) or not isinstance(max_batches, int) or max_batches < 1:
-        raise UsageError(f"max_batches={max_batches!r} must be an integer of at least 1.")
+    check_integer("max_batches", max_batches, error=UsageError)
     inner, seen, refused = unwrapped(model), None, list[int]()
     if batches is not None:
         with isolated_rng():  # a loader draws its order
-            read = _Counted(itertools.islice(batches, max_batches))
-            seen = batch_statistics(inner, read, forward or _inputs, refused=refused)
-        if not read.count:
-            raise UsageError("batches yields nothing: give a loader that can be read again, with at least one batch.")
+            read = itertools.islice(batches, max_batches)
+            first = next(read, None)
+            if first is None:
+                raise UsageError(
+                    "batches yields nothing: give a loader that can be read again, with at least one batch."
+                )
+            seen = batch_statistics(inner, itertools.chain([first], read), forward or _inputs, refused=refused)
     facts = _model_facts(inner, seen, refused=len(refused))
     facts["copies_first"] = copies_first(model)
     replicas = stored_replicas(checkpoint) if replicas is None else replicas
@@ -130,19 +122,7 @@ def audit_batch_norm(
         )
     if checkpoint is not None:
         facts["checkpoint"] = checkpoint_facts(inner, checkpoint)
-    return BatchNormAudit(facts={"batch_norm": facts}, workload=type(inner).__name__)
-
-
-class _Counted(Iterator[Any]):
-    """Counts what is read of an iterator."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items, self.count = items, 0
-
-    def __next__(self) -> Any:
-        item = next(self._items)
-        self.count += 1
-        return item
+    return Audit(facts={"batch_norm": facts}, workload=type(inner).__name__)
 
 
 def _inputs(model: nn.Module, batch: Any) -> Any:
@@ -150,12 +130,10 @@ def _inputs(model: nn.Module, batch: Any) -> Any:
 
 
 def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> dict[str, Any]:
-    """Return JSON facts for `diagnose_batch_norm` from a run's last checkpoint; {"layers": 0} without batch norm.
+    """Return JSON facts for `diagnose_batch_norm` from the last checkpoint of a run, the baseline's without a config.
 
-    The last one, because statistics that spoil evaluation have a part in which one is selected. The price is 20 forward passes over training batches and two evaluations of at most 2,000 examples.
-
-    Args:
-        config: of the run; None is the baseline. It is trained where it is not there yet.
+    The last one, because statistics that spoil evaluation have a part in which one is selected. The price is 20 forward passes over
+    training batches and two evaluations of at most 2,000 examples.
     """
     workload, config = session.workload, config or session.config
     model, step = norm_model(session, config, last=True)
@@ -206,11 +184,7 @@ def _forward_of(session: Session) -> Forward:
 
 
 def _model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *, refused: int = 0) -> dict[str, Any]:
-    """Return what a model's layers are, how warm their running statistics are, and how far from those of the training batches `seen`.
-
-    Layers that are frozen, or that no forward pass reached, are counted and otherwise left out. `refused` batches had a single
-    value per channel.
-    """
+    """Return what a model's layers are, how warm their running statistics are, and how far from those of the training batches `seen`."""
     layers = batch_norm_layers(model)
     frozen = [name for name, layer in layers.items() if is_frozen(model, layer)]
     blind = seen is None or (refused > 0 and not seen)
@@ -224,7 +198,7 @@ def _model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *
     return {
         "layers": len(layers),
         "unused": len(layers) - len(used),
-        "frozen_new": [name for name in frozen if _is_new(layers[name])],
+        "frozen_new": [name for name in frozen if layers[name].running_mean is not None and _is_new(layers[name])],
         "refused": refused,
         "synchronised": sum(isinstance(m, (SynchronisedBatchNorm, nn.SyncBatchNorm)) for m in layers.values()),
         "asked": max(asked, default=None),
@@ -240,9 +214,7 @@ def _model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *
 
 
 def _is_new(layer: Any) -> bool:
-    """Return whether running statistics are those that a layer is made with."""
-    if layer.running_mean is None:
-        return False
+    """Tell whether running statistics are those that a layer is made with."""
     mean, variance, _ = running_statistics(layer)
     return not mean.any() and bool((variance == 1).all())
 
@@ -254,8 +226,8 @@ def _usual(counts: Any) -> int:
 
 def _warm(layer: Any) -> float:
     """Return the share of what running statistics average that they hold; all of it where they came without a count."""
-    mean, variance, batches = running_statistics(layer)
-    if batches == 0 and ((mean != 0).any() or (variance != 1).any()):
+    batches = running_statistics(layer)[2]
+    if batches == 0 and not _is_new(layer):
         return 1.0  # as in weights that were converted, or stored by an old release
     if layer.momentum is None:
         return float(batches > 0)
@@ -275,11 +247,7 @@ def _shift(name: str, layer: Any, seen: BatchStatistics) -> dict[str, Any] | Non
     one = np.square(seen.mean.std(0, ddof=1) / sd) + np.square(0.5 * seen.variance.std(0, ddof=1) / sd**2)
     memory = 1 / max(batches, 1) if layer.momentum is None else layer.momentum / (2 - layer.momentum)
     noise = one * (memory + 1 / len(seen.mean))
-    return {"layer": name, "shift": _rms(shift), "noise": _rms(noise)}
-
-
-def _rms(squares: Any) -> float:
-    return math.sqrt(float(np.mean(squares)))
+    return {"layer": name, "shift": math.sqrt(shift.mean()), "noise": math.sqrt(noise.mean())}
 
 
 def _loss_function(session: Session) -> Callable[[nn.Module, Mapping[str, Moments]], float]:
@@ -299,24 +267,16 @@ def _loss_function(session: Session) -> Callable[[nn.Module, Mapping[str, Moment
 
 
 def measure_devices(
-    session: Session,
-    model: nn.Module,
-    *,
-    batch_size: int,
-    devices: Sequence[int],
-    shards: Sequence[Shards],
-    batches: int = 20,
-) -> list[dict[str, Any]]:
+    session: Session, model: nn.Module, *, batch_size: int, devices: Sequence[int], shards: Sequence[Shards], batches: int = 20
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return JSON rows, one for each way to shard and number of devices: how far their statistics part, and what that costs.
 
     Each device passes its part of every batch through the same weights and keeps running statistics of its own, as with data
     parallel training; beside it the whole batch passes at once, as with synchronised batch norm.
 
     Args:
-        session: whose workload and config are used.
         model: with the weights to look at; left as it is.
-        batch_size: examples in a batch over all devices.
-        devices: how many, each of them a row; those that leave a device fewer than 2 examples are left out.
+        batch_size: examples in a batch over all devices; numbers of devices that leave one fewer than 2 are left out.
         shards: "dealt" gives each device every k-th example of a random order, "sorted" a contiguous part of the examples by
             label, as where files are sorted and nobody shuffles across them.
         batches: forward passes; at most an epoch.
@@ -325,17 +285,17 @@ def measure_devices(
     layers = tracking_layers(model)
     if not layers or not hasattr(data, "__getitem__"):
         return []
-    rows = []
+    rows: list[dict[str, Any]] = []
     with isolated_rng():
         for kind in shards:
-            order = _ordered(data, kind)
-            for count in devices if order is not None else ():
-                if batch_size // count >= 2:
-                    assert order is not None
-                    examples = batch_size // count
-                    found = _split(session, model, order, kind=kind, count=count, examples=examples, batches=batches)
-                    if found is not None:
-                        rows.append({"shards": kind, **found})
+            if (order := _ordered(data, kind)) is None:
+                continue
+            for count in (count for count in devices if batch_size // count >= 2):
+                examples = batch_size // count
+                steps = max(2, min(batches, len(order) // (count * examples)))
+                places = _places(order, kind, count, examples, steps)
+                found = _split(session, model, places, count=count, examples=examples)
+                rows += [] if found is None else [{"shards": kind, "batches": steps, **found}]
     return rows
 
 
@@ -350,19 +310,10 @@ def _ordered(data: Any, kind: Shards) -> NDArray[np.int64] | None:
 
 
 def _split(
-    session: Session,
-    model: nn.Module,
-    order: NDArray[np.int64],
-    *,
-    kind: Shards,
-    count: int,
-    examples: int,
-    batches: int,
+    session: Session, model: nn.Module, places: Sequence[int], *, count: int, examples: int
 ) -> dict[str, Any] | None:
     """Return one row; None where no layer with running statistics looked at every device's batches."""
     layers = tracking_layers(model)
-    steps = max(2, min(batches, len(order) // (count * examples)))
-    places = _places(order, kind, count, examples, steps)
     dealt = session.workload.replace(train_data=Subset(session.workload.train_data, places))
 
     def seen(batch_size: int) -> dict[str, BatchStatistics]:
@@ -377,25 +328,24 @@ def _split(
     own: list[dict[str, Moments]] = [{} for _ in range(count)]
     merged: dict[str, MergedStatistics] = {}
     together: dict[str, Moments] = {}
-    step_apart = 0.0
+    shares: dict[str, list[float]] = {"step": [0.0], "missing": [], "average": [], "merged": []}
     for name, each in parts.items():
-        momentum = layers[name].momentum
+        momentum, eps = layers[name].momentum, layers[name].eps
         for device in range(count):
             calls = BatchStatistics(*(column[each.batch % count == device] for column in each))
             own[device][name] = calls.average(momentum)
-        merged[name] = merge_statistics([one[name][0] for one in own], [one[name][1] for one in own])
+        merged[name] = found = merge_statistics([one[name][0] for one in own], [one[name][1] for one in own])
         together[name] = whole[name].average(momentum)
-        spread = _step_spread(each, count) / np.maximum(together[name][1], layers[name].eps)
-        step_apart = max(step_apart, math.sqrt(float(spread.mean())))
-    missing = max(float((m.spread / np.maximum(m.variance, layers[n].eps)).mean()) for n, m in merged.items())
-
-    def error(kind: str) -> float:
-        return max(_error(getattr(m, kind), together[n][1], layers[n].eps) for n, m in merged.items())
-
+        truth = together[name][1]
+        shares["step"].append(float((_step_spread(each, count) / np.maximum(truth, eps)).mean()))
+        shares["missing"].append(float((found.spread / np.maximum(found.variance, eps)).mean()))
+        for kind, variance in (("average", found.average_variance), ("merged", found.variance)):
+            shares[kind].append(float(np.square((variance - truth) / np.maximum(truth, eps)).mean()))
     loss = _loss_function(session)
     return {
-        "devices": count, "examples": examples, "batches": steps, "apart": math.sqrt(missing), "step_apart": step_apart,
-        "missing": missing, "average_error": error("average_variance"), "merged_error": error("variance"),
+        "devices": count, "examples": examples, "apart": math.sqrt(max(shares["missing"])),
+        "step_apart": math.sqrt(max(shares["step"])), "missing": max(shares["missing"]),
+        "average_error": math.sqrt(max(shares["average"])), "merged_error": math.sqrt(max(shares["merged"])),
         "losses": {
             "own": [loss(model, each) for each in own],
             "average": loss(model, {name: (m.mean, m.average_variance) for name, m in merged.items()}),
@@ -405,7 +355,7 @@ def _split(
     }  # fmt: skip
 
 
-def _step_spread(each: BatchStatistics, count: int) -> NDArray[np.float64]:
+def _step_spread(each: BatchStatistics, count: int) -> Floats:
     """Return the variance of the devices' means within a step, averaged over the steps, shape (channels,)."""
     means = {int(batch): each.mean[each.batch == batch].mean(0) for batch in set(each.batch)}
     steps = [[means[b] for b in range(at, at + count) if b in means] for at in range(0, max(means) + 1, count)]
@@ -419,8 +369,3 @@ def _places(order: NDArray[np.int64], kind: Shards, count: int, examples: int, s
     rng = np.random.default_rng(1)
     drawn = [np.resize(rng.permutation(shard), (steps, examples)) for shard in shards]
     return [int(i) for step in range(steps) for rows in drawn for i in rows[step]]
-
-
-def _error(found: NDArray[np.float64], truth: NDArray[np.float64], eps: float) -> float:
-    """Return the root mean square over channels of the relative difference, of variances that count beside eps."""
-    return math.sqrt(float(np.square((found - truth) / np.maximum(truth, eps)).mean()))

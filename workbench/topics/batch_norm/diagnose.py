@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workbench.curves.selection import selected_by_seed
+from workbench.curves.selection import metric_sign, selected_by_seed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.topics.batch_norm.replicas import CODES, first_device_ema, rank_local, variance_of_means
+from workbench.record.json_values import number
+from workbench.topics.batch_norm.replicas import CODES, judge_processes
 
 
 def diagnose_batch_norm(
@@ -48,34 +49,21 @@ def diagnose_batch_norm(
         reason = why_missing(record.facts, "batch_norm", otherwise)
         findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     elif not facts["layers"]:
-        findings = tuple(
-            CODES.finding(code, "ok", "Does not apply: the model has no batch norm layer.") for code in CODES
-        )
+        said = "Does not apply: the model has no batch norm layer."
+        findings = tuple(CODES.finding(code, "ok", said) for code in CODES)
     else:
         devices = record.facts.get("batch_norm_devices") or []
-        findings = (
-            rank_local(facts, devices, harm=harm, large_shift=large_shift),
-            first_device_ema(facts, harm=harm, large_shift=large_shift),
-            variance_of_means(facts, devices, missing_share),
-            *_of_use(record, facts, alpha=alpha, few_examples=few_examples, warm=warm, shift=shift, harm=harm),
-        )
+        of_processes = judge_processes(facts, devices, harm=harm, large_shift=large_shift, missing_share=missing_share)
+        ghost, small, cold, stale = (CODES.finding(
+            code, "ok", f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached.",
+        ) for code in list(CODES)[3:])  # fmt: skip
+        if facts.get("unused", 0) < facts["layers"]:
+            ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, few_examples)
+            cold, stale = _cold_ema(facts, warm, harm), _stale(facts, shift, warm, harm)
+        if facts.get("frozen_new"):
+            cold = _frozen_new(facts)
+        findings = (*of_processes, ghost, small, cold, stale)
     return Diagnosis.of(record, findings)
-
-
-def _of_use(
-    record: Any, facts: Mapping[str, Any], *, alpha: float, few_examples: int, warm: float, shift: float, harm: float
-) -> tuple[Finding, ...]:
-    """Judge the layers that training uses, where there are any."""
-    if facts.get("unused", 0) >= facts["layers"]:
-        reason = f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached."
-        ghost, small, cold, stale = (CODES.finding(code, "ok", reason) for code in list(CODES)[3:])
-        return ghost, small, _frozen_new(facts) if facts.get("frozen_new") else cold, stale
-    return (
-        _ghost_size(record, facts, alpha),
-        _small_batch(record, facts, few_examples),
-        _frozen_new(facts) if facts.get("frozen_new") else _cold_ema(facts, warm, harm),
-        _stale(facts, shift, warm, harm),
-    )
 
 
 def _cost(facts: Mapping[str, Any]) -> tuple[float, str] | None:
@@ -99,35 +87,29 @@ def _frozen_new(facts: Mapping[str, Any]) -> Finding:
 
 
 class NormArm(NamedTuple):
-    """One setting under several seeds."""
+    """One setting under several seeds.
+
+    Attributes:
+        stat_examples: asked for in a statistic; None is the whole batch of a device.
+        batch_size: examples in an update.
+        devices: that they are split over.
+        metrics: seed -> selected metric; inf (-inf where larger is better) for a run that diverged.
+    """
 
     stat_examples: int | None
-    """Asked for in a statistic; None is the whole batch of a device."""
     batch_size: int
-    """Examples in an update."""
     devices: int
-    """That they are split over."""
     metrics: Mapping[int, float]
-    """Seed -> selected metric; inf (-inf where larger is better) for a run that diverged."""
 
-    @property
-    def statistic(self) -> int:
-        """Examples that a statistic is made of."""
-        whole = self.batch_size // self.devices
-        return whole if self.stat_examples is None else min(whole, self.stat_examples)
-
-    @property
-    def mean(self) -> float:
-        """Mean over the seeds."""
-        return float(np.mean(list(self.metrics.values())))
-
-    @property
-    def se(self) -> float:
-        """Standard error of the mean over seeds, NaN for a single one."""
-        found = list(self.metrics.values())
-        if not np.isfinite(found).all():
-            return math.nan
-        return float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
+    def row(self) -> dict[str, Any]:
+        """Return JSON values: examples that a statistic is made of, and the metric's values, mean and standard error (NaN for one)."""
+        whole, found = self.batch_size // self.devices, list(self.metrics.values())
+        known = len(found) > 1 and np.isfinite(found).all()
+        return {
+            "stat_examples": self.stat_examples, "statistic": min(whole, self.stat_examples or whole), "batch_size": self.batch_size,
+            "devices": self.devices, "values": found, "mean": float(np.mean(found)),
+            "se": float(np.std(found, ddof=1)) / math.sqrt(len(found)) if known else math.nan,
+        }  # fmt: skip
 
 
 def read_norm_arms(record: RecordLike, stage: str) -> list[NormArm]:
@@ -135,8 +117,7 @@ def read_norm_arms(record: RecordLike, stage: str) -> list[NormArm]:
     trials = getattr(record, "trials", None)
     if not isinstance(trials, pd.DataFrame) or not len(trials) or "stage" not in trials:
         return []
-    lost = math.inf if record.config["select_mode"] == "min" else -math.inf
-    asked = set(record.facts.get(stage) or ())
+    lost, asked = metric_sign(record) * math.inf, set(record.facts.get(stage) or ())
     arms: dict[tuple[int, int, int | None], dict[int, float]] = {}
     for row in trials.to_dict("records"):
         if int(row["trial"]) not in asked or row["state"] not in ("complete", "diverged"):
@@ -150,41 +131,32 @@ def read_norm_arms(record: RecordLike, stage: str) -> list[NormArm]:
     return [NormArm(stat, size, devices, values) for (size, devices, stat), values in ordered]
 
 
-def norm_rows(arms: Sequence[NormArm]) -> list[dict[str, Any]]:
-    """Return arms as JSON values for a table or a figure."""
-    return [
-        {"stat_examples": a.stat_examples, "statistic": a.statistic, "batch_size": a.batch_size, "devices": a.devices,
-         "values": list(a.metrics.values()), "mean": a.mean, "se": a.se}
-        for a in arms
-    ]  # fmt: skip
-
-
 def better_arms(arms: Sequence[NormArm], own: NormArm, *, sign: float) -> dict[int, float]:
     """Return statistic examples -> how likely it is by chance that one of so many arms is better than `own` by as much as this one.
 
-    Arms that diverged are left out; `sign` is 1 where a smaller metric is better, else -1.
+    Student's t over the seeds that both have, times the number of arms (Bonferroni). Arms that diverged are left out; `sign` is 1
+    where a smaller metric is better, else -1.
     """
-    tried = [arm for arm in arms if math.isfinite(arm.mean)]
-    found = {arm.statistic: len(tried) * chance_better(arm, own, sign=sign) for arm in tried}  # Bonferroni
-    return {size: min(chance, 1.0) for size, chance in found.items() if not math.isnan(chance)}
-
-
-def chance_better(ours: NormArm, theirs: NormArm, *, sign: float) -> float:
-    """Return how likely a mean gain over `theirs` as large as ours is by chance: Student's t over the seeds that both have."""
-    seeds = sorted(set(ours.metrics) & set(theirs.metrics))
-    gains = np.array([sign * (theirs.metrics[seed] - ours.metrics[seed]) for seed in seeds])
-    if len(gains) < 2 or not np.isfinite(gains).all():
-        return math.nan
-    if np.ptp(gains) <= 1e-9 * np.abs(gains).max():  # all alike, but for rounding
-        return 0.0 if gains.mean() > 0 else 1.0
-    return float(stats.ttest_1samp(gains, 0.0, alternative="greater").pvalue)
+    tried = [arm for arm in arms if np.isfinite(list(arm.metrics.values())).all()]
+    found = {}
+    for arm in tried:
+        seeds = sorted(set(arm.metrics) & set(own.metrics))
+        gains = np.array([sign * (own.metrics[seed] - arm.metrics[seed]) for seed in seeds])
+        if len(gains) < 2 or not np.isfinite(gains).all():
+            continue
+        chance = 0.0 if gains.mean() > 0 else 1.0
+        if np.ptp(gains) > 1e-9 * np.abs(gains).max():  # not all alike, but for rounding
+            chance = float(stats.ttest_1samp(gains, 0.0, alternative="greater").pvalue)
+        found[arm.row()["statistic"]] = min(len(tried) * chance, 1.0)
+    return found
 
 
 def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     code, asked, given = "batch_norm.ghost_size", facts.get("asked"), facts.get("examples")
-    arms, held, split = (read_norm_arms(record, f"batch_norm_{stage}") for stage in ("virtual", "held", "split"))
-    shown = {"arms": norm_rows(arms), "held": norm_rows(held), "split": norm_rows(split)}
-    evidence: dict[str, Any] = {"asked": asked, "examples": given, **shown}
+    arms = read_norm_arms(record, "batch_norm_virtual")
+    held, split = ([a.row() for a in read_norm_arms(record, f"batch_norm_{stage}")] for stage in ("held", "split"))
+    rows = [arm.row() for arm in arms]
+    evidence: dict[str, Any] = {"asked": asked, "examples": given, "arms": rows, "held": held, "split": split}
     numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": asked, "evidence": evidence}
     if given is None:
         return CODES.not_measured(code, "no forward pass over training data was made", **numbers)
@@ -198,10 +170,9 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     own = [a for a in arms if a.stat_examples == asked]
     if not own:
         return CODES.finding(code, "ok", f"{head}.", **numbers)
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    told = ", ".join(f"{a.statistic} examples {_with_se(a)}" for a in arms)
+    told = ", ".join(f"{row['statistic']} examples {_with_se(row)}" for row in rows)
     said = f"{head}. At batch size {arms[0].batch_size}, selected metric: {told}.{_held(held)}"
-    better = better_arms([a for a in arms if a is not own[0]], own[0], sign=sign)
+    better = better_arms([a for a in arms if a is not own[0]], own[0], sign=metric_sign(record))
     evidence["chance"] = better
     best = min((size for size in better if better[size] < alpha), key=lambda size: better[size], default=None)
     if best is None:
@@ -212,22 +183,19 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     )  # fmt: skip
 
 
-def _with_se(arm: NormArm) -> str:
-    return f"{arm.mean:.4g}" + ("" if math.isnan(arm.se) else f" ± {arm.se:.2g}")
+def _with_se(row: Mapping[str, Any]) -> str:
+    return f"{row['mean']:.4g}" + ("" if math.isnan(row["se"]) else f" ± {row['se']:.2g}")
 
 
-def _held(arms: Sequence[NormArm]) -> str:
+def _held(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tell how far batch sizes lie apart with statistics from a set number of examples, and from the whole batch."""
-    whole = {a.batch_size: a for a in arms if a.stat_examples is None}
-    fixed = [a for a in arms if a.stat_examples is not None]
-    held = {a.batch_size: a for a in fixed}
+    fixed = {row["batch_size"]: row for row in rows if row["stat_examples"] is not None}
     if not fixed:
         return ""
-    told = [
-        f"{size}: {f'{_with_se(held[size])} against ' if size in held else ''}{_with_se(whole[size])}"
-        for size in sorted(whole)
-    ]
-    return f" By batch size, held at {fixed[0].stat_examples} against the whole batch: {'; '.join(told)}."
+    whole = sorted((row["batch_size"], row) for row in rows if row["stat_examples"] is None)
+    told = [f"{n}: {f'{_with_se(fixed[n])} against ' if n in fixed else ''}{_with_se(row)}" for n, row in whole]
+    asked = next(iter(fixed.values()))["stat_examples"]
+    return f" By batch size, held at {asked} against the whole batch: {'; '.join(told)}."
 
 
 def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
@@ -246,7 +214,7 @@ def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
         return CODES.not_measured(code, "no forward pass over training data was made", **numbers)
     said = f"A statistic comes from {given} examples ({facts['values']:,} values"
     said += ")" if independent is None else f", as steady as {independent:,.0f} independent ones)"
-    swapped = _swap(rows, sign=1.0 if getattr(record, "config", {}).get("select_mode", "min") == "min" else -1.0)
+    swapped = _swap(rows, sign=metric_sign(record) if hasattr(record, "config") else 1.0)
     if max(given, independent or 0) >= few:
         return CODES.finding(code, "ok", f"{said}: enough.{swapped}", **numbers)
     return CODES.finding(
@@ -260,16 +228,11 @@ def _swap(rows: Sequence[Mapping[str, Any]], *, sign: float) -> str:
     """Tell the best mean of each norm at each batch size, over the learning rates that all of them were given."""
     best: dict[int, dict[str, float]] = {}
     for row in rows:
-        mean = float(row["mean"])
-        if math.isfinite(mean):
+        if math.isfinite(mean := float(row["mean"])):
             at = best.setdefault(int(row["batch_size"]), {})
-            at[row["norm"]] = min(at.get(row["norm"], sign * math.inf), mean, key=lambda value: sign * value)
-    if not best:
-        return ""
-    told = [
-        f"{size}: {', '.join(f'{norm} {value:.4g}' for norm, value in by.items())}" for size, by in sorted(best.items())
-    ]
-    return f" Norm by norm at equal budgets, by batch size: {'; '.join(told)}."
+            at[row["norm"]] = sign * min(sign * at.get(row["norm"], mean), sign * mean)
+    told = [f"{size}: {', '.join(f'{norm} {v:.4g}' for norm, v in by.items())}" for size, by in sorted(best.items())]
+    return f" Norm by norm at equal budgets, by batch size: {'; '.join(told)}." if best else ""
 
 
 def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
@@ -306,20 +269,17 @@ def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
 def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> Finding:
     code, estimate = "batch_norm.stale", facts.get("estimate")
     if not estimate:
-        if not facts["ema"]:
-            return CODES.finding(code, "ok", "Does not apply: no layer keeps running statistics.")
-        if facts.get("loss"):
-            said = "Does not apply: running statistics are cold, which batch_norm.cold_ema judges."
-            return CODES.finding(code, "ok", said)
+        cold = "running statistics are cold, which batch_norm.cold_ema judges" if facts.get("loss") else ""
+        if why := cold if facts["ema"] else "no layer keeps running statistics":
+            return CODES.finding(code, "ok", f"Does not apply: {why}.")
         why = "there are no statistics of training data to compare with, or the stored ones are still cold"
         return CODES.not_measured(code, why)
-    worst = max(estimate["layers"], key=lambda row: _unknown_first(row["shift"]))
-    value, noise = (math.nan if worst[name] is None else float(worst[name]) for name in ("shift", "noise"))
-    evidence = dict(estimate)
+    worst = max(estimate["layers"], key=lambda row: float(np.nan_to_num(number(row["shift"]), nan=np.inf)))
+    value, noise = number(worst["shift"]), number(worst["noise"])
     if not math.isfinite(value):
-        return CODES.not_measured(code, "statistics are not finite", evidence=evidence)
+        return CODES.not_measured(code, "statistics are not finite", evidence=dict(estimate))
     numbers: dict[str, Any] = {
-        "value": value, "unit": "standard deviations", "threshold": limit, "step": facts.get("step"), "evidence": evidence,
+        "value": value, "unit": "standard deviations", "threshold": limit, "step": facts.get("step"), "evidence": dict(estimate),
     }  # fmt: skip
     cost = _cost(facts)
     told = cost[1] if cost else ""
@@ -327,9 +287,8 @@ def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> 
         f"Stored running statistics lie {value:.3g} standard deviations from those of {estimate['batches']} training batches now "
         f"(layer {worst['layer']!r}; noise explains {noise:.2g})"
     )
-    cold = min((float(row["warm"]) for row in facts["ema"]), default=1.0) < warm  # another finding's business
-    far = value > limit and value > 3 * noise and (cost is None or (cost[0] >= harm and not cold))
-    if not far:
+    still_cold = min((float(row["warm"]) for row in facts["ema"]), default=1.0) < warm  # another finding's business
+    if not (value > limit and value > 3 * noise and (cost is None or (cost[0] >= harm and not still_cold))):
         return CODES.finding(code, "ok", f"{said}.{told}", **numbers)
     return CODES.finding(
         code, "warn", f"{said}: evaluation normalises with those of other weights or of too few data.{told}",
@@ -338,7 +297,3 @@ def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> 
                 "Look for layers whose input differs between training and evaluation, and for weights changed after training (averaged, fine-tuned "
                 "with frozen statistics)."], **numbers,
     )  # fmt: skip
-
-
-def _unknown_first(value: Any) -> float:
-    return math.inf if value is None or not math.isfinite(float(value)) else float(value)

@@ -132,7 +132,7 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) 
             axes.barh(hosts, layout.per_host - share, left=share, height=0.8, **rest)
         axes.set(xlabel="examples on the host", ylabel="host")
         title = f"{layout.statistics} statistic{'s' * (layout.statistics != 1)} of {layout.examples:,} examples"
-        axes.set_title(f"{title}, {layout.hosts_each} hosts together" if layout.synchronised else title)
+        axes.set_title(f"{title}, {layout.hosts_each} hosts together" if layout.hosts_each > 1 else title)
         axes.set_ylim(layout.hosts - 0.4, -0.6)
         axes.set_xlim(0, 1.02 * layout.per_host)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -5,67 +5,133 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.findings.finding import Codes, Finding, Status
-from workbench.train.distributed.merge_statistics import merge_statistics
+from workbench.train.distributed.merge_statistics import MergedStatistics, merge_statistics
 
 CODES = Codes({
     "batch_norm.rank_local": "P6.3", "batch_norm.first_device_ema": "P6.8", "batch_norm.variance_of_means": "P6.7",
     "batch_norm.ghost_size": "P6.6", "batch_norm.small_batch": "P6.2", "batch_norm.cold_ema": "P6.7", "batch_norm.stale": "P6.7",
 })  # fmt: skip
-_Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-
+_RANK_LOCAL, _FIRST_DEVICE, _VARIANCE = list(CODES)[:3]
 EPS = 1e-5
 """What batch norm adds to a variance, by torch's default: in a dead channel, smaller ones do not count."""
-
-
 SAME = 1e-5
 """Standard deviations that rounding may account for: float32 buffers hold seven digits (rule of thumb)."""
-
-
 _TOLD = {"merged": "merged", "average": "averaged"}
 _NOT_FINITE = "running statistics of some process are not finite"
+_Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
+_Row = Mapping[str, Any]
 
 
-def rank_local(
-    facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], *, harm: float, large_shift: float
-) -> Finding:
+class Replicas(NamedTuple):
+    """The running statistics of every process of a job.
+
+    Attributes:
+        count: processes.
+        layers: mean and variance of each layer, (processes, channels).
+        merged: the same of all processes together, by their weights.
+        apart: largest distance of two processes in a channel of each layer, in standard deviations; NaN where they are not finite.
+        written: how the checkpoint holds them, "merged" or as an "average"; None where neither, or there is none.
+    """
+
+    count: int
+    layers: dict[str, _Layer]
+    merged: dict[str, MergedStatistics]
+    apart: dict[str, float]
+    written: str | None
+    finite: bool
+
+
+def judge_processes(
+    facts: Mapping[str, Any], devices: Sequence[_Row], *, harm: float, large_shift: float, missing_share: float
+) -> tuple[Finding, Finding, Finding]:
+    """Return `batch_norm.rank_local`, `.first_device_ema` and `.variance_of_means`; the thresholds are those of `diagnose_batch_norm`."""
+    replicas, judged = _read_replicas(facts), partial(_harmful, facts, harm=harm, large_shift=large_shift)
+    return (
+        _simulated(facts, devices, harm) if replicas is None else _rank_local(facts, replicas, judged),
+        _first_device_ema(facts, replicas, judged),
+        _simulated_variance(facts, devices, missing_share) if replicas is None else _variance(replicas, missing_share),
+    )
+
+
+def _read_replicas(facts: Mapping[str, Any]) -> Replicas | None:
+    """Return what the processes gave; None where nobody gave anything."""
+    given = facts.get("replicas")
+    if not given or not given["layers"]:
+        return None
+    layers = {name: (_array(each["mean"]), _array(each["variance"])) for name, each in given["layers"].items()}
+    apart = {name: _apart(*layer) for name, layer in layers.items()}
+    merged = {name: merge_statistics(*layer, given.get("examples")) for name, layer in layers.items()}
+    written, finite = None, bool(np.isfinite(list(apart.values())).all())
+    if finite and facts.get("checkpoint") is not None:
+        close = {
+            "merged": _distance(facts, {n: (m.mean, m.variance) for n, m in merged.items()}),
+            "average": _distance(facts, {n: (m.mean, m.average_variance) for n, m in merged.items()}),
+        }
+        best = min(close, key=lambda kind: close[kind])
+        written = best if close[best] <= SAME else None
+    return Replicas(int(given["count"]), layers, merged, apart, written, finite)
+
+
+def _array(values: Any) -> NDArray[np.float64]:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _apart(mean: NDArray[np.float64], variance: NDArray[np.float64]) -> float:
+    if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+        return math.nan
+    sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance, EPS))
+    roots = np.sqrt(np.maximum(variance, 0.0))
+    return float(max(np.max(np.ptp(mean, axis=0) / sd), np.max(np.ptp(roots, axis=0) / sd)))
+
+
+def _distance(facts: Mapping[str, Any], other: Mapping[str, _Layer]) -> float:
+    """Return how far the checkpoint lies from other statistics, in standard deviations of the latter."""
+    found = [0.0]
+    for name, values in facts["checkpoint"].items():
+        mean, variance = other[name]
+        sd = np.sqrt(np.maximum(variance, EPS))
+        roots, own = (np.sqrt(np.maximum(v, 0.0)) for v in (_array(values["variance"]), variance))
+        found += [float(np.max(np.abs(_array(values["mean"]) - mean) / sd)), float(np.max(np.abs(roots - own) / sd))]
+    return max(found)
+
+
+def _rank_local(facts: Mapping[str, Any], replicas: Replicas, judged: Callable[[float], tuple[Status, str]]) -> Finding:
     """Judge whether processes normalise with statistics of their own where a model is evaluated or written."""
-    code, replicas = "batch_norm.rank_local", _stacks(facts)
-    if replicas is None:
-        return _simulated(facts, devices, harm)
-    apart = {name: _apart(layer) for name, layer in replicas.items()}
-    if not np.isfinite(list(apart.values())).all():
-        return CODES.not_measured(code, _NOT_FINITE)
-    count = int(facts["replicas"]["count"])
+    if not replicas.finite:
+        return CODES.not_measured(_RANK_LOCAL, _NOT_FINITE)
+    count, apart = replicas.count, replicas.apart
     name, value = max(apart.items(), key=lambda pair: pair[1])
-    evidence = {"processes": count, "layer": name, "apart": apart, "metrics": facts["replicas"].get("metrics")}
-    numbers: dict[str, Any] = {"value": value, "unit": "standard deviations", "threshold": SAME, "evidence": evidence}
+    found = partial(
+        CODES.finding, _RANK_LOCAL, value=value, unit="standard deviations", threshold=SAME,
+        evidence={"processes": count, "layer": name, "apart": apart, "metrics": facts["replicas"].get("metrics")},
+    )  # fmt: skip
     if count < 2:
-        return CODES.finding(code, "ok", "One process: there is nobody to differ from.", **numbers)
+        return found("ok", "One process: there is nobody to differ from.")
     if value <= SAME:
-        return CODES.finding(code, "ok", f"The running statistics of {count} processes are equal.", **numbers)
+        return found("ok", f"The running statistics of {count} processes are equal.")
     said = (
         f"The running statistics of {count} processes lie up to {value:.3g} standard deviations apart (layer {name!r})"
     )
-    written = _written(facts, replicas)
-    if written is not None:
-        return CODES.finding(code, "ok", f"{said}; the checkpoint holds them {_TOLD[written]}.", **numbers)
-    status, told = _judged(facts, value, harm=harm, large_shift=large_shift)
-    return CODES.finding(
-        code, status, f"{said}: each evaluates another model, and a checkpoint depends on who writes it.{told}",
+    if replicas.written is not None:
+        return found("ok", f"{said}; the checkpoint holds them {_TOLD[replicas.written]}.")
+    status, told = judged(value)
+    return found(
+        status, f"{said}: each evaluates another model, and a checkpoint depends on who writes it.{told}",
         advice=["Call wb.batch_norm.merge_running_statistics(model) on every process before evaluating and before writing a checkpoint.",
-                "Or train with statistics of all processes: model = wb.batch_norm.synchronise(model)."], **numbers,
+                "Or train with statistics of all processes: model = wb.batch_norm.synchronise(model)."],
     )  # fmt: skip
 
 
-def _judged(facts: Mapping[str, Any], shift: float, *, harm: float, large_shift: float) -> tuple[Status, str]:
+def _harmful(facts: Mapping[str, Any], shift: float, *, harm: float, large_shift: float) -> tuple[Status, str]:
     """Return "fail" where the processes' metrics show harm, or nobody gave them and the distance is large; and what tells."""
     found = [float(value) for value in facts["replicas"].get("metrics") or ()]
     finite = [value for value in found if math.isfinite(value)]
@@ -79,60 +145,11 @@ def _judged(facts: Mapping[str, Any], shift: float, *, harm: float, large_shift:
     return "fail" if differs > harm else "warn", f" Their metrics differ by {differs:.2%}."
 
 
-def _simulated(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], harm: float) -> Finding:
-    code, several = "batch_norm.rank_local", _several(devices)
-    if not several:
-        if facts.get("step") is not None:
-            return CODES.finding(code, "ok", "Trained by one process: its batch norm has nobody to differ from.")
-        why = "nobody gave the running statistics of all processes; wb.batch_norm.gather_running_statistics(model) returns them"
-        return CODES.not_measured(code, why)
-    worst = max(several, key=_harm)
-    value = _harm(worst)
-    numbers: dict[str, Any] = {
-        "value": value,
-        "unit": "share",
-        "threshold": harm,
-        "evidence": {"devices": list(devices)},
-    }
-    if not math.isfinite(value):
-        return CODES.not_measured(code, "a loss with a device's own statistics is not finite", **numbers)
-    said = (
-        f"On {worst['devices']} devices with {worst['examples']} examples each ({worst['shards']} shards), running statistics lie "
-        f"{worst['apart']:.3g} standard deviations apart, and the validation loss differs by {value:.2%} with whose are used"
-        f"{_sorted_too(devices, worst, _harm)}"
-    )
-    if value <= harm:
-        return CODES.finding(code, "ok", f"{said}.", **numbers)
-    return CODES.finding(
-        code, "warn", f"{said}: unless they are synchronised, the result depends on the device that evaluates.",
-        advice=["On several devices, call wb.batch_norm.merge_running_statistics(model) before evaluating and checkpointing, or train with "
-                "wb.batch_norm.synchronise(model)."], **numbers,
-    )  # fmt: skip
-
-
-def _several(devices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of several devices; where examples were dealt out at random as well, sorted shards are told, not judged."""
-    several = [row for row in devices if row["devices"] > 1]
-    return [row for row in several if row["shards"] == "dealt"] or several
-
-
-def _sorted_too(
-    devices: Sequence[Mapping[str, Any]], judged: Mapping[str, Any], of: Callable[[Mapping[str, Any]], float]
-) -> str:
-    """Tell the largest number of the shards that are not judged, as the end of a sentence."""
-    others = [of(row) for row in devices if row["devices"] > 1 and row["shards"] != judged["shards"]]
-    return f" (were the shards sorted by label: {max(others):.2%})" if others else ""
-
-
-def _harm(row: Mapping[str, Any]) -> float:
-    """Return by which share the loss changes with the device whose statistics are used."""
-    own = [float(v) for v in row["losses"]["own"]]
-    return (max(own) - min(own)) / abs(float(row["losses"]["whole"])) if len(own) > 1 else 0.0
-
-
-def first_device_ema(facts: Mapping[str, Any], *, harm: float, large_shift: float) -> Finding:
+def _first_device_ema(
+    facts: Mapping[str, Any], replicas: Replicas | None, judged: Callable[[float], tuple[Status, str]]
+) -> Finding:
     """Judge whether a checkpoint, or a wrapper, keeps the running statistics of one process only."""
-    code, replicas = "batch_norm.first_device_ema", _stacks(facts)
+    code = _FIRST_DEVICE
     advice = ["Call wb.batch_norm.merge_running_statistics(model) on every process before the checkpoint is written, or train with "
               "wb.batch_norm.synchronise(model)."]  # fmt: skip
     if facts.get("copies_first"):
@@ -146,24 +163,23 @@ def first_device_ema(facts: Mapping[str, Any], *, harm: float, large_shift: floa
         if facts.get("step") is not None:
             return CODES.finding(code, "ok", "Trained by one process: its statistics are all there are.")
         return CODES.not_measured(code, "it takes a checkpoint and the running statistics of every process")
-    apart = [_apart(layer) for layer in replicas.values()]
-    if not np.isfinite(apart).all():
+    if not replicas.finite:
         return CODES.not_measured(code, _NOT_FINITE)
-    count = int(facts["replicas"]["count"])
-    if count < 2 or max(apart) <= SAME:
-        return CODES.finding(
-            code, "ok", "The processes' running statistics are equal: the checkpoint holds those of all."
-        )
-    near = [_distance(facts, {n: (m[rank], v[rank]) for n, (m, v) in replicas.items()}) for rank in range(count)]
-    written = _written(facts, replicas)
+    count = replicas.count
+    if count < 2 or max(replicas.apart.values()) <= SAME:
+        said = "The processes' running statistics are equal: the checkpoint holds those of all."
+        return CODES.finding(code, "ok", said)
+    ranks = [{n: (m[rank], v[rank]) for n, (m, v) in replicas.layers.items()} for rank in range(count)]
+    near = [_distance(facts, own) for own in ranks]
     numbers: dict[str, Any] = {
-        "value": min(near), "unit": "standard deviations", "threshold": SAME, "evidence": {"distances": near, "written": written},
+        "value": min(near), "unit": "standard deviations", "threshold": SAME,
+        "evidence": {"distances": near, "written": replicas.written},
     }  # fmt: skip
-    if written is not None:
-        said = f"The checkpoint holds the running statistics of {count} processes {_TOLD[written]}."
+    if replicas.written is not None:
+        said = f"The checkpoint holds the running statistics of {count} processes {_TOLD[replicas.written]}."
         return CODES.finding(code, "ok", said, **numbers)
     if min(near) <= SAME:
-        status, told = _judged(facts, max(near), harm=harm, large_shift=large_shift)
+        status, told = judged(max(near))
         return CODES.finding(
             code, status, f"The checkpoint holds the running statistics of process {int(np.argmin(near))} alone; those of the others lie up to "
             f"{max(near):.3g} standard deviations away.{told}", advice=advice, **numbers,
@@ -172,110 +188,96 @@ def first_device_ema(facts: Mapping[str, Any], *, harm: float, large_shift: floa
     return CODES.not_measured(code, why, **numbers)
 
 
-def variance_of_means(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], share: float) -> Finding:
+def _variance(replicas: Replicas, share: float) -> Finding:
     """Judge whether the spread between the means of processes is missing from a variance."""
-    code, replicas = "batch_norm.variance_of_means", _stacks(facts)
-    if replicas is None:
-        return _simulated_variance(facts, devices, share)
-    if not np.isfinite([_apart(layer) for layer in replicas.values()]).all():
-        return CODES.not_measured(code, _NOT_FINITE)
-    merged = {name: merge_statistics(*layer, facts["replicas"].get("examples")) for name, layer in replicas.items()}
-    missing = {name: float(np.max(m.spread / np.maximum(m.variance, EPS))) for name, m in merged.items()}
+    if not replicas.finite:
+        return CODES.not_measured(_VARIANCE, _NOT_FINITE)
+    shares = {name: m.spread / np.maximum(m.variance, EPS) for name, m in replicas.merged.items()}
+    missing = {name: float(np.max(each)) for name, each in shares.items()}
     name = max(missing, key=lambda n: missing[n])
-    value, at = missing[name], merged[name]
-    channel = int(np.argmax(at.spread / np.maximum(at.variance, EPS)))
+    value, at, channel = missing[name], replicas.merged[name], int(np.argmax(shares[name]))
     truth, average = float(at.variance[channel]), float(at.average_variance[channel])
-    evidence = {"layer": name, "channel": channel, "merged": truth, "average": average, "missing": missing}
-    numbers: dict[str, Any] = {"value": value, "unit": "share", "threshold": share, "evidence": evidence}
+    found = partial(
+        CODES.finding, _VARIANCE, value=value, unit="share", threshold=share,
+        evidence={"layer": name, "channel": channel, "merged": truth, "average": average, "missing": missing},
+    )  # fmt: skip
     said = f"Averaged over the processes, a variance is {average:.3g} where that of all their examples is {truth:.3g} (layer {name!r}, channel {channel})"
-    written = _written(facts, replicas)
     if value <= share:
-        return CODES.finding(code, "ok", f"{said}: the means lie close together.", **numbers)
-    if written == "merged":
-        return CODES.finding(code, "ok", f"{said}; the checkpoint holds the latter.", **numbers)
-    if written == "average":
-        return CODES.finding(
-            code, "fail", f"{said}, and the checkpoint holds the average.",
-            advice=["Merge instead: wb.batch_norm.merge_running_statistics(model), or wb.batch_norm.merge_statistics(means, variances, counts)."], **numbers,
-        )  # fmt: skip
+        return found("ok", f"{said}: the means lie close together.")
+    if replicas.written == "merged":
+        return found("ok", f"{said}; the checkpoint holds the latter.")
+    if replicas.written == "average":
+        advice = "Merge instead: wb.batch_norm.merge_running_statistics(model), or wb.batch_norm.merge_statistics(means, variances, counts)."
+        return found("fail", f"{said}, and the checkpoint holds the average.", advice=[advice])
+    advice = "Merge by the law of total variance: wb.batch_norm.merge_running_statistics(model)."
+    return found("warn", f"{said}: an average leaves out how far the means lie apart.", advice=[advice])
+
+
+def _simulated(facts: Mapping[str, Any], devices: Sequence[_Row], harm: float) -> Finding:
+    several = _several(devices)
+    if not several:
+        if facts.get("step") is not None:
+            return CODES.finding(_RANK_LOCAL, "ok", "Trained by one process: its batch norm has nobody to differ from.")
+        why = "nobody gave the running statistics of all processes; wb.batch_norm.gather_running_statistics(model) returns them"
+        return CODES.not_measured(_RANK_LOCAL, why)
+    worst = max(several, key=_loss_range)
+    value = _loss_range(worst)
+    numbers: dict[str, Any] = {
+        "value": value, "unit": "share", "threshold": harm, "evidence": {"devices": list(devices)},
+    }  # fmt: skip
+    if not math.isfinite(value):
+        return CODES.not_measured(_RANK_LOCAL, "a loss with a device's own statistics is not finite", **numbers)
+    said = (
+        f"On {worst['devices']} devices with {worst['examples']} examples each ({worst['shards']} shards), running statistics lie "
+        f"{worst['apart']:.3g} standard deviations apart, and the validation loss differs by {value:.2%} with whose are used"
+        f"{_sorted_too(devices, worst, _loss_range)}"
+    )
+    if value <= harm:
+        return CODES.finding(_RANK_LOCAL, "ok", f"{said}.", **numbers)
     return CODES.finding(
-        code, "warn", f"{said}: an average leaves out how far the means lie apart.",
-        advice=["Merge by the law of total variance: wb.batch_norm.merge_running_statistics(model)."], **numbers,
+        _RANK_LOCAL, "warn", f"{said}: unless they are synchronised, the result depends on the device that evaluates.",
+        advice=["On several devices, call wb.batch_norm.merge_running_statistics(model) before evaluating and checkpointing, or train with "
+                "wb.batch_norm.synchronise(model)."], **numbers,
     )  # fmt: skip
 
 
-def _simulated_variance(facts: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], share: float) -> Finding:
-    code, several = "batch_norm.variance_of_means", _several(devices)
+def _simulated_variance(facts: Mapping[str, Any], devices: Sequence[_Row], share: float) -> Finding:
+    several = _several(devices)
     if not several:
         if facts.get("step") is not None:
-            return CODES.finding(code, "ok", "Trained by one process: there are no means to lie apart.")
-        return CODES.not_measured(code, "it takes the running statistics of every process")
+            return CODES.finding(_VARIANCE, "ok", "Trained by one process: there are no means to lie apart.")
+        return CODES.not_measured(_VARIANCE, "it takes the running statistics of every process")
     worst = max(several, key=lambda row: float(row["missing"]))
     value, losses = float(worst["missing"]), worst["losses"]
-    numbers: dict[str, Any] = {
-        "value": value,
-        "unit": "share",
-        "threshold": share,
-        "evidence": {"devices": list(devices)},
-    }
     said = (
         f"On {worst['devices']} devices ({worst['shards']} shards), averaging the running variances leaves out {value:.2%} of the "
         f"merged variance{_sorted_too(devices, worst, lambda row: float(row['missing']))}; the validation loss is {losses['average']:.4g} with the average, "
         f"{losses['merged']:.4g} merged, {losses['whole']:.4g} with the whole batch's."
     )
-    if value <= share:
-        return CODES.finding(code, "ok", said, **numbers)
-    advice = [
-        "Where shards differ, merge running statistics (wb.batch_norm.merge_running_statistics), or deal the examples out at random."
-    ]
-    return CODES.finding(code, "warn", said, advice=advice, **numbers)
+    advice = "Where shards differ, merge running statistics (wb.batch_norm.merge_running_statistics), or deal the examples out at random."
+    status: Status = "ok" if value <= share else "warn"
+    return CODES.finding(
+        _VARIANCE, status, said, value=value, unit="share", threshold=share, evidence={"devices": list(devices)},
+        advice=() if status == "ok" else [advice],
+    )  # fmt: skip
 
 
-def _stacks(facts: Mapping[str, Any]) -> dict[str, _Layer] | None:
-    """Return mean and variance of each layer, (processes, channels), or None where nobody gave them."""
-    given = facts.get("replicas")
-    if not given or not given["layers"]:
-        return None
-    return {n: (_array(each["mean"]), _array(each["variance"])) for n, each in given["layers"].items()}
+def _several(devices: Sequence[_Row]) -> list[_Row]:
+    """Return the rows of several devices; where examples were dealt out at random as well, sorted shards are told, not judged."""
+    several = [row for row in devices if row["devices"] > 1]
+    return [row for row in several if row["shards"] == "dealt"] or several
 
 
-def _array(values: Any) -> NDArray[np.float64]:
-    return np.asarray(values, dtype=np.float64)
+def _sorted_too(devices: Sequence[_Row], judged: _Row, of: Callable[[_Row], float]) -> str:
+    """Tell the largest number of the shards that are not judged, as the end of a sentence."""
+    others = [of(row) for row in devices if row["devices"] > 1 and row["shards"] != judged["shards"]]
+    return f" (were the shards sorted by label: {max(others):.2%})" if others else ""
 
 
-def _apart(layer: _Layer) -> float:
-    """Return the largest distance of two processes' statistics in a channel, in standard deviations."""
-    mean, variance = layer
-    if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
-        return math.nan
-    sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance, EPS))
-    roots = np.sqrt(np.maximum(variance, 0.0))
-    return float(max(np.max(np.ptp(mean, axis=0) / sd), np.max(np.ptp(roots, axis=0) / sd)))
-
-
-def _distance(facts: Mapping[str, Any], other: Mapping[str, _Layer]) -> float:
-    """Return how far the checkpoint lies from other statistics, in standard deviations of the latter."""
-    found = 0.0
-    for name, values in facts["checkpoint"].items():
-        mean, variance = other[name]
-        sd = np.sqrt(np.maximum(variance, EPS))
-        roots, own = (np.sqrt(np.maximum(v, 0.0)) for v in (_array(values["variance"]), variance))
-        of_mean, of_root = np.abs(_array(values["mean"]) - mean) / sd, np.abs(roots - own) / sd
-        found = max(found, float(np.max(of_mean)), float(np.max(of_root)))
-    return found
-
-
-def _written(facts: Mapping[str, Any], replicas: Mapping[str, _Layer]) -> str | None:
-    """Return whether the checkpoint holds the processes' statistics "merged" or as an "average"; None where neither."""
-    if facts.get("checkpoint") is None:
-        return None
-    merged = {name: merge_statistics(*layer, facts["replicas"].get("examples")) for name, layer in replicas.items()}
-    close = {
-        "merged": _distance(facts, {n: (m.mean, m.variance) for n, m in merged.items()}),
-        "average": _distance(facts, {n: (m.mean, m.average_variance) for n, m in merged.items()}),
-    }
-    best = min(close, key=lambda kind: close[kind])
-    return best if close[best] <= SAME else None
+def _loss_range(row: _Row) -> float:
+    """Return by which share the loss changes with the device whose statistics are used."""
+    own = [float(v) for v in row["losses"]["own"]]
+    return (max(own) - min(own)) / abs(float(row["losses"]["whole"])) if len(own) > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,85 +285,65 @@ class StatisticsLayout:
     """One batch norm layer in one step.
 
     Attributes:
-        batch_size: examples of a step, over all hosts.
-        hosts: that they are split over.
-        asked: examples that a statistic should have; None is what each host has.
-        few_examples: below which the noise of a statistic costs accuracy (Wu and He 2018, arXiv:1803.08494).
+        hosts: that the batch is split over.
+        per_host: examples on each.
+        hosts_each: hosts that share a statistic, and have to be synchronised for it.
+        examples: that each statistic is made of.
+        statistics: different ones in a step; with more than one, running statistics differ as well (P6.7, P6.8).
+        left_out: share of the examples that are normalised and make no statistic (P6.6).
+        words: all of it in a few sentences.
     """
 
-    batch_size: int
     hosts: int
-    asked: int | None
-    few_examples: int = 16
-
-    @property
-    def per_host(self) -> int:
-        """Examples on each host."""
-        return self.batch_size // self.hosts
-
-    @property
-    def hosts_each(self) -> int:
-        """Hosts that share a statistic, and have to be synchronised for it."""
-        return 1 if self.asked is None else min(self.hosts, math.ceil(self.asked / self.per_host))
-
-    @property
-    def synchronised(self) -> bool:
-        """Whether no host has enough examples of its own."""
-        return self.hosts_each > 1
-
-    @property
-    def examples(self) -> int:
-        """Examples that each statistic is made of."""
-        whole = self.per_host * self.hosts_each
-        return whole if self.asked is None else min(whole, self.asked)
-
-    @property
-    def statistics(self) -> int:
-        """Different statistics in a step; with more than one, running statistics differ as well (P6.7, P6.8)."""
-        return math.ceil(self.hosts / self.hosts_each)
-
-    @property
-    def left_out(self) -> float:
-        """Share of the examples that are normalised and make no statistic (P6.6)."""
-        return 1 - self.examples / (self.per_host * self.hosts_each)
-
-    @property
-    def words(self) -> str:
-        """All of it in a few sentences."""
-        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
-        made = f"{self.statistics} statistic{'s' * (self.statistics != 1)} a step from {self.examples:,} examples{' each' * (self.statistics != 1)}"
-        said = f"A batch of {self.batch_size:,} on {hosts} is {self.per_host:,} examples on each: {made}. "
-        if self.synchronised:
-            said += f"A host has too few: synchronise {self.hosts_each} at a time (P6.3; wb.batch_norm.synchronise(model, group)). "
-        else:
-            said += "No host needs another's examples for it. "
-        if self.asked is not None and self.asked > self.batch_size:
-            said += f"More than the whole batch, {self.asked:,}, cannot be had. "
-        if self.left_out:
-            said += f"{self.left_out:.0%} of the examples make no statistic (P6.6). "
-        if self.examples < self.few_examples:
-            said += f"Below {self.few_examples} examples their noise costs accuracy. "
-        if self.statistics > 1:
-            said += "Running statistics differ from host to host: merge them before a checkpoint (P6.7)."
-        return said.strip()
+    per_host: int
+    hosts_each: int
+    examples: int
+    statistics: int
+    left_out: float
+    words: str
 
 
-def statistics_layout(batch_size: int, hosts: int, stat_examples: int | None) -> StatisticsLayout:
-    """Split a batch over hosts.
+def statistics_layout(
+    batch_size: int, hosts: int, stat_examples: int | None, *, few_examples: int = 16
+) -> StatisticsLayout:
+    """Split a batch over hosts, evenly.
 
     Args:
         batch_size: examples of a step, over all hosts.
-        hosts: that they are split over, evenly.
         stat_examples: examples that a statistic should have, the virtual batch (about 64 in P6.4); None is what each host has.
+        few_examples: below which the noise of a statistic costs accuracy (Wu and He 2018, arXiv:1803.08494).
 
     Raises:
         UsageError: a host would get no example, or hosts unequal shares.
     """
     for name, value in (("batch_size", batch_size), ("hosts", hosts), ("stat_examples", stat_examples)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UsageError(f"{name}={value!r} must be an integer of at least 1.")
+        if value is not None:
+            check_integer(name, value, error=UsageError)
     if batch_size % hosts:
         raise UsageError(
             f"batch_size={batch_size} cannot be split over hosts={hosts} evenly: take a multiple of {hosts}."
         )
-    return StatisticsLayout(batch_size=batch_size, hosts=hosts, asked=stat_examples)
+    per_host = batch_size // hosts
+    asked = per_host if stat_examples is None else stat_examples
+    together = min(hosts, math.ceil(asked / per_host))
+    examples, statistics = min(asked, per_host * together), math.ceil(hosts / together)
+    left_out, many = 1 - examples / (per_host * together), statistics != 1
+    made = f"{statistics} statistic{'s' * many} a step from {examples:,} examples{' each' * many}"
+    parts = [
+        f"A batch of {batch_size:,} on {hosts} host{'s' * (hosts != 1)} is {per_host:,} examples on each: {made}.",
+        f"A host has too few: synchronise {together} at a time (P6.3; wb.batch_norm.synchronise(model, group))."
+        if together > 1
+        else "No host needs another's examples for it.",
+    ]
+    if asked > batch_size:
+        parts.append(f"More than the whole batch, {asked:,}, cannot be had.")
+    if left_out:
+        parts.append(f"{left_out:.0%} of the examples make no statistic (P6.6).")
+    if examples < few_examples:
+        parts.append(f"Below {few_examples} examples their noise costs accuracy.")
+    if many:
+        parts.append("Running statistics differ from host to host: merge them before a checkpoint (P6.7).")
+    return StatisticsLayout(
+        hosts=hosts, per_host=per_host, hosts_each=together, examples=examples, statistics=statistics, left_out=left_out,
+        words=" ".join(parts),
+    )  # fmt: skip

@@ -22,7 +22,8 @@ from workbench.train.distributed.batch_norm import LayerStatistics, Synchronised
 from workbench.train.distributed.merge_statistics import merge_statistics
 from workbench.train.rng import isolated_rng
 
-Moments = tuple[NDArray[np.float64], NDArray[np.float64]]
+Floats = NDArray[np.float64]
+Moments = tuple[Floats, Floats]
 """Mean and variance of a layer, each shape (channels,)."""
 State = Mapping[str, Any]
 LEAST_CALLS = 8
@@ -30,21 +31,23 @@ LEAST_CALLS = 8
 
 
 class BatchStatistics(NamedTuple):
-    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared."""
+    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared.
 
-    mean: NDArray[np.float64]
-    """Shape (calls, channels)."""
-    variance: NDArray[np.float64]
-    """Unbiased, the same shape."""
+    Attributes:
+        mean, variance: shape (calls, channels); the variance is unbiased.
+        examples: that made the statistic, over all processes where it is synchronised, shape (calls,).
+        values: per channel, examples times places, shape (calls,).
+        batch: its number, from 0, shape (calls,).
+    """
+
+    mean: Floats
+    variance: Floats
     examples: NDArray[np.int64]
-    """That made the statistic, over all processes where it is synchronised, shape (calls,)."""
     values: NDArray[np.int64]
-    """Per channel, shape (calls,): examples times places."""
     batch: NDArray[np.int64]
-    """Number of the batch, from 0, shape (calls,)."""
 
     @property
-    def together(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def together(self) -> Moments:
         """Mean and variance over all calls, each shape (channels,)."""
         biased = self.variance * ((self.values - 1) / self.values)[:, None]
         merged = merge_statistics(self.mean, biased, self.values)
@@ -79,46 +82,34 @@ def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
     return {name: layer for name, layer in batch_norm_layers(model).items() if layer.running_mean is not None}
 
 
-def running_statistics(layer: _BatchNorm) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+def running_statistics(layer: _BatchNorm) -> tuple[Floats, Floats, int]:
     """Return a layer's running mean and variance, each shape (channels,), and the batches that it has seen."""
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
     batches = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
     return _array(layer.running_mean), _array(layer.running_var), batches
 
 
-_Row = tuple[NDArray[np.float64], NDArray[np.float64], int, int, int]
-
-
 def batch_statistics(
-    model: nn.Module,
-    batches: Iterable[Any],
-    forward: Callable[[nn.Module, Any], Any],
-    *,
-    refused: list[int] | None = None,
-) -> dict[str, BatchStatistics]:
+    model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any], *, refused: list[int] | None = None
+) -> dict[str, BatchStatistics]:  # fmt: skip
     """Return the statistics of every batch in every layer; model and random state are left bit for bit as they were.
 
     The forward pass is that of training, dropout included, without gradients. Layers that a forward pass does not reach are left
     out, and so are those that do not look at the batch: frozen ones, in evaluation mode within a model that is in training mode. A layer
-    with a set number of statistic examples reports those of its subsample. The
-    numbers of batches that batch norm refuses, because they give it a single value per channel, go to `refused`; without it that
-    error is raised.
+    with a set number of statistic examples reports those of its subsample. The numbers of batches that batch norm refuses, because
+    they give it a single value per channel, go to `refused`; without it that error is raised.
     """
     layers = batch_norm_layers(model)
-    rows: dict[str, list[_Row]] = {name: [] for name in layers}
-    now: list[tuple[str, _Row]] = []
+    names = {layer: name for name, layer in layers.items()}
+    rows: dict[str, list[Any]] = {name: [] for name in layers}
+    now: list[tuple[str, Any]] = []
     number = 0
 
-    def noting(name: str) -> Callable[..., None]:
-        def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
-            if layer.training:
-                x: Tensor = args[0] if args else kwargs["input"]
-                now.append((name, (*_made(layer, x), number)))
+    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+        if layer.training:
+            x: Tensor = args[0] if args else kwargs["input"]
+            now.append((names[layer], (*_made(layer, x), number)))
 
-        return note
-
-    handles = [layer.register_forward_hook(noting(name), with_kwargs=True) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers.values()]
     try:
         with _probed(model, tracking_layers(model).values()), torch.no_grad(), isolated_rng():
             for number, batch in enumerate(batches):
@@ -138,7 +129,7 @@ def batch_statistics(
     return {name: BatchStatistics(*map(np.array, zip(*seen, strict=True))) for name, seen in rows.items() if seen}
 
 
-def _made(layer: _BatchNorm, x: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64], int, int]:
+def _made(layer: _BatchNorm, x: Tensor) -> tuple[Floats, Floats, int, int]:
     """Return mean, unbiased variance, examples and values of the statistic that a layer has just made of `x`."""
     examples, places = len(x) * statistic_processes(layer), x[:1, 0].numel() if len(x) else 0
     used = min(examples, int(getattr(layer, "stat_examples", None) or examples))
@@ -160,44 +151,49 @@ def is_frozen(model: nn.Module, layer: nn.Module) -> bool:
 def statistics_set(model: nn.Module, statistics: Mapping[str, Moments]) -> Iterator[nn.Module]:
     """Have other running statistics in the model inside the block: a mean and a variance for each named layer."""
     layers = tracking_layers(model)
-    buffers = [b for layer in layers.values() for b in (layer.running_mean, layer.running_var) if b is not None]
-    kept = [(buffer, buffer.clone()) for buffer in buffers]
-    try:
+    with _buffers_kept(model):
         for name, values in statistics.items():
             for own, array in zip((layers[name].running_mean, layers[name].running_var), values, strict=True):
                 assert own is not None
                 own.copy_(torch.from_numpy(array))
         yield model
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put back the values of all buffers behind the block."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
     finally:
-        for buffer, before in kept:
-            buffer.copy_(before)
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 @contextmanager
 def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
     """Let running statistics be those of the last batch inside the block, and put modes, buffers and momentum back after it."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     momenta = [(layer, layer.momentum) for layer in layers]
-    try:
-        if not model.training:  # else what is frozen in training stays so
-            model.train()
-        for layer, _ in momenta:
-            layer.momentum = 1.0
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for layer, momentum in momenta:
-            layer.momentum = momentum
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+    with _buffers_kept(model):
+        try:
+            if not model.training:  # else what is frozen in training stays so
+                model.train()
+            for layer, _ in momenta:
+                layer.momentum = 1.0
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            for layer, momentum in momenta:
+                layer.momentum = momentum
 
 
-def _array(tensor: Tensor) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = tensor.detach().cpu().double().numpy().copy()
-    return values
+def _array(values: Any) -> Floats:
+    if isinstance(values, Tensor):
+        return np.array(values.detach().cpu().double().numpy())
+    return np.asarray(values, dtype=np.float64)
 
 
 def copies_first(model: nn.Module) -> bool:
@@ -231,28 +227,22 @@ def replica_facts(
         UsageError: they do not fit the model.
     """
     names = [plain_name(name) for name in tracking_layers(model)]
-    layers: dict[str, Any] = {}
     weights = examples
     if isinstance(replicas, Mapping):
-        for name in names:
-            if name not in replicas:
-                raise UsageError(
-                    f"replicas has no layer {name!r}: give what gather_running_statistics(model) returned for this model."
-                )
-            layers[name] = {"mean": replicas[name].mean.tolist(), "variance": replicas[name].variance.tolist()}
-            weights = replicas[name].examples.tolist() if weights is None else weights
+        if lacking := [name for name in names if name not in replicas]:
+            raise UsageError(
+                f"replicas has no layer {lacking[0]!r}: give what gather_running_statistics(model) returned for this model."
+            )
+        layers = {n: {kind: getattr(replicas[n], kind).tolist() for kind in ("mean", "variance")} for n in names}
+        weights = replicas[names[0]].examples.tolist() if weights is None and names else weights
     else:
-        states = [_plain(state) for state in replicas]
+        states = [_running(_plain(state), names) for state in replicas]
         for number, state in enumerate(states):
-            missing = [name for name in names if f"{name}.running_mean".lstrip(".") not in state]
-            if missing:
+            if missing := [name for name in names if name not in state]:
                 raise UsageError(
                     f"replicas[{number}] has no running statistics of {missing[0]!r}: give the state dict of every process."
                 )
-        for name in names:
-            layers[name] = {
-                kind: [_values(state, name, kind).tolist() for state in states] for kind in ("mean", "variance")
-            }
+        layers = {n: {kind: [state[n][kind] for state in states] for kind in ("mean", "variance")} for n in names}
     count = len(next(iter(layers.values()))["mean"]) if layers else 0
     given: dict[str, Any] = {"examples": weights, "metrics": metrics}
     for name, numbers in given.items():
@@ -268,13 +258,10 @@ def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[s
     Raises:
         CheckpointError: the file cannot be read, or holds none.
     """
-    state = _plain(_read(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
-    found = {
-        name: {kind: _values(state, name, kind).tolist() for kind in ("mean", "variance")}
-        for name in map(plain_name, tracking_layers(model))
-        if f"{name}.running_mean".lstrip(".") in state
-    }
-    if tracking_layers(model) and not found:
+    state = _plain(_read_state(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
+    names = [plain_name(name) for name in tracking_layers(model)]
+    found = _running(state, names)
+    if names and not found:
         raise CheckpointError(
             f"the checkpoint holds no running statistics of {type(model).__name__}: give its state dict, or a file of one."
         )
@@ -293,7 +280,7 @@ def stored_replicas(checkpoint: object) -> list[dict[str, Tensor]] | None:
     return [hosts[rank] for rank in sorted(hosts)] or None
 
 
-def _read(path: str | Path) -> State:
+def _read_state(path: str | Path) -> State:
     path = Path(path)
     try:
         if path.is_dir():  # one of this package's own
@@ -319,7 +306,11 @@ def _plain(state: Any, depth: int = 2) -> dict[str, Any]:
     return {}
 
 
-def _values(state: State, name: str, kind: str) -> Any:
-    key = f"{name}.running_{'mean' if kind == 'mean' else 'var'}".lstrip(".")
-    value = state[key]
-    return value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)
+def _running(state: State, names: Iterable[str]) -> dict[str, dict[str, list[float]]]:
+    """Return mean and variance of each layer that a state dict has running statistics of."""
+    front = {name: f"{name}.running_".lstrip(".") for name in names}
+    return {
+        name: {"mean": _array(state[f"{key}mean"]).tolist(), "variance": _array(state[f"{key}var"]).tolist()}
+        for name, key in front.items()
+        if f"{key}mean" in state
+    }

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.stats import t as student
 
-from workbench.curves.selection import FEWEST_TO_SEE_NOISE, SelectedRun, read_runs
+from workbench.curves.selection import FEWEST_TO_SEE_NOISE, SelectedRun, metric_sign, read_runs
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
@@ -66,12 +65,9 @@ def diagnose_checkpoints(
         The codes `checkpoints.best_not_last`, `.resume_jump` and `.selection`, once each.
     """
     runs = read_runs(record)
-    findings = (
-        _best_not_last(record, runs, min_gain_frac, false_alarm, noise_sds),
-        resume_finding(record.facts.get("resume")),
-        _selection(record, runs, max_luck_frac),
-    )
-    return Diagnosis.of(record, findings)
+    last = _best_not_last(record, runs, min_gain_frac, false_alarm, noise_sds)
+    chosen = _with_others(record, runs, _selection(record, runs, max_luck_frac))
+    return Diagnosis.of(record, (last, resume_finding(record.facts.get("resume")), chosen))
 
 
 def _best_not_last(
@@ -81,7 +77,7 @@ def _best_not_last(
     if not judged:
         why = "no run has finished" if not runs else f"no run has {FEWEST_TO_SEE_NOISE} finite evaluations"
         return CODES.not_measured(_LAST, why)
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
+    sign, many = metric_sign(record), len(judged) > 1
     rows = [
         {
             "trial": run.trial, "seed": run.seed, "best_step": int(run.steps[run.best]), "total_steps": run.total_steps,
@@ -99,103 +95,79 @@ def _best_not_last(
     middle = float(np.median([run.best_frac for run in judged]))
     if middle <= 0.5:
         advice.append("The second half of the run brings nothing here: regularise, or plan fewer steps and tune again.")
-    broken = sum(not math.isfinite(run.gain) for run in judged)
-    if broken:
+    if broken := sum(not math.isfinite(run.gain) for run in judged):
         said = (
             f"The last evaluation is not finite in {broken} of {len(judged)} runs, so the last checkpoint is useless."
         )
         return CODES.finding(_LAST, "warn", said, advice=advice, **known)
+    matters_from = min_gain_frac * float(np.mean([run.learned for run in judged]))
     tested = [run for run in judged if math.isfinite(run.test_gain)]
-    matters_from = min_gain_frac * float(np.mean([r.learned for r in judged]))
     if len(tested) >= FEWEST_TESTED:
-        numbers, better = _on_test(tested, false_alarm, matters_from)
+        numbers, better = _gain_on_test(tested, false_alarm)
     else:
-        numbers, better = _on_validation(judged, noise_sds, false_alarm, matters_from)
+        numbers, better = _gain_where_chosen(judged, noise_sds, false_alarm)
+    gain, threshold = numbers["gain"], numbers["threshold"]
+    little = f", but too little to matter ({matters_from:.2g})" if threshold < gain <= matters_from else ""
     evidence |= numbers | {"matters_from": matters_from}
-    early = sum(run.best < run.costs.size - 1 for run in judged)
-    many = len(judged) > 1
-    if early:
+    said = f"The last checkpoint is the best in {f'each of {len(judged)} runs' if many else 'the one run there is'}."
+    if early := sum(run.best < run.costs.size - 1 for run in judged):
         of = f"{early} of {len(judged)} runs" if many else "the one run there is"
-        said = (
-            f"The best checkpoint is not the last in {of} (at {middle:.0%} of the steps{', median' * many}). {better}"
-        )
-    else:
-        said = (
-            f"The last checkpoint is the best in {f'each of {len(judged)} runs' if many else 'the one run there is'}."
-        )
-    known |= {"value": numbers["gain"], "threshold": numbers["threshold"]}
-    if numbers["gain"] > max(numbers["threshold"], matters_from):
+        at = f"at {middle:.0%} of the steps{', median' * many}"
+        said = f"The best checkpoint is not the last in {of} ({at}). {better.format(little=little)}"
+    known |= {"value": gain, "threshold": threshold}
+    if gain > max(threshold, matters_from):
         return CODES.finding(_LAST, "warn", said, advice=advice, **known)
     return CODES.finding(_LAST, "ok", said, **known)
 
 
-def _by_seeds(gains: Sequence[float], false_alarm: float) -> tuple[float, float, float]:
-    """Return the mean gain over the seeds, its standard error, and how far chance reaches by Student's t."""
-    values = np.array(gains)
-    se = float(values.std(ddof=1) / math.sqrt(values.size))
-    return float(values.mean()), se, float(student.ppf(1 - false_alarm, values.size - 1)) * se
+def _over_seeds(gains: Sequence[float], false_alarm: float) -> tuple[float, float]:
+    """Return the standard error of the mean gain over the seeds, and how far chance reaches by Student's t."""
+    se = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    return se, float(student.ppf(1 - false_alarm, len(gains) - 1)) * se
 
 
-def _on_test(runs: Sequence[SelectedRun], false_alarm: float, matters_from: float) -> tuple[dict[str, Any], str]:
-    """Judge the mean gain on the test split over the seeds."""
-    gain, se, threshold = _by_seeds([run.test_gain for run in runs], false_alarm)
-    seen = float(np.mean([run.gain for run in runs]))
+def _gain_on_test(runs: Sequence[SelectedRun], false_alarm: float) -> tuple[dict[str, Any], str]:
+    """Judge the mean gain on the test split over the seeds; `{little}` in the words is for a gain that does not matter."""
+    gains = [run.test_gain for run in runs]
+    gain, seen = float(np.mean(gains)), float(np.mean([run.gain for run in runs]))
+    se, threshold = _over_seeds(gains, false_alarm)
     lost = f", so {min(1.0, max(0.0, 1 - gain / seen)):.0%} of that does not carry over" if seen > 0 else ""
-    beyond = "beyond" if gain > threshold else "not beyond"
-    small = _too_small(gain, threshold, matters_from)
     said = (
         f"It is better than the last by {seen:.3g} where it was chosen and by {gain:.3g} +- {se:.2g} on the test split"
-        f"{lost}: {beyond} chance{small}."
+        f"{lost}: {'beyond' if gain > threshold else 'not beyond'} chance{{little}}."
     )
     numbers = {"gain": gain, "se": se, "threshold": threshold, "selected_gain": seen, "runs_tested": len(runs)}
     return {"split": "test"} | numbers, said
 
 
-def _on_validation(
-    runs: Sequence[SelectedRun], noise_sds: float, false_alarm: float, matters_from: float
-) -> tuple[dict[str, Any], str]:
+def _gain_where_chosen(runs: Sequence[SelectedRun], noise_sds: float, false_alarm: float) -> tuple[dict[str, Any], str]:
     """Judge the mean gain where it was chosen: against the luck of the best of so many draws, their noise, and the seeds' spread.
 
     One run that ends on a bad evaluation makes a mean gain of its own; only a gain that the seeds share is believed.
     """
     gains = [run.gain for run in runs]
-    luck, noise = float(np.mean([run.luck for run in runs])), math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
-    gain, spread = float(np.mean(gains)), 0.0
-    if len(gains) >= FEWEST_TESTED:
-        _, _, spread = _by_seeds(gains, false_alarm)
+    gain, luck = float(np.mean(gains)), float(np.mean([run.luck for run in runs]))
+    noise = math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
+    spread = _over_seeds(gains, false_alarm)[1] if len(gains) >= FEWEST_TESTED else 0.0
     threshold = luck + max(noise_sds * noise, spread)
     by = f"It is better than the last by {gain:.3g} on the split that chose it"
-    small = _too_small(gain, threshold, matters_from)
-    said = f"{by}, more than luck and noise explain ({threshold:.2g}){small}; how much of that holds on new data was not measured."
+    said = f"{by}, more than luck and noise explain ({threshold:.2g}){{little}}; how much of that holds on new data was not measured."
     if gain <= threshold:
         said = f"{by}, which luck and noise explain ({threshold:.2g})."
     numbers = {"gain": gain, "luck": luck, "noise": noise, "spread": spread, "threshold": threshold}
     return {"split": "selected"} | numbers, said
 
 
-def _too_small(gain: float, threshold: float, matters_from: float) -> str:
-    return f", but too little to matter ({matters_from:.2g})" if threshold < gain <= matters_from else ""
-
-
 def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
-    """Judge what a resume audit measured.
-
-    Args:
-        facts: of `audit_resume` or `collect_resume`: steps, after, jump (largest difference of the losses), floor (the same of two runs
-            that were not stopped), allowed (None: the same bits are asked for), changed, first_step, missing, outside, parts,
-            losses, losses_resumed; None where nobody looked.
-    """
+    """Judge the `resume_facts` of an audit; None where nobody looked."""
     if not facts:
         return CODES.not_measured(
             _RESUME, "no run was resumed here. wb.checkpoints.audit_resume does it with your own save and load"
         )
     allowed, changed, missing = facts["allowed"], facts["changed"], list(facts["missing"])
     known: dict[str, Any] = {
-        "value": facts["jump"],
-        "unit": "loss",
-        "threshold": allowed or 0.0,
-        "evidence": dict(facts),
-    }
+        "value": facts["jump"], "unit": "loss", "threshold": allowed or 0.0, "evidence": dict(facts),
+    }  # fmt: skip
     if not changed and allowed is not None:
         return CODES.not_measured(
             _RESUME, f"two runs that were not stopped differ by {facts['floor']:.2g} already, and the resumed one lies "
@@ -210,10 +182,8 @@ def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
     if "loss" in changed:
         jump = f"from step {known['step']} on the loss differs by up to {facts['jump']:.2g}"
     if missing:
-        return CODES.finding(
-            _RESUME, "fail", f"The checkpoint loses {', '.join(missing)}: {jump}. Put back by hand, it vanishes.", **known,
-            advice=[_how_to_keep(name) for name in missing],
-        )  # fmt: skip
+        said = f"The checkpoint loses {', '.join(missing)}: {jump}. Put back by hand, it vanishes."
+        return CODES.finding(_RESUME, "fail", said, advice=list(map(_how_to_keep, missing)), **known)
     return CODES.finding(
         _RESUME, "warn", f"A resumed run is not the one that was not stopped: {jump}. What is lost is none of the parts that could be put "
         "back by hand.", **known,
@@ -244,7 +214,7 @@ def checkpoint_finding(facts: Mapping[str, Any]) -> Finding:
     if missing:
         some = {row["part"]: row["names"] for row in rows if row["missing"] and row["where"] is not None}
         said = ", ".join(f"{name} ({', '.join(some[name])})" if some.get(name) else name for name in missing)
-        advice = [_how_to_keep(name) for name in missing]
+        advice = list(map(_how_to_keep, missing))
         return CODES.finding(_RESUME, "fail", f"The checkpoint does not hold {said}.", advice=advice, **known)
     if other and len(other) < len(there):
         said = f"The checkpoint holds other values of {', '.join(other)} than the objects have, though the rest is the same."
@@ -264,73 +234,67 @@ def _how_to_keep(name: str) -> str:
     return next((advice for kind, advice in _RESUME_ADVICE.items() if name.endswith(kind)), other)
 
 
-def _selection(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
-    """Judge the metric by which the best checkpoint of each run is chosen, and name every other one that is NaN or infinite."""
-    found, others = _of_selected(record, runs, max_luck_frac), dict[str, dict[str, int]]()
-    rows = periodic_rows(record.evals) if runs else None
-    ours = () if rows is None else rows[rows["trial"].isin([run.trial for run in runs])].groupby(["split", "metric"])
-    for (split, metric), each in ours:
+def _with_others(record: RecordLike, runs: Sequence[SelectedRun], found: Finding) -> Finding:
+    """Add every metric but the selected one that is NaN or infinite in a judged run."""
+    if not runs:
+        return found
+    rows = periodic_rows(record.evals)
+    rows = rows[rows["trial"].isin([run.trial for run in runs])]
+    others, told = {}, []
+    for (split, metric), each in rows.groupby(["split", "metric"]):
         bad = each[~np.isfinite(each["value"].to_numpy(dtype=np.float64, na_value=np.nan))]
-        name = f"{split}/{metric}"
-        if len(bad) and name != record.config["select"]:
-            others[name] = {"not_finite": len(bad), "evaluations": len(each), "first_step": int(bad["step"].min())}
+        if len(bad) and (name := f"{split}/{metric}") != record.config["select"]:
+            first = int(bad["step"].min())
+            others[name] = {"not_finite": len(bad), "evaluations": len(each), "first_step": first}
+            told.append(f"{name} was not finite in {len(bad)} of {len(each)} evaluations, first at step {first:,}")
     if not others:
         return found
-    told = "; ".join(
-        f"{name} was not finite in {row['not_finite']} of {row['evaluations']} evaluations, first at step {row['first_step']:,}"
-        for name, row in others.items()
-    )
     return replace(
         found, status="fail" if found.status == "fail" else "warn",
-        summary=f"{told}: it selects nothing here, but nothing can be read off it. {found.summary}",
+        summary=f"{'; '.join(told)}: it selects nothing here, but nothing can be read off it. {found.summary}",
         evidence=dict(found.evidence) | {"others_not_finite": others}, advice=list(dict.fromkeys([*found.advice, _NAN_ADVICE])),
     )  # fmt: skip
 
 
-def _told(evidence: Mapping[str, Any], known: Mapping[str, Any], status: Status, summary: str, *advice: str) -> Finding:
-    return CODES.finding(_SELECTION, status, summary, evidence=evidence, advice=advice, **known)
-
-
-def _of_selected(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
-    select = str(record.config.get("select", ""))
-    known: dict[str, Any] = {"unit": "luck / learned", "threshold": max_luck_frac}
-    evidence: dict[str, Any] = {"select": select}
-    told = partial(_told, evidence, known)
+def _unusable(record: RecordLike, runs: Sequence[SelectedRun], select: str) -> tuple[str, str, list[str]] | None:
+    """Return why nothing may be selected by a metric, whatever its values are, what to do, and what was evaluated instead."""
     split = select.split("/", maxsplit=1)[0]
     if split == "test":
-        return told(
-            "fail", f"Checkpoints and configs are chosen by {select}: the test split is then no test of what was chosen.",
-            'Write select="validation/...", and look at the test split once, at the end.',
-        )  # fmt: skip
+        said = f"Checkpoints and configs are chosen by {select}: the test split is then no test of what was chosen."
+        return said, 'Write select="validation/...", and look at the test split once, at the end.', []
     overlap = (record.facts.get("data") or {}).get("overlap") or {}
     distinct = overlap.get("train_rows", 0) - overlap.get("train_duplicates", 0)
     same = ((overlap.get("splits") or {}).get(split) or {}).get("same", False) and distinct >= FEWEST_DISTINCT
     if split == "train" or same:
         what = "the training split" if split == "train" else "a copy of the training split"
-        return told(
-            "fail", f"Checkpoints and configs are chosen by {select}, on {what}: the one that memorises most is taken.",
-            'Write select="validation/...", with examples that are never trained on.',
-        )  # fmt: skip
-    if not runs:
-        evals = record.evals
-        there = sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)}) if len(evals) else []
-        if not there or select in there or not (record.trials["state"] == "complete").any():
-            return CODES.not_measured(_SELECTION, "no run has finished", **known)
-        evidence["evaluated"] = there
-        return told(
-            "fail", f"{select} was never evaluated, so no checkpoint could be selected by it; evaluated: {', '.join(there)}.",
-            "Select by one that is evaluated, or add the metric to the workload.",
-        )  # fmt: skip
-    return _of_runs(record, runs, select, max_luck_frac)
+        said = f"Checkpoints and configs are chosen by {select}, on {what}: the one that memorises most is taken."
+        return said, 'Write select="validation/...", with examples that are never trained on.', []
+    evals = record.evals
+    there = sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)}) if len(evals) else []
+    if runs or not there or select in there or not (record.trials["state"] == "complete").any():
+        return None
+    said = f"{select} was never evaluated, so no checkpoint could be selected by it; evaluated: {', '.join(there)}."
+    return said, "Select by one that is evaluated, or add the metric to the workload.", there
 
 
-def _of_runs(record: RecordLike, runs: Sequence[SelectedRun], select: str, max_luck_frac: float) -> Finding:
-    bad, evaluations = [int((~np.isfinite(run.costs)).sum()) for run in runs], [int(r.costs.size) for r in runs]
-    evidence: dict[str, Any] = {"select": select, "not_finite": bad, "evaluations": evaluations}
+def _selection(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
+    """Judge the metric by which the best checkpoint of each run is chosen."""
+    select = str(record.config.get("select", ""))
     known: dict[str, Any] = {"unit": "luck / learned", "threshold": max_luck_frac}
-    told = partial(_told, evidence, known)
-    nothing = sum(not run.finite.size for run in runs)
-    if nothing:
+    evidence: dict[str, Any] = {"select": select}
+
+    def told(status: Status, summary: str, *advice: str, **more: Any) -> Finding:
+        return CODES.finding(_SELECTION, status, summary, evidence=evidence, advice=advice, **known, **more)
+
+    if (unusable := _unusable(record, runs, select)) is not None:
+        said, advice, there = unusable
+        evidence |= {"evaluated": there} if there else {}
+        return told("fail", said, advice)
+    if not runs:
+        return CODES.not_measured(_SELECTION, "no run has finished", **known)
+    bad, evaluations = [int((~np.isfinite(run.costs)).sum()) for run in runs], [int(run.costs.size) for run in runs]
+    evidence |= {"not_finite": bad, "evaluations": evaluations}
+    if nothing := sum(not run.finite.size for run in runs):
         return told(
             "fail", f"{select} was never finite in {nothing} of {len(runs)} runs: no checkpoint could be selected.",
             "Look at one evaluation by hand: where does the first NaN come from?",
@@ -344,8 +308,7 @@ def _of_runs(record: RecordLike, runs: Sequence[SelectedRun], select: str, max_l
     if not judged:
         few = f"no run has {FEWEST_TO_SEE_NOISE} finite evaluations"
         return CODES.not_measured(_SELECTION, few, evidence=evidence, **known)
-    tied = sum(run.finite.max() == run.finite.min() for run in judged)
-    if tied:
+    if tied := sum(run.finite.max() == run.finite.min() for run in judged):
         return told(
             "warn", f"{select} has the same value at every evaluation in {tied} of {len(judged)} runs: it tells no checkpoint "
             "from another, and the earliest is taken.", "Select by a metric that moves, such as the loss, or by more digits of this one.",
@@ -361,17 +324,13 @@ def _of_runs(record: RecordLike, runs: Sequence[SelectedRun], select: str, max_l
     luck, learned, noise = (float(np.mean([getattr(run, n) for run in judged])) for n in ("luck", "learned", "noise"))
     share = luck / learned if learned > 0 else (0.0 if luck == 0 else math.inf)
     rivals = float(np.median([run.contenders.sum() for run in judged]))
-    chosen, tested = np.array([run.carried for run in judged]).mean(
-        axis=0
-    )  # the lead over the contenders, and on the test split
+    chosen, tested = np.mean([run.carried for run in judged], axis=0)  # the lead over the contenders, on either split
     carried = float(tested / chosen) if math.isfinite(tested) and chosen > 0 else None
     evidence |= {"luck": luck, "learned": learned, "noise": noise, "contenders": rivals, "carried_over": carried}
     head = f"{select} moves by {noise:.2g} from one evaluation to the next, and {rivals:g} of them might be the best"
     head += f": the selected value flatters by about {luck:.2g}"
-    if share <= max_luck_frac:
-        return replace(told("ok", f"{head}, {share:.2%} of what training learned."), value=share)
-    much = "and training learned nothing"
-    if math.isfinite(share):
-        whole = f"as much as {share:.0%} of what training learned"
-        much = whole if share <= 1 else "more than all that training learned"
-    return replace(told("warn", f"{head}, {much}.", *_NOISE_ADVICE), value=share)
+    much = f"as much as {share:.0%} of what training learned" if share <= 1 else "more than all that training learned"
+    much = much if math.isfinite(share) else "and training learned nothing"
+    flatters = share > max_luck_frac
+    said = f"{head}, {much if flatters else f'{share:.2%} of what training learned'}."
+    return told("warn" if flatters else "ok", said, *_NOISE_ADVICE * flatters, value=share)

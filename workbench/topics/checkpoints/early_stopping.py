@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.selection import SelectedRun, read_runs
+from workbench.curves.selection import SelectedRun, metric_sign, read_runs
 from workbench.curves.trial_curves import RecordLike
 
 Floats = NDArray[np.float64]
@@ -20,17 +20,12 @@ COLUMNS = ["rule", "source", "runs", "stopped", "steps_saved", "lost", "lost_fra
 
 
 class StoppingRule(NamedTuple):
-    """When a run that is watched would be stopped.
-
-    Attributes:
-        name: how it is called.
-        source: where it is from, or "rule of thumb".
-        stop: costs (smaller is better, NaN allowed), in order -> place of the evaluation that it stops at, None for never.
-    """
+    """When a run that is watched would be stopped."""
 
     name: str
     source: str
     stop: Callable[[Floats], int | None]
+    """Costs in order (smaller is better, NaN allowed) -> place of the evaluation that it stops at, None for never."""
 
 
 def _patience(costs: Floats, *, evaluations: int, min_delta_frac: float = 0.0) -> int | None:
@@ -47,22 +42,17 @@ def _patience(costs: Floats, *, evaluations: int, min_delta_frac: float = 0.0) -
 
 def _generalisation_loss(costs: Floats, *, percent: float) -> int | None:
     """Stop when the cost is so many percent above the lowest so far; never where the lowest is not above 0."""
-    lowest = math.inf
-    for place, cost in enumerate(costs):
-        lowest = min(lowest, cost) if math.isfinite(cost) else lowest
-        if 0 < lowest < math.inf and 100.0 * (cost / lowest - 1.0) > percent:
-            return place
-    return None
+    lowest = np.minimum.accumulate(np.where(np.isfinite(costs), costs, np.inf))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        above = (lowest > 0) & np.isfinite(lowest) & (100.0 * (costs / lowest - 1.0) > percent)
+    return int(above.argmax()) if above.any() else None
 
 
 def _successive_rises(costs: Floats, *, rises: int) -> int | None:
     """Stop when the cost has risen from one evaluation to the next so many times in a row."""
-    count = 0
-    for place in range(1, costs.size):
-        count = count + 1 if costs[place] > costs[place - 1] else 0
-        if count == rises:
-            return place
-    return None
+    risen = np.diff(costs) > 0
+    ends = (k + rises for k in range(risen.size - rises + 1) if risen[k : k + rises].all())
+    return next(ends, None)
 
 
 def _twice_as_long(costs: Floats, *, start: int) -> int | None:
@@ -112,30 +102,29 @@ def replay_rules(runs: Sequence[SelectedRun]) -> list[dict[str, Any]]:
 
 
 def _replay_rule(rule: StoppingRule, runs: Sequence[SelectedRun]) -> dict[str, Any]:
-    """Return the row of one rule: means over the runs, each of which can be judged."""
     replayed = []
     for run in runs:
         kept, saved, share = _replay(run, rule.stop(run.costs))
-        row = [saved, math.inf, share, math.nan]
+        lost = [math.inf, math.nan]
         if kept is not None:
-            row[1], row[3] = (float(costs[kept] - costs[run.best]) for costs in (run.costs, run.test_costs))
-        replayed.append(row)
-    saves, lost, shares, tested = (np.array(column, dtype=np.float64) for column in zip(*replayed, strict=True))
+            lost = [float(costs[kept] - costs[run.best]) for costs in (run.costs, run.test_costs)]
+        replayed.append([saved, share, *lost])
+    saves, shares, losses, tested = np.array(replayed).T
     return {
         "rule": rule.name, "source": rule.source, "runs": len(runs), "stopped": int((saves > 0).sum()),
-        "steps_saved": float(saves.mean()), "lost": float(lost.mean()), "lost_frac": float(shares.mean()),
+        "steps_saved": float(saves.mean()), "lost": float(losses.mean()), "lost_frac": float(shares.mean()),
         "worst_lost_frac": float(shares.max()), "test_lost": float(tested.mean()),
     }  # fmt: skip
 
 
 def _replay(run: SelectedRun, stop: int | None) -> tuple[int | None, float, float]:
-    """Return the evaluation that is kept, the share of steps saved, and what is lost over what was learned; None never stops."""
+    """Return the evaluation that is kept, the share of steps saved, and what is lost over what was learned."""
     end = run.costs.size - 1 if stop is None else stop
     saved = 0.0 if stop is None else float(1.0 - run.steps[end] / run.total_steps)
-    seen = run.costs[: end + 1]
-    if not np.isfinite(seen).any():
+    seen = np.where(np.isfinite(run.costs), run.costs, np.inf)[: end + 1]
+    kept = int(seen.argmin())
+    if math.isinf(seen[kept]):
         return None, saved, math.inf
-    kept = int(np.nanargmin(np.where(np.isfinite(seen), seen, np.nan)))
     return kept, saved, float(run.costs[kept] - run.costs[run.best]) / run.learned if run.learned > 0 else 0.0
 
 
@@ -144,15 +133,10 @@ class StoppedRun:
     """One run, watched; values are those of the metric, whichever way is better.
 
     Attributes:
-        trial: its number.
-        total_steps: its full budget.
-        steps: at which it was evaluated, shape (evaluations,).
-        values: what was watched, shape (evaluations,).
+        steps, values: of its evaluations, shape (evaluations,).
         stop_step: where it is stopped; None where it runs to the end.
-        kept_step: step of the checkpoint that is kept then; None where nothing finite was seen.
-        kept: its value.
-        best_step: step of the best of the full budget.
-        best: its value.
+        kept_step, kept: of the checkpoint that is kept then; None and NaN where nothing finite was seen.
+        best_step, best: of the best of the full budget.
         saved_frac: share of the steps that are not made.
         lost_frac: what is lost against the best of the full budget, over what the run learned.
     """
@@ -160,7 +144,7 @@ class StoppedRun:
     trial: int
     total_steps: int
     steps: NDArray[np.int64]
-    values: NDArray[np.float64]
+    values: Floats
     stop_step: int | None
     kept_step: int | None
     kept: float
@@ -182,21 +166,13 @@ class StoppedRun:
         return f"Trial {self.trial} {ends} and {kept}: it saves {self.saved_frac:.0%} of the steps and {lost}."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """A rule, what it does to each run, and its row beside those of `early_stopping`.
-
-    Attributes:
-        rule: the rule.
-        runs: those that have enough finite evaluations.
-        row: as in `early_stopping`; None without a run.
-        select: what was watched, such as "validation/loss".
-    """
+class Patience(NamedTuple):
+    """A rule, what it does to each run that can be judged, and its row beside those of `early_stopping`."""
 
     rule: StoppingRule
     runs: Sequence[StoppedRun]
     row: dict[str, Any] | None
-    select: str = "metric"
+    select: str
 
 
 def stop_with_patience(record: RecordLike, evaluations: int, *, runs: Sequence[SelectedRun] | None = None) -> Patience:
@@ -204,9 +180,8 @@ def stop_with_patience(record: RecordLike, evaluations: int, *, runs: Sequence[S
 
     `runs` are those of `read_runs`, for whoever asks again and again; None reads them.
     """
-    sign = -1.0 if record.config.get("select_mode") == "max" else 1.0
+    sign, rule, stopped = metric_sign(record), _patience_rule(evaluations), []
     judged = [run for run in (read_runs(record) if runs is None else runs) if run.judged]
-    rule, stopped = _patience_rule(evaluations), []
     for run in judged:
         stop = rule.stop(run.costs)
         kept, saved, share = _replay(run, stop)
@@ -217,4 +192,4 @@ def stop_with_patience(record: RecordLike, evaluations: int, *, runs: Sequence[S
             best=sign * float(run.costs[run.best]), saved_frac=saved, lost_frac=share,
         ))  # fmt: skip
     row = _replay_rule(rule, judged) if judged else None
-    return Patience(rule=rule, runs=stopped, row=row, select=str(record.config.get("select", "metric")))
+    return Patience(rule, stopped, row, str(record.config.get("select", "metric")))

@@ -45,8 +45,7 @@ def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: 
     Source: P4.3 (the best is often not the last), P4.5 (retrospective selection).
     """
     with drawing(ax, size=(6.8, 3.8)) as axes:
-        rows = _evidence(record, diagnosis).get("runs", ())
-        rows = [row for row in rows if np.isfinite(number(row["gain"]))]
+        rows = [row for row in _evidence(record, diagnosis).get("runs", ()) if np.isfinite(number(row["gain"]))]
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
         at, gain, tested = (_numbers(rows, name) for name in ("best_frac", "gain", "test_gain"))
@@ -76,16 +75,12 @@ def plot_early_stopping(
     Healthy: bars at 0 with many steps saved, as where the curve has turned for good. Sick: long bars, the rule stopped before the
     best; a dash far beyond the bar is the run that it hurt most.
 
-    `stopped` is one more rule, as `stop_with_patience` returns it, at the top.
-
-    Returns:
-        The axes: one bar a rule; the tick of the one that was asked for stays while its patience changes.
+    `stopped` is one more rule, as `stop_with_patience` returns it, at the top; its tick stays the same while its patience changes.
 
     Source: P4.6 (early stopping is not needed where the budget is set beforehand).
     """
     with drawing(ax, size=(6.8, 3.8)) as axes:
-        rows: Sequence[Mapping[str, Any]] = _evidence(record, diagnosis).get("early_stopping", ())
-        known = {row["rule"]: row for row in rows}
+        known = {row["rule"]: row for row in _evidence(record, diagnosis).get("early_stopping", ())}
         if stopped is not None and stopped.row is not None:
             known = {stopped.rule.name: stopped.row} | {k: v for k, v in known.items() if k != stopped.rule.name}
         rows = [row for row in known.values() if np.isfinite(number(row["lost_frac"]))]
@@ -151,11 +146,10 @@ def plot_patience(
         if run.stop_step is not None:
             axes.axvspan(run.stop_step, run.total_steps, color=INK, alpha=0.08, linewidth=0)
             axes.axvline(run.stop_step, color=BAD, linestyle="--", label=f"stops at step {run.stop_step:,}")
-        best = float(drawable([run.best])[0])
+        best, kept = drawable([run.best, run.kept])
         label = f"best: {short(run.best)}"
         axes.plot(run.best_step, best, "*", color=INK, markersize=13, linestyle="none", label=label, zorder=4)
         if run.kept_step is not None:
-            kept = float(drawable([run.kept])[0])
             axes.plot(run.kept_step, kept, "s", color=BAD, fillstyle="none", markersize=11, markeredgewidth=1.8, linestyle="none",
                       label=f"kept: {short(run.kept)}", zorder=5)  # fmt: skip
         if step is not None:

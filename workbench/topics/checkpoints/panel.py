@@ -22,10 +22,7 @@ def checkpoints_panel(
 ) -> Any:
     """Return a run below sliders for patience and for the step of a checkpoint: what is kept, and what stopping early costs.
 
-    `patience` is where the slider starts: evaluations in a row without a new best (rule of thumb).
-
-    Returns:
-        See `controls_panel`.
+    `patience` is where the slider starts: evaluations in a row without a new best (rule of thumb). See `controls_panel`.
 
     Source: P4.3, P4.5, P4.6.
     """
@@ -44,17 +41,14 @@ def checkpoints_panel(
     def answer(patience: int, step: int, trial: int) -> Answer:
         stopped = stop_with_patience(record, patience, runs=judged)
         run = next(each for each in stopped.runs if each.trial == trial)
-        words, at = (
-            f"{run.words}\nTrial {run.trial} was not evaluated at step {step:,}.",
-            np.flatnonzero(run.steps == step),
-        )
+        at, words = np.flatnonzero(run.steps == step), f"Trial {run.trial} was not evaluated at step {step:,}."
         if at.size:
             value = float(run.values[at[0]])
             best = f"has {value:.4g}, the best one {run.best:.4g} (step {run.best_step:,}): {abs(value - run.best):.3g} apart"
             best = f"is the best: {value:.4g}" if step == run.best_step else best
-            words = f"{run.words}\nThe checkpoint of step {step:,} {best}."
-        if len(stopped.runs) > 1 and stopped.row is not None:
-            row = stopped.row
+            words = f"The checkpoint of step {step:,} {best}."
+        words = f"{run.words}\n{words}"
+        if len(stopped.runs) > 1 and (row := stopped.row) is not None:
             words += (
                 f"\nOver {len(stopped.runs)} runs: saves {row['steps_saved']:.0%} of the steps, loses {row['lost_frac']:.1%} of what was "
                 f"learned, {row['worst_lost_frac']:.1%} in the worst."
@@ -65,11 +59,10 @@ def checkpoints_panel(
         ]
         return Answer(words, draws)
 
+    trials = [(str(run.trial), run.trial) for run in runs]
     controls: dict[str, Control] = {
         "patience": Slider(label="patience", low=1, high=most, start=min(max(patience, 1), most)),
         "step": Choice(label="checkpoint at", options=[(f"{step:,}", step) for step in steps], start=steps[-1]),
-        "trial": Choice(
-            label="trial", options=[(str(run.trial), run.trial) for run in runs], start=runs[0].trial, slides=False
-        ),
+        "trial": Choice(label="trial", options=trials, start=runs[0].trial, slides=False),
     }
     return controls_panel("checkpoints_panel", answer, controls, alt=ALT, live=live)

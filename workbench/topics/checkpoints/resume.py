@@ -1,8 +1,7 @@
 """What a checkpoint loses: `audit_resume` goes on from it in fresh objects, `audit_checkpoint` reads it without running anything (P4.2).
 
-What is missing is found by hand: every part of the training is put back from a twin that was not stopped but one. Where the traces part
-without that one, the checkpoint, or the code that loads it, has lost it. In a file the state of every part is looked for by its names and
-shapes, under whatever key it is kept. One and the same entry serves one part only: averaged weights are not the model's.
+What is missing is found by putting back every part but one from a twin that was not stopped: where the traces part, that one is lost.
+In a file the state of a part is found by its names and shapes; one entry serves one part only, as averaged weights are not the model's.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.checkpoints.diagnose import checkpoint_finding, resume_finding
@@ -35,12 +35,6 @@ WRAPPERS = ("module.", "_orig_mod.")
 SHOWN = 5
 PLAIN = (bool, int, float, str, type(None), Tensor)
 RANDOM_STATE = "random state"
-_EXPECTED = {
-    "build": "build() -> parts",
-    "step": "step(parts) -> loss",
-    "save": "save(parts) -> checkpoint",
-    "load": "load(parts, checkpoint)",
-}
 
 
 def audit_resume(
@@ -76,21 +70,48 @@ def audit_resume(
     Source: P4.2 (a resumed run is bitwise the one that was not stopped).
     """
     for name, count in (("steps", steps), ("after", after)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UsageError(f"{name}={count!r} must be an integer of at least 1: updates to make.")
-    for name, function, given in (
-        ("build", build, ()), ("step", step, ("parts",)), ("save", save, ("parts",)), ("load", load, ("parts", "checkpoint")),
-    ):  # fmt: skip
-        _check_takes(name, function, given)
+        check_integer(name, count, hint=": updates to make", error=UsageError)
+    _check_takes("build", build, (), "build() -> parts")
+    _check_takes("step", step, ("parts",), "step(parts) -> loss")
+    _check_takes("save", save, ("parts",), "save(parts) -> checkpoint")
+    _check_takes("load", load, ("parts", "checkpoint"), "load(parts, checkpoint)")
+
+    def until_checkpoint() -> tuple[Parts, Any]:
+        parts = _fresh(build, OWN_SEED)
+        for _ in range(steps):
+            float(step(parts))
+        return parts, save(parts)
+
+    def resumed(restored: Collection[str]) -> Trace:
+        """Go on from a checkpoint in fresh objects, after some parts were put back by hand from a run that got there."""
+        twin, checkpoint = until_checkpoint()
+        there = capture_rng()
+        parts = _fresh(build, OTHER_SEED)
+        known = _restorable(parts)
+        load(parts, checkpoint)
+        for name in (name for name in known if name in restored):
+            _restore(name, parts, twin)
+        if RANDOM_STATE in restored:
+            restore_rng(there)
+        return _go_on(parts, step, after)
+
     with isolated_rng():
-        facts = _Audit(build, step, save, load, steps, after).run()
+        whole, again = (_go_on(until_checkpoint()[0], step, after) for _ in range(2))
+        facts = resume_facts(whole, again, resumed(()), steps)
+        if facts["changed"]:
+            names, apart = _restorable(_fresh(build, OWN_SEED)), partial(difference, whole, allowed=facts["allowed"])
+            facts["outside"] = bool(apart(resumed(names))["changed"])
+            for name in () if facts["outside"] else names:
+                without = apart(resumed({*names} - {name}))
+                facts["parts"].append({"part": name, "missing": bool(without["changed"]), "jump": without["loss"]})
+            facts["missing"] = [row["part"] for row in facts["parts"] if row["missing"]]
     return Diagnosis(findings=(resume_finding(facts),))
 
 
-def _check_takes(name: str, function: Any, given: tuple[str, ...]) -> None:
+def _check_takes(name: str, function: Any, given: tuple[str, ...], expected: str) -> None:
     """Check that a function can be called as it will be, before anything is trained."""
     if not callable(function):
-        raise UsageError(f"{name}={function!r} must be a function: {_EXPECTED[name]}.")
+        raise UsageError(f"{name}={function!r} must be a function: {expected}.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some are written in C and say nothing
@@ -99,95 +120,55 @@ def _check_takes(name: str, function: Any, given: tuple[str, ...]) -> None:
         signature.bind(*given)
     except TypeError as error:
         raise UsageError(
-            f"{name}{signature} cannot be called with ({', '.join(given)}): {error}. What is called is {_EXPECTED[name]}; a path "
+            f"{name}{signature} cannot be called with ({', '.join(given)}): {error}. What is called is {expected}; a path "
             "or a device of your own goes inside, as in lambda parts: my_save(parts, path)."
         ) from None
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """What a run leaves behind: its losses, and the values of every part at its end."""
 
     losses: list[float]
     end: dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class _Audit:
-    build: Callable[[], Parts]
-    step: Callable[[Parts], float]
-    save: Callable[[Parts], Any]
-    load: Callable[[Parts, Any], None]
-    steps: int
-    after: int
+def resume_facts(whole: Trace, again: Trace, resumed: Trace, steps: int) -> dict[str, Any]:
+    """Return the facts that `resume_finding` judges: of two runs that were not stopped, and one resumed after `steps`."""
+    floor = difference(whole, again)
+    allowed = FLOOR_FACTOR * floor["loss"] if floor["changed"] else None
+    jump = difference(whole, resumed, allowed=allowed)
+    return {
+        "steps": steps, "after": len(whole.losses), "jump": jump["loss"], "floor": floor["loss"], "allowed": allowed,
+        "changed": jump["changed"], "first_step": jump["first_step"], "missing": [], "outside": False, "parts": [],
+        "losses": whole.losses, "losses_resumed": resumed.losses,
+    }  # fmt: skip
 
-    def run(self) -> dict[str, Any]:
-        """Return the facts that `resume_finding` judges."""
-        whole, again = (self._go_on(self._until_checkpoint()[0]) for _ in range(2))
-        resumed = self._resumed(restored=())
-        floor = difference(whole, again)
-        allowed = FLOOR_FACTOR * floor["loss"] if floor["changed"] else None
-        jump = difference(whole, resumed, allowed=allowed)
-        facts: dict[str, Any] = {
-            "steps": self.steps, "after": self.after, "jump": jump["loss"], "floor": floor["loss"], "allowed": allowed,
-            "changed": jump["changed"], "first_step": jump["first_step"], "missing": [], "outside": False, "parts": [],
-            "losses": whole.losses, "losses_resumed": resumed.losses,
-        }  # fmt: skip
-        if not jump["changed"]:
-            return facts
-        names = _restorable(self._fresh(OWN_SEED))
-        facts["outside"] = bool(difference(whole, self._resumed(restored=names), allowed=allowed)["changed"])
-        if not facts["outside"]:
-            for name in names:
-                without = difference(whole, self._resumed(restored={*names} - {name}), allowed=allowed)
-                facts["parts"].append({"part": name, "missing": bool(without["changed"]), "jump": without["loss"]})
-            facts["missing"] = [row["part"] for row in facts["parts"] if row["missing"]]
-        return facts
 
-    def _fresh(self, seed: int) -> Parts:
-        seed_all(seed)
-        parts = self.build()
-        if not isinstance(parts, MutableMapping) or not parts:
-            raise UsageError(
-                f"build() returned {type(parts).__name__}, but must return a dict of what training is made of, such as "
-                "{'model': model, 'optimizer': optimizer, 'batches': iter(loader)}."
-            )
-        return parts
+def _fresh(build: Callable[[], Parts], seed: int) -> Parts:
+    seed_all(seed)
+    parts = build()
+    if not isinstance(parts, MutableMapping) or not parts:
+        raise UsageError(
+            f"build() returned {type(parts).__name__}, but must return a dict of what training is made of, such as "
+            "{'model': model, 'optimizer': optimizer, 'batches': iter(loader)}."
+        )
+    return parts
 
-    def _until_checkpoint(self) -> tuple[Parts, Any]:
-        parts = self._fresh(OWN_SEED)
-        for _ in range(self.steps):
-            float(self.step(parts))
-        return parts, self.save(parts)
 
-    def _resumed(self, *, restored: Collection[str]) -> Trace:
-        """Go on from a checkpoint in fresh objects, after some parts were put back by hand from a run that got there."""
-        twin, checkpoint = self._until_checkpoint()
-        there = capture_rng()
-        parts = self._fresh(OTHER_SEED)
-        known = _restorable(parts)
-        self.load(parts, checkpoint)
-        for name in (name for name in known if name in restored):
-            _restore(name, parts, twin)
-        if RANDOM_STATE in restored:
-            restore_rng(there)
-        return self._go_on(parts)
-
-    def _go_on(self, parts: Parts) -> Trace:
-        losses, end = [float(self.step(parts)) for _ in range(self.after)], dict[str, Any]()
-        for name, value in parts.items():
-            if isinstance(value, nn.Module) or _has_state(value):
-                end[name] = copy.deepcopy(dict(value.state_dict()))
-            elif isinstance(value, PLAIN):
-                end[name] = copy.deepcopy(value)
-        return Trace(losses, end)
+def _go_on(parts: Parts, step: Callable[[Parts], float], after: int) -> Trace:
+    losses, end = [float(step(parts)) for _ in range(after)], dict[str, Any]()
+    for name, value in parts.items():
+        if isinstance(value, nn.Module) or _has_state(value):
+            end[name] = copy.deepcopy(dict(value.state_dict()))
+        elif isinstance(value, PLAIN):
+            end[name] = copy.deepcopy(value)
+    return Trace(losses, end)
 
 
 def _restorable(parts: Parts) -> list[str]:
     """Return what can be put back one by one: parameters and buffers of a module apart, and the global random state last.
 
-    A part with `state_dict` and `load_state_dict` goes through them. A generator's state is copied, plain values are too. An
-    iterator, a dataset, a sampler or a loader is taken over from the twin as it is. Anything else cannot be put back.
+    An iterator, a dataset, a sampler or a loader is taken over from the twin as it is.
     """
     found = []
     for name, value in parts.items():
@@ -199,7 +180,7 @@ def _restorable(parts: Parts) -> list[str]:
 
 
 def _restore(part: str, into: Parts, twin: Parts) -> None:
-    """Put back a part of `_restorable` from a twin; the audit puts back the random state itself, when everything else is done."""
+    """Put back a part of `_restorable` from a twin, but for the random state."""
     name, _, kind = part.rpartition(" ")
     if part in into and not isinstance(into[part], nn.Module):
         value = into[part]
@@ -230,26 +211,21 @@ def difference(one: Trace, other: Trace, *, allowed: float | None = None) -> dic
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether two nested values are the same bit for bit; NaN is the same as NaN."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
-            return False
-        if one.is_floating_point():
-            return bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))
-        return torch.equal(one, other)
+    """Tell whether two nested values are the same bit for bit; NaN is the same as NaN."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+        return alike and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same_values(one[k], other[k]) for k in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(same_values(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other or (one != one and other != other)  # noqa: PLR0124  # NaN
+        return len(one) == len(other) and all(map(same_values, one, other))
     if type(one).__module__ in ("builtins", "numpy") and type(other) is type(one):
-        return bool(one == other)
-    return True  # functions and objects that a state dict may hold: nothing to compare
+        return bool(one == other or (one != one and other != other))  # noqa: PLR0124  # NaN
+    return not isinstance(one, Tensor) and not isinstance(other, Tensor)  # functions and objects: nothing to compare
 
 
 def _has_state(value: Any) -> bool:
-    """Whether a part keeps its state as optimizers and schedules do."""
+    """Tell whether a part keeps its state as optimizers and schedules do."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
@@ -342,7 +318,6 @@ def _rows(name: str, value: Any, match: _Match | None) -> list[dict[str, Any]]:
 
 
 def _can_be_lost(value: Any) -> bool:
-    """Whether a part has a state that could be lost."""
     if isinstance(value, torch.optim.Optimizer):
         held = value.state_dict()
         moved = any(group["lr"] != group.get("initial_lr", group["lr"]) for group in held["param_groups"])

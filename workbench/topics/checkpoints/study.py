@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data import Subset
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError
 from workbench.record.folder import lock
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.checkpoints.resume import Trace, difference
+from workbench.topics.checkpoints.resume import Trace, resume_facts
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
@@ -55,10 +55,8 @@ class CheckpointStudy(Study):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, least in (("seeds", 1), ("evaluations", 4)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least {least}.")
+        check_integer("seeds", self.seeds)
+        check_integer("evaluations", self.evaluations, low=4)
 
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a study that is already open."""
@@ -66,13 +64,11 @@ class CheckpointStudy(Study):
             session.facts(resume=collect_resume(session.workload, session.config, session.device))
         every = max(1, session.config.total_steps // self.evaluations)
         config = session.config.replace(eval_every_steps=every, checkpoint_every_steps=every)
-        before = session.trainer
-        if session.workload.test_data is not None:
-            session.trainer = replace(before, evaluate_also=tuple({*before.evaluate_also, "test"}))
+        before, splits = session.trainer, {"test"} if session.workload.test_data is not None else set()
+        session.trainer = replace(before, evaluate_also=tuple({*before.evaluate_also, *splits}))
         try:
-            run_round(
-                session, [TrialRequest(Role.CHECKPOINTS, one) for one in seeded(config, config.peak_lr, self.seeds)]
-            )
+            seeds = seeded(config, config.peak_lr, self.seeds)
+            run_round(session, [TrialRequest(Role.CHECKPOINTS, each) for each in seeds])
         finally:
             session.trainer = before
 
@@ -90,15 +86,11 @@ def collect_resume(workload: Workload, config: TrainConfig, device: torch.device
         workload = workload.replace(validation_data=Subset(data, range(MAX_EXAMPLES)))
     with tempfile.TemporaryDirectory() as folder:
         whole, again, resumed = (
-            _trained(workload, config, device, Path(folder) / name, crash=name == "resumed")
+            _train(workload, config, device, Path(folder) / name, crash=name == "resumed")
             for name in ("whole", "again", "resumed")
         )
-    floor, jump = difference(whole, again), difference(whole, resumed)
-    return {
-        "steps": STEPS, "after": STEPS, "jump": jump["loss"], "floor": floor["loss"], "allowed": None, "parts": [], "missing": [],
-        "changed": jump["changed"], "first_step": jump["first_step"], "outside": bool(jump["changed"]),
-        "losses": whole.losses, "losses_resumed": resumed.losses,
-    } | ({"allowed": 10.0 * floor["loss"], "changed": [], "outside": False} if floor["changed"] else {})  # fmt: skip
+    facts = resume_facts(whole, again, resumed, STEPS)
+    return facts | {"outside": bool(facts["changed"])}
 
 
 class _CrashError(Exception):
@@ -111,7 +103,7 @@ class _Crash(Hook):
             raise _CrashError
 
 
-def _trained(workload: Workload, config: TrainConfig, device: torch.device, folder: Path, *, crash: bool) -> Trace:
+def _train(workload: Workload, config: TrainConfig, device: torch.device, folder: Path, *, crash: bool) -> Trace:
     """Train in a folder of its own, outside of every ledger; with `crash`, break off behind the checkpoint and go on."""
     folder.mkdir()
     with contextlib.closing(lock(folder)) as held:
