@@ -31,25 +31,21 @@ def plot_batch_norm(
 
     Healthy: the whole batch, at the right, is as good as any smaller statistic, within the bars. Sick: it rises to the right (the
     noise of smaller statistics regularises: try the best one as `bn_stat_examples`) or steeply to the left (too few examples).
-    `mark` points out a number of examples, whether it was tried or not.
-
-    Returns:
-        The axes. One mark a seed, bars of one standard error. Circles: a subsample of the batch gives the statistics of all of it.
-        Squares: the batch is split over devices, each of which normalises its own part.
+    `mark` points out a number of examples, whether it was tried or not. One small mark a seed, bars of one standard error. Circles: a
+    subsample of the batch gives the statistics of all of it. Squares: the batch is split over devices, each of which normalises its own part.
 
     Source: P6.4, P6.2.
     """
     found = finding(diagnosis, "batch_norm.ghost_size") or diagnose_batch_norm(record)["batch_norm.ghost_size"]
-    series: Sequence[tuple[str, str, str, float]] = (
-        ("arms", "statistics from a subsample", "o", 1 - SHIFT),
-        ("split", "batch split over devices", "s", 1 + SHIFT),
-    )
-    drawn = {name: [row for row in found.evidence.get(name) or () if _finite(row)] for name, *_ in series}
+    drawn = {
+        name: [row for row in found.evidence.get(name) or () if math.isfinite(number(row["mean"]))]
+        for name in ("arms", "split")
+    }
     with drawing(ax) as axes:
         if not any(drawn.values()):
             return not_measured(axes, "no virtual batch was trained")
-        for (name, label, marker, shift), color in zip(series, (GOOD, PALETTE[1]), strict=True):
-            _draw(axes, drawn[name], label, marker=marker, color=color, shift=shift)
+        _draw(axes, drawn["arms"], "statistics from a subsample", marker="o", color=GOOD, shift=1 - SHIFT)
+        _draw(axes, drawn["split"], "batch split over devices", marker="s", color=PALETTE[1], shift=1 + SHIFT)
         rows = [row for each in drawn.values() for row in each]
         whole = next((row for row in drawn["arms"] if row["stat_examples"] is None), None)
         if whole is not None:
@@ -75,9 +71,8 @@ def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, 
     Healthy: lines that stay below a few percent: whichever device evaluates, it says the same. Sick: lines that rise towards 1, as where
     shards differ; then the running statistics have to be synchronised before anything is evaluated or written.
 
-    Returns:
-        The axes. Statistics in standard deviations, root mean square over the channels of the worst layer; the range of the
-        validation loss over the devices, as a share of it. A synchronised batch norm lies at 0.
+    Statistics in standard deviations, root mean square over the channels of the worst layer; the range of the validation loss over
+    the devices, as a share of it. A synchronised batch norm lies at 0.
 
     Source: P6.2, P6.3.
     """
@@ -89,14 +84,15 @@ def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, 
         for kind, color in (("dealt", GOOD), ("sorted", BAD)):
             of_kind = [row for row in rows if row["shards"] == kind]
             x = [row["devices"] for row in of_kind]
-            if not x:
-                continue
+            own = [[number(value) for value in row["losses"]["own"]] for row in of_kind]
+            whole = [abs(number(row["losses"]["whole"])) for row in of_kind]
             for label, style, values in (
                 ("batch statistics", ":", [number(row["step_apart"]) for row in of_kind]),
                 ("running statistics", "--", [number(row["apart"]) for row in of_kind]),
-                ("validation loss", "-", [_range(row) for row in of_kind]),
+                ("validation loss", "-", [np.ptp(losses) / all_ for losses, all_ in zip(own, whole, strict=True)]),
             ):
-                axes.plot(x, values, style, marker="o", markersize=5, color=color, label=f"{label}, {kind} shards")
+                if x:
+                    axes.plot(x, values, style, marker="o", markersize=5, color=color, label=f"{label}, {kind} shards")
         axes.set(xlabel="devices", ylabel="distance between devices", title="One batch on several devices")
         _sizes(axes, [int(row["devices"]) for row in rows])
         if axes.dataLim.intervaly[0] > 0:
@@ -111,10 +107,7 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) 
     """Draw a row of examples for each host; those of one colour and hatch make one statistic together.
 
     Healthy: rows of one colour that are long enough. Sick: short rows (each statistic is noisy), or many colours, where running
-    statistics differ from host to host.
-
-    Returns:
-        The axes. Pale examples are normalised and make no statistic.
+    statistics differ from host to host. Pale examples are normalised and make no statistic.
 
     Source: P6.3, P6.4, P6.6.
     """
@@ -140,10 +133,6 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) 
     return axes
 
 
-def _finite(row: Mapping[str, Any]) -> bool:
-    return math.isfinite(number(row["mean"]))
-
-
 def _draw(ax: Axes, rows: Sequence[Mapping[str, Any]], label: str, *, marker: str, color: str, shift: float) -> None:
     if not rows:
         return
@@ -154,11 +143,6 @@ def _draw(ax: Axes, rows: Sequence[Mapping[str, Any]], label: str, *, marker: st
     errors = np.nan_to_num([number(row["se"]) for row in rows])
     means = [number(row["mean"]) for row in rows]
     ax.errorbar(x, means, yerr=errors, fmt=f"{marker}-", color=color, markersize=7, capsize=3, label=label, zorder=3)
-
-
-def _range(row: Mapping[str, Any]) -> float:
-    own = [number(value) for value in row["losses"]["own"]]
-    return (max(own) - min(own)) / abs(number(row["losses"]["whole"]))
 
 
 def _sizes(ax: Axes, sizes: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs
@@ -19,26 +20,16 @@ ALT = "The examples of each host, coloured by the statistic that they make, besi
 
 
 def batch_norm_panel(
-    record: Any = None,
-    diagnosis: Diagnosis | None = None,
-    *,
-    batch_size: int | None = None,
-    hosts: int = 8,
-    stat_examples: int = 64,
-    live: bool | None = None,
-) -> Any:
+    record: Any = None, diagnosis: Diagnosis | None = None, *, batch_size: int | None = None, hosts: int = 8,
+    stat_examples: int = 64, live: bool | None = None,
+) -> Any:  # fmt: skip
     """Return a picture of one step below sliders for hosts and virtual batch, beside what a study measured at that size.
 
     Args:
         record: of a `BatchNormStudy`; None draws the step alone.
-        diagnosis: of `diagnose_batch_norm`; made from the record without it.
         batch_size: examples of a step, over all hosts; None is the record's.
         hosts: where the slider starts, or the largest number below that divides the batch.
         stat_examples: where the slider of the virtual batch starts (about 64 in P6.4).
-        live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
-
-    Returns:
-        See `controls_panel`.
 
     Raises:
         UsageError: there is neither a record nor a batch size, or a batch of fewer than 2 examples.
@@ -52,8 +43,7 @@ def batch_norm_panel(
         raise UsageError(
             "wb.batch_norm.panel needs a record, or batch_size=..., the examples of a step over all hosts."
         )
-    if isinstance(size, bool) or not isinstance(size, int) or size < 2:
-        raise UsageError(f"batch_size={size!r} must be an integer of at least 2: one example has no variance.")
+    check_integer("batch_size", size, low=2, hint=": one example has no variance", error=UsageError)
     said = diagnosis if diagnosis is not None or record is None else diagnose_batch_norm(record)
     splits = [count for count in range(1, min(size // 2, 64) + 1) if size % count == 0]
     sizes = sorted({2**k for k in range(1, size.bit_length())} | {size})

@@ -11,7 +11,9 @@ from typing import Any, ClassVar, get_args
 
 from torch import nn
 
+from workbench.checks import check_integer, check_number
 from workbench.config import TrainConfig
+from workbench.curves.selection import metric_sign
 from workbench.errors import ConfigError, UsageError
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
@@ -67,20 +69,17 @@ class BatchNormStudy(Study):
     def __post_init__(self) -> None:
         """Check every field."""
         counts: dict[str, Any] = {"held": self.held, "seeds": self.seeds}
-        if self.batch_size is not None:
-            counts["batch_size"] = self.batch_size
+        counts |= {} if self.batch_size is None else {"batch_size": self.batch_size}
         for name in ("stat_examples", "batch_sizes", "devices", "swap_batch_sizes"):
             counts |= {f"{name}[{i}]": value for i, value in enumerate(getattr(self, name) or ())}
         for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+            check_integer(name, value)
         for name, allowed in (("shards", get_args(Shards)), ("norms", get_args(Norm))):
             given = getattr(self, name)
             if isinstance(given, str) or not set(given) <= set(allowed):
                 raise ConfigError(f"{name}={given!r} must be a list of {' and '.join(map(repr, allowed))}, or ().")
         for i, factor in enumerate(self.lr_factors):
-            if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
-                raise ConfigError(f"lr_factors[{i}]={factor!r} must be a finite number above 0.")
+            check_number(f"lr_factors[{i}]", factor)
         if self.norms and not self.lr_factors:
             raise ConfigError("lr_factors=() must hold at least one; norms=() leaves the comparison of norms out.")
 
@@ -172,8 +171,7 @@ class BatchNormStudy(Study):
                 note=f"{norm} norm in the place of batch norm, part of a study of batch norm",
             ) as part:  # fmt: skip
                 records[norm] = part.trials(list(dict.fromkeys(configs)), stage=SWAP)
-        lost = math.inf if session.config.select_mode == "min" else -math.inf
-        rows: list[dict[str, Any]] = []
+        lost, rows = metric_sign(session.record) * math.inf, list[dict[str, Any]]()
         for kind, found in records.items():
             values: dict[tuple[int, float], list[float]] = {}
             for config, record in zip(configs, found, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from workbench.checks import check_integer
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError, nearest
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_cases
@@ -46,9 +48,8 @@ def check_evaluation(
 ) -> Diagnosis:
     """Tell whether an evaluation function gives each example its weight and counts each once, and if not, which fault it has.
 
-    The function is called on a set of examples whose values fall from the first to the last, so that a short last batch, a
-    repeated or a missing example moves the result. What each fault predicts is computed from the values of the examples, and
-    the prediction that comes true names it: mean of batch means, counted padding, repeated or dropped examples.
+    The function is called on examples whose values fall from the first to the last, so that a short last batch, a repeated or a missing
+    example moves the result. The fault whose prediction comes true is named: mean of batch means, counted padding, repeated or dropped examples.
 
     Args:
         evaluate: `(model, data, batch_size) -> number`, or a mapping that has `metric`. `data` is a map-style dataset with the
@@ -56,9 +57,7 @@ def check_evaluation(
         workload: says what the metric of an example is, and its weight.
         model: what to evaluate, on the CPU; None builds one.
         metric: "loss" or a name of the workload's metrics; a loss shows more than an accuracy, which has two values.
-        split: where the examples are from.
         examples: at most so many, and fewer where otherwise no batch of some size would be short.
-        batch_sizes: one after the other.
         hosts: numbers of hosts to play.
         tolerance: two values are the same within this share of the spread of the examples' values (rule of thumb).
 
@@ -79,8 +78,8 @@ def check_evaluation(
 def collect_own_evaluation(workload: Workload, device: torch.device, *, examples: int = 32) -> dict[str, Any]:
     """Return the facts of this package's own evaluation of a workload: do its values depend on the batch they are in?
 
-    The price is a dozen small forward passes of at most `examples` of the validation split. A `WorkbenchError` says that it cannot be
-    seen: the split cannot be indexed, or a loss is not finite.
+    The price is a dozen small forward passes. A `WorkbenchError` says that it cannot be seen: the split cannot be indexed, or a loss is
+    not finite.
     """
 
     def own(model: nn.Module, data: Dataset[Any], batch_size: int) -> float:
@@ -105,10 +104,7 @@ def collect_cases(
     evaluate: Evaluate, workload: Workload, *, model: nn.Module | None, examples: int, batch_sizes: Sequence[int], metric: str = "loss",
     split: str = "validation", hosts: Sequence[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what an evaluation function gave in each case, and which examples the model saw in which batches, as JSON values.
-
-    The arguments and errors are those of `check_evaluation`.
-    """
+    """Return what an evaluation function gave in each case, and which examples the model saw in which batches, as JSON values."""
     _check_arguments(evaluate, workload, metric, {"examples": [examples], "batch_sizes": batch_sizes, "hosts": hosts})
     with isolated_rng():
         model = model or build_model(workload, workload.config, torch.device("cpu"))
@@ -148,8 +144,8 @@ def _check_arguments(evaluate: Any, workload: Any, metric: str, numbers: dict[st
     if metric not in (known := ["loss", *workload.metrics]):
         raise UnknownNameError(f"workload {workload.name!r} has no metric {metric!r}.{nearest(metric, known)}")
     for name, given in numbers.items():
-        if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in given):
-            raise UsageError(f"{name}={given!r} must hold integers of at least 1.")
+        for place, number in enumerate(given):
+            check_integer(f"{name}[{place}]", number, error=UsageError)
     if not numbers["batch_sizes"]:
         raise UsageError("batch_sizes=() must hold at least one; leave it out for 1, 10, 103 and 128.")
     if numbers["hosts"] and "hosts" not in inspect.signature(evaluate).parameters:
@@ -161,12 +157,10 @@ def _check_arguments(evaluate: Any, workload: Any, metric: str, numbers: dict[st
 class _ChosenItems(Dataset[Any]):
     """Some items of a dataset, read once; a `TensorDataset` keeps its `tensors`."""
 
-    tensors: tuple[Tensor, ...]
-
     def __init__(self, data: Any, indices: Sequence[int]) -> None:
         self._items = [data[i] for i in indices]
         if isinstance(data, (TensorDataset, _ChosenItems)) and hasattr(data, "tensors"):
-            self.tensors = tuple(t[torch.tensor(indices)] for t in data.tensors)
+            self.tensors: tuple[Tensor, ...] = tuple(t[torch.tensor(indices)] for t in data.tensors)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -178,11 +172,7 @@ class _ChosenItems(Dataset[Any]):
 def _examples(
     workload: Workload, model: nn.Module, metric: str, split: str, *, count: int, batch_sizes: Sequence[int]
 ) -> tuple[_ChosenItems, dict[str, Any], dict[str, float]]:
-    """Return the examples that the function is called on, whose values fall; facts about them; the mean of every other metric.
-
-    Of the facts "examples" are places in the split, "batch_dependence" is how far the value of an example differs between batch sizes,
-    "random" and "coupled" what a few of them say of randomness and of the others of the batch.
-    """
+    """Return the examples that the function is called on, whose values fall; facts about them; the mean of every other metric."""
     data = workload.data(split)
     if not len(data):
         raise DataError(
@@ -234,24 +224,21 @@ def _examples(
 def _call(
     evaluate: Evaluate, model: nn.Module, data: _ChosenItems, names: _ExampleNames, *, metric: str, arguments: dict[str, int]
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the number that came back, what the model saw, whether that is read off its order, and the error where no batch was full."""
     result, rows, error = _watched(model, lambda: evaluate(model, data, **arguments))
     batches, by_order = names.batches(rows)
     found: dict[str, Any] = {"observed": None, "batches": batches, "by_order": by_order, "error": None}
     where = f"evaluate(model, data of {len(data)} examples, {', '.join(f'{k}={v}' for k, v in arguments.items())})"
-    none_full = not batches and arguments["batch_size"] * arguments.get("hosts", 1) > len(data)
-    if error is not None:
-        kind = type(error).__name__
-        if none_full:
-            return found | {"error": f"it raised {kind}, for no batch was full"}
-        raise WorkloadError(
-            f"{where} raised {kind}: {str(error).rstrip('.')}. It is called with a model, a dataset and batch_size=..., and returns one number."
-        ) from error
-    value = _returned_number(result, metric, where, batches=len(batches), examples=len(data))
+    value = math.nan if error else _returned_number(result, metric, where, batches=len(batches), examples=len(data))
     if math.isfinite(value):
         return found | {"observed": value}
-    if none_full:
-        return found | {"error": f"it returned {value}, for no batch was full"}
+    if not batches and arguments["batch_size"] * arguments.get("hosts", 1) > len(data):
+        what = f"returned {value}" if error is None else f"raised {type(error).__name__}"
+        return found | {"error": f"it {what}, for no batch was full"}
+    if error is not None:
+        said = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise WorkloadError(
+            f"{where} raised {said}. It is called with a model, a dataset and batch_size=..., and returns one number."
+        ) from error
     raise WorkloadError(
         f"{where} returned {value}, though the {metric} of each example is finite. Look for a division by zero, and for "
         "a value that is computed from an empty or a padded batch."
@@ -259,7 +246,6 @@ def _call(
 
 
 def _returned_number(result: Any, metric: str, where: str, *, batches: int, examples: int) -> float:
-    """Return the one number in a result."""
     if result is None:
         raise WorkloadError(f"{where} returned nothing, but must return one number: is its return statement missing?")
     if isinstance(result, dict):
@@ -299,12 +285,11 @@ class _ExampleNames:
     def batches(self, rows: Sequence[Sequence[bytes]]) -> tuple[list[list[int]], bool]:
         """Return the examples of each batch, -1 for a row that is none; equal examples are told apart by their order.
 
-        Where no row is known, because the function gives the model other inputs than the workload does, rows are taken to come
-        in the order of the data; the second value says so.
+        Where no row is known, rows are taken to come in the order of the data; the second value says so.
         """
         known = [[self._known(row) for row in batch] for batch in rows]
         if rows and not any(places for batch in known for places in batch):
-            number = iter(range(sum(map(len, rows))))
+            number = itertools.count()
             return [[place if (place := next(number)) < self._count else -1 for _ in batch] for batch in rows], True
         met: Counter[int] = Counter()
         found: list[list[int]] = []

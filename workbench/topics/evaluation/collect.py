@@ -51,9 +51,8 @@ Pairs = list[tuple[int, int | None]]
 def compared_pairs(record: RecordLike, found: Mapping[str, Any]) -> tuple[str, Pairs]:
     """Return how the trials differ whose difference on the validation set decides what is recommended, and pairs of them, one a seed.
 
-    Baseline and best candidate under the same seeds, fresh ones where the candidate was proved; without a candidate the
-    baseline under two seeds, or else beside the next best learning rate of its sweep. The other of a pair is None where there is
-    nothing to compare with. `found` is what `screen` said of the record.
+    Baseline and best candidate (`found` is what `screen` said) under the same seeds, fresh ones where the candidate was proved; without a
+    candidate the baseline under two seeds, or else beside the next best learning rate of its sweep. The other of a pair may be None.
     """
     ours = _by_seed(record, trials_with(record, record.config))
     if not ours:
@@ -191,7 +190,7 @@ def selected_model(
 
 
 def _selected(record: StudyRecord, number: int) -> Path | None:
-    """Return the folder of a trial's selected checkpoint; read from the table of trials, which is in memory."""
+    """Return the folder of a trial's selected checkpoint."""
     best = record.trials.loc[record.trials["trial"] == number, "best_step"].dropna()
     if best.empty:
         return None
@@ -241,8 +240,8 @@ def measure_evaluation(
     set is one tensor. One round before warms up and is left out. `clock` tells the time in seconds.
 
     Returns:
-        seconds_per_example (median over the batches behind the first one; over the first ones where a round is one
-        batch), start_s (what the first batch takes beyond that: worker processes, mostly), batch_size, batches (timed), rounds.
+        seconds_per_example (median over the batches behind the first one), start_s (what the first batch takes beyond that: worker
+        processes, mostly), batch_size, batches (timed), rounds.
 
     Raises:
         DataError: the split has no index to draw by.
@@ -276,8 +275,7 @@ def memory_per_example(workload: Workload, config: TrainConfig, device: torch.de
     """Return bytes per example at the peak of a training step and of an evaluation batch: why the latter may be larger (P2.7).
 
     The difference between a batch of the config's size and half of it, divided by that of their examples: weights and gradients, which
-    do not grow with the batch, drop out. In a batch so small that gradients are the larger part of the peak, what an example adds is
-    hidden behind them. Random state and caller are left as they were.
+    do not grow with the batch, drop out. In a batch so small that gradients are the larger part of the peak, what an example adds is hidden.
     """
     with isolated_rng():
         model = build_model(workload, config, device)
@@ -307,8 +305,7 @@ def memory_per_example(workload: Workload, config: TrainConfig, device: torch.de
 def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
     """Return the most bytes that tensors made by `function` take at a time, on top of those that are there before.
 
-    On CUDA the allocator counts; elsewhere the storages of all results of operations do, from the first tensor to the last. What
-    an operation needs inside itself is then not seen.
+    On CUDA the allocator counts; elsewhere the storages of all results do, so what an operation needs inside itself is not seen.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -86,12 +86,8 @@ def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None, tole
     """Judge what `collect_cases` saw of an evaluation function: `evaluation.weighting` and `evaluation.coverage`.
 
     A case is one call: the value that came back, and which examples the model saw in which batches. Each known fault predicts a value
-    from the values of the examples; the first prediction that is right names the fault, with its exact bias.
-
-    Args:
-        facts: values and weights of the examples, and the cases.
-        workload: its name.
-        tolerance: two values are the same within this share of the spread of the examples' values (rule of thumb).
+    from the values of the examples; the first prediction that is right names the fault, with its exact bias. Two values are the same
+    within the share `tolerance` of the spread of the examples' values (rule of thumb).
     """
     return Diagnosis(findings=_judge_cases(facts, tolerance, f"Not measured: {NOBODY_LOOKED}."), workload=workload)
 
@@ -205,10 +201,7 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
 
 
 def _case(case: Facts, values: Floats, weights: Floats, allowed: float, pad: float | None) -> dict[str, Any]:
-    """Return one case with the fault that explains it, and its counts.
-
-    `pad` is what a row that is no example adds, as another case tells; None where none does.
-    """
+    """Return one case with the fault that explains it; `pad` is what a row that is no example adds, as another case tells."""
     batches = case["batches"]
     predicted = _predicted(values, weights, batches)
     observed = math.nan if case["observed"] is None else float(case["observed"])
@@ -237,10 +230,7 @@ def _case(case: Facts, values: Floats, weights: Floats, allowed: float, pad: flo
 
 
 def _pads(facts: Facts, values: Floats) -> list[float | None]:
-    """Return for each case what a row that is no example adds to the sum, if padding is counted, as another case tells.
-
-    None where there are more such rows than fill up a batch: they are something else, such as a second look at each example.
-    """
+    """Return for each case what a row that is no example adds to the sum, as another case tells; None where such rows do not fill up a batch."""
     told: list[tuple[int, float] | None] = []
     for case in facts["cases"]:
         rows = [i for batch in case["batches"] for i in batch]

@@ -179,7 +179,6 @@ def _too_small(
 
 
 def _one_model(facts: Facts, bounds: SizeBounds, min_examples: int) -> Finding:
-    """Return what can be said of a set on which no two models were compared."""
     said = f"No size does: {bounds.reason}."
     if not bounds.reason and facts["examples"] < min_examples and not facts.get("is_train"):
         said = f"{facts['examples']} examples are too few for any comparison of two models to be trusted."

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from workbench.curves.class_counts import class_counts
+from workbench.curves.selection import metric_sign
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding, trials_in
@@ -42,19 +43,16 @@ def plot_evaluation(
     Source: P2.4 (rank correlation over all checkpoints), P4.5 (what is picked).
     """
     with drawing(ax, size=(5.4, 4.2)) as axes:
-        split, metric = str(record.config["select"]).split("/", 1)
-        pairs = paired_checkpoints(record, metric=metric, split=split, offline_split=offline_split)
+        metric = str(record.config["select"]).partition("/")[2]
+        pairs = paired_checkpoints(record, offline_split=offline_split)
         pairs = pairs[np.isfinite(pairs["periodic"].astype(float)) & np.isfinite(pairs["offline"].astype(float))]
         if pairs.empty:
             return not_measured(axes, "no checkpoint was evaluated both periodically and offline")
-        if diagnosis is None:
-            diagnosis = diagnose_evaluation(record, offline_split=offline_split)
-        found = finding(diagnosis, "evaluation.bad_proxy")
+        found = finding(diagnosis or diagnose_evaluation(record, offline_split=offline_split), "evaluation.bad_proxy")
         value = number(None if found is None else found.value)
         said = "not measured" if np.isnan(value) else f"{value:.2f}"
         x, y, steps = _floats(pairs, "periodic"), _floats(pairs, "offline"), pairs["step"].astype(int).tolist()
-        sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-        picked, best = int(np.argmin(sign * x)), int(np.argmin(sign * y))
+        picked, best = (int(np.argmin(metric_sign(record) * values)) for values in (x, y))
         axes.set(xlabel=f"periodic {metric}", ylabel=f"offline {metric}", title=f"Rank correlation {said}")
         axes.plot(x, y, "o", color=GOOD, markersize=5, alpha=0.7, label=f"checkpoints ({len(x)})")
         axes.plot(x[best], y[best], "*", color=INK, markersize=13, label=f"best offline: step {steps[best]}")
@@ -109,9 +107,7 @@ def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *
 
     Healthy: a shaded band, the sizes that show the smallest difference of interest within the time budget, with the taken
     size in it. Sick: no band; the curve meets the dashed line only right of the dotted one, beyond what the budget
-    allows or the set holds.
-
-    The seconds stand along the top.
+    allows or the set holds. The seconds stand along the top.
 
     Source: P3.1, P3.3, P3.4, P3.5.
     """

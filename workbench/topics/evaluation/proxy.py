@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from workbench.curves.selection import metric_sign
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding
 from workbench.record.read import periodic_rows
@@ -33,7 +34,7 @@ class RankCorrelation(NamedTuple):
     points: int
 
 
-def _interval(r: float, freedom: float, quantile: float, points: int) -> RankCorrelation:
+def _with_interval(r: float, freedom: float, quantile: float, points: int) -> RankCorrelation:
     """Return a rank correlation with the interval of Fisher's z, standard error as by Bonett and Wright (2000)."""
     if not math.isfinite(r) or freedom <= 0:
         return RankCorrelation(r, math.nan, math.nan, points)
@@ -50,23 +51,19 @@ def rank_correlation(one: Floats, other: Floats, *, confidence: float = 0.95) ->
     kept = np.isfinite(one) & np.isfinite(other)
     a, b, n = one[kept], other[kept], int(kept.sum())
     known = n >= 4 and np.ptp(a) > 0 and np.ptp(b) > 0
-    return _interval(float(stats.spearmanr(a, b).statistic) if known else math.nan, n - 3, 0.5 + confidence / 2, n)
+    return _with_interval(float(stats.spearmanr(a, b).statistic) if known else math.nan, n - 3, 0.5 + confidence / 2, n)
 
 
 def trend_free_correlation(
     steps: Floats, one: Floats, other: Floats, *, trials: Sequence[int] | None = None, confidence: float = 0.95
 ) -> RankCorrelation:
-    """Correlate how far each point lies from the line through its neighbours, the rank of the step held fixed.
+    """Correlate how far each point lies from the line through its neighbours in the same trial, the rank of the step held fixed.
 
     Any two curves that fall have a rank correlation near 1, whatever else they do. The distance from the neighbours' line is free of
     a straight trend, and holding the step fixed takes the curvature that both share. Two exponential falls with independent noise
     pass `low > 0` in 1 to 7 % of cases at 21 points, and in up to 13 % at 41, the most where noise and curvature are alike.
 
-    Args:
-        steps: of the checkpoints, shape (checkpoints,).
-        one, other: two metrics at them, same shape; pairs that are not finite are left out.
-        trials: which run each belongs to; neighbours are of one run. None is one run.
-        confidence: that `low`, or `high`, is one-sidedly right with.
+    All have the shape (checkpoints,); pairs that are not finite are left out. `low`, or `high`, is one-sidedly right with `confidence`.
 
     Source: Bartlett (1946) for the variance; Bonett and Wright (2000) for the interval of a rank correlation.
     """
@@ -76,7 +73,7 @@ def trend_free_correlation(
     parts = [part[np.argsort(steps[part])] for part in parts if len(part) > 2]
     points = sum(len(part) - 2 for part in parts)
     if points < 4:
-        return _interval(math.nan, 0, confidence, points)
+        return RankCorrelation(math.nan, math.nan, math.nan, points)
     beside = [np.concatenate([_beside_neighbours(steps[p], values[p]) for p in parts]) for values in (one, other)]
     ranks = [stats.rankdata(v) for v in (*beside, np.concatenate([steps[part][1:-1] for part in parts]))]
     value = math.nan
@@ -84,7 +81,7 @@ def trend_free_correlation(
         (_, both, first), (_, _, second), _ = np.corrcoef(ranks)
         left = (1 - first**2) * (1 - second**2)
         value = float((both - first * second) / math.sqrt(left)) if left > 1e-9 else math.nan
-    return _interval(value, points / OVERLAP - 4, confidence, points)
+    return _with_interval(value, points / OVERLAP - 4, confidence, points)
 
 
 def _beside_neighbours(steps: Floats, values: Floats) -> Floats:
@@ -94,20 +91,18 @@ def _beside_neighbours(steps: Floats, values: Floats) -> Floats:
     return np.where(np.abs(beside) < noise, 0.0, beside)
 
 
-def paired_checkpoints(
-    record: RecordLike, *, metric: str, split: str, offline_split: str | None = None
-) -> pd.DataFrame:
-    """Return trial, step, periodic and offline value of every checkpoint that has both; `offline_split` None is the same split."""
-    evals, keys = record.evals, ["trial", "step"]
-    empty = pd.DataFrame(columns=[*keys, "periodic", "offline"])
+def paired_checkpoints(record: RecordLike, *, offline_split: str | None = None) -> pd.DataFrame:
+    """Return trial, step, periodic and offline selected metric of every checkpoint that has both; `offline_split` None is the same split."""
+    evals, keys, (split, metric) = record.evals, ["trial", "step"], str(record.config["select"]).split("/", 1)
     if evals.empty or "setting" not in evals:
-        return empty
-    of_metric = evals[evals["metric"] == metric]
-    live = periodic_rows(of_metric[of_metric["split"] == split])
-    after = of_metric[(of_metric["setting"] == "offline") & (of_metric["split"] == (offline_split or split))]
-    joined = live[[*keys, "value"]].merge(after[[*keys, "value"]], on=keys, suffixes=("_live", "_after"))
-    named = joined.rename(columns={"value_live": "periodic", "value_after": "offline"})
-    return named.drop_duplicates(keys).sort_values(keys, ignore_index=True) if len(named) else empty
+        return pd.DataFrame(columns=[*keys, "periodic", "offline"])
+    live = periodic_rows(evals[(evals["metric"] == metric) & (evals["split"] == split)])
+    after = evals[
+        (evals["setting"] == "offline") & (evals["split"] == (offline_split or split)) & (evals["metric"] == metric)
+    ]
+    columns = {"value_x": "periodic", "value_y": "offline"}
+    pairs = live[[*keys, "value"]].merge(after[[*keys, "value"]], on=keys).rename(columns=columns)
+    return pairs.drop_duplicates(keys).sort_values(keys, ignore_index=True)
 
 
 def judge_proxy(
@@ -115,22 +110,22 @@ def judge_proxy(
     resolution: float,
 ) -> Finding:  # fmt: skip
     """Return `evaluation.bad_proxy`; the thresholds are those of `diagnose_evaluation`."""
-    split, metric = str(record.config["select"]).split("/", 1)
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    pairs = paired_checkpoints(record, metric=metric, split=split, offline_split=offline_split)
-    part = _subset(record, split)
+    code, (split, metric), sign = (
+        "evaluation.bad_proxy",
+        str(record.config["select"]).split("/", 1),
+        metric_sign(record),
+    )
+    pairs, part = paired_checkpoints(record, offline_split=offline_split), _subset(record, split)
     proxy = f"{split}/{metric}" + (f" on {part['id']} ({part['size']} of {part['of']} examples)" if part else "")
     evidence: dict[str, Any] = {"proxy": proxy, "subset": part, "checkpoints": len(pairs)}
-    code = "evaluation.bad_proxy"
     known: dict[str, Any] = {"unit": "rank correlation", "threshold": min_correlation, "evidence": evidence}
     if pairs.empty and part is None and not record.evals.empty:
         said = f"Periodic evaluation uses the whole {split} split: nothing stands in for it."
         return CODES.finding(code, "ok", said, **known)
     if len(pairs) < min_checkpoints:
         said = f"{len(pairs)} checkpoints have both a periodic and an offline {metric}, {min_checkpoints} are needed"
-        return CODES.not_measured(
-            code, said, advice=["Keep more checkpoints (keep_best), then call evaluate_offline."], **known
-        )
+        advice = ["Keep more checkpoints (keep_best), then call evaluate_offline."]
+        return CODES.not_measured(code, said, advice=advice, **known)
     periodic, offline = (pairs[name].to_numpy(dtype=np.float64) for name in ("periodic", "offline"))
     found = rank_correlation(periodic, offline, confidence=confidence)
     if not math.isfinite(found.value):
@@ -191,6 +186,5 @@ def _subset(record: RecordLike, split: str) -> dict[str, Any] | None:
     named = live[live["subset"].fillna("") != ""]
     if named.empty:
         return None
-    row = named.iloc[-1]
-    known = (record.facts.get("subset") or {}) if isinstance(record.facts, dict) else {}
-    return {"id": str(row["subset"]), "size": int(row["num_examples"]), "of": known.get("of", "?")}
+    row, of = named.iloc[-1], (record.facts.get("subset") or {}).get("of", "?")
+    return {"id": str(row["subset"]), "size": int(row["num_examples"]), "of": of}

@@ -41,27 +41,21 @@ def detectable_difference(
     false_alarm: float = 0.05,
     power: float = 0.8,
 ) -> float:
-    """Return the smallest true difference that a test on `n` examples finds with the given power.
+    """Return the smallest true difference that a test on `n` examples finds with the given power, in the metric's unit (P3.4).
 
-    Give one of `disagreement` (two models on the same examples, a metric of zeros and ones), `accuracy` (each model on
-    examples of its own) and `sd` (the same examples, any metric).
+    Give one of `disagreement`, `accuracy` and `sd`. The difference is by clean labels; inf where no difference that is possible can be
+    found: models that differ by d disagree on d of the examples at least, so about 8 examples have to change in any case.
 
     Args:
-        disagreement: share of the examples on which exactly one of the two models is right, by the labels that there are.
-        accuracy: of the models, by the labels that there are.
-        sd: standard deviation of the difference between the two models from example to example, in the metric's unit.
+        disagreement: share of the examples on which exactly one of two models is right, by the labels that there are.
+        accuracy: of the models, each on examples of its own.
+        sd: standard deviation of the difference between the two models from example to example, in the unit of any metric.
         label_noise: share of wrong labels, spread evenly over the other of `classes` classes; for a metric of zeros and ones.
         false_alarm: how often equal models are called different, two-sided (rule of thumb: 5 %, as is common).
         power: how often the difference is found (rule of thumb: 80 %, as is common).
 
-    Returns:
-        The difference by clean labels, in the metric's unit; inf where no difference that is possible can be found. Models
-        that differ by d disagree on d of the examples at least, so about 8 examples have to change in any case.
-
     Raises:
         ConfigError: an argument is out of its range.
-
-    Source: P3.4.
     """
     level: dict[str, Any] = {"label_noise": label_noise, "classes": classes, "false_alarm": false_alarm, "power": power}
     kept, a, b = _checked(disagreement, accuracy, sd, **level)
@@ -94,11 +88,9 @@ def examples_needed(
     false_alarm: float = 0.05,
     power: float = 0.8,
 ) -> int:
-    """Return how many examples show a true `difference`: the inverse of `detectable_difference`, rounded up.
+    """Return how many examples show a true `difference`: the inverse of `detectable_difference`, rounded up (P3.4).
 
     The arguments and errors are those of `detectable_difference`; `difference` is by clean labels, in the metric's unit, above 0.
-
-    Source: P3.4.
     """
     level: dict[str, Any] = {"label_noise": label_noise, "classes": classes, "false_alarm": false_alarm, "power": power}
     kept, a, b = _checked(disagreement, accuracy, sd, **level)
@@ -149,16 +141,12 @@ def _checked(
 
 
 def selection_gap(n: float, trials: int, *, sd: float, spread: float = 0.0) -> float:
-    """Return by how much the best of `trials` models looks better on `n` validation examples than it is.
+    """Return by how much the best of `trials` models looks better on `n` validation examples than it is (P3.5).
 
     Args:
-        n: examples of the validation set.
-        trials: models that are compared, each once.
         sd: standard deviation, from example to example, of what sets a model apart from the others: sqrt(D / 2) for an
             accuracy, with D the disagreement of two of them; the standard deviation of a paired difference over sqrt(2).
         spread: standard deviation of the models' true values; 0 where they are equally good, which is the worst case.
-
-    Source: P3.5.
     """
     if not n > 0 or not sd >= 0 or not spread >= 0:
         raise ConfigError(f"n={n!r} must be above 0, sd={sd!r} and spread={spread!r} at least 0.")
@@ -171,10 +159,7 @@ def simulate_selection(
     n: int, trials: int, *, accuracy: float = 0.9, disagreement: float = 0.05, spread: float = 0.0, held_out: int = 2000,
     repeats: int = 50, seed: int = 0,
 ) -> Floats:  # fmt: skip
-    """Return accuracy on validation minus accuracy on held-out examples of the best of `trials` models, shape (repeats,).
-
-    Every model is right or wrong on every example; nothing of the closed form is used.
-    """
+    """Return accuracy on validation minus accuracy on held-out examples of the best of `trials` models, shape (repeats,)."""
     most = 2 * accuracy * (1 - accuracy)
     if not 0 < disagreement <= most:
         raise ConfigError(
@@ -331,7 +316,7 @@ def evaluation_sizes(
     false_alarm: float = 0.05,
     power: float = 0.8,
 ) -> pd.DataFrame:
-    """Return for sizes of the sample what an evaluation costs and shows.
+    """Return for sizes of the sample what an evaluation costs and shows (P3.3, P3.4, P3.5).
 
     Args:
         record: a study with "evaluation_sample" in its facts, or these facts.
@@ -343,8 +328,6 @@ def evaluation_sizes(
         same examples), unpaired (each on its own; a metric of zeros and ones only), selection_gap (by how much the best of
         `comparisons` equal models looks better than it is), available (whether the full set is that large) and affordable
         (whether the budget allows it, however large the set is). Unknown values are NaN.
-
-    Source: P3.3, P3.4, P3.5.
     """
     facts: Facts = record if isinstance(record, Mapping) else record.facts.get("evaluation_sample") or {}
     if not facts:

@@ -99,10 +99,7 @@ def class_test(mask: Mask, labels: NDArray[Any]) -> SkewTest:
 
 
 def _feature_test(mask: Mask, values: Floats, name: str) -> SkewTest | None:
-    """Return whether a column is distributed in the sample as in what was left out; None for a column with a single value.
-
-    Kolmogorov-Smirnov for numbers, chi-square for columns of up to 10 values; missing values are compared by their share.
-    """
+    """Return whether a column is distributed in the sample as in what was left out; None for a column with a single value."""
     missing, tests = np.isnan(values), []
     if missing.any() and not missing.all():
         tests.append(class_test(mask, missing) | {"test": "missing values"})

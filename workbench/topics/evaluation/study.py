@@ -106,7 +106,6 @@ class EvaluationSampleStudy(Study):
         label_noise: share of labels that are wrong, for such a metric.
         size: examples to take; None is the most that the budget allows.
         how: "random", or "stratified" by class where the examples have classes.
-        sample_seed: decides which examples.
         steps: length of a trial; None is the baseline's.
     """
 

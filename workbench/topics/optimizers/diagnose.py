@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -82,7 +81,7 @@ def _better(
     study: JudgedStudy, ranges: Mapping[str, RuleRange], held: Contest | None, wider: Sequence[tuple[RuleRange, float]]
 ) -> Finding:
     code, rule, lr = "optimizers.better", study.config.get("optimizer"), study.config.get("peak_lr")
-    evidence: dict[str, Any] = {"own": rule, "ranges": [_range_row(found) for found in ranges.values()], "change": None}
+    evidence: dict[str, Any] = {"own": rule, "ranges": [found.row() for found in ranges.values()], "change": None}
     trained = [found for found in ranges.values() if found.best_lr is not None]
     own = next(iter(ranges.values()), None)
     if own is None or own.optimizer != rule or own.best_lr is None or len(trained) < 2:
@@ -116,17 +115,6 @@ def _better(
     lowest = f" The lowest training loss is that of {best.optimizer}, {best.loss:.3g} against {own.loss:.3g}."
     summary = f"{start}, nor its range of learning rates certainly wider.{nearly}{'' if best is own else lowest}"
     return make("ok", summary, evidence=evidence)
-
-
-def _range_row(found: RuleRange) -> dict[str, Any]:
-    """Return what a figure and a table need of a rule."""
-    names = (
-        "optimizer", "best_lr", "low", "high", "loss", "loss_se", "trains_from", "trains_to", "fails_below", "fails_above", "stable", "unstable", "top",
-        "selected_lr", "selected", "decades", "most_decades",
-    )  # fmt: skip
-    return {name: getattr(found, name) for name in names} | {
-        "points": [{"lr": p.lr, "loss": p.loss, "unstable": p.unstable, "trials": list(p.trials)} for p in found.points]
-    }
 
 
 def _mismatch(study: JudgedStudy, noise: Mapping[str, float]) -> Finding:
@@ -240,21 +228,22 @@ def _shrinks(study: JudgedStudy, shrink_ratio: float, noise: Mapping[str, float]
     if not decay:
         return make("ok", "No weight decay is set, so none can shrink the weights.")
     pairs = decay_pairs(study)
-    evidence = {"pairs": [pair.to_dict() for pair in pairs], "weight_decay": decay}
-    mine = [pair for pair in pairs if pair.twin.optimizer == own and pair.ratio is not None]
+    rows = [twin.to_dict() | {"norm_ratio": ratio, "accumulated_decay": sum_} for twin, ratio, sum_ in pairs]
+    evidence = {"pairs": rows, "weight_decay": decay}
+    mine = [(ratio, twin) for twin, ratio, _ in pairs if twin.optimizer == own and ratio is not None]
     if not mine:
         reason = f"no run of {own} without weight decay was trained beside one with it"
         return CODES.not_measured(code, reason, evidence=evidence)
-    worst = min(mine, key=lambda pair: pair.ratio or math.inf)
-    ratio, lr = float(worst.ratio or 0.0), worst.twin.own.curve.lr
+    ratio, twin = min(mine, key=lambda pair: pair[0])
+    lr, gain = twin.own.curve.lr, twin.gain if twin.selected_gain is None else twin.selected_gain
     make = partial(make, evidence=evidence, value=ratio)
     start = f"At lr {lr:.4g} weight decay {decay:g} leaves the weights {ratio:.3g} times as large as without it"
     if ratio > shrink_ratio:
         return make("ok", f"{start}.")
-    if worst.gain <= worst.twin.bar(**noise):
+    if gain <= twin.bar(**noise):
         return make("ok", f"{start}, and costs nothing.")
     return make(
-        "warn", f"{start}, and without it training is better by {worst.gain:.3g}.",
+        "warn", f"{start}, and without it training is better by {gain:.3g}.",
         advice=["Lower weight_decay: what it takes is the sum of lr * weight_decay over the steps, so a larger lr, a longer run and "
                 "momentum ask for less of it."],
     )  # fmt: skip

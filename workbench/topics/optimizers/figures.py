@@ -45,10 +45,9 @@ def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
     of the baseline's rule is the shortest, or the star stands at its right end, so that the best learning rate sits at the edge;
     then a rule with a longer bar is one to try.
 
-    The ranges are those of `optimizers.better` of the diagnosis, which is made from the record where there is none; of a study of
-    anything else the baseline's rule alone is drawn. A thin bar reaches from the last lr that trains to the largest that is stable: it
-    does not blow up, nor learn enough. Thin lines are the brackets of the two ends. Numbers on the right are the width of the bar and
-    the end loss at lr*.
+    Of a study of anything else the baseline's rule alone is drawn. A thin bar reaches from the last lr that trains to the largest that
+    is stable: it does not blow up, nor learn enough. Thin lines are the brackets of the two ends. Numbers on the right are the width of
+    the bar and the end loss at lr*.
 
     Source: F2.3 (stable learning-rate ranges side by side).
     """
@@ -116,9 +115,7 @@ def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
     """Draw how far the updates of the playbook's form and of torch's lie apart, step by step, and what each cause does alone.
 
     Healthy: all lines lie far below the band at the top, so the form does not matter. Sick: the black line runs within the band;
-    the coloured line beside it is the reason, and where it comes down the difference ends.
-
-    Both axes are logarithmic. Rules without two forms have nothing to draw.
+    the coloured line beside it is the reason, and where it comes down the difference ends. Both axes are logarithmic.
 
     Source: F7.4 to F7.6 (where the two forms part).
     """

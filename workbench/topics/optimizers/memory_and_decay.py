@@ -1,15 +1,14 @@
 """Signs of two faults of a rule's own: a second moment out of date when the loss rose, and weights that decay shrinks.
 
-Adam divides by the root of an average of squared gradients that reaches 1 / (1 - beta2) steps back. Where gradients grow at once, the
-average is out of date and the step longer than the learning rate says (Wortsman et al. 2023, arXiv:2304.13013). The sign alone is
-no proof, because any instability makes gradients grow: the same run with a shorter memory is.
+Where gradients grow at once, Adam's average of squares, which reaches 1 / (1 - beta2) steps back, is out of date and the step longer than
+the learning rate says (Wortsman et al. 2023, arXiv:2304.13013). That alone is no proof; the same run with a shorter memory is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,8 +22,7 @@ MEMORY_FIELD = {"adam": "beta2", "nadam": "beta2", "adamw": "beta2", "rmsprop": 
 """The config field that says how far back a rule's second moment reaches."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StaleMoment:
+class StaleMoment(NamedTuple):
     """A rise of the loss that began with a second moment out of date.
 
     Attributes:
@@ -85,17 +83,12 @@ def stale_moments(
         if 1.0 / (1.0 - memory) < min_memory_steps:
             continue
         trials = sorted(judge(view.full_length, view.full_length), key=lambda item: (item.curve.lr, item.curve.seed))
-        hits = (
-            StaleMoment(trial=item, rise=rise, field=field, memory=memory, step=step, ratio=longer)
-            for item in trials
-            for rise, step, longer in _stale(item, memory, before_steps)
-            if longer >= ratio
-        )
+        hits = (hit for item in trials for hit in _rises(item, field, memory, before_steps) if hit.ratio >= ratio)
         found += [hit for hit in [next(hits, None)] if hit is not None]
     return found
 
 
-def _stale(item: TrialVerdict, memory: float, before_steps: int) -> Iterator[tuple[Rise, int, float]]:
+def _rises(item: TrialVerdict, field: str, memory: float, before_steps: int) -> Iterator[StaleMoment]:
     """Yield each rise with the step about its onset at which the second moment was most out of date, and by how much."""
     steps, half = item.curve.steps, item.verdict.width // 2
     if "grad_norm" not in steps.columns or not item.verdict.rises:
@@ -106,43 +99,20 @@ def _stale(item: TrialVerdict, memory: float, before_steps: int) -> Iterator[tup
         window = ratios[low : rise.onset_step + 2 + half]
         if np.isfinite(window).any():
             at = int(np.nanargmax(window))
-            yield rise, low + at, float(window[at])
+            yield StaleMoment(item, rise, field, memory, low + at, float(window[at]))
 
 
 REACHES_ALL = ("sgd", "momentum", "nesterov", "adamw")
 """Rules whose decay takes the same share of every weight; the others divide it by the size of the gradients first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecayPair:
-    """One run with weight decay and its control run without.
+def decay_pairs(record: RecordLike) -> list[tuple[Twin, float | None, float | None]]:
+    """Return every run with weight decay that has a twin without, in order of the twin's number.
 
-    Attributes:
-        ratio: norm of the weights at the end with decay over that without; None where the norms were not recorded.
-        accumulated: the decay that the run adds up to, see `accumulated`.
+    With each the norm of its weights at the end over the twin's (None where norms were not recorded), and the decay it adds up to.
     """
-
-    twin: Twin
-    ratio: float | None
-    accumulated: float | None
-
-    @property
-    def gain(self) -> float:
-        """How much better the selected checkpoint is without decay, or where none was selected, how much lower the end loss."""
-        return self.twin.gain if self.twin.selected_gain is None else self.twin.selected_gain
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the pair as JSON values."""
-        return self.twin.to_dict() | {"norm_ratio": self.ratio, "accumulated_decay": self.accumulated}
-
-
-def decay_pairs(record: RecordLike) -> list[DecayPair]:
-    """Return every run with weight decay that has a twin without, in order of the twin's number."""
-    return [
-        DecayPair(twin=twin, ratio=_ratio(twin), accumulated=accumulated(twin.own.curve))
-        for twin in read_twins(record, "weight_decay")
-        if twin.after == 0
-    ]
+    twins = [twin for twin in read_twins(record, "weight_decay") if twin.after == 0]
+    return [(twin, _norm_ratio(twin), accumulated(twin.own.curve)) for twin in twins]
 
 
 def accumulated(curve: TrialCurve) -> float | None:
@@ -158,10 +128,13 @@ def accumulated(curve: TrialCurve) -> float | None:
     return float(np.nansum(lrs) * float(curve.config["weight_decay"]) * longer)
 
 
-def _ratio(twin: Twin) -> float | None:
-    norms = []
-    for curve in (twin.own.curve, twin.twin.curve):
-        recorded = curve.steps.get("param_norm")
-        found = np.empty(0) if recorded is None else recorded.to_numpy(dtype=np.float64)
-        norms += found[np.isfinite(found)][-1:].tolist()
-    return norms[0] / norms[1] if len(norms) == 2 and norms[1] > 0 else None
+def _norm_ratio(twin: Twin) -> float | None:
+    own, other = (last_norm(verdict.curve, finite=True) for verdict in (twin.own, twin.twin))
+    return own / other if math.isfinite(own) and other > 0 else None
+
+
+def last_norm(curve: TrialCurve, *, finite: bool = False) -> float:
+    """Return the last norm of the weights that was recorded, or the last finite one; NaN without one."""
+    norms = curve.steps["param_norm"].dropna().tolist() if "param_norm" in curve.steps.columns else []
+    known = [norm for norm in norms if math.isfinite(norm) or not finite]
+    return float(known[-1]) if known else math.nan

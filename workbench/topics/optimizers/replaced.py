@@ -15,6 +15,7 @@ from workbench.curves.trial_curves import RecordLike, TrialCurve, initial_losses
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
+from workbench.topics.optimizers.memory_and_decay import last_norm
 
 CODES = Codes({"optimizers.constants": "F7.7", "optimizers.weight_decay_shrinks": "F7.7"})
 _CONSTANTS, _DECAY = CODES
@@ -41,9 +42,7 @@ class Replaced:
     Attributes:
         own, usual: value of the config's `field` in the baseline and in the other run.
         loss: training loss at the end of either, the last tenth.
-        select: selected metric at the end of either, because the best checkpoint may be one from before a run was lost; None where
-            it was not evaluated.
-        lost: share of what the other run learns that the baseline does not, see `lost_by`.
+        select, lost: see `lost_by`.
         norm: length of the weights at the end of the baseline over that of the other run; None where it is not known.
     """
 
@@ -89,17 +88,12 @@ def replaced(record: RecordLike) -> dict[str, list[Replaced]]:
         if own is None or other is None:
             continue
         lost, select = lost_by(record, own, other)
-        norms = [_last_norm(c) for c in (own, other)]
+        norms = [last_norm(c) for c in (own, other)]
         found.setdefault(row["code"], []).append(Replaced(
             field=row["field"], own=row["own"], usual=row["usual"], loss=(objective(own), objective(other)), lost=lost, select=select,
             norm=norms[0] / norms[1] if all(map(math.isfinite, norms)) and norms[1] > 0 else None,
         ))  # fmt: skip
     return {code: sorted(each, key=lambda r: -r.lost) for code, each in found.items()}
-
-
-def _last_norm(curve: TrialCurve) -> float:
-    known = curve.steps["param_norm"].dropna().tolist() if "param_norm" in curve.steps.columns else []
-    return float(known[-1]) if known else math.nan
 
 
 def lost_by(record: RecordLike, own: TrialCurve, other: TrialCurve) -> tuple[float, tuple[float, float] | None]:
@@ -149,8 +143,8 @@ def _constants(found: Mapping[str, list[Replaced]], constants: Mapping[str, floa
     known = {name: value for name, value in constants.items() if name in _MEANS}
     if _CONSTANTS not in found:
         shown = ", ".join(f"{name}={value:g}" for name, value in known.items())
-        summary = "Does not apply: the update rule has no constant that is known."
-        summary = f"The constants of the update rule are usual: {shown}." if shown else summary
+        summary = f"The constants of the update rule are usual: {shown}."
+        summary = summary if shown else "Does not apply: the update rule has no constant that is known."
         return CODES.finding(_CONSTANTS, "ok", summary, evidence={"constants": known})
     worst = found[_CONSTANTS][0]
     head = f"{worst.field}={worst.own:g} is unusual ({worst.usual:g} is usual)"

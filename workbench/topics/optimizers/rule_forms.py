@@ -1,11 +1,8 @@
-"""`explain_rule`: where the playbook's form of an update rule and torch's part, by how much, and why (F7).
-
-Both forms are fed the same gradients of one parameter, at the learning rates of a config or of a recorded trace. Each cause is
-then let act alone, all else made equal, by the same formulas that train.
-"""
+"""`explain_rule`: where the playbook's form of an update rule and torch's part, by how much, and why (F7)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,75 +59,44 @@ class Cause:
     """One thing in which the forms differ, and what it does alone, all else made equal.
 
     Attributes:
-        name: short.
-        text: what each form does.
-        apart: relative difference of the updates that it makes, from 0 to 2, shape (steps,); below `tolerance` it is rounding.
+        name, text: in short, and what each form does.
+        apart: relative difference of the updates that it makes, from 0 to 2, shape (steps,).
+        first, largest: of the first updates that differ by more than rounding (0 where none do), and where it is largest.
     """
 
     name: str
     text: str
     apart: FloatArray
-    tolerance: float
-
-    @property
-    def first(self) -> float:
-        """Relative difference of the first updates that differ, 0 where none do."""
-        seen = self.apart[self.apart > self.tolerance]
-        return float(seen[0]) if seen.size else 0.0
-
-    @property
-    def largest(self) -> float:
-        """Relative difference where it is largest."""
-        return float(self.apart.max())
+    first: float
+    largest: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RuleForms:
     """The updates of both forms from the same gradients and learning rates.
 
     Attributes:
         playbook, torch: updates of each form for one parameter, shape (steps,).
-        first_step: first step at which they differ, None where they never do.
+        apart: their relative difference, from 0 to 2, shape (steps,).
         material_frac: relative difference from which on an update is another one.
+        first_step: first step at which they differ, None where they never do.
+        first_ratio: update of torch's form over that of the playbook's there.
+        way_ratio: sum of all updates of torch's form over that of the playbook's: how much farther it has gone at the end.
+        material_steps, last_material_step: how many updates differ by more than `material_frac`, and the last of them.
         causes: the one that does most comes first; () where the formulas are the same.
     """
 
     optimizer: str
     playbook: FloatArray
     torch: FloatArray
-    first_step: int | None
+    apart: FloatArray
     material_frac: float
+    first_step: int | None
+    first_ratio: float | None
+    way_ratio: float
+    material_steps: int
+    last_material_step: int | None
     causes: tuple[Cause, ...]
-
-    @property
-    def apart(self) -> FloatArray:
-        """Relative difference of the updates, from 0 to 2, shape (steps,)."""
-        return apart(self.playbook, self.torch)
-
-    @property
-    def first_ratio(self) -> float | None:
-        """Update of torch's form over that of the playbook's at `first_step`; None where they never differ."""
-        if self.first_step is None:
-            return None
-        play, torch = float(self.playbook[self.first_step]), float(self.torch[self.first_step])
-        return torch / play if play else float("inf")
-
-    @property
-    def way_ratio(self) -> float:
-        """Sum of all updates of torch's form over that of the playbook's: how much farther it has gone at the end."""
-        play, torch = float(np.abs(self.playbook).sum()), float(np.abs(self.torch).sum())
-        return torch / play if play else 1.0 if not torch else float("inf")
-
-    @property
-    def material_steps(self) -> int:
-        """How many updates differ by more than `material_frac`."""
-        return int((self.apart > self.material_frac).sum())
-
-    @property
-    def last_material_step(self) -> int | None:
-        """The last of them."""
-        found = np.flatnonzero(self.apart > self.material_frac)
-        return int(found[-1]) if found.size else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a record keeps: no arrays."""
@@ -162,8 +128,8 @@ def explain_rule(
 ) -> RuleForms:
     """Compare the playbook's form of a config's update rule with torch's, with the config's own constants and schedule.
 
-    It tells what changing `rules` changes before anything is trained. sgd, momentum and nesterov are the same in both forms (F7.1
-    to F7.3). Weight decay plays no part: both forms decay alike.
+    Both are fed the same gradients of one parameter, by the formulas that train; then each cause acts alone. sgd, momentum and
+    nesterov are the same in both forms (F7.1 to F7.3), and weight decay plays no part: both forms decay alike.
 
     Args:
         config: names the rule, and holds its constants and its schedule.
@@ -193,27 +159,34 @@ def explain_rule(
             raise UsageError(f"{wrong}: give finite numbers; leave out what diverged.")
     play = RULES[config.optimizer, "playbook"]
     updates = partial(_updates, config=config, lrs=rates, gradients=sizes)
-    both = updates(play), updates(RULES.get((config.optimizer, "torch"), play))
-    differing = np.flatnonzero(apart(*both) > tolerance)
-    causes = [
-        Cause(name=_WHY[key][0], text=_WHY[key][1], apart=apart(*pair), tolerance=tolerance)
-        for key, pair in _causes(config, rates, updates).items()
-    ]
+    playbook, other = updates(play), updates(RULES.get((config.optimizer, "torch"), play))
+    differs = apart(playbook, other)
+    differing, material = np.flatnonzero(differs > tolerance), np.flatnonzero(differs > material_frac)
+    first = int(differing[0]) if differing.size else None
+    causes = []
+    for key, pair in _causes(config, rates, updates).items():
+        alone = apart(*pair)
+        seen = alone[alone > tolerance]
+        begins = float(seen[0]) if seen.size else 0.0
+        causes.append(
+            Cause(name=_WHY[key][0], text=_WHY[key][1], apart=alone, first=begins, largest=float(alone.max()))
+        )
     return RuleForms(
-        optimizer=config.optimizer, playbook=both[0], torch=both[1], material_frac=material_frac,
-        first_step=int(differing[0]) if differing.size else None,
+        optimizer=config.optimizer, playbook=playbook, torch=other, apart=differs, material_frac=material_frac, first_step=first,
+        first_ratio=None if first is None else _ratio(other[first], playbook[first]),
+        way_ratio=_ratio(np.abs(other).sum(), np.abs(playbook).sum()), material_steps=material.size,
+        last_material_step=int(material[-1]) if material.size else None,
         causes=tuple(sorted(causes, key=lambda cause: -cause.largest)),
     )  # fmt: skip
 
 
+def _ratio(one: float, other: float) -> float:
+    return float(one / other) if other else math.inf if one else 1.0
+
+
 def _updates(
-    rule: Rule,
-    eps: Callable[[int], float] | None = None,
-    *,
-    config: TrainConfig,
-    lrs: FloatArray,
-    gradients: FloatArray,
-) -> FloatArray:
+    rule: Rule, eps: Callable[[int], float] | None = None, *, config: TrainConfig, lrs: FloatArray, gradients: FloatArray
+) -> FloatArray:  # fmt: skip
     """Return the updates of a rule, shape (steps,); `eps` is that of step t, from 1."""
     like = torch.zeros(1, 1, dtype=torch.float64)
     state = {name: torch.full_like(like, value) for name, value in rule.initial.items()}
@@ -236,12 +209,8 @@ def _causes(
         return {}
     play, ours = RULES[name, "playbook"], RULES[name, "torch"]
 
-    def none(t: int) -> float:  # noqa: ARG001
-        return 0.0
-
-    def corrected(t: int) -> float:
-        """Return the eps with which the playbook's form gives what torch's gives with the config's."""
-        return float(config.eps * (1 - config.beta2**t) ** 0.5)
+    none: Callable[[int], float] = lambda _: 0.0  # noqa: E731
+    corrected: Callable[[int], float] = lambda t: float(config.eps * (1 - config.beta2**t) ** 0.5)  # noqa: E731
 
     if name == "rmsprop":
         zero = replace(play, initial={**play.initial, "v": 0.0})
@@ -252,7 +221,7 @@ def _causes(
             "root_eps": (updates(play, lrs=level), updates(one, lrs=level)),
             "buffer_lr": (updates(play, none), updates(one, none)),
         }
-    eps = {"bias_eps": (updates(play), updates(play, corrected))}
+    eps = {"bias_eps": (updates(play), updates(play, corrected))}  # the playbook's form with torch's eps
     if name != "nadam":
         return eps
     steady = Rule(ours.initial, partial(ours.update, psi=NO_SCHEDULE))  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ The other rule is chosen under one seed and held against the baseline's under fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ import numpy as np
 from workbench.curves.judged import JudgedStudy, judged
 from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.seed_comparison import prove
-from workbench.curves.selection import compare_selected, metric_sign, selected_by_seed
-from workbench.curves.sweep import LRPoint, SweepTable, paired_difference
+from workbench.curves.selection import compare_selected, metric_sign, selected_by_seed, selected_rows
+from workbench.curves.sweep import LRPoint, paired_difference
 from workbench.curves.trial_curves import RecordLike, TrialVerdict, equal, judge, plain_cell
-from workbench.record.read import periodic_rows
+from workbench.record.json_values import number
 from workbench.record.roles import POINTS, Role
 
 _NO_POINTS = (Role.OPTIMIZERS_RANGE, Role.OPTIMIZERS_SEEDS, Role.OPTIMIZERS_TWIN)
@@ -32,7 +32,7 @@ class RuleRange:
     oscillates by grows with the lr, without a sudden end.
 
     Attributes:
-        table: its sweep.
+        points, progress: the measurements in order of lr, and what the rule learned at best.
         sign: 1 where a smaller selected metric is the better one, else -1.
         top: largest lr tried.
         best_lr: lr*, None where no lr learned anything; then so is all else.
@@ -41,12 +41,14 @@ class RuleRange:
         trains_from, trains_to: smallest and largest lr that train, without a gap.
         fails_below, fails_above: the next smaller and larger lr tried, which do not; None where none was tried.
         stable, unstable: largest lr below `unstable` that is not lastingly unstable, and the smallest above lr* that is.
-        selected_lr, selected: lr and metric of the best selected checkpoint among the lrs that train, under the first seed.
+        selected_lr, selected, selected_trial: of the best selected checkpoint among the lrs that train, under the first seed.
+        decades, most_decades: between the ends that train, and those that fail; infinite where an end was not found.
         trial: number of the trial at lr* under the first seed.
     """
 
     optimizer: str
-    table: SweepTable
+    points: tuple[LRPoint, ...]
+    progress: float
     sign: float
     top: float | None
     best_lr: float | None = None
@@ -62,27 +64,19 @@ class RuleRange:
     unstable: float | None = None
     selected_lr: float | None = None
     selected: float | None = None
+    selected_trial: int | None = None
+    decades: float | None = None
+    most_decades: float = math.inf
     trial: int | None = None
 
-    @property
-    def points(self) -> tuple[LRPoint, ...]:
-        """The measurements, in order of lr."""
-        return self.table.points
-
-    @property
-    def progress(self) -> float:
-        """What the rule learned at best."""
-        return self.table.progress
-
-    @property
-    def decades(self) -> float | None:
-        """Decades from the smallest lr that trains to the largest."""
-        return _decades(self.trains_from, self.trains_to)
-
-    @property
-    def most_decades(self) -> float:
-        """Decades between the lrs that fail on both sides; infinite where an end was not found."""
-        return _decades(self.fails_below, self.fails_above) or math.inf
+    def row(self) -> dict[str, Any]:
+        """Return what a figure and a table need of a rule, as JSON values."""
+        names = (
+            "optimizer", "best_lr", "low", "high", "loss", "loss_se", "trains_from", "trains_to", "fails_below", "fails_above", "stable",
+            "unstable", "top", "selected_lr", "selected", "decades", "most_decades",
+        )  # fmt: skip
+        points = [{"lr": p.lr, "loss": p.loss, "unstable": p.unstable, "trials": list(p.trials)} for p in self.points]
+        return {name: getattr(self, name) for name in names} | {"points": points}
 
 
 def _decades(low: float | None, high: float | None) -> float | None:
@@ -108,18 +102,16 @@ def rule_view(record: RecordLike, optimizer: str) -> JudgedStudy:
 def read_ranges(record: RecordLike, *, trains_frac: float = 0.1) -> dict[str, RuleRange]:
     """Return the range of every rule of a study, the baseline's own first.
 
-    Args:
-        trains_frac: an lr trains where its end loss is above the rule's best by no more than this share of what the rule
-            learned (rule of thumb).
+    An lr trains where its end loss is above the rule's best by no more than `trains_frac` of what the rule learned (rule of thumb).
     """
     return {name: _range(rule_view(record, name), name, trains_frac) for name in rules_in(record)}
 
 
 def _range(view: JudgedStudy, optimizer: str, trains_frac: float) -> RuleRange:
     table = view.sweep()
-    points, best, bracket = table.points, lr_best(table), unstable_bracket(table)
+    points, best, bracket, sign = table.points, lr_best(table), unstable_bracket(table), metric_sign(view)
     known: dict[str, Any] = {
-        "optimizer": optimizer, "table": table, "sign": metric_sign(view), "top": points[-1].lr if points else None,
+        "optimizer": optimizer, "points": points, "progress": table.progress, "sign": sign, "top": points[-1].lr if points else None,
     }  # fmt: skip
     if best is None or table.best is None:
         return RuleRange(**known)
@@ -131,29 +123,25 @@ def _range(view: JudgedStudy, optimizer: str, trains_frac: float) -> RuleRange:
     while last + 1 < len(points) and good[last + 1]:
         last += 1
     seed = int(view.config.get("shared_seed") or 0)  # the baseline's own, which the search used
-    selected_lr, selected = _selected(view, points[first : last + 1], seed)
+    fails_below = points[first - 1].lr if first else None
+    fails_above = points[last + 1].lr if last + 1 < len(points) else None
+    selected = [
+        (sign * value, point.lr, trial)
+        for point in points[first : last + 1]
+        for trial in [t for s, t in zip(point.seeds, point.trials, strict=True) if s == seed][:1]
+        for value in selected_by_seed(view, [trial]).values()
+    ]
+    if selected:
+        value, lr, number = min(selected)
+        known |= {"selected_lr": lr, "selected": sign * value, "selected_trial": number}
     at = best.point
     return RuleRange(
         best_lr=best.lr, low=best.low, high=best.high, loss=at.loss, loss_se=at.loss_se,
-        trains_from=points[first].lr, trains_to=points[last].lr,
-        fails_below=points[first - 1].lr if first else None,
-        fails_above=points[last + 1].lr if last + 1 < len(points) else None,
+        trains_from=points[first].lr, trains_to=points[last].lr, fails_below=fails_below, fails_above=fails_above,
         stable=None if bracket is None else bracket.lower, unstable=None if bracket is None else bracket.upper,
-        selected_lr=selected_lr, selected=selected,
+        decades=_decades(points[first].lr, points[last].lr), most_decades=_decades(fails_below, fails_above) or math.inf,
         trial=dict(zip(at.seeds, at.trials, strict=True)).get(seed, at.trials[0] if at.trials else None), **known,
     )  # fmt: skip
-
-
-def _selected(view: JudgedStudy, points: Sequence[LRPoint], seed: int) -> tuple[float, float] | tuple[None, None]:
-    """Return lr and selected metric of the best checkpoint among some points under one seed."""
-    sign, found = metric_sign(view), []
-    for point in points:
-        trials = [t for s, t in zip(point.seeds, point.trials, strict=True) if s == seed]
-        found += [(sign * value, point.lr) for value in selected_by_seed(view, trials[:1]).values()]
-    if not found:
-        return None, None
-    value, lr = min(found)
-    return lr, float(np.float64(sign * value))
 
 
 def ends_next(
@@ -161,9 +149,7 @@ def ends_next(
 ) -> tuple[float, ...]:
     """Return the lrs between `lowest` and `highest` that narrow the two ends of a range; () where both are narrow enough.
 
-    Args:
-        ratio: how wide the bracket of an end may stay (rule of thumb).
-        factor: step outwards while every lr tried trains (rule of thumb).
+    The bracket of an end may stay `ratio` wide; `factor` is the step outwards while every lr tried trains (rules of thumb).
     """
     ends = ((found.trains_from, found.fails_below, 1 / factor), (found.trains_to, found.fails_above, factor))
     wanted = []
@@ -186,7 +172,6 @@ class Twin:
         gain, gain_se: mean training loss of the trial less that of the control run over the last tenth of the steps, and its
             standard error: above 0 the control run is better.
         selected_gain: the same of the selected metric of the best checkpoints; None where it was not evaluated.
-        progress: what the rule learned at best.
     """
 
     field: str
@@ -197,7 +182,6 @@ class Twin:
     gain: float
     gain_se: float
     selected_gain: float | None
-    progress: float
 
     @property
     def optimizer(self) -> str:
@@ -212,7 +196,7 @@ class Twin:
     def bar(self, *, noise_sds: float, material_frac: float) -> float:
         """Return the smallest difference of the training loss that counts."""
         noise = self.gain_se if math.isfinite(self.gain_se) else 0.0
-        return max(noise_sds * noise, material_frac * self.progress)
+        return max(noise_sds * noise, material_frac * self.own.verdict.progress)
 
     def to_dict(self) -> dict[str, Any]:
         """Return both as JSON values."""
@@ -220,7 +204,7 @@ class Twin:
             "optimizer": self.optimizer, "lr": self.own.curve.lr, "field": self.field, "before": self.before,
             "after": self.after, "trial": self.own.curve.trial, "twin": self.twin.curve.trial,
             "outcome": self.own.verdict.outcome, "twin_outcome": self.twin.verdict.outcome, "gain": self.gain,
-            "gain_se": self.gain_se, "selected_gain": self.selected_gain, "progress": self.progress,
+            "gain_se": self.gain_se, "selected_gain": self.selected_gain, "progress": self.own.verdict.progress,
         }  # fmt: skip
 
 
@@ -230,24 +214,23 @@ def read_twins(record: RecordLike, field: str) -> list[Twin]:
         return []
     curves = {c.trial: c for c in judged(record).curves if c.finished}
     rows = record.trials.to_dict("records")
-    found = []
+    others, found = [row for row in rows if row["stage"] != Role.OPTIMIZERS_TWIN], []
+
+    def differ_by(own: Mapping[Any, Any], twin: Mapping[Any, Any]) -> list[str]:
+        return [n for n in record.config if not equal(plain_cell(own[n]), plain_cell(twin[n]))]
+
     for twin in (row for row in rows if row["stage"] == Role.OPTIMIZERS_TWIN):
-        for own in (row for row in rows if row["stage"] != Role.OPTIMIZERS_TWIN):
-            differing = [n for n in record.config if not equal(plain_cell(own[n]), plain_cell(twin[n]))]
-            if differing != [field]:
-                continue
-            numbers = [int(own["trial"]), int(twin["trial"])]
-            if all(number in curves for number in numbers):
-                peers = rule_view(record, str(own["optimizer"])).full_length
-                first, second = judge([curves[n] for n in numbers], peers)
-                gain, se = paired_difference(first.curve, second.curve)
-                values = [list(selected_by_seed(record, [n]).values()) for n in numbers]
-                found.append(Twin(
-                    field=field, before=plain_cell(own[field]), after=plain_cell(twin[field]), own=first, twin=second, gain=gain, gain_se=se,
-                    selected_gain=metric_sign(record) * (values[0][0] - values[1][0]) if all(values) else None,
-                    progress=first.verdict.progress,
-                ))  # fmt: skip
-            break
+        own = next((row for row in others if differ_by(row, twin) == [field]), None)
+        if own is None or not {int(own["trial"]), int(twin["trial"])} <= curves.keys():
+            continue
+        numbers = [int(own["trial"]), int(twin["trial"])]
+        first, second = judge([curves[n] for n in numbers], rule_view(record, str(own["optimizer"])).full_length)
+        gain, se = paired_difference(first.curve, second.curve)
+        values = [list(selected_by_seed(record, [n]).values()) for n in numbers]
+        found.append(Twin(
+            field=field, before=plain_cell(own[field]), after=plain_cell(twin[field]), own=first, twin=second, gain=gain, gain_se=se,
+            selected_gain=metric_sign(record) * (values[0][0] - values[1][0]) if all(values) else None,
+        ))  # fmt: skip
     return found
 
 
@@ -259,8 +242,8 @@ class Contest:
         gain: by how much the rival's selected metric is better, above 0; over fresh seeds where there are any.
         learned: what the better of the two learned of that metric, the scale of a gain.
         seeds: how many fresh seeds, 0 where only the one of the search was trained.
-        wins: better by more than noise and chance, and by enough to matter.
-        too_small: better by more than noise and chance, and by too little to matter.
+        better: by more than noise and chance.
+        wins: and by enough to matter.
         reason: the numbers in words.
         proof: what `prove` says of the fresh seeds; None without.
     """
@@ -270,8 +253,8 @@ class Contest:
     gain: float
     learned: float
     seeds: int
+    better: bool
     wins: bool
-    too_small: bool
     reason: str
     proof: Mapping[str, Any] | None
 
@@ -279,9 +262,12 @@ class Contest:
     def words(self) -> str:
         """How near the rival comes, as a sentence."""
         doubt = "" if self.seeds else ", which one seed cannot tell from chance"
-        if self.too_small:
-            doubt = f", a gain of {abs(self.gain) / self.learned:.2g} of what was learned, too small to matter"
-            doubt = doubt if self.learned > 0 else ""
+        if self.better and not self.wins:
+            doubt = (
+                f", a gain of {abs(self.gain) / self.learned:.2g} of what was learned, too small to matter"
+                if self.learned > 0
+                else ""
+            )
         return f"The best other one, {self.rival.optimizer}, is {'ahead' if self.gain > 0 else 'behind'}: {self.reason}{doubt}."
 
     def to_dict(self) -> dict[str, Any]:
@@ -306,27 +292,27 @@ def contest(
     A gain below the share `gain_frac` of what was learned does not count; for `false_adoption` see `prove`.
     """
     own, other = next(iter(ranges.values()), None), rival(ranges)
-    if own is None or other is None or own.selected is None or own.selected_lr is None or other.selected_lr is None:
+    if own is None or other is None or own.selected is None or other.selected is None:
         return None
     arms = [dict(record.config) | {"optimizer": each.optimizer, "peak_lr": each.selected_lr} for each in (own, other)]
     fresh = prove(record, baseline=arms[0], candidate=arms[1], limit=false_adoption)
+    numbers = [int(each.selected_trial or 0) for each in (own, other)]
     learned = _learned(record, own, other)
     if fresh is not None:
         arm = fresh["arms"][0]
-        gain, wins, means = arm["gain"], fresh["wins"], [np.mean(fresh["candidate"]), np.mean(arm["values"])]
+        gain, better, means = arm["gain"], fresh["wins"], [np.mean(fresh["candidate"]), np.mean(arm["values"])]
         reason = (
             f"{fresh['select']} {means[0]:.4g} against {own.optimizer}'s {means[1]:.4g} over {len(fresh['seeds'])} fresh "
             f"seeds; chance alone gives such a gain in {arm['chance']:.1%} of cases"
         )
     else:
-        runs = [[_selected_trial(record, each)] for each in (own, other)]
-        pair = compare_selected(record, baseline=runs[0], candidates={other.optimizer: runs[1]})
-        gain, wins = pair["gain"], pair["adopted"]
+        pair = compare_selected(record, baseline=numbers[:1], candidates={other.optimizer: numbers[1:]})
+        gain, better = pair["gain"], pair["adopted"]
         against = f"{other.selected:.4g} against {own.optimizer}'s {own.selected:.4g}"
         reason = f"{record.config['select']} {against}, one run each"
     return Contest(
-        own=own, rival=other, gain=gain, learned=learned, seeds=0 if fresh is None else len(fresh["seeds"]),
-        wins=bool(wins and gain > gain_frac * learned), too_small=bool(wins and gain <= gain_frac * learned), reason=reason, proof=fresh,
+        own=own, rival=other, gain=gain, learned=learned, seeds=0 if fresh is None else len(fresh["seeds"]), better=bool(better),
+        wins=bool(better and gain > gain_frac * learned), reason=reason, proof=fresh,
     )  # fmt: skip
 
 
@@ -353,18 +339,9 @@ def wider_than(
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def _selected_trial(record: RecordLike, found: RuleRange) -> int:
-    first = int(record.config.get("shared_seed") or 0)
-    point = next(p for p in found.points if p.lr == found.selected_lr)
-    return next(trial for seed, trial in zip(point.seeds, point.trials, strict=True) if seed == first)
-
-
 def _learned(record: RecordLike, own: RuleRange, other: RuleRange) -> float:
     """Return what the better of two rules learned of the selected metric, from the initial model on."""
-    split, metric = str(record.config["select"]).split("/", 1)
-    evals = periodic_rows(record.evals)
-    rows = evals[(evals["trial"] == _selected_trial(record, own)) & (evals["step"] == 0)]
-    rows = rows[(rows["split"] == split) & (rows["metric"] == metric)]
-    start = float(rows["value"].iloc[0]) if len(rows) else math.nan
+    rows = selected_rows(record, int(own.selected_trial or 0))
+    start = number(next(iter(rows.loc[rows["step"] == 0, "value"]), None))
     best = [abs(start - found.selected) for found in (own, other) if found.selected is not None]
     return max(best) if math.isfinite(start) else 0.0

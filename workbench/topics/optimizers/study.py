@@ -43,8 +43,7 @@ def _sweep() -> LRSweep:
 class OptimizersStudy(Study):
     """A learning-rate range for each update rule, the best of them over seeds, and twins that tell causes apart.
 
-    The constants of the rules, the schedule and everything else are the workload's own. The baseline's rule is always one of
-    them, and the first; trials of it that the study has already count.
+    Everything else is the workload's own. The baseline's rule is always one of them, and the first; its trials that are there count.
 
     Attributes:
         optimizers: names of the rules to try.
@@ -101,13 +100,6 @@ class OptimizersStudy(Study):
         finally:
             session.trainer = trainer
 
-    def sweep_of(self, optimizer: str) -> LRSweep:
-        """Return the sweep of one rule, or that of the baseline's where it is a function of the user's own."""
-        lrs = self.lrs.get(optimizer) if isinstance(self.lrs, Mapping) else self.lrs
-        if lrs is None and isinstance(self.lrs, Mapping):
-            raise ConfigError(f"lrs has no learning rates for {optimizer}, the workload's own optimizer: give some.")
-        return dataclasses.replace(self.sweep, lrs=lrs)
-
 
 class _Race:
     """The sweeps of all rules, in one study."""
@@ -149,8 +141,12 @@ class _Race:
             extra_trials = []
 
     def _rounds(self, name: str) -> Iterator[list[TrialRequest]]:
+        lrs = self.study.lrs.get(name) if isinstance(self.study.lrs, Mapping) else self.study.lrs
+        if lrs is None and isinstance(self.study.lrs, Mapping):  # its rule is a function of the user's own
+            raise ConfigError(f"lrs has no learning rates for {name}, the workload's own optimizer: give some.")
         read = lambda: rule_view(self.record, name)  # noqa: E731 - the record is another one after each round
-        return self.study.sweep_of(name).rounds(self.configs[name], read, critical=partial(self._critical, name))
+        sweep = dataclasses.replace(self.study.sweep, lrs=lrs)
+        return sweep.rounds(self.configs[name], read, critical=partial(self._critical, name))
 
     def _critical(self, name: str) -> float:
         """Return where along a rule's first update the loss stops falling: the scale of its learning rates."""
@@ -176,11 +172,9 @@ class _Race:
                 self._renamed(TrialRequest(SWEEP_STAGE, config))
                 for name, found in read_ranges(self.record).items()
                 if name in self.configs
+                for critical in [self._critical(name)]
                 for lr in ends_next(
-                    found,
-                    ratio=self.study.end_ratio,
-                    lowest=self._critical(name) / reach,
-                    highest=self._critical(name) * reach,
+                    found, ratio=self.study.end_ratio, lowest=critical / reach, highest=critical * reach
                 )
                 for config in seeded(self.configs[name], lr, self.study.sweep.seeds)
             ]
@@ -191,9 +185,9 @@ class _Race:
     def _fresh(self, ranges: Mapping[str, RuleRange]) -> list[TrialRequest]:
         """Return the best other rule and the baseline's under further seeds, where the other one looks better."""
         own, other = ranges.get(self.own), rival(ranges)
-        if own is None or other is None or own.selected is None:
+        if own is None or other is None or own.selected is None or other.selected is None:
             return []
-        if own.sign * (other.selected or 0.0) >= own.sign * own.selected:
+        if own.sign * other.selected >= own.sign * own.selected:
             return []
         return [
             TrialRequest(Role.OPTIMIZERS_SEEDS, config)
@@ -221,17 +215,12 @@ class _Race:
             value = shorter(hit.memory, self.study.memory_factor)
             if config is not None and value >= 0 and matters(hit, ranges):
                 seeds = {name: int(curve.config[name]) for name in ("shared_seed", "per_host_seed")}
-                found.append(
-                    TrialRequest(Role.OPTIMIZERS_TWIN, config.replace(peak_lr=curve.lr, **{hit.field: value}, **seeds))
-                )
-        return found
+                found.append(config.replace(peak_lr=curve.lr, **{hit.field: value}, **seeds))
+        return [TrialRequest(Role.OPTIMIZERS_TWIN, config) for config in found]
 
     def _forms(self) -> dict[str, Any]:
         """Return where the two forms of each rule part, for a typical parameter of the baseline's run."""
-        own = trials_with(
-            self.record, self.session.config.to_dict()
-        )  # it keeps the stage that it was first written with
-        steps = self.record.steps
+        own, steps = trials_with(self.record, self.session.config.to_dict()), self.record.steps
         rows = steps[steps["trial"] == own[0]].sort_values("step")
         rows = rows[np.isfinite(rows["grad_norm"].to_numpy(dtype=np.float64))][:EXPLAINED_STEPS]
         if not len(rows):
