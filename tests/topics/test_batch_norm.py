@@ -202,7 +202,7 @@ def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, 
     assert layout.statistics == len(groups)
     assert layout.hosts_each == groups[0]
     assert layout.examples == wanted
-    assert layout.synchronised == (each < wanted)
+    assert (layout.hosts_each > 1) == (each < wanted)
 
 
 def test_what_the_layout_says() -> None:

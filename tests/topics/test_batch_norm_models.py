@@ -563,9 +563,9 @@ def test_every_arm_is_trained_under_every_seed_and_no_trial_twice(record: StudyR
 
 
 def test_virtual_batches_differ_only_in_their_statistics_and_the_same_call_trains_nothing(record: StudyRecord) -> None:
-    found = {a.stat_examples: a for a in read_norm_arms(record, "batch_norm_virtual")}
-    assert [found[size].statistic for size in (8, 16, None)] == [8, 16, 32]
-    assert len({a.mean for a in found.values()}) == 3
+    found = {a.stat_examples: a.row() for a in read_norm_arms(record, "batch_norm_virtual")}
+    assert [found[size]["statistic"] for size in (8, 16, None)] == [8, 16, 32]
+    assert len({row["mean"] for row in found.values()}) == 3
     configs = [record.trial(number).config for number in record.facts["batch_norm_virtual"]]
     changed = {name for name in record.config for config in configs if config[name] != configs[0][name]}
     assert changed == {"bn_stat_examples", "shared_seed", "per_host_seed"}

@@ -18,7 +18,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import FixedLocator, LogFormatter, NullLocator
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -161,6 +161,17 @@ class _PlainLog(LogFormatter):
             if 10 * low < high <= 100 * low:
                 return text if f"{x:e}"[0] in "125" else ""
         return text if LogFormatter.__call__(self, x, pos) else ""
+
+
+def ticks_at(ax: Axes, sizes: Sequence[float], *, margin: float | None = None) -> None:
+    """Put one tick at each size on a logarithmic x axis, which ends `margin` times beyond the last ones where that is given."""
+    places = sorted(set(sizes))
+    ax.set_xscale("log", base=2)
+    if margin is not None:
+        ax.set_xlim(places[0] / margin, places[-1] * margin)
+    ax.xaxis.set_major_locator(FixedLocator(places))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticklabels([f"{int(size):,}" for size in places])
 
 
 def legend(ax: Axes, **where: Any) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, ticks_at
 from workbench.record.json_values import number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.replicas import StatisticsLayout
@@ -53,7 +53,7 @@ def plot_batch_norm(
         size = rows[0]["batch_size"]
         title = f"Batch norm at a total batch of {size:,}"
         axes.set(xlabel="examples in a statistic", ylabel=str(record.config["select"]), title=title)
-        _sizes(axes, [int(row["statistic"]) for row in rows])
+        ticks_at(axes, [int(row["statistic"]) for row in rows], margin=1.4)
         if mark is not None:
             left, right = axes.get_xlim()
             name = f"{mark:,} examples{'' if left <= mark <= right else ': not tried'}"
@@ -94,7 +94,7 @@ def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, 
                 if x:
                     axes.plot(x, values, style, marker="o", markersize=5, color=color, label=f"{label}, {kind} shards")
         axes.set(xlabel="devices", ylabel="distance between devices", title="One batch on several devices")
-        _sizes(axes, [int(row["devices"]) for row in rows])
+        ticks_at(axes, [int(row["devices"]) for row in rows], margin=1.4)
         if axes.dataLim.intervaly[0] > 0:
             log_scale(axes, "y")
             low, high = axes.get_ylim()
@@ -143,13 +143,3 @@ def _draw(ax: Axes, rows: Sequence[Mapping[str, Any]], label: str, *, marker: st
     errors = np.nan_to_num([number(row["se"]) for row in rows])
     means = [number(row["mean"]) for row in rows]
     ax.errorbar(x, means, yerr=errors, fmt=f"{marker}-", color=color, markersize=7, capsize=3, label=label, zorder=3)
-
-
-def _sizes(ax: Axes, sizes: Sequence[int]) -> None:
-    """Put one tick at each size, on a logarithmic axis."""
-    ticks = sorted(set(sizes))
-    ax.set_xscale("log", base=2)
-    ax.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticklabels([f"{size:,}" for size in ticks])

@@ -35,14 +35,14 @@ class Replicas(NamedTuple):
     """The running statistics of every process of a job.
 
     Attributes:
-        count: processes.
+        processes: how many there are.
         layers: mean and variance of each layer, (processes, channels).
         merged: the same of all processes together, by their weights.
         apart: largest distance of two processes in a channel of each layer, in standard deviations; NaN where they are not finite.
         written: how the checkpoint holds them, "merged" or as an "average"; None where neither, or there is none.
     """
 
-    count: int
+    processes: int
     layers: dict[str, _Layer]
     merged: dict[str, MergedStatistics]
     apart: dict[str, float]
@@ -108,7 +108,7 @@ def _rank_local(facts: Mapping[str, Any], replicas: Replicas, judged: Callable[[
     """Judge whether processes normalise with statistics of their own where a model is evaluated or written."""
     if not replicas.finite:
         return CODES.not_measured(_RANK_LOCAL, _NOT_FINITE)
-    count, apart = replicas.count, replicas.apart
+    count, apart = replicas.processes, replicas.apart
     name, value = max(apart.items(), key=lambda pair: pair[1])
     found = partial(
         CODES.finding, _RANK_LOCAL, value=value, unit="standard deviations", threshold=SAME,
@@ -165,7 +165,7 @@ def _first_device_ema(
         return CODES.not_measured(code, "it takes a checkpoint and the running statistics of every process")
     if not replicas.finite:
         return CODES.not_measured(code, _NOT_FINITE)
-    count = replicas.count
+    count = replicas.processes
     if count < 2 or max(replicas.apart.values()) <= SAME:
         said = "The processes' running statistics are equal: the checkpoint holds those of all."
         return CODES.finding(code, "ok", said)

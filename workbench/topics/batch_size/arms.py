@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from workbench.curves.judged import trials_with
-from workbench.curves.selection import selected_by_seed
+from workbench.curves.selection import metric_sign, selected_by_seed
 from workbench.curves.trial_curves import RecordLike, equal, memory_field, plain_cell
 
 EQUAL = ("steps", "examples")
-
 _TUNED = ("peak_lr", "momentum", "beta1")
 _FOLLOWS = (
     "batch_size", "total_steps", "warmup_steps", "eval_every_steps", "checkpoint_every_steps", "eval_batch_size",
@@ -21,11 +20,11 @@ _FOLLOWS = (
 
 
 class Tuned(NamedTuple):
-    """One point of a search: the settings that were tried and the selected metric, under the seeds that choose.
+    """One point of a search, and the selected metric under the seeds that choose.
 
     Attributes:
         memory: momentum, or beta1; 0 for a rule without either.
-        value: selected metric, mean over the choosing seeds; inf (or -inf where larger is better) where one was not finite.
+        value: mean over the choosing seeds; inf (or -inf where larger is better) where one was not finite.
         seeds: how many choosing seeds it was trained under.
     """
 
@@ -35,12 +34,14 @@ class Tuned(NamedTuple):
     seeds: int
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchArm:
     """One batch size at one number of steps.
 
     Attributes:
+        examples: seen in all.
         points: what was tried with it under the seeds that choose, the baseline's own settings among them.
+        ranked: those with a finite metric, best first; one more choosing seed goes before a better metric.
         sign: 1 where a smaller metric is better, else -1.
         warmup_steps: of its trials; a share of the run, so another number for another length.
         fixed, tuned: fresh seed -> selected metric, with the baseline's own settings and with the best ones.
@@ -48,27 +49,18 @@ class BatchArm:
 
     batch_size: int
     total_steps: int
-    points: tuple[Tuned, ...]
+    examples: int
+    points: Sequence[Tuned]
+    ranked: Sequence[Tuned]
     sign: float
     warmup_steps: int
-    fixed: Mapping[int, float] = field(default_factory=dict)
-    tuned: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def examples(self) -> int:
-        """Examples seen in all."""
-        return self.batch_size * self.total_steps
+    fixed: Mapping[int, float]
+    tuned: Mapping[int, float]
 
     @property
     def best(self) -> Tuned | None:
-        """The point with the best selected metric among those with the most choosing seeds, None where none was finite."""
+        """The first of `ranked`, None where nothing was finite."""
         return next(iter(self.ranked), None)
-
-    @property
-    def ranked(self) -> list[Tuned]:
-        """The points with a finite metric, best first; one more choosing seed goes before a better metric."""
-        finite = [point for point in self.points if math.isfinite(point.value)]
-        return sorted(finite, key=lambda point: (-point.seeds, self.sign * point.value))
 
     @property
     def at_edge(self) -> bool:
@@ -77,12 +69,13 @@ class BatchArm:
         lrs = [p.lr for p in self.points if best is not None and math.isclose(p.memory, best.memory)]
         return best is not None and best.lr in (min(lrs), max(lrs))
 
-    def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a config that this arm was tuned by, with their best values."""
-        memory = memory_field(config["optimizer"])
-        assert self.best is not None
-        found = {"batch_size": self.batch_size, "total_steps": self.total_steps, "peak_lr": self.best.lr}
-        return found | ({memory: self.best.memory} if memory else {})
+
+def tuned_fields(arm: BatchArm, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config that an arm was tuned by, with their best values; there has to be a best one."""
+    assert arm.best is not None
+    memory = memory_field(config["optimizer"])
+    found = {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "peak_lr": arm.best.lr}
+    return found | ({memory: arm.best.memory} if memory else {})
 
 
 def read_arms(record: RecordLike) -> list[BatchArm]:
@@ -113,7 +106,7 @@ def choosing_seeds(record: RecordLike) -> list[int]:
 
 
 def _arm(record: RecordLike, rows: Sequence[Mapping[Any, Any]], batch_size: int, total_steps: int) -> BatchArm:
-    own, sign = dict(record.config), 1.0 if record.config["select_mode"] == "min" else -1.0
+    own, sign = dict(record.config), metric_sign(record)
     memory, choosing = memory_field(own["optimizer"]), choosing_seeds(record)
     tried: dict[tuple[float, float], list[float]] = {}
     for row in rows:
@@ -122,9 +115,9 @@ def _arm(record: RecordLike, rows: Sequence[Mapping[Any, Any]], batch_size: int,
             found = selected_by_seed(record, [int(row["trial"])]) if row["state"] == "complete" else {}
             key = (float(row["peak_lr"]), float(row[memory]) if memory else 0.0)
             tried.setdefault(key, []).append(found.get(seed, sign * math.inf))
-    points = tuple(Tuned(*key, sum(values) / len(values), len(values)) for key, values in sorted(tried.items()))
-    warmup = int(rows[0].get("warmup_steps", own["warmup_steps"]))
-    arm = BatchArm(batch_size=batch_size, total_steps=total_steps, points=points, sign=sign, warmup_steps=warmup)
+    points = [Tuned(*key, sum(values) / len(values), len(values)) for key, values in sorted(tried.items())]
+    finite = [point for point in points if math.isfinite(point.value)]
+    ranked = sorted(finite, key=lambda point: (-point.seeds, sign * point.value))
     seeds = {int(row["trial"]): int(row["seed"]) for row in rows if int(row["seed"]) not in choosing}
     fixed = {name: own[name] for name in _TUNED} | {"batch_size": batch_size, "total_steps": total_steps}
 
@@ -134,8 +127,11 @@ def _arm(record: RecordLike, rows: Sequence[Mapping[Any, Any]], batch_size: int,
         values = selected_by_seed(record, numbers)
         return {seeds[number]: values.get(seeds[number], math.nan) for number in numbers}
 
-    arm.fixed, arm.tuned = fresh(fixed), fresh(fixed | arm.settings(own)) if arm.best else {}
-    return arm
+    arm = BatchArm(
+        batch_size=batch_size, total_steps=total_steps, examples=batch_size * total_steps, points=points, ranked=ranked, sign=sign,
+        warmup_steps=int(rows[0].get("warmup_steps", own["warmup_steps"])), fixed=fresh(fixed), tuned={},
+    )  # fmt: skip
+    return replace(arm, tuned=fresh(fixed | tuned_fields(arm, own))) if ranked else replace(arm, fixed={})
 
 
 def next_points(
@@ -143,8 +139,7 @@ def next_points(
 ) -> list[float]:
     """Return the learning rates to try next, until the best of a geometric grid has a worse neighbour on both sides.
 
-    The grid is centre * ratio**k with |k| up to `reach`; `tried` holds the selected metric, inf where nothing was
-    finite, and `sign` is 1 where a smaller one is better, else -1. The first three come at first, later one beyond the best.
+    The grid is centre * ratio**k with |k| up to `reach`; `tried` holds the selected metric, inf where nothing was finite.
     """
     first = [centre * ratio**k for k in (-1, 0, 1)]
     missing = [lr for lr in first if not any(math.isclose(lr, known, rel_tol=1e-9) for known in tried)]

@@ -51,15 +51,9 @@ class NoiseScale(NamedTuple):
 
 
 def measure_noise_scale(
-    workload: Workload,
-    config: TrainConfig,
-    device: torch.device,
-    *,
-    checkpoint: Path | None = None,
-    micro_batches: int = 64,
-    micro_batch: int | None = None,
-    max_bytes: int = MAX_BYTES,
-) -> NoiseScale | str:
+    workload: Workload, config: TrainConfig, device: torch.device, *, checkpoint: Path | None = None, micro_batches: int = 64,
+    micro_batch: int | None = None, max_bytes: int = MAX_BYTES,
+) -> NoiseScale | str:  # fmt: skip
     """Measure the noise scale B_simple on training data, with the model in training mode, or say in words why there is none.
 
     Unbiased estimates of the squared gradient and of the trace from the spread of micro-batch gradients, its interval by
@@ -67,7 +61,6 @@ def measure_noise_scale(
     its micro-batch, and so does what is measured. The caller's random state is left bit for bit as it was.
 
     Args:
-        config: its seed makes the model and the order of the data.
         checkpoint: weights to load; None is the model at its initialisation.
         micro_batches: how many gradients, at most; fewer where the training data do not last.
         micro_batch: examples in each; None is a quarter of the batch, or less where the training data are few, at least one, or two
@@ -92,10 +85,8 @@ def measure_noise_scale(
             load_model(model, checkpoint).train()
         needed = GROUPS * stack.values.shape[1] * _sum_type(stack.grad).itemsize
         if needed > max_bytes:
-            return (
-                f"the sums of {GROUPS} groups of gradients would take {needed / 2**30:.2g} GiB, more than the limit of "
-                f"{max_bytes / 2**30:.2g} GiB"
-            )
+            gib, limit = (f"{count / 2**30:.2g} GiB" for count in (needed, max_bytes))
+            return f"the sums of {GROUPS} groups of gradients would take {gib}, more than the limit of {limit}"
         small = config.replace(batch_size=size, accumulate_steps=1, eval_batch_size=None)
         products, squares = _collect(workload, small, stack, device, per_group)
     if not (torch.isfinite(products).all() and torch.isfinite(squares).all()):
@@ -134,13 +125,17 @@ def _sum_type(grad: Tensor) -> torch.dtype:
 
 def _estimate(products: Tensor, squares: Tensor, per_group: int, size: int) -> NoiseScale:
     """Return the noise scale from what `_collect` returns: all that it needs are squared lengths of sums over groups."""
-    lengths = [float(products.sum())]
-    lengths += [float(products[kept][:, kept].sum()) for kept in (torch.arange(GROUPS) != k for k in range(GROUPS))]
-    spread = [float(squares.sum())] + [float(squares.sum() - one) for one in squares]
-    counts = [GROUPS * per_group] + [(GROUPS - 1) * per_group] * GROUPS
-    found = [_parts(length / n**2, square, n, size) for length, square, n in zip(lengths, spread, counts, strict=True)]
-    examples = counts[0] * size
-    (trace, signal), left_out = found[0], found[1:]
+
+    def parts(kept: Tensor) -> tuple[float, float]:
+        """Return unbiased estimates of the trace for one example and of the squared length of the true gradient."""
+        count = int(kept.sum()) * per_group
+        squared_mean = float(products[kept][:, kept].sum()) / count**2
+        variance = max(float(squares[kept].sum()) - count * squared_mean, 0.0) / (count - 1)
+        return size * variance, squared_mean - variance / count
+
+    groups = torch.arange(GROUPS)
+    (trace, signal), *left_out = [parts(groups != k) for k in range(-1, GROUPS)]
+    examples = GROUPS * per_group * size
     quantile = float(stats.t.ppf(0.975, GROUPS - 1))
     value = trace / signal if signal > 0 else math.inf
     error = quantile * _jackknife([s for _, s in left_out])
@@ -151,12 +146,6 @@ def _estimate(products: Tensor, squares: Tensor, per_group: int, size: int) -> N
     reach = quantile * _jackknife([math.log(max(t, trace * 1e-9) / s) for t, s in left_out])
     high = math.inf if signal <= error else value * math.exp(reach)
     return NoiseScale(value, value * math.exp(-reach), high, examples, size)
-
-
-def _parts(squared_mean: float, squares: float, count: int, size: int) -> tuple[float, float]:
-    """Return unbiased estimates of the trace for one example and of the squared length of the true gradient."""
-    variance = max(squares - count * squared_mean, 0.0) / (count - 1)
-    return size * variance, squared_mean - variance / count
 
 
 def _jackknife(left_out: list[float]) -> float:
@@ -178,10 +167,8 @@ def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> 
         trained = [(step, path) for step, path in kept if step > 0]
         latest = trained if checkpoints is None else trained[max(0, len(trained) - checkpoints) :]
         moments: list[tuple[int, Path | None]] = [(0, None), *latest]
-        found = {
-            step: measure_noise_scale(session.workload, session.config, session.device, checkpoint=path)
-            for step, path in moments
-        }
+        known = session.workload, session.config, session.device
+        found = {step: measure_noise_scale(*known, checkpoint=path) for step, path in moments}
         rows = [{"step": step} | one._asdict() for step, one in found.items() if isinstance(one, NoiseScale)]
         if not rows:
             raise WorkloadError("; ".join(dict.fromkeys(map(str, found.values()))))

@@ -18,8 +18,9 @@ from workbench.errors import UsageError
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
+from workbench.record.json_values import number
 from workbench.record.read import periodic_rows
-from workbench.topics.batch_size.arms import EQUAL, BatchArm, choosing_seeds, comparable, read_arms
+from workbench.topics.batch_size.arms import EQUAL, BatchArm, choosing_seeds, comparable, read_arms, tuned_fields
 from workbench.topics.optimizers.replaced import replaced
 
 Verdict = Literal["equivalent", "different", "undecided"]
@@ -52,8 +53,6 @@ def equivalence(
     Two one-sided t-tests (Schuirmann 1987) by Welch's degrees of freedom, over logarithms, so that the margin is a factor.
 
     Args:
-        ours: results, one a seed, all finite and above 0.
-        theirs: those that they are held against.
         margin: largest ratio that does not matter, as a share: 0.1 is from 1/1.1 to 1.1 (rule of thumb).
         alpha: level of each of the two tests; the interval holds 1 - 2 alpha.
 
@@ -67,21 +66,18 @@ def equivalence(
     groups = [np.asarray(list(values), dtype=np.float64) for values in (ours, theirs)]
     if any(len(v) < 2 or not np.isfinite(v).all() or v.min() <= 0 for v in groups):
         return None
-    logs = [np.log(v) for v in groups]
+    logs, bound = [np.log(v) for v in groups], math.log1p(margin)
     errors = [float(v.var(ddof=1)) / len(v) for v in logs]
     gap, se = float(logs[0].mean() - logs[1].mean()), math.sqrt(sum(errors))
-    bound = math.log1p(margin)
-    if se == 0:
-        inside = abs(gap) < bound
-        ratio = math.exp(gap)
-        return Equivalence("equivalent" if inside else "different", ratio, ratio, ratio, 0.0 if inside else 1.0)
-    freedom = sum(errors) ** 2 / sum(e**2 / (len(v) - 1) for e, v in zip(errors, logs, strict=True))
-    reach = float(stats.t.ppf(1 - alpha, freedom)) * se
-    chance = float(max(stats.t.sf((bound - gap) / se, freedom), stats.t.sf((bound + gap) / se, freedom)))
+    reach, chance = 0.0, 0.0 if abs(gap) < bound else 1.0
+    if se:  # else all seeds agree
+        freedom = sum(errors) ** 2 / sum(e**2 / (len(v) - 1) for e, v in zip(errors, logs, strict=True))
+        reach = float(stats.t.ppf(1 - alpha, freedom)) * se
+        chance = float(stats.t.sf((bound - abs(gap)) / se, freedom))
     verdict: Verdict = "undecided"
     if abs(gap) + reach < bound:
         verdict = "equivalent"
-    elif abs(gap) - reach > bound:
+    elif abs(gap) - reach > bound or not se:
         verdict = "different"
     return Equivalence(verdict, math.exp(gap), math.exp(gap - reach), math.exp(gap + reach), chance)
 
@@ -90,16 +86,14 @@ CODES = Codes({
     "batch_size.tuned_directly": "F6.1", "batch_size.retune": "F6.4", "batch_size.equivalence": "F6.8",
     "batch_size.noise_scale": "F6.5", "batch_size.regularisation": "F6.6",
 })  # fmt: skip
-FEW_SEEDS = 2
 
 
 def diagnose_batch_size(
     record: RecordLike, *, margin: float = 0.1, alpha: float = 0.05, false_adoption: float = 0.1
 ) -> Diagnosis:
-    """Hold the batch sizes of a study against each other, as they were and tuned.
+    """Hold the batch sizes of a study against each other, as they were and tuned; in any study: what was not tried is `not_measured`.
 
     Args:
-        record: a study of batch sizes, or any study: what was not tried is `not_measured`.
         margin: batch sizes whose selected metric differs by no more than this share are equally good (rule of thumb).
         alpha: level of each of the two one-sided tests behind "equally good" (Schuirmann 1987; 0.05 is usual).
         false_adoption: more regularisation helps where its mean gain over fresh seeds would come by chance less often than
@@ -181,7 +175,7 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
             continue
         kept = [p.value for p in arm.points if math.isclose(p.lr, best.lr, rel_tol=1e-6) and p.memory == best.memory]
         cost = kept[0] / arm.best.value if kept and arm.best.value > 0 and arm.sign > 0 else math.nan
-        change = arm.settings(config) | {"peak_lr": float(f"{arm.best.lr:.12g}")}
+        change = tuned_fields(arm, config) | {"peak_lr": float(f"{arm.best.lr:.12g}")}
         change |= {} if arm.warmup_steps == config["warmup_steps"] else {"warmup_steps": arm.warmup_steps}
         rows.append({
             "batch_size": arm.batch_size, "total_steps": arm.total_steps, "best_lr": arm.best.lr, "best_memory": arm.best.memory,
@@ -226,7 +220,7 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
         if arm.best is not None and (found := equivalence(list(arm.tuned.values()), ours, margin=margin, alpha=alpha))
     ]
     if not rows:
-        reason = f"no two batch sizes were tuned and trained under at least {FEW_SEEDS} fresh seeds to a metric above 0"
+        reason = "no two batch sizes were tuned and trained under at least 2 fresh seeds to a metric above 0"
         return CODES.not_measured(code, reason)
     lengths = [
         f"at equal {equal}, {', '.join(_told(row, own.sign) for row in same)}"
@@ -265,30 +259,25 @@ def _told(row: Mapping[str, Any], sign: float) -> str:
 
 
 def diagnose_noise_scale(record: RecordLike) -> Diagnosis:
-    """Return the one code `batch_size.noise_scale` of any study that has measured it."""
+    """Return the one code `batch_size.noise_scale`, of any study."""
     return Diagnosis.of(record, [noise_scale_finding(record)])
 
 
 def noise_scale_finding(record: RecordLike) -> Finding:
-    """Return `batch_size.noise_scale`: the predicted critical batch size, in examples.
+    """Return `batch_size.noise_scale`: the predicted critical batch size, in examples, the median over the moments that were measured.
 
-    At a batch of the noise scale, a run needs about twice as many examples as with small batches and twice as many steps as with
-    large ones. The value is the median over the moments of training that were measured.
-
-    Source: McCandlish et al. 2018 (arXiv:1812.06162).
+    There a run needs about twice as many examples as with small batches and twice as many steps as with large ones (McCandlish et
+    al. 2018, arXiv:1812.06162).
     """
     code, facts = "batch_size.noise_scale", record.facts
     rows, found = list(facts.get("noise_scale") or ()), partial(CODES.finding, code)
     if (facts.get("evaluation") or {}).get("coupled"):
-        return found(
-            "ok",
-            "Does not apply: the loss couples the examples of a batch, so that batches of another size have another loss.",
-        )
+        said = "Does not apply: the loss couples the examples of a batch, so that batches of another size have another loss."
+        return found("ok", said)
     if not rows:
         return found("not_measured", why_missing(facts, "noise_scale", "the noise scale was not measured"))
     own = int(record.config["batch_size"])
-    # JSON holds infinities as words
-    moments = [(int(r["step"]), *(math.nan if r[k] is None else float(r[k]) for k in ("value", "low"))) for r in rows]
+    moments = [(int(r["step"]), number(r["value"]), number(r["low"])) for r in rows]
     known = any(math.isfinite(value) for _, value, _ in moments)
     value = float(np.median([value if math.isfinite(value) else low for _, value, low in moments]))
     shown = f"{'about' if known else 'at least'} {value:,.3g} examples"
@@ -317,8 +306,7 @@ def noise_scale_finding(record: RecordLike) -> Finding:
 def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:
     """Return `batch_size.regularisation`: the gap between training and validation loss by batch size, and what a weight decay does.
 
-    A weight decay helps where its mean gain over fresh seeds, seed by seed, would come by chance less often than
-    `false_adoption` (rule of thumb). Which one is tested was chosen under other seeds.
+    Which weight decay is tested was chosen under other seeds.
     """
     code, tuned = "batch_size.regularisation", [arm for arm in arms if arm.best is not None]
     gaps = [row for arm in tuned if (row := _gap(record, arm)) is not None]
@@ -326,9 +314,10 @@ def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, fals
     for arm in tuned:
         if levels := _levels(record, arm):
             best = min(levels, key=lambda row: arm.sign * row["chosen_by"])
-            helps = best["gain"] > 0 and best["chance"] < false_adoption
-            arm_of = {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "levels": levels}
-            tried.append(arm_of | {name: best[name] for name in ("weight_decay", "gain", "chance")} | {"helps": helps})
+            tried.append({
+                "batch_size": arm.batch_size, "total_steps": arm.total_steps, "levels": levels, "weight_decay": best["weight_decay"],
+                "gain": best["gain"], "chance": best["chance"], "helps": best["gain"] > 0 and best["chance"] < false_adoption,
+            })  # fmt: skip
     evidence: dict[str, Any] = {"gaps": gaps, "tried": tried, "false_adoption": false_adoption}
     sizes = [row["batch_size"] for row in gaps]
     if len(set(sizes)) < 2:
@@ -353,14 +342,14 @@ def _decay_words(row: Mapping[str, Any]) -> str:
 def _gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
     """Return the mean gap of an arm's fresh seeds at their selected checkpoints, None where it is not known."""
     known: Mapping[str, float] = record.facts.get("train_losses") or {}
-    fields = arm.settings(record.config) | {"weight_decay": record.config["weight_decay"]}
+    fields = tuned_fields(arm, record.config) | {"weight_decay": record.config["weight_decay"]}
     best, evals = record.trials.set_index("trial")["best_step"], periodic_rows(record.evals)
     evals = evals[(evals["split"] == "validation") & (evals["metric"] == "loss")]
     gaps = []
-    for number in trials_with(record, fields):
-        at = evals[(evals["trial"] == number) & (evals["step"] == best[number])]["value"]
-        if str(number) in known and len(at):
-            gaps.append(float(at.iloc[0]) - float(known[str(number)]))
+    for trial in trials_with(record, fields):
+        at = evals[(evals["trial"] == trial) & (evals["step"] == best[trial])]["value"]
+        if str(trial) in known and len(at):
+            gaps.append(float(at.iloc[0]) - float(known[str(trial)]))
     finite = [gap for gap in gaps if math.isfinite(gap)]
     if not finite:
         return None
@@ -370,7 +359,7 @@ def _gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
 def _levels(record: RecordLike, arm: BatchArm) -> list[dict[str, Any]]:
     """Return each weight decay that was tried with an arm as tuned: gain over none, seed by seed, and how likely it is chance."""
     own = float(record.config["weight_decay"])
-    fields, choosing = arm.settings(record.config), set(choosing_seeds(record))
+    fields, choosing = tuned_fields(arm, record.config), set(choosing_seeds(record))
     before = selected_by_seed(record, trials_with(record, fields | {"weight_decay": own}))
     found = []
     for decay in sorted({float(v) for v in record.trials["weight_decay"]} - {own}):

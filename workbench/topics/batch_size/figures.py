@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, ticks_at
 from workbench.record.json_values import number
 from workbench.topics.batch_size.diagnose import diagnose_batch_size
 
@@ -29,8 +28,7 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
     fitted one of them. Sick: dots that stay apart; then something else needs tuning (regularisation, steps), or the batch is
     beyond the noise scale, the dotted line, at equal examples.
 
-    The results are those of `batch_size.tuned_directly` of the diagnosis, which is made from the record where there is none. One mark a
-    seed, a line through the geometric means at equal steps and one at equal examples.
+    One small mark a seed, a line through the geometric means at equal steps and one at equal examples.
 
     Source: F6.2, F6.3, F6.7.
     """
@@ -62,7 +60,7 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
             axes.axvline(value, color=BASELINE, linestyle=":", linewidth=1.4, label=label, zorder=1)
         axes.set_xlabel("batch size (a small mark is a seed, a large one their mean)")
         axes.set(ylabel=str(record.config["select"]), title="Batch sizes, as they are and tuned")
-        _batch_axis(axes, [arm["batch_size"] for arm in arms])
+        ticks_at(axes, [arm["batch_size"] for arm in arms])
         if axes.get_ylim()[0] > 0:
             log_scale(axes, "y")
         low, high = axes.get_ylim()  # a third of the height above the marks is left for the legend
@@ -78,8 +76,7 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
     Healthy: filled marks; no shape is the right one, and the thin lines show which rule, if any, would have found it. Sick: a hollow
     mark lies at the end of what was tried, so that the best may lie beyond.
 
-    What was tuned is that of `batch_size.tuned_directly` of the diagnosis, which is made from the record where there is none. For a rule
-    with momentum the learning rate is that of its steps, lr / (1 - momentum).
+    For a rule with momentum the learning rate is that of its steps, lr / (1 - momentum).
 
     Source: F6.4.
     """
@@ -95,13 +92,7 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
 
         tuned = [arm for arm in arms if arm["best_lr"] is not None]
         looks = (("steps", "total_steps", PALETTE[0], "o", 12), ("examples", "examples", PALETTE[1], "s", 6))
-        for (
-            name,
-            where,
-            color,
-            marker,
-            size,
-        ) in looks:  # the second lies on the first where both agree, so it is smaller
+        for name, where, color, marker, size in looks:  # the second is smaller, so that both show where they agree
             line = _as_long(tuned, own, where)
             x, y = [a["batch_size"] for a in line], [step_lr(a) for a in line]
             axes.plot(x, y, color=color, linewidth=size / 4, label=f"best at equal {name}")
@@ -116,7 +107,7 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
             axes.plot([], [], "o", color=INK, fillstyle="none", label="hollow: at the end of what was tried")
         axes.set_ylabel("learning rate / (1 - momentum)" if averaged else "learning rate")
         axes.set(xlabel="batch size", title="The learning rate that each batch size wants")
-        _batch_axis(axes, sizes.tolist())
+        ticks_at(axes, sizes.tolist())
         log_scale(axes, "y")
         legend(axes, loc="best")
     return axes
@@ -133,11 +124,3 @@ def _arms(record: Record, diagnosis: Diagnosis | None) -> tuple[Diagnosis | None
 def _as_long(arms: Sequence[Mapping[str, Any]], own: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
     """Return the arms with as many "total_steps" or "examples" as the baseline's, to 5 %."""
     return [arm for arm in arms if math.isclose(number(arm[where]), number(own[where]), rel_tol=0.05)]
-
-
-def _batch_axis(ax: Axes, sizes: Sequence[float]) -> None:
-    ax.set_xscale("log", base=2)
-    ticks = sorted(set(sizes))
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticklabels([f"{int(size):,}" for size in ticks])

@@ -35,9 +35,8 @@ STAGE, FIXED, FRESH, DECAY = Role.BATCH_SIZE, Role.BATCH_SIZE_FIXED, Role.BATCH_
 class BatchSizeStudy(Study):
     """Each batch size with the baseline's settings and with its own, under fresh seeds, at equal steps and at equal examples.
 
-    Batch size is no metaparameter to tune for validation performance (F6.1): what a sweep over it alone shows is mostly that the
-    other settings fit one batch size better than another. So learning rate and momentum are tuned for each, as lanes, before
-    any two are held against each other.
+    What a sweep over the batch size alone shows is mostly that the other settings fit one batch size better than another (F6.1). So
+    learning rate and momentum are tuned for each, as lanes, before any two are held against each other.
 
     Attributes:
         batch_sizes: what to try beside the baseline's own; None is a quarter of it and four times it, as far as the training
@@ -78,8 +77,7 @@ class BatchSizeStudy(Study):
             names = "'steps', 'examples' or both, as in ('steps', 'examples')"
             raise ConfigError(f"equal={self.equal!r} must name {names}.")
         for i, memory in enumerate(self.memories or ()):
-            if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 <= memory < 1:
-                raise ConfigError(f"memories[{i}]={memory!r} must be at least 0 and below 1.")
+            check_number(f"memories[{i}]", memory, low=0.0, below=1.0)
         check_fields(self, "lr_ratio", lambda v: 1 < v < math.inf, "a finite number above 1")
         for name in ("reach", "finalists", "choosing_seeds", "seeds"):
             check_integer(name, getattr(self, name))
