@@ -75,6 +75,12 @@ class Codes(dict[str, str]):
         return self.finding(code, "not_measured", f"Not measured: {reason}.", **fields)
 
 
+def named(names: Iterable[str], *, shown: int = 3) -> str:
+    """Return the first names of modules or parameters, each once, and how many more there are; "" is the model itself."""
+    kept = list(dict.fromkeys(name or "the model" for name in names))
+    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
+
+
 def said_alike(
     findings: Iterable[Finding], *, joins: Callable[[Finding], bool] = lambda _: True
 ) -> list[list[Finding]]:
