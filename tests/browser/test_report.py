@@ -92,15 +92,6 @@ def test_print_unfolds_what_is_folded_but_the_evidence_and_says_so(opened: Any) 
     assert not page.evaluate("[...document.querySelectorAll('details')].some(part => part.open)")
 
 
-def test_paper_is_white_also_where_the_screen_is_dark(opened: Any) -> None:
-    page = opened("study", color_scheme="dark", **PAPER)
-    ink = "getComputedStyle(document.body).color"
-    assert page.evaluate(ink) == "rgb(230, 232, 236)"
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(ink) == "rgb(29, 32, 38)"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-
-
 def test_the_keyboard_unfolds_and_copies(opened: Any) -> None:
     page = opened("study")
     page.locator("summary").first.focus()

@@ -8,7 +8,6 @@ import math
 import socket
 import subprocess
 import sys
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from sqlalchemy import make_url
 
 import workbench as wb
 from tests.helpers.postgres import Server, binaries, server
-from tests.helpers.study_folders import PLAIN, opened, study, write_study
+from tests.helpers.study_folders import PLAIN, study, write_study
 from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import RecordError, UsageError
@@ -110,22 +109,6 @@ def test_a_note_reaches_the_ledger_and_a_ledger_that_cannot_be_written_is_a_warn
         push(tmp_path / "two")
 
 
-def test_an_address_that_is_none_is_refused_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WORKBENCH_LEDGER", "runs/ledger.db")
-    with pytest.raises(UsageError, match="is no address of a database"):
-        wb.Trainer().run(small_workload(), out=tmp_path / "one")
-    assert not (tmp_path / "one").exists()
-    monkeypatch.delenv("WORKBENCH_LEDGER")
-    with pytest.raises(UsageError, match="WORKBENCH_LEDGER is not set"):
-        wb.list_studies(tmp_path, ledger="")
-    writer = opened(tmp_path / "one")
-    monkeypatch.setenv("WORKBENCH_LEDGER", "changed meanwhile")
-    writer.close()
-    assert "is no address of a database" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -158,13 +141,6 @@ def test_a_password_in_any_form_is_in_no_message(tmp_path: Path, word: str) -> N
         assert form not in str(caught.value)
 
 
-def test_a_command_with_a_password_is_stored_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: (None, b""))  # this file may be part of a patch
-    opened(tmp_path / "one", command=f"python x.py --db postgresql://u:{SECRET}@h/d").close()
-    assert not any(SECRET.encode() in path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())
-    assert "//***@h" in wb.list_studies(tmp_path)["reproduce"].iloc[0]
-
-
 def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines, each with its own folder and a study of the same name, over one database."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
@@ -192,48 +168,6 @@ def test_processes_may_push_at_once(tmp_path: Path, beside: str) -> None:
     said = [process.communicate(timeout=120)[1].decode() for process in ran]
     assert [process.returncode for process in ran] == [0, 0, 0], said
     assert {name: len(rows) for name, rows in stored(tmp_path).items()} == {"s0": 6, "s1": 6, "s2": 6}, said
-
-
-HOLDS = """
-import sqlite3, sys, time
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("BEGIN IMMEDIATE")
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the ledger of a folder with one study."""
-    push(study(tmp_path / "one"))
-    process = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path / LEDGER)], stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
-def test_a_locked_ledger_is_waited_for_its_holder_named_and_nothing_replaced_under_his_hands(
-    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    before, began = (tmp_path / LEDGER).stat().st_ino, time.perf_counter()
-    held = rf"is locked by process {holder.pid} \(.*python.*\) on .*; waited"
-    with pytest.raises(RecordError, match=rf"{held} 1 s for it. The study in .* is whole"):
-        push(tmp_path / "one", wait_s=1.0)
-    assert time.perf_counter() - began > 0.9
-    with pytest.raises(RecordError, match=rf"{held} 0.2 s for it"):
-        rebuild(tmp_path, wait_s=0.2)
-    assert (tmp_path / LEDGER).stat().st_ino == before
-    monkeypatch.setattr("workbench.ledger.push.WAIT_S", 0.3)
-    study(tmp_path / "two")
-    assert "is locked by" in caplog.text
-    assert wb.list_studies(tmp_path)["study"].tolist() == ["one", "two"]
-    holder.kill()
-    holder.wait()
-    assert rebuild(tmp_path, wait_s=5.0) == 2
 
 
 @pytest.fixture(scope="module")
