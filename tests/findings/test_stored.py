@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import RecordError
-from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.diagnosis import Diagnosis, read_diagnosis
 from workbench.findings.finding import Finding
-from workbench.findings.stored import read_diagnosis
 from workbench.record.json_values import dumps
 
 FINDING = Finding(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import socket
+import sqlite3
 import subprocess
 import sys
 import urllib.parse
@@ -168,6 +170,20 @@ def test_processes_may_push_at_once(tmp_path: Path, beside: str) -> None:
     said = [process.communicate(timeout=120)[1].decode() for process in ran]
     assert [process.returncode for process in ran] == [0, 0, 0], said
     assert {name: len(rows) for name, rows in stored(tmp_path).items()} == {"s0": 6, "s1": 6, "s2": 6}, said
+
+
+def test_a_locked_ledger_is_waited_for_and_not_replaced(tmp_path: Path) -> None:
+    push(study(tmp_path / "one"))
+    before = (tmp_path / LEDGER).stat().st_ino
+    with contextlib.closing(sqlite3.connect(tmp_path / LEDGER, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RecordError, match=r"is locked by another process; waited 0.5 s for it. The study in .* is"):
+            push(tmp_path / "one", wait_s=0.5)
+        with pytest.raises(RecordError, match=r"is locked by another process; waited 0.2 s"):
+            rebuild(tmp_path, wait_s=0.2)
+        assert (tmp_path / LEDGER).stat().st_ino == before
+        other.execute("ROLLBACK")
+    assert rebuild(tmp_path, wait_s=5.0) == 1
 
 
 @pytest.fixture(scope="module")

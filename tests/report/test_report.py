@@ -21,9 +21,8 @@ from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.findings.topic import Figure
-from workbench.report.figures import shown_here
 from workbench.report.html import shown_line
-from workbench.report.page import write_report
+from workbench.report.page import shown_here, write_report
 from workbench.report.summary import summary_rows
 from workbench.topics.registry import FIGURES
 
@@ -76,7 +75,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out where a test is about something else: they take a second."""
-    monkeypatch.setattr("workbench.report.figures.FIGURES", ())
+    monkeypatch.setattr("workbench.report.page.FIGURES", ())
 
 
 def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -> str:

@@ -176,11 +176,7 @@ class NotebookRuns:
 
 
 def write_summary(runs: NotebookRuns) -> Path:
-    """Write `summary.csv` and `summary.html` into the folder of the runs, and return the page's path.
-
-    Raises:
-        RecordError: the folder cannot be written.
-    """
+    """Write `summary.csv` and `summary.html` into the folder of the runs, and return the page's path."""
     write_atomic(runs.folder / "summary.csv", runs.table.to_csv(index=False, lineterminator="\n").encode())
     target = runs.folder / "summary.html"
     body = runs._table_html(relative_to=runs.folder, heading=True)
