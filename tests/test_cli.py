@@ -174,16 +174,6 @@ def test_wrong_usage_is_2_and_runs_nothing(playbook, capsys, words: list[str], s
     assert calls == []
 
 
-def test_examples_in_the_help_are_accepted() -> None:
-    from workbench.cli.help import HELP
-
-    lines = [line.strip().partition("#")[0] for text in HELP.values() for line in text.epilog.splitlines()]
-    examples = [shlex.split(line)[1:] for line in lines if line.startswith("workbench ")]
-    assert len(examples) >= 10
-    for words in examples:
-        assert cli.build_parser().parse_args(words).command is not None
-
-
 @pytest.mark.parametrize("words", [["diagnose", "--help"]])
 def test_help_imports_nothing_heavy(words: list[str], tmp_path: Path) -> None:
     program = (

@@ -120,15 +120,6 @@ def test_a_frozen_picture_stays_while_data_goes_on_arriving(alone: Page) -> None
     alone.wait_for_function(f"() => ({done})() === 1400")
 
 
-def test_a_hole_in_what_is_told_makes_the_page_ask(alone: Page) -> None:
-    alone.evaluate("() => { window.number += 3; }")
-    feed(alone, lanes=8, steps=2000, rows=(1300, 1400), lost=2)
-    assert alone.evaluate("() => window.asked") == ["all"]
-    assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1200  # no hole
-    feed(alone, lanes=8, steps=2000, rows=(0, 1500), lost=2, whole=True)
-    assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1500
-
-
 def test_a_study_is_seen_while_its_cell_runs(desk: Desk) -> None:
     desk.open(desk.lab.write("live.ipynb", [SLOW, RUN.replace("STEPS", "800").replace("NAME", "live")]))
     desk.run_all(wait=False)

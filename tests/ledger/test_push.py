@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import socket
 import sqlite3
@@ -226,28 +225,3 @@ def test_studies_are_kept_in_a_database(
         with pytest.raises(RecordError, match="is locked by another session of the database; waited 2 s"):
             push(tmp_path / "one", wait_s=2.0)
     push(tmp_path / "one", wait_s=2.0)
-
-
-@postgres
-def test_a_wrong_password_is_in_no_message_record_or_report(
-    database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    wrong = "hunter2-wrong"
-    monkeypatch.setenv("WORKBENCH_LEDGER", database.url(wrong))
-    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: (None, b""))
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    with caplog.at_level(logging.DEBUG):
-        wb.Trainer().run(small_workload(), out=tmp_path / "one")
-    with pytest.raises(RecordError, match=r"//\*\*\*@127\.0\.0\.1.*password authentication failed") as caught:
-        push(tmp_path / "one")
-    shown: BaseException | None = caught.value
-    while shown is not None:  # everything that a traceback would print
-        assert wrong not in str(shown)
-        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
-    assert cli.main(["studies", str(tmp_path), "--ledger"]) == 1
-    assert cli.main(["report", str(tmp_path / "one")]) == 0
-    said = capsys.readouterr()
-    assert "password authentication failed" in said.err
-    assert all(wrong not in text for text in (said.out, said.err, caplog.text))
-    assert not any(wrong.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -15,15 +15,6 @@ def parameter(kind: str) -> NotebookParameter:
     return NotebookParameter(name="x", type=kind, default="1")
 
 
-def test_what_papermill_cannot_read_is_read() -> None:
-    source = "lr: float | None = None  # lr=None: found\nnote: 'str' = 'a=b'  # why = because\nmany: list[int] = [\n    1,\n]  # more"
-    assert [(p.name, p.type, p.default, p.help) for p in read_parameters(source)] == [
-        ("lr", "float | None", "None", "lr=None: found"),
-        ("note", "str", "'a=b'", "why = because"),
-        ("many", "list[int]", "[1]", "more"),
-    ]
-
-
 FITS = [
     ("int", [0, -3], [1.0, True, "1", None, [1]]),
     ("float", [0.5, 2, float("inf")], [True, "0.5", None]),

@@ -18,7 +18,7 @@ from workbench.findings.finding import Finding
 from workbench.notebook import engine as engine
 from workbench.notebook import runner as runner
 from workbench.notebook.html import write_notebook_html
-from workbench.notebook.runner import describe_notebook, find_notebook, list_notebooks, read_verdict, run_notebook
+from workbench.notebook.runner import find_notebook, list_notebooks, read_verdict, run_notebook
 from workbench.plots.render import png
 
 PARAMETERS = "count: int = 1  # how many\nlrs: list[float] = [0.1]  # which"
@@ -82,17 +82,6 @@ def test_verdicts_are_read_back(tmp_path: Path) -> None:
         return Diagnosis(findings=(finding,), workload="w").rows()
 
     assert read_verdict(done) == [expected("warn"), expected("ok")]
-
-
-def test_describe_reads_without_running(tmp_path: Path) -> None:
-    info = describe_notebook(write(tmp_path / "n.ipynb", "1 / 0"))
-    assert (info.title, info.question) == ("Title", "A question.")
-    assert [(p.name, p.type, p.default, p.help) for p in info.parameters] == [
-        ("count", "int", "1", "how many"),
-        ("lrs", "list[float]", "[0.1]", "which"),
-    ]
-    assert "count: int = 1  # how many" in str(info)
-    assert "No parameters" in str(describe_notebook(write(tmp_path / "m.ipynb", parameters=None)))
 
 
 @pytest.mark.parametrize("name", ["01_lr_sweep", "lr_sweep", "lr_sweep.ipynb", "notebooks/01_lr_sweep.ipynb"])

@@ -148,17 +148,6 @@ def test_over_an_empty_record_it_says_what_to_run(name: str, live: bool) -> None
     assert run in words
 
 
-@pytest.mark.parametrize("name", [*PANELS, "curves_panel"])
-@pytest.mark.parametrize("given", ["runs/lr", None])
-def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) -> None:
-    if name == "batch_norm_panel" and given is None:
-        with pytest.raises(UsageError, match="needs a record, or batch_size="):
-            wb.batch_norm.panel(None)
-        return
-    with pytest.raises(UsageError, match=f"{name} takes .*, not {type(given).__name__}"):
-        (BUILT | {"curves_panel": wb.curves_panel})[name](given)
-
-
 def test_an_answer_that_cannot_be_given_is_said_and_the_panel_goes_on() -> None:
     """The words say why, as text; the last picture stays; the next value is answered again."""
 

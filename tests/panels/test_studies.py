@@ -84,20 +84,6 @@ def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> No
     assert opened["row"]["reproduce"].endswith("workbench diagnose digits_mlp --out " + str(runs / "first"))
 
 
-def test_what_goes_wrong_is_said_and_the_panel_goes_on(runs: Path) -> None:
-    panel = studies_panel(runs, live=True)
-    assert asked(panel, do="open", path=str(runs / "gone"))["bad"]
-    assert "another machine" in asked(panel, do="open", path="")["text"]
-    assert "not known" in asked(panel, do="dance")["text"]
-    assert "KeyError" in asked(panel, nothing=1)["text"]
-    (runs / "first" / "steps").mkdir(exist_ok=True)
-    next((runs / "first" / "steps").glob("*.parquet")).write_bytes(b"PAR1")
-    said = asked(panel, do="open", path=str(runs / "first"))
-    assert "truncated or damaged" in said["text"]
-    assert panel.opened["trials"], "the trials are shown although the curves are damaged"
-    assert not asked(panel, do="open", path=str(runs / "second"))["bad"]
-
-
 def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     one, two = side(runs / "first"), side(runs / "second")
     found = compare(one, two)

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import workbench as wb
 from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.host_facts import job
-from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
+from tests.helpers.records import diagnosis, empty, one_trial, study
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_batches import batches
 from tests.helpers.simulated_input import pipeline
@@ -188,13 +188,3 @@ def test_says_not_measured_when_every_value_is_nan(name: str) -> None:
     ax.get_figure(root=True).savefig(io.BytesIO())
     infeasible = sum(len(line.get_xdata()) for line in ax.lines if "diverged" in str(line.get_label()))
     assert why_not_measured(ax) or infeasible > 0
-
-
-@every_record_figure
-def test_columns_that_a_trial_dropped_are_not_measured(name: str) -> None:
-    record = study()
-    bare = MemoryRecord(record.trials, record.steps[["trial", "step"]], record.evals.iloc[:0], record.config)
-    if name == "plot_lr_sweep":
-        assert why_not_measured(plots.plot_lr_sweep(bare, diagnosis(), ax=blank())) is None
-    else:
-        assert why_not_measured(RECORD_FIGURES[name](bare, None, blank()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -128,16 +127,6 @@ def test_a_dataclass_is_written_without_its_defaults_and_made_again() -> None:
     assert eval(said, vars(wb) | {"TrainConfig": wb.TrainConfig}) == config
     for study in (wb.lr_sweep.Study(lrs=[0.1], steps=5), wb.batch_size.Study(), wb.warmup.Study(full_runs=2)):
         assert eval(source_of(study), {type(study).__name__: type(study)}) == study
-
-
-def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
-    first = wb.lr_sweep.Study(lrs=[0.05, 0.1], steps=12).run(wb.load_workload("digits_mlp"), out=tmp_path / "a")
-    words = shlex.split(str(first.command))
-    assert words[:2] == ["python", "-c"]
-    again = [sys.executable, "-c", words[2].replace(str(tmp_path / "a"), str(tmp_path / "b"))]
-    subprocess.run(again, check=True, cwd=tmp_path)
-    assert wb.open(tmp_path / "b").steps["loss"].tolist() == first.steps["loss"].tolist()
 
 
 MINE = """

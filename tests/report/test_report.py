@@ -255,16 +255,6 @@ def test_the_norms_are_those_of_the_trial_that_is_drawn() -> None:
     )
 
 
-def test_what_was_not_seen_or_not_measured_is_not_repeated() -> None:
-    findings = (
-        Finding(code="a.seen", status="warn", summary="It jumps."),
-        Finding(code="a.absent", status="ok", summary="Not seen in 4 trials."),
-        Finding(code="a.unknown", status="not_measured", summary="Not measured: no trial."),
-    )
-    codes = tuple(finding.code for finding in findings)
-    assert shown_here(figure("clipping", codes), study(), Diagnosis(findings=findings)) == "It jumps."
-
-
 def rows(record: MemoryRecord, said: Diagnosis) -> dict[str, str]:
     return summary_rows(record, said)
 
@@ -284,15 +274,6 @@ def test_every_line_has_the_numbers_of_this_study() -> None:
     )
     assert said["Gain"] == "validation/loss 0.2114 → 0.1007 (selected checkpoints, mean over 3 fresh seeds)."
     assert "1 of 9 questions could not be answered" in said["How sure"]
-
-
-def test_a_cause_is_mended_before_the_config_is_changed() -> None:
-    scale = Finding(code="data.scale", status="warn", summary="One column is large.", advice=("Standardise it.",))
-    found = replace(diagnosis(), findings=(*diagnosis().findings, scale))
-    said = rows(study(), found)["To change"]
-    assert said.startswith("First: Standardise it. The config by itself, without that: peak_lr 0.02 → 0.08; ")
-    kept = replace(found, recommendation={**(found.recommendation or {}), "adopted": False, "changed": []})
-    assert rows(study(), kept)["To change"] == "First: Standardise it."
 
 
 def test_a_candidate_that_was_not_adopted_changes_nothing_and_gains_nothing() -> None:
