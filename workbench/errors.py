@@ -1,4 +1,7 @@
-"""The exception tree and the one way a mistyped name is answered."""
+"""The exception tree and the one way a mistyped name is answered.
+
+Every error names the argument, the value that was given, what is allowed and what to do next.
+"""
 
 from __future__ import annotations
 

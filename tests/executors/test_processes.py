@@ -19,7 +19,6 @@ import pytest
 from tests.helpers.executors import assert_same_study, assert_whole, begins, gone, rates, train
 from tests.helpers.workloads import small_workload
 from workbench.record.read import StudyRecord
-from workbench.studies.executors.base import LocalExecutor
 
 pytestmark = pytest.mark.slow
 ROOT = str(Path(__file__).parents[2])
@@ -115,7 +114,7 @@ def test_two_nodes_share_the_chunks(nodes: tuple[str, list[Node]], tmp_path: Pat
         last = {begins(tmp_path / "s", n)[-1]["ray_node"] for n in range(4)}
         assert len(last) == 1
         assert last < first
-    train(LocalExecutor(), WORKLOAD, CONFIGS, tmp_path / "whole")
+    train(None, WORKLOAD, CONFIGS, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")
 
 
@@ -137,22 +136,5 @@ def test_a_killed_driver_loses_no_finished_trial(kind: str, tmp_path: Path) -> N
     assert gone(driver.pid), "its processes end with it, Ray's own within a minute"
     assert_whole(tmp_path / "s")
     assert [len(begins(tmp_path / "s", n)) for n in range(4)] == [1, 1, 2, 2]
-    train(LocalExecutor(), WORKLOAD, MIXED, tmp_path / "whole")
-    assert_same_study(tmp_path / "s", tmp_path / "whole")
-
-
-def test_ctrl_c_in_a_terminal_reaches_every_process_and_keeps_what_is_there(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    command = [sys.executable, "-c", DRIVER, str(tmp_path / "s"), "ray"]
-    driver = subprocess.Popen(command, start_new_session=True, env=OWN, stderr=subprocess.PIPE, text=True)
-    with driver:
-        wait_for((tmp_path / "s" / "trials" / "2" / "checkpoints").exists, 300)
-        os.killpg(driver.pid, signal.SIGINT)
-        _, said = driver.communicate(timeout=120)
-    assert "StudyInterrupted: stopped with 2 of 4 trials unfinished; everything that arrived is saved" in said
-    assert StudyRecord(tmp_path / "s").trials["state"].tolist() == ["complete", "complete", "stopped", "stopped"]
-    assert gone(driver.pid, within_s=30)
-    train(LocalExecutor(), WORKLOAD, MIXED, tmp_path / "s")
-    assert_whole(tmp_path / "s")
-    train(LocalExecutor(), WORKLOAD, MIXED, tmp_path / "whole")
+    train(None, WORKLOAD, MIXED, tmp_path / "whole")
     assert_same_study(tmp_path / "s", tmp_path / "whole")

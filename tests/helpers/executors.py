@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset
 from workbench.config import TrainConfig
 from workbench.record.read import StudyRecord, TrialRecord, read_events
 from workbench.record.write import StudyWriter
-from workbench.studies.executors.base import Executor
+from workbench.studies.executors.on_ray import RayExecutor
 from workbench.train import checkpoint
 from workbench.train.hooks import Hook, Run, Step
 from workbench.train.progress import Progress
@@ -26,7 +27,7 @@ from workbench.workloads.base import Workload
 
 
 def train(
-    executor: Executor,
+    executor: RayExecutor | None,
     workload: Workload,
     configs: Sequence[TrainConfig],
     out: Path,
@@ -34,14 +35,14 @@ def train(
     hooks: Sequence[Hook] = (),
     progress: Progress | None = None,
 ) -> list[TrialRecord]:
-    """Run one study of these trials, and give the executor back whatever happens."""
+    """Run one study of these trials, None is in this process, and give the executor back whatever happens."""
     study = StudyWriter.open(out, kind="sweep", workload=workload.name, config=workload.config.to_dict())
-    try:
-        trainer = Trainer(device="cpu", hooks=hooks)
-        return executor.run(workload, configs, study, stage="lr_sweep", trainer=trainer, progress=progress)
-    finally:
-        study.close()
-        executor.close()
+    trainer, how = Trainer(device="cpu", hooks=hooks), {"stage": "lr_sweep", "progress": progress}
+    with closing(study):
+        if executor is None:
+            return trainer.run_trials(workload, configs, study, **how)
+        with executor:
+            return executor.run(workload, configs, study, trainer=trainer, **how)
 
 
 def train_alone(workload: Workload, configs: Sequence[TrainConfig], out: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.workloads.base import Workload
@@ -19,53 +19,36 @@ from workbench.workloads.losses import classification
 FEATURES, CLASSES, EXAMPLES, BATCH = 16, 4, 32, 8
 
 
-class Tied(nn.Module):
+class Doing(nn.Module):
+    """A linear head, what a function does before or after it, and whatever attributes that needs."""
+
+    def __init__(self, do: Callable[[Any, Tensor], Tensor], width: int = FEATURES, **attributes: Any) -> None:
+        super().__init__()
+        self.do, self.head = do, nn.Linear(width, CLASSES)
+        for name, value in attributes.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.do(self, x)
+
+
+def tied() -> nn.Module:
     """One weight under two names, used a third time transposed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(FEATURES, 6), nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.b(torch.tanh(self.a(x)) @ self.a.weight)))
-        return out
+    a, b = nn.Linear(FEATURES, 6), nn.Linear(FEATURES, 6)
+    b.weight = a.weight
+    return Doing(lambda m, x: m.head(torch.tanh(m.b(torch.tanh(m.a(x)) @ m.a.weight))), 6, a=a, b=b)
 
 
-class Buffered(nn.Module):
+def buffered(m: Any, x: Tensor) -> Tensor:
     """A running mean written in place, a counter, and a buffer that is replaced by a new tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(FEATURES))
-        self.register_buffer("scale", torch.ones(()))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.mean.lerp_(x.mean(0), 0.1)
-            self.scale = 0.9 * self.scale + 0.1 * x.std()
-            self.calls += 1
-        out: Tensor = self.head((x - self.mean) / self.scale)
-        return out
-
-
-class Remembering(nn.Module):
-    """Moves one buffer into another, and swaps two more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("now", "then", "left", "right"):
-            self.register_buffer(name, torch.randn(FEATURES))
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.then, self.now = self.now, x.mean(0)
-            self.left, self.right = self.right, self.left
-        out: Tensor = self.head(x + self.then * self.left - self.right)
-        return out
+    if m.training:
+        m.mean.lerp_(x.mean(0), 0.1)
+        m.scale = 0.9 * m.scale + 0.1 * x.std()
+        m.calls += 1
+    return m.head((x - m.mean) / m.scale)
 
 
 class Attending(nn.Module):
@@ -78,20 +61,13 @@ class Attending(nn.Module):
         self.qkv = nn.Linear(8, 24)
         if kind == "layer":
             self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
-        elif kind == "multihead":
-            self.layer = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x.view(-1, 4, 4))
-        out: Tensor = self.head(self._mix(self.norm(h)).mean(1))
+        h = self.norm(self.embed(x.view(-1, 4, 4)))
+        out: Tensor = self.head((self.layer(h) if self.kind == "layer" else self._mix(h)).mean(1))
         return out
 
     def _mix(self, h: Tensor) -> Tensor:
-        if self.kind == "layer":
-            return self.layer(h)
-        if self.kind == "multihead":
-            mixed: Tensor = self.layer(h, h, h, need_weights=False)[0]
-            return h + mixed
         q, k, v = self.qkv(h).view(-1, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
         if self.kind == "fused":
             p = self.dropout if self.training else 0.0
@@ -100,43 +76,6 @@ class Attending(nn.Module):
             future = torch.ones(4, 4, dtype=torch.bool).triu(1)
             mixed = (q @ k.transpose(-2, -1) / 2).masked_fill(future, -math.inf).softmax(-1) @ v
         return h + mixed.transpose(1, 2).reshape(-1, 4, 8)
-
-
-class Embedding(nn.Module):
-    """Looks tokens up, and tells them apart by their sign."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(6, 8), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = (x > 0).long() + 2 * (x > 1).long()
-        out: Tensor = self.head(self.table(tokens).mean(1))
-        return out
-
-
-class Recurrent(nn.Module):
-    """An LSTM or GRU over the features, four at a time."""
-
-    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU] = nn.LSTM) -> None:
-        super().__init__()
-        self.cells, self.head = kind(4, 8, batch_first=True), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.cells(x.view(-1, 4, 4))[0][:, -1])
-        return out
-
-
-class Unused(nn.Module):
-    """Has a parameter that the loss never sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.spare = nn.Linear(FEATURES, CLASSES), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x)
-        return out
 
 
 class Caching(nn.Module):
@@ -154,50 +93,27 @@ class Caching(nn.Module):
         return out
 
 
-class InPlace(nn.Module):
-    """Writes into its activations, as `nn.ReLU(inplace=True)` and masks do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.body(x), inplace=True)
-        h = h.clone()
-        h[:, 0] = 1.0
-        h.mul_(0.5).add_(1)
-        out: Tensor = self.head(h)
-        return out
+def in_place(m: Any, x: Tensor) -> Tensor:
+    """Write into activations, as `nn.ReLU(inplace=True)` and masks do."""
+    h = F.relu(m.body(x), inplace=True).clone()
+    h[:, 0] = 1.0
+    return m.head(h.mul_(0.5).add_(1))
 
 
-class Noisy(nn.Module):
-    """Draws in every way that a layer of one's own may draw."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.body(x))
-        if self.training:
-            h = h + 0.1 * torch.randn_like(h) + 0.1 * torch.rand(8, dtype=h.dtype)
-            h = h * torch.bernoulli(torch.full_like(h, 0.7)) * torch.bernoulli(torch.sigmoid(h))
-            h = F.dropout1d(h.unsqueeze(2), 0.3).squeeze(2) + torch.empty_like(h).uniform_(-0.1, 0.1)
-        out: Tensor = self.head(F.dropout(h.t(), 0.2, self.training).t())
-        return out
+def noisy(m: Any, x: Tensor) -> Tensor:
+    """Draw in every way that a layer of one's own may draw."""
+    h = torch.tanh(m.body(x))
+    if m.training:
+        h = h + 0.1 * torch.randn_like(h) + 0.1 * torch.rand(8, dtype=h.dtype)
+        h = h * torch.bernoulli(torch.full_like(h, 0.7)) * torch.bernoulli(torch.sigmoid(h))
+        h = F.dropout1d(h.unsqueeze(2), 0.3).squeeze(2) + torch.empty_like(h).uniform_(-0.1, 0.1)
+    return m.head(F.dropout(h.t(), 0.2, m.training).t())
 
 
-def conv(*, norm: Callable[[], nn.Module], pool: nn.Module | None = None) -> nn.Module:
+def conv() -> nn.Module:
+    first = (nn.Unflatten(1, (1, 2, 8)), nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
     return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 8)),
-        nn.Conv2d(1, 4, 3, padding=1, bias=False),
-        norm(),
-        nn.ReLU(),
-        nn.Conv2d(4, 4, 3, padding=1),
-        nn.ReLU(),
-        pool or nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16, CLASSES),
+        *first, nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)
     )
 
 
@@ -212,76 +128,42 @@ def frozen() -> nn.Module:
     return net
 
 
+def body() -> nn.Module:
+    return nn.Linear(FEATURES, 8)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "batch_norm": lambda: mlp(nn.BatchNorm1d(8)),
     "layer_norm": lambda: mlp(nn.LayerNorm(8)),
     "dropout": lambda: mlp(nn.Dropout(0.4)),
-    "dropout_half": lambda: mlp(nn.Dropout()),
-    "alpha_dropout": lambda: mlp(nn.AlphaDropout(0.3)),
     "frozen": frozen,
-    "tied": Tied,
-    "buffered": Buffered,
-    "remembering": Remembering,
-    "conv": lambda: conv(norm=lambda: nn.BatchNorm2d(4)),
-    "group_norm": lambda: conv(norm=lambda: nn.GroupNorm(2, 4), pool=nn.AvgPool2d(2)),
-    "channel_dropout": lambda: conv(norm=lambda: nn.Dropout2d(0.3)),
+    "tied": tied,
+    "buffered": lambda: Doing(
+        buffered, mean=torch.zeros(FEATURES), scale=torch.ones(()), calls=torch.zeros((), dtype=torch.int64)
+    ),
+    "conv": conv,
     "written_out_attention": lambda: Attending("written out"),
-    "fused_attention": lambda: Attending("fused"),
     "fused_attention_dropout": lambda: Attending("fused", 0.2),
-    "multihead": lambda: Attending("multihead"),
     "encoder_layer": lambda: Attending("layer", 0.1),
-    "embedding": Embedding,
-    "lstm": Recurrent,
-    "gru": lambda: Recurrent(nn.GRU),
+    "embedding": lambda: Doing(lambda m, x: m.head(m.table((x > 0).long() + 2 * (x > 1).long()).mean(1)), 8, table=nn.Embedding(6, 8)),
+    "lstm": lambda: Doing(lambda m, x: m.head(m.cells(x.view(-1, 4, 4))[0][:, -1]), 8, cells=nn.LSTM(4, 8, batch_first=True)),
     "caching": Caching,
-    "in_place": InPlace,
-    "noisy": Noisy,
-    "weight_norm": lambda: nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, 8)), nn.Linear(8, CLASSES)
-    ),
-    "spectral_norm": lambda: nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, 8)), nn.Linear(8, CLASSES)
-    ),
-    "unused": Unused,
-}
+    "in_place": lambda: Doing(in_place, 8, body=body()),
+    "noisy": lambda: Doing(noisy, 8, body=body()),
+    "spectral_norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(body()), nn.Linear(8, CLASSES)),
+    "unused": lambda: Doing(lambda m, x: m.head(x), spare=nn.Linear(3, 3)),
+}  # fmt: skip
 
 
-class Branching(nn.Module):
-    """Decides by the values that it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.head(x)
-        return h if h.sum() > 0 else -h
+def branching(m: Any, x: Tensor) -> Tensor:
+    h: Tensor = m.head(x)
+    return h if h.sum() > 0 else -h
 
 
-class Counting(nn.Module):
-    """Decides by how often it was called, which it counts itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.calls = nn.Linear(FEATURES, CLASSES), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        out: Tensor = self.head(x) * (1 + self.calls % 2)
-        return out
-
-
-class PythonRandom(nn.Module):
-    """Draws from Python's random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x) * (0.5 + random.random())
-        return out
+def counting(m: Any, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.head(x) * (1 + m.calls % 2)
 
 
 class HiddenState(nn.Module):
@@ -297,66 +179,30 @@ class HiddenState(nn.Module):
         return out
 
 
-class WritesPlainTensor(nn.Module):
-    """Writes into a tensor that is no buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.box = nn.Linear(FEATURES, CLASSES), [torch.zeros(FEATURES)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.box[0].add_(1)
-        out: Tensor = self.head(x)
-        return out
+def writes_plain_tensor(m: Any, x: Tensor) -> Tensor:
+    m.box[0].add_(1)
+    return m.head(x)
 
 
-class WritesWeight(nn.Module):
-    """Clips its own weight in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.head.weight.data.clamp_(-0.1, 0.1)
-        out: Tensor = self.head(x)
-        return out
+def writes_weight(m: Any, x: Tensor) -> Tensor:
+    m.head.weight.data.clamp_(-0.1, 0.1)
+    return m.head(x)
 
 
-class Selecting(nn.Module):
-    """Takes the examples that a mask chooses: how many, the data decide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x)
-        return out + out[out[:, 0] > 0].sum()
+def selecting(m: Any, x: Tensor) -> Tensor:
+    out: Tensor = m.head(x)
+    return out + out[out[:, 0] > 0].sum()
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "branching": (Branching, r"reads the value of a tensor .*if h\.sum\(\) > 0"),
-    "counting": (Counting, r"the attribute 'calls' of the model changes with every step"),
-    "python_random": (PythonRandom, "draws from Python's or NumPy's random numbers"),
+    "branching": (lambda: Doing(branching), r"reads the value of a tensor .*if h\.sum\(\) > 0"),
+    "counting": (lambda: Doing(counting, calls=0), r"the attribute 'calls' of the model changes with every step"),
+    "python_random": (lambda: Doing(lambda m, x: m.head(x) * (0.5 + random.random())), "draws from Python's or NumPy's"),
     "hidden_state": (HiddenState, r"the attribute 'mean' of the model changes with every step"),
-    "plain_tensor": (WritesPlainTensor, "(writes into a tensor that is no buffer|the attribute 'box')"),
-    "writes_weight": (WritesWeight, "writes into a parameter"),
-    "selecting": (Selecting, "a shape depends on the values of a tensor"),
-}
-
-
-class Dicts(Dataset[dict[str, Any]]):
-    """Items are dicts, nested, with a constant among the tensors."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input": {"x": self.x[index]}, "label": self.y[index]}
+    "plain_tensor": (lambda: Doing(writes_plain_tensor, box=[torch.zeros(FEATURES)]), "(a tensor that is no buffer|the attribute 'box')"),
+    "writes_weight": (lambda: Doing(writes_weight), "writes into a parameter"),
+    "selecting": (lambda: Doing(selecting), "a shape depends on the values of a tensor"),
+}  # fmt: skip
 
 
 def lane_workload(

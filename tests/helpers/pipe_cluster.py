@@ -66,7 +66,7 @@ class PipeCluster:
         threading.Thread(target=self._serve, args=(kind(),), daemon=True).start()
         return PipeCalls(self.listener.address)
 
-    def end(self, worker: PipeCalls) -> None:
+    def kill(self, worker: PipeCalls) -> None:
         with connection.Client(worker.address) as pipe:  # closing alone wakes nobody who waits for a call
             pipe.send(None)
         self.listener.close()
@@ -100,7 +100,7 @@ class PipeCalls:
     """Calls an object in the process of the cluster."""
 
     def __init__(self, address: Any) -> None:
-        self.address = address
+        self.address, self.worker = address, self
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):

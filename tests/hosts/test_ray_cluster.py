@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.executors import gone
-from workbench.errors import ClusterError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.ray.folders import temporary_folder
-from workbench.studies.executors.base import make_executor
+from workbench.studies.session import executor_of
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -24,12 +24,12 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
     with pytest.raises(WorkbenchError, match=r"Ray, which is not installed: pip install 'workbench\[ray\]'"):
-        make_executor("ray")
+        executor_of("ray")
 
 
 def test_asking_for_it_imports_nothing_yet() -> None:
     pytest.importorskip("ray")
-    code = "import sys; from workbench.studies.executors.base import make_executor as m; m('ray').close(); m('local')"
+    code = "import sys; from workbench.studies.session import executor_of as e; e('ray'); e('local')"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print('ray' in sys.modules)"], capture_output=True, text=True
     )
@@ -194,16 +194,3 @@ def listening_elsewhere(found: dict[str, Any]) -> list[str]:
     listening = [row for row in found["sockets"] if row[3] == "0A" and row[9] in ours]
     assert listening, "or this test sees nothing"
     return [row[1] for row in listening if not row[1].startswith(loopback)]
-
-
-def test_a_signal_to_end_is_no_trouble_of_the_cluster() -> None:
-    """Ray answers SIGTERM by SystemExit while it starts; what it raises where it cannot start is told as that."""
-    from workbench.ray.cluster import _as_cluster_error
-
-    with pytest.raises(SystemExit), _as_cluster_error("no Ray cluster can be started"):
-        raise SystemExit(15)
-    with (
-        pytest.raises(ClusterError, match="no Ray cluster can be started: 1"),
-        _as_cluster_error("no Ray cluster can be started"),
-    ):
-        raise SystemExit(1)

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.workloads import small_workload
-from workbench.record.write import StudyWriter
 from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, replace_batch_norm
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.trainer import Trainer
@@ -82,17 +80,6 @@ def test_all_examples_are_normalised_by_the_statistics_of_the_drawn_ones(kind: i
     assert torch.autograd.gradcheck(again, x.requires_grad_())
 
 
-def test_every_place_of_the_batch_is_drawn_equally_often() -> None:
-    torch.manual_seed(0)
-    draws, examples, asked = 400, 20, 5
-    counts = sum(drawn(ghost(examples, asked), examples).double() for _ in range(draws))
-    expected = draws * asked / examples
-    chi_square = (
-        float(((counts - expected) ** 2 / (expected * (1 - asked / examples))).sum()) * (examples - 1) / examples
-    )
-    assert chi_square < 43.8  # 0.1 % of a chi-square with 19 degrees of freedom
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_a_batch_that_is_not_larger_is_bitwise_torch(kind: int, momentum: float | None) -> None:
@@ -126,23 +113,6 @@ def test_evaluation_takes_the_running_statistics_for_any_batch_and_draws_nothing
     assert torch.equal(layer(x), expected)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[n], t) for n, t in layer.state_dict().items())
-
-
-def test_without_running_statistics_evaluation_takes_the_first_examples() -> None:
-    layer = ghost(3, 4, track_running_stats=False, affine=False).eval()
-    state, x = torch.get_rng_state(), torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(layer(x)[:4], F.batch_norm(x[:4], None, None, training=True))
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_bfloat16_in_gives_bfloat16_out_with_statistics_of_more_digits() -> None:
-    layer, x = ghost(3, 8), 100 + torch.randn(32, 3).bfloat16()
-    torch.manual_seed(0)
-    out = layer(x)
-    torch.manual_seed(0)
-    sample = x[torch.rand(32).argsort()[:8]].float()
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(layer.running_var, 0.9 + 0.1 * sample.var(0))
 
 
 def test_a_model_is_converted_with_its_parameters_hooks_and_shared_layers() -> None:
@@ -224,43 +194,7 @@ def test_groups_are_as_many_as_divide_the_channels_and_leave_enough_in_each(
     assert norm.num_groups == groups
 
 
-def test_a_model_keeps_its_parameters_and_loses_its_running_statistics() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 1), nn.BatchNorm2d(8), nn.Sequential(nn.BatchNorm2d(8, affine=False, eps=1e-3))
-    )
-    parameters = list(model.parameters())
-    assert replace_batch_norm(model, "group", channels_per_group=4) is model
-    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    assert not list(model.buffers())
-    first, second = model[1], model[2][0]
-    assert (first.num_groups, second.num_groups, second.affine, second.eps) == (2, 2, False, 1e-3)
-
-
 # In the trainer.
-
-
-def test_lanes_train_as_they_do_alone_by_either_way(tmp_path: Path) -> None:
-    workload = lane_workload(MODELS["conv"])
-    base = workload.config.replace(total_steps=6, bn_stat_examples=3, eval_every_steps=3)
-    assert base.batch_size > 3
-    configs = [base.replace(shared_seed=seed, peak_lr=lr) for seed, lr in ((0, 0.05), (1, 0.05), (0, 0.1))]
-    found: dict[str, list[Any]] = {}
-    for way in ("loop", "vmap"):
-        study = StudyWriter.open(tmp_path / way, kind="trial", workload=workload.name, config=base.to_dict())
-        records = Trainer(gradients=way).run_trials(workload, configs, study, stage="trial")
-        found[way] = [r.steps["loss"].to_numpy() for r in records]
-        found[f"{way} evals"] = [r.evals["value"].to_numpy() for r in records]
-        study.close()
-    alone = [
-        Trainer(gradients="loop").run(workload, c, out=tmp_path / f"{i}").steps["loss"] for i, c in enumerate(configs)
-    ]
-    for one, loop, vmap in zip(alone, found["loop"], found["vmap"], strict=True):
-        np.testing.assert_array_equal(one, loop)
-        np.testing.assert_allclose(vmap, loop, rtol=1e-4)
-    for loop, vmap in zip(found["loop evals"], found["vmap evals"], strict=True):
-        np.testing.assert_allclose(vmap, loop, rtol=1e-3, atol=1e-5)
-    plain = Trainer(gradients="loop").run(workload, base.replace(bn_stat_examples=None), out=tmp_path / "plain")
-    assert not np.allclose(plain.steps["loss"], alone[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("way", ["loop", "vmap"])

@@ -6,13 +6,11 @@ import errno
 import json
 import math
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
@@ -26,7 +24,6 @@ from workbench.train.checkpoint import (
     prune,
     save_checkpoint,
 )
-from workbench.train.hooks import Hook, Step
 
 NAN, INF = math.nan, math.inf
 
@@ -120,46 +117,6 @@ def test_damage_is_named_with_what_is_left(tmp_path: Path, damage: str) -> None:
     DAMAGES[damage](path)
     with pytest.raises(CheckpointError, match=r"step-00000008 is damaged: .*there are: step-00000004\)"):
         load_checkpoint(path)
-
-
-class Breaks(Hook):
-    def on_step(self, step: Step) -> None:
-        if step.index == 18:
-            raise RuntimeError("planted")
-
-
-def broken_run(folder: Path) -> wb.TrialRecord:
-    with pytest.raises(RuntimeError, match="planted"):
-        wb.Trainer(hooks=[Breaks()]).run(small_workload(), out=folder)
-    record = wb.open(folder)
-    assert isinstance(record, wb.TrialRecord)
-    return record
-
-
-def test_a_run_with_a_damaged_checkpoint_says_so_and_goes_on_without_it(tmp_path: Path) -> None:
-    whole, record = wb.Trainer().run(small_workload(), out=tmp_path / "whole"), broken_run(tmp_path / "run")
-    rows, latest = len(record.steps), record.checkpoints[-1]
-    flip(latest / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"{latest.name} is damaged.*Delete this folder and run again"):
-        wb.Trainer().run(small_workload(), out=tmp_path / "run")
-    assert len(wb.open(tmp_path / "run").steps) == rows
-    shutil.rmtree(latest)
-    again = wb.Trainer().run(small_workload(), out=tmp_path / "run")
-    assert again.steps["loss"].tolist() == whole.steps["loss"].tolist()
-
-
-def test_a_workload_whose_model_changed_meanwhile_is_told(tmp_path: Path) -> None:
-    broken_run(tmp_path / "run")
-    wider = small_workload(
-        build_model=lambda: nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Dropout(0.0), nn.Linear(9, 1))
-    )
-    with pytest.raises(RecordError, match="the workload's code or data has changed since"):
-        wb.Trainer().run(wider, out=tmp_path / "run")
-    study = json.loads((tmp_path / "run" / "study.json").read_text())
-    del study["fingerprint"]  # as if the change had gone unseen
-    (tmp_path / "run" / "study.json").write_text(json.dumps(study))
-    with pytest.raises(CheckpointError, match="does not fit the model.*The code of the workload has changed since"):
-        wb.Trainer().run(wider, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(("sync", "fails", "waits"), [(True, "fsync", 1), (False, "rename", 0), (True, "", 3), (False, "", 0)])  # fmt: skip

@@ -170,19 +170,6 @@ CLASSES = classification(
 HOW: dict[str, Any] = {"device": torch.device("cpu"), "precision": None}
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 100])
-def test_means_of_the_examples_are_those_of_an_evaluation(batch_size: int) -> None:
-    workload = small_workload(weights=lambda batch: batch[1].abs(), build_model=lambda: small_net(0.5))
-    model, before = small_net(0.5).double(), torch.get_rng_state()
-    how = HOW | {"precision": "float64"}
-    found = example_values(workload, model, split="validation", batch_size=batch_size, **how)
-    for row in evaluate(workload, model, batch_size=13, precision="float64"):
-        assert np.average(found.columns[row.metric], weights=found.weights) == pytest.approx(row.value, rel=1e-12)
-    assert model.training
-    assert (found.labels, found.classes, found.features) == (None, None, None)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_classes_and_inputs_come_in_the_order_of_the_data_and_nan_passes_through() -> None:
     bad = X.clone()
     bad[3, 0, 0] = math.nan

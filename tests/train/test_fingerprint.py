@@ -34,24 +34,3 @@ def test_another_model_loss_or_data_is_refused_in_the_same_folder(
     with pytest.raises(RecordError, match=rf"has changed since .* was begun \({key}: .*Give a new folder"):
         wb.Trainer().run(small_workload(**changes), out=tmp_path / "s")
     assert (tmp_path / "s" / "study.json").read_bytes() == before
-
-
-def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    class Breaks(wb.hooks.Hook):
-        def on_step(self, step: object) -> None:
-            if step.index == 20:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        wb.Trainer(hooks=[Breaks()]).run(small_workload())
-    (folder,) = (p for p in (tmp_path / "runs").iterdir() if p.is_dir())
-    resumed = wb.Trainer().run(small_workload())
-    assert resumed.path.name == folder.name
-    assert resumed.state == "complete"
-    other = wb.Trainer().run(small_workload(config={"peak_lr": 0.01}))
-    again = wb.Trainer().run(small_workload())
-    assert len({resumed.path.name, other.path.name, again.path.name}) == 3

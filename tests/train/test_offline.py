@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.errors import CheckpointError, RecordError, UnknownNameError, UsageError, WorkloadError
+from workbench.errors import RecordError, UnknownNameError, UsageError, WorkloadError
 from workbench.record.folder import lock
 from workbench.record.read import TrialRecord, open_record, periodic_rows
 from workbench.train.evaluation import evaluate
@@ -82,41 +77,6 @@ def test_what_cannot_be_evaluated_offline_says_why(trial: TrialRecord, workload:
         evaluate_offline(workload, trial)
 
 
-def test_a_checkpoint_of_another_model_is_refused(trial: TrialRecord, workload: Workload) -> None:
-    wide = workload.replace(build_model=lambda: nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 1)))
-    with pytest.raises(CheckpointError, match="does not fit"):
-        load_trained(wide, trial)
-    with pytest.raises(CheckpointError, match="is no checkpoint of a study"):
-        load_trained(workload, trial.path)
-
-
-FRESH = """
-import json, sys
-import workbench as wb
-workload = wb.load_workload("digits_mlp")
-model = wb.checkpoints.load_trained(workload, sys.argv[1])
-print(json.dumps({e.metric: e.value for e in wb.evaluation.evaluate(workload, model, batch_size=int(sys.argv[2]))}))
-"""
-
-
-def test_a_fresh_process_gives_the_logged_metric(tmp_path: Path) -> None:
-    digits = wb.load_workload("digits_mlp")
-    config = digits.config.replace(total_steps=20, shared_seed=3)
-    record = Trainer().run(digits, config, out=tmp_path / "study")
-    best = record.best()
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(best.checkpoint), "50"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["loss"] == pytest.approx(best.value, rel=1e-6)
-    rows = record.evals[(record.evals["step"] == best.step) & (record.evals["metric"] == "accuracy")]
-    assert found["accuracy"] == pytest.approx(rows["value"].item(), rel=1e-12)
-
-
 # served requests
 
 REQUESTS = [(0.000, 5), (0.001, 2), (0.002, 5), (0.050, 12), (0.051, 0), (0.052, 1), (0.053, 3)]
@@ -168,33 +128,18 @@ def test_requests_that_cannot_be_are_refused(
 # exported programs
 
 
+def test_a_metric_that_is_nan_before_training_is_refused(tmp_path: Path) -> None:
+    broken = small_workload(metrics={"ratio": lambda outputs, batch: 0 * batch[1] / 0})
+    for gradients in ("loop", "vmap"):
+        with pytest.raises(WorkloadError, match="metric 'ratio' is NaN on the validation split before training"):
+            Trainer(gradients=gradients).run(broken, out=tmp_path / gradients)
+
+
 def test_an_exported_program_returns_what_the_model_returns(
     trial: TrialRecord, workload: Workload, tmp_path: Path
 ) -> None:
     model = load_trained(workload, trial).train()
     path = export_program(workload, model, tmp_path / "best.pt2")
     assert model.training
-    program = torch.export.load(path).module()
     x = workload.train_data.tensors[0][:11].double()
-    torch.testing.assert_close(program(x), model.eval()(x))
-
-
-def test_a_model_that_cannot_be_exported_says_why(tmp_path: Path, workload: Workload) -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) if float(x.sum()) > 0 else -self.layer(x)
-
-    with pytest.raises(WorkloadError, match=r"Branches cannot be exported \(.*load_trained"):
-        export_program(workload.replace(build_model=Branches), Branches().double(), tmp_path / "x.pt2")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_metric_that_is_nan_before_training_is_refused(tmp_path: Path) -> None:
-    broken = small_workload(metrics={"ratio": lambda outputs, batch: 0 * batch[1] / 0})
-    for gradients in ("loop", "vmap"):
-        with pytest.raises(WorkloadError, match="metric 'ratio' is NaN on the validation split before training"):
-            Trainer(gradients=gradients).run(broken, out=tmp_path / gradients)
+    torch.testing.assert_close(torch.export.load(path).module()(x), model.eval()(x))

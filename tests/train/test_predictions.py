@@ -14,12 +14,12 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, UsageError
-from workbench.record.read import TrialRecord, open_record
+from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import load_model
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.losses import classification, label_of, language_model, prediction_of
+from workbench.workloads.losses import classification, label_of, prediction_of
 from workbench.workloads.subsets import periodic_subset
 
 CLASSES = 4
@@ -101,41 +101,6 @@ def test_ids_of_a_subset_are_those_of_the_whole_split(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"example 23, which is not evaluated.*23 examples, with ids 0 to 22"):
         Trainer(track=[3, 23]).run(classes(), out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_a_resumed_trial_writes_each_evaluation_once(tmp_path: Path) -> None:
-    whole = Trainer(gradients="loop").run(classes(), out=tmp_path / "whole").predictions
-    workload = classes()
-    study = StudyWriter.open(tmp_path / "cut", kind="trial", workload="classes", config=workload.config.to_dict())
-    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
-    for late in sorted((study.path / "trials" / "0" / "checkpoints").glob("step-*"))[2:]:
-        __import__("shutil").rmtree(late)
-    study.trial(workload.config.to_dict(), stage="trial", train_examples=64).event("ended", state="stopped")
-    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
-    study.close()
-    cut = open_record(tmp_path / "cut").predictions
-    assert cut.drop(columns="loss").equals(whole.drop(columns="loss"))
-    np.testing.assert_allclose(cut["loss"], whole["loss"])
-
-
-def test_regression_keeps_numbers_and_a_language_model_lists(tmp_path: Path) -> None:
-    numbers = Trainer(track=[5]).run(small_workload(config={"total_steps": 4}), out=tmp_path / "r").predictions
-    error = (numbers["prediction"] - numbers["label"]) ** 2
-    np.testing.assert_allclose(error, numbers["loss"])
-    tokens = torch.randint(7, (20, 6), generator=torch.Generator().manual_seed(0))
-    workload = language_model(
-        name="tokens",
-        build_model=lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)),
-        train_data=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
-        validation_data=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
-        config=small_workload(config={"total_steps": 4, "precision": None}).config,
-    )
-    for gradients in ("loop", "vmap"):
-        table = Trainer(track=[5, 9], gradients=gradients).run(workload, out=tmp_path / gradients).predictions
-        row = table[(table["example"] == 9) & (table["step"] == 4)].iloc[0]
-        assert row["label"].tolist() == tokens[9, 1:].tolist()
-        assert row["prediction"].shape == (5,)
-        assert set(row["prediction"]) <= set(range(7))
 
 
 class Plain:

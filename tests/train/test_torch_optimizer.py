@@ -15,7 +15,6 @@ from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from workbench.train.torch_optimizer import TorchOptimizer
 from workbench.train.trainer import Trainer
 from workbench.train.update_rules import make_updater
 
@@ -45,20 +44,6 @@ class Counting(torch.optim.Optimizer):
 
 def config(**changes: object) -> TrainConfig:
     return TrainConfig.from_dict({"peak_lr": 0.1, "total_steps": 100, "batch_size": 1} | changes)
-
-
-def test_the_trainer_never_reads_the_lr_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    original = TorchOptimizer.update
-
-    def spy(self: TorchOptimizer, *args: Any, **kwargs: Any) -> Tensor:
-        given.extend(args[4])
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(TorchOptimizer, "update", spy)
-    workload = small_workload(config={"optimizer": torch.optim.SGD, "schedule": "linear", "total_steps": 8})
-    steps = Trainer().run(workload, out=tmp_path / "run").steps
-    assert given == steps["lr"].tolist()
 
 
 class Odd(torch.optim.SGD):

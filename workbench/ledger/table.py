@@ -34,7 +34,13 @@ EXTRA = {
 
 
 def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for every study under `root`, with its `path`, and why the others could not be read."""
+    """Return a row for every study under `root`, with its `path`, and why the others could not be read.
+
+    Damaged studies, those of a newer version, and folders with a study.json that is none of ours are such others.
+
+    Raises:
+        RecordError: there is no such folder.
+    """
     rows, problems = [], []
     for folder in study_folders(root):
         try:
@@ -47,14 +53,22 @@ def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def check_extra(extra: Sequence[str]) -> None:
-    """Check that every further column is one that there is."""
+    """Check that every further column is one that there is.
+
+    Raises:
+        UsageError: it is not; the nearest is named.
+    """
     for name in extra:
         if name not in EXTRA:
             raise UsageError(f"the table of studies has no further column {name!r}.{nearest(name, list(EXTRA))}")
 
 
 def study_folders(root: Path) -> list[Path]:
-    """Return the folders of all studies under `root`."""
+    """Return the folders of all studies under `root`.
+
+    Raises:
+        RecordError: there is no such folder.
+    """
     if not root.is_dir():
         raise RecordError(
             f"{root} is no folder of studies. Run a diagnosis first, or give the folder: workbench studies DIR."

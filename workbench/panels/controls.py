@@ -1,4 +1,7 @@
-"""`controls_panel`: controls above words and a picture that answer them; one picture where nobody can move a control."""
+"""`controls_panel`: controls above words and a picture that answer them; one picture where nobody can move a control.
+
+A panel holds no numbers of its own: its answer calls `diagnose_x` for the words and `plot_x` for the picture.
+"""
 
 from __future__ import annotations
 

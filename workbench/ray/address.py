@@ -35,17 +35,7 @@ print("answered", flush=True)
 
 
 def check_address(address: str, *, connect_s: float = CONNECT_S, answer_s: float = ANSWER_S) -> None:
-    """Return if a Ray cluster answers at `address`.
-
-    Args:
-        address: "host:port", or "auto": that of RAY_ADDRESS, or of a cluster on this machine.
-        connect_s: how long to wait for the port, in seconds.
-        answer_s: how long to wait for the cluster behind it, in seconds.
-
-    Raises:
-        UsageError: this is no address.
-        ClusterError: nothing, or something else, answers there.
-    """
+    """Return if a Ray cluster answers at `address`."""
     if address == "auto":
         if not _answers(address, answer_s):
             raise _unanswered(
@@ -75,10 +65,7 @@ def is_loopback(host: str) -> bool:
 
 
 def only_on_loopback(address: str, own: str, *, connect_s: float = CONNECT_S) -> bool:
-    """Return whether a cluster at a loopback address of this machine is not there at the machine's `own` address.
-
-    Ray asks there instead, and waits for minutes: what listens on loopback alone has to be joined on loopback.
-    """
+    """Return whether a cluster at a loopback address of this machine is not there at the machine's `own` address."""
     host, _, port = address.rpartition(":")
     if not is_loopback(host) or host.strip("[]") == own:
         return False

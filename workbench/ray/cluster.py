@@ -30,10 +30,7 @@ class NotYet(TimeoutError):
 
 
 class RayCluster:
-    """Starts processes on a cluster, calls methods in them, and waits for the answers.
-
-    Use `connect`.
-    """
+    """Starts processes on a cluster, calls methods in them, and waits for the answers."""
 
     def __init__(self, ray: Any, leave: Callable[[], None]) -> None:
         self._ray, self._leave = ray, leave
@@ -59,49 +56,33 @@ class RayCluster:
         if ray.is_initialized():
             _check_same(address, ray.get_runtime_context().gcs_address)
             return cls(ray, lambda: None)
-        if address is not None:
-            near = False
-            if host is None:  # else this process runs a part of it itself
-                check_address(address)
-                near = only_on_loopback(address, address_of_this_worker())
-            with (
-                _as_cluster_error(f"address={address!r}: the cluster answers, but this process cannot join it"),
-                quiet(),
-                on_loopback() if near else contextlib.nullcontext(),
-                _own_sigterm(),
-            ):
-                ray.init(address=address, log_to_driver=False, configure_logging=False, _node_ip_address=host)
-            leave = contextlib.ExitStack()
+        given: dict[str, Any] = {"address": address, "_node_ip_address": host}
+        with contextlib.ExitStack() as leave, contextlib.ExitStack() as while_starting:
+            if address is None:
+                require_token(alone=True)
+                failed = "no Ray cluster can be started on this machine"
+                given = {
+                    "address": "local",
+                    "num_cpus": len(os.sched_getaffinity(0)),
+                    "include_dashboard": False,
+                    "object_store_memory": OBJECT_STORE_BYTES,
+                    "_temp_dir": leave.enter_context(temporary_folder()),  # logs and sockets; nothing stays behind
+                    "_system_config": {
+                        "worker_niceness": 0
+                    },  # as in this process; 15 starves them where others compute
+                }
+                while_starting.enter_context(patient())
+            else:
+                if host is None:  # else this process runs a part of it itself
+                    check_address(address)
+                failed = f"address={address!r}: the cluster answers, but this process cannot join it"
+            if address is None or (host is None and only_on_loopback(address, address_of_this_worker())):
+                while_starting.enter_context(on_loopback())
             leave.callback(ray.shutdown)
             leave.enter_context(_silent_deaths())
-            return cls(ray, leave.close)
-        require_token(alone=True)
-        leave = contextlib.ExitStack()
-        folder = leave.enter_context(temporary_folder())  # logs and sockets; nothing stays behind
-        leave.callback(ray.shutdown)
-        leave.enter_context(_silent_deaths())
-        try:
-            with (
-                _as_cluster_error("no Ray cluster can be started on this machine"),
-                quiet(),
-                on_loopback(),
-                patient(),
-                _own_sigterm(),
-            ):
-                ray.init(
-                    address="local",
-                    num_cpus=len(os.sched_getaffinity(0)),
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    _temp_dir=folder,
-                    _system_config={"worker_niceness": 0},  # as in this process; 15 starves them where others compute
-                )
-        except BaseException:
-            leave.close()
-            raise
-        return cls(ray, leave.close)
+            with _as_cluster_error(failed), quiet(), _own_sigterm():
+                ray.init(log_to_driver=False, configure_logging=False, **given)
+            return cls(ray, leave.pop_all().close)
 
     @classmethod
     def joined(cls) -> RayCluster:
@@ -119,10 +100,7 @@ class RayCluster:
         return [int(node["Resources"].get(resource, 0)) for node in self._ray.nodes() if node["Alive"]]
 
     def submit(self, function: Callable[..., Any], *arguments: Any, cpus: int = 1, gpus: int = 0) -> Any:
-        """Have `function`, of an importable module, called in a worker as soon as there is room. Returns what `result` waits for.
-
-        It is called once: a worker that is lost is a `WorkerLost` of `result`.
-        """
+        """Have `function`, of an importable module, called in a worker as soon as there is room. Returns what `result` waits for."""
         task = self._ray.remote(function).options(
             num_cpus=cpus, num_gpus=gpus, max_retries=0, scheduling_strategy="SPREAD"
         )
@@ -142,16 +120,11 @@ class RayCluster:
         made = self._ray.remote(kind).options(num_cpus=0, memory=1, scheduling_strategy=here)
         return Calls(made.remote())
 
-    def end(self, worker: Any) -> None:
-        """End a worker that `begin` started."""
-        self.kill(worker._worker)
-
     def place(
         self,
         kind: type,
         *arguments: Any,
         cpus: int = 1,
-        gpus: int = 0,
         name: str | None = None,
         comes_back: bool = False,
         groups: Mapping[str, int] | None = None,
@@ -165,7 +138,7 @@ class RayCluster:
             groups: name -> number of threads that do calls of that group beside the others; see `call`.
             resource: what the machine to start on has one of, and gives to this process; it waits for such a machine.
         """
-        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": "SPREAD", "name": name}
+        options: dict[str, Any] = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "name": name}
         if resource is not None:
             options |= {"resources": {resource: 1}, "scheduling_strategy": "DEFAULT"}
         made = self._ray.remote(concurrency_groups=dict(groups))(kind) if groups else self._ray.remote(kind)
@@ -173,24 +146,14 @@ class RayCluster:
         return actor.remote(*arguments)
 
     def find(self, name: str) -> Any:
-        """Return a worker that was placed with this name.
-
-        Raises:
-            WorkerLost: there is none.
-        """
+        """Return a worker that was placed with this name."""
         try:
             return self._ray.get_actor(name)
         except ValueError as error:
             raise WorkerLost(_in_short(error)) from error
 
     def call(self, worker: Any, method: str, *arguments: Any, group: str | None = None) -> Any:
-        """Call a method in a worker's process. Returns what `result` and `answer` wait for.
-
-        Calls of one worker are done in order, those of a group in order among themselves.
-
-        Raises:
-            WorkerLost: this process has left the cluster.
-        """
+        """Call a method in a worker's process. Returns what `result` and `answer` wait for."""
         if not self._ray.is_initialized():  # Ray would start another cluster
             raise WorkerLost("this process has left the cluster")
         bound = getattr(worker, method)
@@ -204,26 +167,14 @@ class RayCluster:
         return list(done)
 
     def result(self, call: Any) -> Any:
-        """Return the answer to a call.
-
-        Raises:
-            WorkerLost: the worker is gone, or could not even be started.
-        """
+        """Return the answer to a call."""
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             raise WorkerLost(_in_short(error)) from error
 
     def answer(self, call: Any, timeout_s: float | None = None) -> Any:
-        """Return the answer to a call; what the method raised is raised here.
-
-        Args:
-            timeout_s: None waits for ever.
-
-        Raises:
-            NotYet: there is no answer yet.
-            WorkerLost: the worker is gone, or cannot be reached now.
-        """
+        """Return the answer to a call; what the method raised is raised here."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(call, timeout=timeout_s)
@@ -246,12 +197,7 @@ class RayCluster:
         return self._ray.put(value)
 
     def kill(self, worker: Any, *, for_good: bool = True) -> None:
-        """End a worker's process, whatever it is doing.
-
-        Args:
-            worker: to end.
-            for_good: False lets it come back where it was placed so.
-        """
+        """End a worker's process, whatever it is doing."""
         if self._ray.is_initialized():
             self._ray.kill(worker, no_restart=for_good)
 
@@ -264,14 +210,14 @@ class Calls:
     """A worker whose methods are called like anybody's: each waits for its answer, and raises `WorkerLost` where there is none."""
 
     def __init__(self, worker: Any) -> None:
-        self._worker = worker
+        self.worker = worker
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         """Return a function that calls the method in the worker's process."""
         if method.startswith("_"):
             raise AttributeError(method)
         cluster = RayCluster.joined()
-        return lambda *arguments: cluster.result(cluster.call(self._worker, method, *arguments))
+        return lambda *arguments: cluster.result(cluster.call(self.worker, method, *arguments))
 
 
 def require_ray() -> None:

@@ -31,35 +31,20 @@ _NAMESPACE, _ENDED = b"workbench", b"ended"
 
 
 class RayNode:
-    """A machine of a Ray cluster: its processes are children of this one, and gone with it, however it ends.
-
-    Use `start` where the cluster begins, `join` everywhere else.
-    """
+    """A machine of a Ray cluster: its processes are children of this one, and gone with it, however it ends."""
 
     def __init__(self, node: Any, leave: contextlib.ExitStack) -> None:
         self._node, self._leave = node, leave
 
     @classmethod
     def start(cls, host: str, port: int, resource: str) -> Self:
-        """Begin a cluster that others join at host:port.
-
-        Args:
-            host: an address of this machine. On the loopback interface nobody else can join.
-            resource: what this machine offers one of, for `RayCluster.place`.
-
-        Raises:
-            ClusterError: the address is not one of this machine, or is taken.
-        """
+        """Begin a cluster that others join at host:port."""
         ip = own_address(host, port)
         return cls._up(ip, resource, head=True, gcs_server_port=port, _system_config={"worker_niceness": 0, **HEALTH})
 
     @classmethod
     def join(cls, head: tuple[str, int], host: str, port: int, resource: str, *, wait_s: float) -> Self:
-        """Join the cluster at `head` as soon as it is there.
-
-        Raises:
-            ClusterError: it did not, or cannot be reached from here at all, or the own address is not one of this machine.
-        """
+        """Join the cluster at `head` as soon as it is there."""
         ip = own_address(host, port)
         until = time.monotonic() + wait_s
         reach(head, wait_s)
@@ -167,11 +152,7 @@ class RayNode:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the number of an address of this machine on which a port is free.
-
-    Raises:
-        ClusterError: it is not an address of this machine, or the port is taken.
-    """
+    """Return the number of an address of this machine on which a port is free."""
     try:
         family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -194,13 +175,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def reach(address: tuple[str, int], wait_s: float) -> None:
-    """Wait until somebody listens at an address.
-
-    A machine that refuses is there, and its program may come; one from which nothing comes back is given up sooner.
-
-    Raises:
-        ClusterError: nobody did in time; after 10 s at most where the machine cannot be reached at all.
-    """
+    """Wait until somebody listens at an address."""
     host, port = address
     begun = time.monotonic()
     while True:

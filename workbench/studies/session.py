@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
 from workbench.config import TrainConfig
-from workbench.errors import ClusterError, RecordError, TargetError, UsageError, WorkbenchError, in_one_line
+from workbench.errors import (
+    ClusterError,
+    RecordError,
+    TargetError,
+    UnknownNameError,
+    UsageError,
+    WorkbenchError,
+    in_one_line,
+    nearest,
+)
 from workbench.findings.audited import NOT_COLLECTED
 from workbench.ledger.push import pusher
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter
-from workbench.studies.executors.base import Executor, make_executor
 from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
 from workbench.train.progress import ProgressBar, progress_bar
@@ -23,9 +31,18 @@ from workbench.train.trainer import AnyTrainer, Trainer, fingerprint
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 
+if TYPE_CHECKING:
+    from workbench.studies.executors.on_ray import RayExecutor
+
+EXECUTORS = ("local", "ray")
+
 
 class Session:
-    """The trials of one study as they are run; `config` is the baseline at the study's length."""
+    """The trials of one study as they are run; `config` is the baseline at the study's length.
+
+    Attributes:
+        executor: where trials run; None is this process.
+    """
 
     def __init__(
         self,
@@ -33,7 +50,7 @@ class Session:
         config: TrainConfig,
         *,
         trainer: AnyTrainer,
-        executor: Executor,
+        executor: RayExecutor | None,
         writer: StudyWriter,
         bar: ProgressBar,
     ) -> None:
@@ -62,24 +79,18 @@ class Session:
     def trials(
         self, configs: Sequence[TrainConfig], *, stage: str, trainer: AnyTrainer | None = None
     ) -> list[TrialRecord]:
-        """Run trials that do not depend on each other, and return their records in the order of `configs`.
-
-        Args:
-            trainer: None is the study's.
-        """
+        """Run trials that do not depend on each other, and return their records in the order of `configs`."""
         if not configs:
             return []
         lrs = [config.peak_lr for config in configs]
         span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
         self._bar.status(f"{stage} lr={span}")
-        records = self.executor.run(
-            self.workload,
-            configs,
-            self.writer,
-            stage=stage,
-            trainer=trainer or self.trainer,
-            progress=self._bar.advance,
-        )
+        trainer = trainer or self.trainer
+        how: dict[str, Any] = {"stage": stage, "progress": self._bar.advance}
+        if self.executor is None:
+            records = trainer.run_trials(self.workload, configs, self.writer, **how)
+        else:
+            records = self.executor.run(self.workload, configs, self.writer, trainer=trainer, **how)
         self._seen |= {record.number for record in records}
         return records
 
@@ -104,6 +115,27 @@ class Session:
             raise
         except Exception as error:
             self.facts(**{name: None, NOT_COLLECTED: {**known.get(NOT_COLLECTED, {}), name: in_one_line(error)}})
+
+
+def executor_of(name: str, address: str | None = None) -> RayExecutor | None:
+    """Return the executor of this name, None for "local"; nothing is started before its first trial.
+
+    Raises:
+        UsageError: there is no such executor, or the address belongs to another one.
+        WorkbenchError: Ray is not installed.
+    """
+    if name not in EXECUTORS:
+        raise UnknownNameError(f"executor={name!r} is not known.{nearest(name, EXECUTORS)}")
+    if name == "ray":
+        from workbench.studies.executors.on_ray import RayExecutor
+
+        return RayExecutor(address)
+    if address is not None:
+        raise UsageError(
+            f"address={address!r} names a Ray cluster, and executor={name!r} has no use for one. Add executor='ray' "
+            "(--executor ray), or leave the address out."
+        )
+    return None
 
 
 class RunOptions(TypedDict, total=False):
@@ -134,15 +166,9 @@ def open_session(
     steps: int | None = None,
     **options: Unpack[RunOptions],
 ) -> Iterator[Session]:
-    """Open a study's folder for `workload`, checked before anything is written, and close it afterwards.
-
-    Args:
-        stem: the study's kind, part of the default folder's name.
-        settings: the study's own arguments; another value in the same folder is an error.
-        steps: length of a trial; None is the baseline's `total_steps`.
-    """
+    """Open a study's folder for `workload`, checked before anything is written, and close it afterwards."""
     check_alone("a study")
-    runner = make_executor(options.get("executor", "local"), options.get("address"))
+    runner = executor_of(options.get("executor", "local"), options.get("address"))
     if not isinstance(workload, Workload):
         raise UsageError(
             f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
@@ -172,7 +198,7 @@ def open_session(
             writer.add_facts(minimised=False)
         if found is not None:
             writer.hold_against(found)
-        with closing(runner), progress_bar(None, workload.name, show=options.get("progress", False)) as bar:
+        with runner or nullcontext(), progress_bar(None, workload.name, show=options.get("progress", False)) as bar:
             yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar)
         writer.finish()
     except Exception:

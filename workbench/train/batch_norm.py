@@ -117,11 +117,7 @@ def normalise(layer: _BatchNorm, input: Tensor, mean: Tensor, var: Tensor) -> Te
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the batch norm layers of a model by name, torch's, ours and the synchronised ones.
-
-    Raises:
-        ConfigError: one does not know its number of channels yet.
-    """
+    """Return the batch norm layers of a model by name, torch's, ours and the synchronised ones."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     for name, layer in found.items():
         if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
@@ -192,11 +188,7 @@ def like(layer: _BatchNorm, kind: type[Layer], **attributes: object) -> Layer:
 
 
 def swap_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
-    """Return the model with every batch norm layer exchanged for what `make` returns; a layer in two places stays one.
-
-    Raises:
-        ConfigError: a layer's `forward` does more than batch norm, such as an activation, which would be lost.
-    """
+    """Return the model with every batch norm layer exchanged for what `make` returns; a layer in two places stays one."""
     layers = batch_norm_layers(model)
     for name, layer in layers.items():
         if not type(layer).forward.__module__.startswith(("torch.nn.modules.", "workbench.")):

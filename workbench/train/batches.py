@@ -39,11 +39,7 @@ Batch = tuple[Any, int]
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device of a name; "auto" is the GPU where there is one.
-
-    Raises:
-        DeviceError: there is no such device here.
-    """
+    """Return the device of a name; "auto" is the GPU where there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

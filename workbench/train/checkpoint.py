@@ -39,13 +39,7 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) -> Path:
-    """Write `folder/step-<n>` whole or not at all, and return it.
-
-    `sync` waits until the disk has it, which a power cut asks for; the rename alone outlives a killed process.
-
-    Raises:
-        RecordError: the disk is full or not writable; earlier checkpoints are untouched.
-    """
+    """Write `folder/step-<n>` whole or not at all, and return it."""
     target = folder / f"step-{checkpoint.step:08d}"
     if target.exists():
         return target
@@ -79,11 +73,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) 
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read one checkpoint.
-
-    Raises:
-        CheckpointError: a file is missing, truncated or changed; the other checkpoints of the trial are named.
-    """
+    """Read one checkpoint."""
     path = Path(path)
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
@@ -104,11 +94,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def load_model(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load the weights of a checkpoint into `model` and return it (P4.5).
-
-    Raises:
-        CheckpointError: the checkpoint is damaged or does not fit the model.
-    """
+    """Load the weights of a checkpoint into `model` and return it (P4.5)."""
     stored = load_checkpoint(path).model
     try:
         model.load_state_dict(stored)
@@ -198,10 +184,7 @@ class CheckpointStore:
         return bool(self._waiting) and (late or sum(t.numel() * t.element_size() for t in tensors) > WAITING_BYTES)
 
     def write(self, evaluated: Mapping[int, float]) -> None:
-        """Write what waits, and delete from disk what is neither among the best nor the latest.
-
-        It waits for the disk at most every `WRITE_SECONDS`: less than that is sooner trained again after a power cut.
-        """
+        """Write what waits, and delete from disk what is neither among the best nor the latest."""
         sync = time.perf_counter() - self._written_at > WRITE_SECONDS
         for step in sorted(self._waiting):
             save_checkpoint(self.folder, self._waiting[step], sync=sync)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from workbench.workloads.losses import CrossEntropy, classes_of, label_of, predi
 from workbench.workloads.subsets import example_ids
 
 Diverged = Callable[[int, Exception, Any, int], bool]
+BatchValues = tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]
+"""What a model makes of one batch: outputs, losses, weights (None is ones) and metrics, the last three per example."""
 Floats = NDArray[np.float64]
 
 
@@ -78,13 +80,17 @@ def evaluate_each(workload: Workload, models: Sequence[nn.Module], *, split: str
     """Return what `evaluate` does for each of several models; the arguments are those of `values_each`."""
     start = time.perf_counter()
     hosted = values_each(workload, models, split=split, **how)
-    seconds = (time.perf_counter() - start) / len(models)
-    found = []
-    for columns, weights in hosted:
-        if workload.weights is not None:
+    return evaluations_of(workload, hosted, split=split, seconds=(time.perf_counter() - start) / len(models))
+
+
+def evaluations_of(
+    workload: Workload, hosted: Sequence[tuple[Mapping[str, Tensor], Tensor]], *, split: str, seconds: float
+) -> list[list[Evaluation]]:
+    """Return the evaluations of each model from the values of its examples and their weights."""
+    if workload.weights is not None:
+        for _, weights in hosted:
             check_weights(weights, where=f"the {split} split")
-        found.append([weighted_means(name, v.unsqueeze(0), weights, seconds)[0] for name, v in columns.items()])
-    return found
+    return [[mean_over(name, v, weights, seconds) for name, v in columns.items()] for columns, weights in hosted]
 
 
 def values_each(
@@ -110,43 +116,70 @@ def values_each(
             whether the values of that batch are NaN instead. None looks whether the model's numbers are finite.
         observe: called with each batch, what a model returned for it, and its number of examples.
     """
-    seen = 0
-    values: list[dict[str, list[Tensor]]] = [{} for _ in models]
-    weights: list[list[Tensor]] = [[] for _ in models]
-    if tracked is not None:
-        tracked.begin()
-    with torch.no_grad(), isolated_rng(), ExitStack() as modes:
+
+    def compute(batch: Any, examples: int, first: int) -> Iterator[BatchValues]:
+        where = f"in the batch of the {split} split that begins with example {first}"
+        for lane, model in enumerate(models):
+            with explained(workload, where), within(lane):
+                try:
+                    found = values_of(workload, model, batch, examples, device=device, precision=precision)
+                except Exception as error:
+                    gone = diverged(lane, error, batch, examples) if diverged else has_diverged(error, model)
+                    if not gone:
+                        raise
+                    losses = torch.full((examples,), math.nan, device=device)
+                    weight = None if workload.weights is None else workload.weights(batch)
+                    found = None, losses, weight, dict.fromkeys(workload.metrics, losses)
+            if observe is not None and found[0] is not None:
+                observe(batch, found[0], examples)
+            yield found
+
+    with ExitStack() as modes:
         for model in models:
             modes.enter_context(eval_mode(model))
+        batches: dict[str, Any] = {"split": split, "batch_size": batch_size, "device": device, "precision": precision}
+        return collect_values(workload, compute, models=len(models), tracked=tracked, **batches)
+
+
+def collect_values(
+    workload: Workload,
+    compute: Callable[[Any, int, int], Iterable[BatchValues]],
+    *,
+    models: int,
+    split: str,
+    batch_size: int,
+    device: torch.device,
+    precision: str | None,
+    tracked: TrackedExamples | None = None,
+    predict: Callable[[Any, Tensor | None, int, Sequence[int]], Tensor | None] = prediction_of,
+) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """Return what `values_each` does, for models of which `compute` knows the values of a batch.
+
+    Args:
+        compute: (batch, number of examples, number of the first) -> what each of so many `models` makes of the batch.
+        predict: (outputs, labels, examples, rows) -> the predictions of these rows.
+    """
+    seen = 0
+    values: list[dict[str, list[Tensor]]] = [{} for _ in range(models)]
+    weights: list[list[Tensor]] = [[] for _ in range(models)]
+    if tracked is not None:
+        tracked.begin()
+    with torch.no_grad(), isolated_rng():
         for batch, examples in eval_batches(workload, split, batch_size, device, precision):
             rows = [] if tracked is None else tracked.rows(seen, examples)
+            labels = label_of(workload.loss, batch, examples) if rows else None
             if tracked is not None and rows:
-                labels = label_of(workload.loss, batch, examples)
                 tracked.add_labels(labels, rows)
-            where = f"in the batch of the {split} split that begins with example {seen}"
-            for lane, model in enumerate(models):
-                with explained(workload, where), within(lane):
-                    try:
-                        said = values_of(workload, model, batch, examples, device=device, precision=precision)
-                        outputs, losses, weight, metrics = said
-                    except Exception as error:
-                        gone = diverged(lane, error, batch, examples) if diverged else has_diverged(error, model)
-                        if not gone:
-                            raise
-                        outputs, losses = None, torch.full((examples,), math.nan, device=device)
-                        weight = None if workload.weights is None else workload.weights(batch)
-                        metrics = dict.fromkeys(workload.metrics, losses)
-                    weights[lane].append(torch.ones_like(losses) if weight is None else weight)
-                    for name, column in {"loss": losses, **metrics}.items():
-                        values[lane].setdefault(name, []).append(column)
-                if observe is not None and outputs is not None:
-                    observe(batch, outputs, examples)
-                if rows:
-                    assert tracked is not None
-                    tracked.add(lane, prediction_of(outputs, labels, examples, rows), losses[rows])
+            for lane, (outputs, losses, weight, metrics) in enumerate(compute(batch, examples, seen)):
+                weights[lane].append(torch.ones_like(losses) if weight is None else weight)
+                for name, column in {"loss": losses, **metrics}.items():
+                    values[lane].setdefault(name, []).append(column)
+                if tracked is not None and rows:
+                    tracked.add(lane, predict(outputs, labels, examples, rows), losses[rows])
             seen += examples
     return [
-        ({name: on_host(parts) for name, parts in v.items()}, on_host(w)) for v, w in zip(values, weights, strict=True)
+        ({name: _on_host(parts) for name, parts in v.items()}, _on_host(w))
+        for v, w in zip(values, weights, strict=True)
     ]
 
 
@@ -171,10 +204,10 @@ def check_first(workload: Workload, split: str, found: Sequence[Evaluation]) -> 
 
 def values_of(
     workload: Workload, model: nn.Module, batch: Any, examples: int, *, device: torch.device, precision: str | None
-) -> tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]:
+) -> BatchValues:
     """Return outputs, losses, weights and metrics of one batch; a metric that raises on outputs that are not finite is NaN."""
 
-    def compute() -> tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]:
+    def compute() -> BatchValues:
         with autocast(device, precision):
             outputs, losses, weights = per_example(workload, model, batch, examples)
         metrics = {name: _metric(name, metric, outputs, batch, losses) for name, metric in workload.metrics.items()}
@@ -194,23 +227,18 @@ def _metric(name: str, metric: PerExample, outputs: Any, batch: Any, losses: Ten
     return value
 
 
-def on_host(parts: list[Tensor]) -> Tensor:
-    """Return the parts of one metric, each (..., examples), as one tensor in float64 on the host."""
-    return torch.cat(parts, -1).cpu().double()  # in this order: not every device has float64
+def _on_host(parts: list[Tensor]) -> Tensor:
+    """Return the parts of one metric, each (examples,), as one tensor in float64 on the host."""
+    return torch.cat(parts).cpu().double()  # in this order: not every device has float64
 
 
-def weighted_means(name: str, values: Tensor, weights: Tensor, seconds: float) -> list[Evaluation]:
-    """Return the evaluation of one metric for each lane, from values (lanes, examples) and weights (examples,)."""
+def mean_over(name: str, values: Tensor, weights: Tensor, seconds: float) -> Evaluation:
+    """Return the evaluation of one metric from its values and the weights, each shape (examples,)."""
     kept = weights > 0
-    values, weights = values[:, kept], weights[kept]
-    means = ((values * weights).sum(1) / weights.sum()).tolist()
-    counted = ((values == 0) | (values == 1)).all(1).tolist() if name != "loss" else [False] * len(values)
-    counts = values.sum(1).tolist()
-    examples = int(kept.sum())
-    return [
-        Evaluation(name, mean, examples, int(count) if whole else None, seconds)
-        for mean, count, whole in zip(means, counts, counted, strict=True)
-    ]
+    values, weights = values[kept], weights[kept]
+    mean = float((values * weights).sum() / weights.sum())
+    counted = name != "loss" and bool(((values == 0) | (values == 1)).all())
+    return Evaluation(name, mean, len(values), int(values.sum()) if counted else None, seconds)
 
 
 @contextmanager

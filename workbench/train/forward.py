@@ -105,11 +105,7 @@ _USUAL = "Check what the model takes and what the loss compares."
 
 @contextlib.contextmanager
 def explained(workload: Workload, where: str) -> Iterator[None]:
-    """Turn what is raised inside the block into a `WorkloadError`; an error of this package gets the place in front, once.
-
-    Args:
-        where: for example "at step 3" or "in the batch of the train split that begins with example 64".
-    """
+    """Turn what is raised inside the block into a `WorkloadError`; an error of this package gets the place in front, once."""
     known = f"workload {workload.name!r}"
     try:
         yield

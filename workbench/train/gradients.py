@@ -75,39 +75,22 @@ class Gradients(Protocol):
     """What gives the gradients and evaluations of all lanes of a `LaneStack`."""
 
     def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
-        """Fill `stack.grad`, let buffers and random state advance as in K separate trials, return the losses.
-
-        Args:
-            batches: for each stream of the stack, the micro-batches of this update.
-        """
-        ...
+        """Fill `stack.grad`, let buffers and random state advance as in K separate trials, return the losses."""
 
     def evaluate(
         self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
     ) -> list[list[Evaluation]]:
         """Return the evaluations of the lanes in `rows`; the stack is left as it is."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done, as JSON values for the record."""
-        ...
 
     def close(self) -> None:
         """Release threads and settings."""
-        ...
 
 
 class LoopGradients:
-    """Plain autograd, one lane after the other: for every model, and the measure of every other backend.
-
-    Args:
-        share: batches are this process's share of those of many, in which no example need count.
-        excused: called where a lane raises though its numbers are finite; a lane that is excused, or whose numbers are not, has NaN
-            as its loss and gradient.
-
-    Attributes:
-        lane: the lane in progress, to say where an error came from.
-    """
+    """Plain autograd, one lane after the other: for every model, and the measure of every other backend."""
 
     def __init__(
         self, workload: Workload, stack: LaneStack, *, share: bool = False, excused: Excuse | None = None
@@ -204,10 +187,7 @@ class LoopGradients:
 
 
 def weighted_mean(losses: Tensor, weights: Tensor) -> tuple[LaneLoss, Tensor]:
-    """Return weighted means of (lanes, examples) with their squared standard errors, and what the summed gradients are divided by.
-
-    Where no example counts, nothing is learned: the divisor is 1.
-    """
+    """Return weighted means of (lanes, examples) with their squared standard errors, and what the summed gradients are divided by."""
     total, n = weights.sum(1), losses.shape[1]
     divisor = torch.where(total > 0, total, 1)
     loss = (weights * losses).sum(1) / divisor

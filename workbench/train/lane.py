@@ -25,14 +25,7 @@ _CORE = ("loss", "loss_se", "lr", "grad_norm", "clipped")
 
 
 class Lane:
-    """One trial as the loop sees it: its config, what was selected so far, and where its rows and checkpoints go.
-
-    Attributes:
-        lrs: lr of every step, shape (total_steps,).
-        selected: step -> value that retrospective selection compares (P4.5).
-        seconds: its share of the wall time; lanes that train together share it equally.
-        start: the checkpoint that the trial goes on from.
-    """
+    """One trial as the loop sees it: its config, what was selected so far, and where its rows and checkpoints go."""
 
     def __init__(self, config: TrainConfig, writer: TrialWriter) -> None:
         self.config, self.writer = config, writer
@@ -136,11 +129,7 @@ def record_evaluation(
     tracked: TrackedExamples | None,
     hooks: Sequence[Hook],
 ) -> None:
-    """Evaluate lanes on `splits` and those that their selection names, write the rows down and call the hooks.
-
-    Args:
-        evaluate: (split, examples to track) -> evaluations of each lane.
-    """
+    """Evaluate lanes on `splits` and those that their selection names, write the rows down and call the hooks."""
     rows: list[dict[str, Any]] = []
     selected = [lane.config.select.split("/", 1)[0] for lane in lanes]
     for split in sorted({*splits, *selected}):

@@ -54,17 +54,7 @@ FLUSH_SECONDS = 5.0  # rule of thumb: what a crash may cost in rows; a resumed r
 
 
 class TrainingLoop:
-    """One stack of lanes from the step that they begin with to the end of the longest.
-
-    Args:
-        lanes: equal in what a stack shares, all beginning with the same step.
-        tracked: examples whose predictions are kept at every evaluation.
-        choose: `choose_gradients`, knowing what is wanted.
-        progress: called with the number of updates made.
-        splits: evaluated beside the one that selection compares.
-        hosts: processes that train the one lane together, each on its share of the batches.
-        synchronised: batch norm takes its statistics over all of them.
-    """
+    """One stack of lanes from the step that they begin with to the end of the longest."""
 
     def __init__(
         self,

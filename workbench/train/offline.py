@@ -27,7 +27,7 @@ from workbench.record.write import StudyWriter
 from workbench.train.batches import eval_batches, resolve_device
 from workbench.train.checkpoint import load_model
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.evaluation import Evaluation, eval_mode, evaluate, evaluation_columns, values_each, weighted_means
+from workbench.train.evaluation import Evaluation, eval_mode, evaluate, evaluation_columns, mean_over, values_each
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
@@ -193,7 +193,7 @@ def serve_requests(
     found: list[Evaluation] = []
     for name in ("loss", *full.metrics):
         values = torch.from_numpy(table[name].to_numpy(dtype=np.float64, copy=True))[kept]
-        found += weighted_means(name, values.unsqueeze(0), torch.cat(weights)[kept], seconds)
+        found.append(mean_over(name, values, torch.cat(weights)[kept], seconds))
     with closing(StudyWriter.reopen(trial.path, when_closed=pusher())) as writer:
         made = int(path.name.removeprefix("step-"))
         _add_rows(writer, found, trial=trial.number, step=made, split=split, setting="online")
@@ -233,11 +233,7 @@ def load_trained(workload: Workload, checkpoint: str | Path | TrialRecord, *, de
 
 
 def best_checkpoint(trial: TrialRecord) -> Path:
-    """Return the folder of a trial's best checkpoint (P4.5).
-
-    Raises:
-        CheckpointError: it is not kept.
-    """
+    """Return the folder of a trial's best checkpoint (P4.5)."""
     best = trial.best()
     if best.checkpoint is None:
         raise CheckpointError(

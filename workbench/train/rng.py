@@ -68,14 +68,7 @@ WATCHED_STEPS = (
 
 
 class LaneRng:
-    """Random state of the model, lane by lane: dropout in one lane leaves the draws of the others alone.
-
-    A single lane draws from the global generators and pays nothing. Several lanes have torch generators of their own; Python's and
-    NumPy's state is kept per lane from the moment that a model is seen to draw from them.
-
-    Attributes:
-        generators: one per lane, on the device that the model is trained on.
-    """
+    """Random state of the model, lane by lane: dropout in one lane leaves the draws of the others alone."""
 
     def __init__(self, states: Sequence[Mapping[str, Tensor]], device: torch.device) -> None:
         self._device = device

@@ -29,10 +29,10 @@ from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane
 from workbench.train.lane_stack import build_model
 from workbench.train.lanes.backend import choose_gradients
-from workbench.train.lanes.memory import check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.loop import TrainingLoop
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng, seed_all
+from workbench.train.stacks import check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.losses import classes_of
@@ -47,22 +47,18 @@ class AnyTrainer(Protocol):
     @property
     def device(self) -> str:
         """Where trials compute."""
-        ...
 
     @property
     def hooks(self) -> Sequence[Hook]:
         """Observers."""
-        ...
 
     @property
     def track(self) -> int | Sequence[int]:
         """Examples whose predictions every evaluation writes down."""
-        ...
 
     @property
     def evaluate_also(self) -> Sequence[str]:
         """Splits that are evaluated beside "validation" and the one that selection compares."""
-        ...
 
     def run_trials(
         self,
@@ -74,7 +70,6 @@ class AnyTrainer(Protocol):
         progress: Progress | None = None,
     ) -> list[TrialRecord]:
         """Train what is not finished yet and return all records, in the order of `configs`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,12 +249,7 @@ def run_alone(
     progress: bool,
     hosts: HostGroup = ALONE,
 ) -> TrialRecord:
-    """Train one trial in a study of its own: what `run` of every trainer does.
-
-    Args:
-        train: `run_trials` of the trainer.
-        source: expression for the trainer, by which the record repeats the run; None where there is none.
-    """
+    """Train one trial in a study of its own: what `run` of every trainer does."""
     config = chosen_config(workload, config)
     check_data(workload, config)
     check_selection(workload, config)

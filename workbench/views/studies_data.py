@@ -35,7 +35,14 @@ _SWEEPS = ("lr_sweep", "instability", "diagnosis")
 
 
 def study_table(root: Path, *, ledger: str | None = None) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table of studies, the newest first, and why some could not be read."""
+    """Return the table of studies, the newest first, and why some could not be read.
+
+    Those of other machines, in a shared ledger (see `list_studies`), have no `path`.
+
+    Raises:
+        RecordError: the ledger cannot be reached.
+        UsageError: `ledger` is no address.
+    """
     if ledger is None:
         rows, problems = read_folders(root) if root.is_dir() else ([], [])
         table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "reproduce", "path"])
@@ -168,7 +175,12 @@ class Side:
 
 
 def side(path: str | Path, trial: int | None = None) -> Side:
-    """Read one side: a trial, or the study's best one."""
+    """Read one side: a trial, or the study's best one.
+
+    Raises:
+        RecordError: there is no such study or trial, or it is damaged.
+        UsageError: the study has no trial.
+    """
     record = StudyRecord(Path(path))
     trials = best_trials(record)
     if not len(trials):

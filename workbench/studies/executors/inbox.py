@@ -1,4 +1,4 @@
-"""`Inbox`: what workers tell, written into the study by its one writer."""
+"""`Mailbox`: what workers tell, until the driver comes for it; `Inbox`: writes it into the study, whose one writer the driver is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,36 @@ from workbench.record.folder import write_atomic
 from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.progress import Progress
 
+MOST_BYTES = 64 * 2**20  # rule of thumb: workers wait for the reader while more than this is unread
 FLUSH_SECONDS = 5.0  # rule of thumb: what a killed driver may cost in rows; a resumed trial trains them again
 
 _TABLE, _CHECKPOINT, _FILE = (re.compile(p) for p in ("steps|evals|predictions", r"step-\d{8}", r"\w[\w.-]*"))
+
+
+class Mailbox:
+    """Letters of several senders, in the order of each; a worker of its own, so that who sends never waits for who reads."""
+
+    def __init__(self) -> None:
+        self._letters: list[tuple[str, Sequence[Any]]] = []
+        self._bytes = 0
+        self._stopping: set[str] = set()
+
+    def put(self, sender: str, messages: Sequence[Any], size: int) -> bool | None:
+        """Take messages and return whether their sender is to stop; None where nothing was taken, because too much is unread."""
+        if self._bytes > MOST_BYTES:
+            return None
+        self._letters.append((sender, messages))
+        self._bytes += size
+        return sender in self._stopping
+
+    def take(self) -> list[tuple[str, Sequence[Any]]]:
+        """Return sender and messages of what was not read yet."""
+        letters, self._letters, self._bytes = self._letters, [], 0
+        return letters
+
+    def stop(self, senders: Sequence[str]) -> None:
+        """Have these senders told to stop, the next time that they put something."""
+        self._stopping |= set(senders)
 
 
 class Inbox:
@@ -29,15 +56,7 @@ class Inbox:
         self._rows_wait = False
 
     def apply(self, messages: Sequence[tuple[Any, ...]], where: dict[str, Any]) -> None:
-        """Write what one worker told.
-
-        Args:
-            messages: in the order in which it happened; checkpoints and events after the rows of the same letter.
-            where: of the worker; filled in by its first message, and kept with the events that begin a trial.
-
-        Raises:
-            RecordError: the disk is full or not writable; what was saved before is kept.
-        """
+        """Write what one worker told."""
         later: list[tuple[Any, ...]] = []
         for kind, *given in messages:
             if kind == "begun":

@@ -9,22 +9,21 @@ import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from workbench import errors
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError, StudyInterrupted, UsageError, WorkbenchError
 from workbench.ray.cluster import RayCluster, WorkerLost, node_of_this_worker, require_ray
-from workbench.ray.mailbox import Mailbox
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.studies.executors.inbox import Inbox
+from workbench.studies.executors.inbox import Inbox, Mailbox
 from workbench.studies.executors.shipping import Shipment, pack_shipment, packed_configs
 from workbench.studies.executors.worker import Ended, pack_chunk, train_chunk
 from workbench.train.batches import resolve_device
-from workbench.train.lanes.memory import SHARED, check_lanes
 from workbench.train.progress import Progress, catch_interrupt
+from workbench.train.stacks import SHARED, check_lanes
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 
@@ -37,14 +36,7 @@ PATIENCE_S = 30.0  # rule of thumb: whoever waits longer than this for a free CP
 
 
 def plan_chunks(configs: Sequence[TrainConfig], workers: int) -> list[list[int]]:
-    """Return positions in `configs`, chunk by chunk, the most work first.
-
-    A chunk holds trials that can train as lanes of one stack on one stream of data. Neighbours go to different chunks:
-    in a sweep those with the highest learning rates end early, and their workers would stand idle.
-
-    Args:
-        workers: how many chunks can train at once.
-    """
+    """Return positions in `configs`, chunk by chunk, the most work first."""
     groups: dict[Hashable, list[int]] = {}
     for position, config in enumerate(configs):
         key = (config.per_host_seed, *(getattr(config, name) for name in SHARED))
@@ -52,6 +44,7 @@ def plan_chunks(configs: Sequence[TrainConfig], workers: int) -> list[list[int]]
     lanes = math.ceil(len(configs) / max(1, workers))
     chunks: list[list[int]] = []
     for group in groups.values():
+        # neighbours apart: in a sweep those with the highest learning rates end early, and their workers would stand idle
         count = math.ceil(len(group) / lanes)
         chunks += [group[first::count] for first in range(count)]
     work = [config.total_steps * config.batch_size for config in configs]
@@ -59,12 +52,7 @@ def plan_chunks(configs: Sequence[TrainConfig], workers: int) -> list[list[int]]
 
 
 class RayExecutor:
-    """Runs chunks of trials as tasks of a cluster, whose processes stay between two calls of `run`.
-
-    Args:
-        address: of the cluster; None takes the one that this process is connected to, or starts one on this machine.
-        connect: joins it.
-    """
+    """Runs chunks of trials as tasks of a cluster, whose processes stay between two calls of `run`."""
 
     def __init__(self, address: str | None = None, connect: Callable[[str | None], RayCluster] | None = None) -> None:
         if connect is None:
@@ -84,14 +72,7 @@ class RayExecutor:
         trainer: AnyTrainer,
         progress: Progress | None = None,
     ) -> list[TrialRecord]:
-        """Train what is not finished yet and return all records, in the order of `configs`.
-
-        Raises:
-            UsageError: the trainer is not the one that runs in one process.
-            ClusterError: no cluster answers, or it loses its workers again and again.
-            WorkloadError: the workload is broken, cannot be sent to a worker, or is another one there.
-            StudyInterrupted: Ctrl-C; what has arrived is saved, and the same call goes on.
-        """
+        """Train what is not finished yet and return all records, in the order of `configs`."""
         if not isinstance(trainer, Trainer):
             raise UsageError(
                 f"executor='ray' spreads trials that each run in one process; {type(trainer).__name__} spreads one trial over several. "
@@ -115,11 +96,15 @@ class RayExecutor:
         study.flush()
         return [TrialRecord(study.path, writer.number) for writer in writers]
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Return itself; nothing is started before the first trial."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Leave the cluster, and end it where it was started here."""
         if self._cluster is not None:
             if self._mailbox is not None:
-                self._cluster.end(self._mailbox)
+                self._cluster.kill(self._mailbox.worker)
             self._cluster.close()
         self._cluster = self._mailbox = self._shipped = None
 
@@ -178,15 +163,7 @@ class _Sweep:
     _waiting_since: float = field(default_factory=time.monotonic)
 
     def run(self, todo: Sequence[tuple[TrainConfig, TrialWriter]]) -> bool:
-        """Train until all trials are done; after an interrupt, until all that runs has stopped.
-
-        Returns:
-            Whether it was interrupted.
-
-        Raises:
-            ClusterError: a chunk has lost too many workers, or the cluster is gone.
-            Exception: what training raised, after everything else that ran was stopped and saved.
-        """
+        """Train until all trials are done; after an interrupt, until all that runs has stopped."""
         counts = _machines(self.cluster, self.resource)
         if self.resource == "CPU":
             self._cpus = min(count // math.ceil(count / MOST_CPUS) for count in counts)

@@ -26,47 +26,47 @@ Pack = Callable[[Any], bytes]
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a worker needs once, for all chunks of a study.
-
-    Attributes:
-        key: another one for each shipment.
-        source: name of the workload for `load_workload`; None where it is in `workload`.
-        workload: pickled, or the baseline config where there is a source.
-        trainer: pickled.
-        config: that the fingerprint was taken with, pickled.
-        fingerprint: what code and data give in the driver; None where they raise.
-        folder: the driver's, which the worker moves to where it is there too.
-        paths: where the driver imports from.
-    """
+    """What a worker needs once, for all chunks of a study."""
 
     key: str
     source: str | None
-    workload: bytes
+    workload: bytes  # or the baseline config, where there is a source
     trainer: bytes
     config: bytes
-    fingerprint: Mapping[str, Any] | None
+    fingerprint: Mapping[str, Any] | None  # what code and data give here with this config; None where they raise
     folder: str
     paths: tuple[str, ...]
 
 
 def pack_shipment(pack: Pack, workload: Workload, trainer: Trainer, config: TrainConfig) -> Shipment:
-    """Return a shipment; the trainer's device is settled here, so that a worker trains on the same kind.
-
-    Raises:
-        WorkloadError: the workload has no name and cannot be pickled.
-        ConfigError: the trainer's hooks, or a function in the config, cannot be pickled.
-    """
+    """Return a shipment; the trainer's device is settled here, so that a worker trains on the same kind."""
     device = resolve_device(trainer.device)
     try:
         found = fingerprint(workload, config, device)
     except Exception:
         found = None  # its trials fail in the worker, and there it is explained
     source = _located(workload.source)
+    if source is None:
+        said = (
+            f"workload {workload.name!r} cannot be sent to a Ray worker: {{parts}} cannot be pickled ({{reason}}). Put the workload "
+            "into a file and load it by name, load_workload('path/to/file.py:attribute'), so that every worker builds its own; or "
+            "build what cannot be pickled (open files, locks, connections) where it is used, inside build_model or the dataset's "
+            "__getitem__; or use executor='local'."
+        )
+        own = {f.name: getattr(workload, f.name) for f in fields(workload)}
+        packed = _packed(pack, workload, WorkloadError, said, own)
+    else:
+        packed = packed_configs(pack, [workload.config])
+    said = (
+        "the trainer cannot be sent to a Ray worker: hook {parts} cannot be pickled ({reason}). Open files and connections in "
+        "on_start, not in __init__; or use executor='local'."
+    )
+    hooks = {type(hook).__name__: hook for hook in trainer.hooks}
     return Shipment(
         key=uuid4().hex,
         source=source,
-        workload=_pickled_workload(pack, workload) if source is None else packed_configs(pack, [workload.config]),
-        trainer=_pickled_trainer(pack, replace(trainer, device=device.type)),
+        workload=packed,
+        trainer=_packed(pack, replace(trainer, device=device.type), ConfigError, said, hooks),
         config=packed_configs(pack, [config]),
         fingerprint=found,
         folder=str(Path.cwd()),
@@ -75,11 +75,7 @@ def pack_shipment(pack: Pack, workload: Workload, trainer: Trainer, config: Trai
 
 
 def unpack_shipment(shipment: Shipment, node: str) -> tuple[Workload, Trainer]:
-    """Return workload and trainer in a worker, where they are the same as in the driver.
-
-    Raises:
-        WorkloadError: code or data are others on this machine, or cannot be loaded here.
-    """
+    """Return workload and trainer in a worker, where they are the same as in the driver."""
     if Path(shipment.folder).is_dir():
         os.chdir(shipment.folder)
     sys.path += [path for path in shipment.paths if path not in sys.path and Path(path).exists()]
@@ -102,18 +98,12 @@ def unpack_shipment(shipment: Shipment, node: str) -> tuple[Workload, Trainer]:
 
 
 def packed_configs(pack: Pack, configs: list[TrainConfig]) -> bytes:
-    """Return configs as bytes.
-
-    Raises:
-        ConfigError: a function in one of them cannot be pickled.
-    """
-    try:
-        return pack(configs)
-    except Exception as error:
-        raise ConfigError(
-            f"optimizer or schedule of a config cannot be sent to a Ray worker: {_reason(error)}. Write it as a function of "
-            "a module that builds what it needs when it is called, or use executor='local'."
-        ) from error
+    """Return configs as bytes; a function in one of them that cannot be pickled is a `ConfigError`."""
+    said = (
+        "optimizer or schedule of a config cannot be sent to a Ray worker: {reason}. Write it as a function of "
+        "a module that builds what it needs when it is called, or use executor='local'."
+    )
+    return _packed(pack, configs, ConfigError, said)
 
 
 def _located(source: str | None) -> str | None:
@@ -124,41 +114,25 @@ def _located(source: str | None) -> str | None:
     return f"{Path(file).resolve()}:{attribute}" if file.endswith(".py") else source
 
 
-def _pickled_workload(pack: Pack, workload: Workload) -> bytes:
+def _packed(
+    pack: Pack, value: Any, error: type[WorkbenchError], said: str, parts: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return a value as bytes, or raise an error that names those of its parts that cannot be pickled."""
+
+    def why_not(part: Any) -> str:
+        try:
+            pack(part)
+        except Exception as cause:
+            lines = [line for line in str(cause).splitlines() if line.strip()]
+            return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"
+        return ""
+
     try:
-        return pack(workload)
-    except Exception as error:
-        culprits = [f.name for f in fields(workload) if not _can(pack, getattr(workload, f.name))]
-        raise WorkloadError(
-            f"workload {workload.name!r} cannot be sent to a Ray worker: {', '.join(culprits) or 'it'} cannot be pickled "
-            f"({_reason(error)}). Put the workload into a file and load it by name, load_workload('path/to/file.py:attribute'), "
-            "so that every worker builds its own; or build what cannot be pickled (open files, locks, connections) where "
-            "it is used, inside build_model or the dataset's __getitem__; or use executor='local'."
-        ) from error
-
-
-def _pickled_trainer(pack: Pack, trainer: Trainer) -> bytes:
-    try:
-        return pack(trainer)
-    except Exception as error:
-        culprits = [type(hook).__name__ for hook in trainer.hooks if not _can(pack, hook)]
-        raise ConfigError(
-            f"the trainer cannot be sent to a Ray worker: hook {', '.join(culprits) or 'unknown'} cannot be pickled "
-            f"({_reason(error)}). Open files and connections in on_start, not in __init__; or use executor='local'."
-        ) from error
-
-
-def _can(pack: Pack, value: Any) -> bool:
-    try:
-        pack(value)
-    except Exception:
-        return False
-    return True
-
-
-def _reason(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        return pack(value)
+    except Exception as cause:
+        culprits = [name for name, part in (parts or {}).items() if why_not(part)]
+        said = said.replace("{parts}", ", ".join(culprits) or "it").replace("{reason}", why_not(value))
+        raise error(said) from cause
 
 
 def _compare(shipment: Shipment, workload: Workload, config: TrainConfig, device: torch.device, node: str) -> None:

@@ -30,25 +30,15 @@ TELL_S = 0.2  # rule of thumb: five times a second looks like motion to who look
 
 @dataclass(frozen=True)
 class Chunk:
-    """Trials that a worker trains together, as the study has them: from there they go on.
-
-    Attributes:
-        key: another one each time that the chunk is sent.
-        stage: what the trials are for.
-        configs: of the trials, pickled.
-        numbers: that the study gave to them.
-        files: path in the study's folder -> content: of the newest checkpoint of each trial.
-        kept: folders of all checkpoints; the older ones stay where they are and only count.
-        rows: for each of the study's tables the rows there are, column by column.
-    """
+    """Trials that a worker trains together, as the study has them: from there they go on."""
 
     key: str
     stage: str
     configs: bytes
     numbers: Sequence[int]
-    files: Mapping[str, bytes]
-    kept: Sequence[str]
-    rows: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, bytes]  # path in the study's folder -> content: of the newest checkpoint of each trial
+    kept: Sequence[str]  # folders of all checkpoints; the older ones stay where they are and only count
+    rows: Mapping[str, Mapping[str, Any]]  # of each of the study's tables, column by column
 
 
 @dataclass(frozen=True)
@@ -97,11 +87,7 @@ def unpacked(chunk: Chunk) -> Iterator[StudyWriter]:
 
 
 class Teller(Watcher):
-    """Puts what happens in a worker's folder into the mailbox: rows, events, rewinds, checkpoints, progress.
-
-    Args:
-        put: takes messages and their size; says whether to stop, or None where it could not take them yet.
-    """
+    """Puts what happens in a worker's folder into the mailbox: rows, events, rewinds, checkpoints, progress."""
 
     early = False
 
@@ -158,12 +144,7 @@ _loaded: tuple[str, Workload, Trainer] | None = None  # of the shipment that thi
 
 
 def train_chunk(shipment: Shipment, chunk: Chunk, mailbox: Any, locate: Callable[[], str], threads: int) -> Ended:
-    """Train a chunk in this process, and return how it ended; all else is told to the mailbox.
-
-    Args:
-        mailbox: a `Mailbox`, or who calls one.
-        locate: returns the id of the machine that this worker runs on.
-    """
+    """Train a chunk in this process, and return how it ended; all else is told to the mailbox."""
     global _loaded  # noqa: PLW0603
     os.environ["WORKBENCH_LIVE"] = "0"
     node = locate()

@@ -18,7 +18,6 @@ from workbench.errors import ConfigError, UsageError
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.studies.base import Study
-from workbench.studies.executors.base import LocalExecutor
 from workbench.studies.session import Session, open_session
 from workbench.topics.batch_norm.collect import Shards, collect_batch_norm, measure_devices, norm_model
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
@@ -94,7 +93,7 @@ class BatchNormStudy(Study):
         if not batch_norm_layers(model):
             session.facts(batch_norm={"layers": 0})
             return
-        if self.norms and not isinstance(session.executor, LocalExecutor):
+        if self.norms and session.executor is not None:
             raise UsageError(
                 "wb.batch_norm.Study trains other norms in this process only: take executor='local', or norms=()."
             )

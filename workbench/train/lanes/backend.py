@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,21 +22,18 @@ from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import Excuse, Gradients, LaneLoss, LoopGradients
 from workbench.train.lane_stack import LaneStack
-from workbench.train.lanes.memory import room_for_calls
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.run import VmapGradients, verify
 from workbench.train.rng import isolated_rng
+from workbench.train.stacks import room_for_calls
 from workbench.workloads.base import Workload
 
-WORTH_SECONDS = (
-    1.0  # rule of thumb: tracing and measuring take up to half of it, which a shorter training never regains
-)
+WORTH_SECONDS = 1.0  # rule of thumb: tracing and measuring take up to half of it, which less training never regains
 MEASURING_FRAC = 0.02  # rule of thumb: a third arrangement, which seldom wins, is not tried once this share is gone
 TIMED_SECONDS = 0.1  # rule of thumb: a backend is timed for this long, or for one step
 ALL = 2**31  # lanes in a call: however many there are
-REMEMBERED = 32  # rule of thumb: kinds of stacks whose choices are kept in this process
 TOO_SHORT = "too short to measure"
-COMMANDS = 1000  # rule of thumb: trainings whose choices are kept on this machine
+REMEMBERED = 1000  # rule of thumb: choices that are kept on this machine
 
 Update = Sequence[MicroBatches]
 Vmap = Callable[["Arrangement"], VmapGradients]
@@ -78,12 +74,7 @@ def arrangements(lanes: int, device: torch.device, threads: int) -> list[Arrange
 
 
 class Chosen:
-    """The backend taken, and why; where a traced program fails later on, plain autograd takes over.
-
-    Attributes:
-        fell_back: whether it is another one than in the beginning.
-        evaluated_alone: why lanes are evaluated one after the other by a backend that computes them together.
-    """
+    """The backend taken, and why; where a traced program fails later on, plain autograd takes over."""
 
     def __init__(self, loop: LoopGradients, verdict: Verdict, gradients: Gradients | None = None) -> None:
         self._loop = loop
@@ -172,17 +163,14 @@ def choose_gradients(
         measured = before.get("measured_ms", {}), before.get("measured_lanes", 0)
         verdict = _checked(loop, stack, vmap, updates, Verdict(calls, str(before["reason"]), *measured))
     else:
-        kind = _stack_kind(stack, configs[0])
-        key, command = (id(workload), wanted, *kind), (workload.name, wanted, steps, len(stack), *kind)
-        known = recall(key, lanes=len(stack)) or _recall_command(command)
+        kind = _kind(workload, configs[0], stack, wanted)
+        known = recall(kind, lanes=len(stack), steps=steps)
         if known is None:
             verdict = _measured(workload, configs[0], stack, vmap, updates, wanted=wanted, steps=steps)
             if verdict.measured_ms or verdict.reason.startswith(TOO_SHORT):  # not a refusal, whose cause may be mended
-                _remember_command(command, verdict)
+                remember(kind, verdict, lanes=len(stack), steps=steps)
         else:
             verdict = _checked(loop, stack, vmap, updates, known)
-        if verdict.lasting:
-            remember(key, workload, known or verdict, lanes=len(stack))
     if verdict.arrangement is None:
         if wanted == "vmap":
             raise ConfigError(
@@ -196,15 +184,8 @@ def choose_gradients(
 
 
 def _measured(
-    workload: Workload,
-    config: TrainConfig,
-    stack: LaneStack,
-    vmap: Vmap,
-    updates: Sequence[Update],
-    *,
-    wanted: str,
-    steps: int,
-) -> Verdict:
+    workload: Workload, config: TrainConfig, stack: LaneStack, vmap: Vmap, updates: Sequence[Update], *, wanted: str, steps: int
+) -> Verdict:  # fmt: skip
     """Time plain autograd and each arrangement on the first batches, and return the fastest that is right."""
     lanes, auto = len(stack), wanted == "auto"
     enough_ms = 1e3 * WORTH_SECONDS / (steps * lanes) if auto else 0.0  # a step that takes less leaves nothing to gain
@@ -216,7 +197,7 @@ def _measured(
     except Exception as error:  # training itself says at which step, and what to look at
         if not auto or is_out_of_memory(error):
             raise
-        return Verdict(None, f"a step failed while it was timed ({type(error).__name__})", lasting=False)
+        return Verdict(None, f"a step failed while it was timed ({type(error).__name__})")
     left_s = loop_ms * steps / 1e3
     lasting = left_s >= WORTH_SECONDS
     if auto and not lasting:
@@ -228,11 +209,8 @@ def _measured(
             if len(timed) > 1 and time.perf_counter() - began > MEASURING_FRAC * left_s:
                 break
             try:
-                gradients = vmap(arrangement)
-                try:
+                with contextlib.closing(vmap(arrangement)) as gradients:
                     timed.append((_ms(gradients, updates, stack.device), arrangement))
-                finally:
-                    gradients.close()
             except CannotBatch as error:
                 reason = reason or str(error)
     why = "the fastest here" if auto else "asked for"
@@ -247,23 +225,17 @@ def _measured(
         if verdict.arrangement is not None:
             return verdict
         reason = verdict.reason
-    if reason:  # it may belong to these lanes alone
-        return Verdict(None, reason, lasting=False)
-    return Verdict(None, why, rounded, lanes, lasting)
+    return Verdict(None, reason) if reason else Verdict(None, why, rounded, lanes, lasting)
 
 
 def _checked(loop: LoopGradients, stack: LaneStack, vmap: Vmap, updates: Sequence[Update], known: Verdict) -> Verdict:
     """Return a verdict that was found on other lanes, if the traced program is right for these too."""
-    if known.arrangement is None:
-        return known
-    try:
-        gradients = vmap(known.arrangement)
+    if known.arrangement is not None:
         try:
-            verify(stack, loop, gradients, updates)
-        finally:
-            gradients.close()
-    except CannotBatch as error:
-        return Verdict(None, str(error))
+            with contextlib.closing(vmap(known.arrangement)) as gradients:
+                verify(stack, loop, gradients, updates)
+        except CannotBatch as error:
+            return Verdict(None, str(error))
     return known
 
 
@@ -286,69 +258,67 @@ def _ms(gradients: Gradients, updates: Sequence[Update], device: torch.device, *
             return best * 1e3
 
 
-_known: OrderedDict[Hashable, tuple[Workload, dict[int, Verdict]]] = OrderedDict()
+def _kind(workload: Workload, config: TrainConfig, stack: LaneStack, wanted: str) -> tuple[Hashable, ...]:
+    """Return what a choice depends on, the number of lanes and of steps aside."""
+    machine = platform.node(), platform.machine(), os.cpu_count(), torch.__version__, torch.get_num_threads()
+    shared = config.batch_size, config.accumulate_steps, config.precision, config.bn_stat_examples
+    model = tuple(stack.shapes), stack.values.dtype, str(stack.device), len(set(stack.streams))
+    return workload.name, wanted, machine, shared, model
 
 
-def _stack_kind(stack: LaneStack, config: TrainConfig) -> tuple[Hashable, ...]:
-    """Return what a choice depends on, the model and the number of lanes aside."""
-    shared = (config.batch_size, config.accumulate_steps, config.precision, config.bn_stat_examples)
-    batches = (*shared, len(set(stack.streams)))
-    return tuple(stack.shapes), stack.values.dtype, str(stack.device), batches, torch.get_num_threads()
+_lasting: dict[str, Verdict] = {}
+"""What was found in this process for kinds of stacks; the file keeps what was found for single trainings."""
 
 
-def recall(key: Hashable, *, lanes: int) -> Verdict | None:
-    """Return what was found for stacks like this one of about as many lanes.
+def recall(kind: tuple[Hashable, ...], *, lanes: int, steps: int) -> Verdict | None:
+    """Return what this process found for stacks of this kind, or what the same training took on this machine before.
 
-    Where a call for each lane was the fastest, it is so for fewer lanes too, for which sharing a call gains less.
+    So a command given twice gives the same digits. A kind is known for about as many lanes; where a call for each lane was the fastest,
+    it is so for fewer lanes too, for which sharing a call gains less.
     """
-    if key not in _known:
-        return None
-    _known.move_to_end(key)
-    found, wanted = _known[key][1], _size(lanes)
-    singles = (v for size, v in sorted(found.items()) if size > wanted > 1 and v.arrangement and v.arrangement[0] == 1)
-    return found.get(wanted) or next(singles, None)
+    own = _size(lanes)
+    for size in (own, *(2 * own << k for k in range(10))) if own > 1 else (own,):
+        found = _lasting.get(_key(kind, size))
+        if found is not None and (size == own or (found.arrangement and found.arrangement.lanes_per_call == 1)):
+            return found
+    calls, *rest = _choices()[1].get(_key(kind, lanes, steps), [None])
+    return _kept(kind, Verdict(calls and Arrangement(*calls), *rest), lanes) if rest else None
 
 
-def remember(key: Hashable, workload: Workload, verdict: Verdict, *, lanes: int) -> None:
-    """Keep a choice; the workload is held, so that an id in the key stays its own."""
-    if verdict.arrangement is not None and 1 < verdict.arrangement.lanes_per_call == lanes:
-        verdict = verdict._replace(arrangement=verdict.arrangement._replace(lanes_per_call=ALL))
-    _known.setdefault(key, (workload, {}))[1][_size(lanes)] = verdict
-    while len(_known) > REMEMBERED:
-        _known.popitem(last=False)
-
-
-def forget_choices() -> None:
-    """Let go of every choice that this process remembers."""
-    _known.clear()
-
-
-def _commands(command: tuple[Hashable, ...]) -> tuple[Path, dict[str, Any], str]:
-    """Return the file that keeps the choices of this user, what it holds, and the key of a training on this machine."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = Path(os.environ.get("WORKBENCH_CACHE") or user / "workbench") / "gradient_backends.json"
-    machine = platform.node(), platform.machine(), os.cpu_count(), torch.__version__
-    key = hashlib.sha256(repr((machine, command)).encode()).hexdigest()[:32]
-    try:
-        return path, dict(json.loads(path.read_text())), key
-    except (OSError, ValueError, TypeError):
-        return path, {}, key
-
-
-def _recall_command(command: tuple[Hashable, ...]) -> Verdict | None:
-    """Return what the same training took on this machine before, so that a command given twice gives the same digits."""
-    _, known, key = _commands(command)
-    calls, *rest = known.get(key, [None])
-    return Verdict(None if calls is None else Arrangement(*calls), *rest) if rest else None
-
-
-def _remember_command(command: tuple[Hashable, ...], verdict: Verdict) -> None:
-    path, known, key = _commands(command)
+def remember(kind: tuple[Hashable, ...], verdict: Verdict, *, lanes: int, steps: int) -> None:
+    """Keep a choice: on this machine for the same training, in this process for others of its kind where it is lasting."""
+    path, known = _choices()
     with contextlib.suppress(OSError):  # where nothing can be kept, the next command measures again
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(dict(list(known.items())[-COMMANDS:]) | {key: verdict}))
+        kept = dict(list(known.items())[-REMEMBERED:]) | {_key(kind, lanes, steps): verdict}
+        fresh.write_text(json.dumps(kept))
         fresh.replace(path)
+    _kept(kind, verdict, lanes)
+
+
+def _kept(kind: tuple[Hashable, ...], verdict: Verdict, lanes: int) -> Verdict:
+    """Return a verdict; a lasting one is known from now on for stacks of this kind."""
+    lasting = verdict
+    if verdict.arrangement is not None and 1 < verdict.arrangement.lanes_per_call == lanes:
+        lasting = verdict._replace(arrangement=verdict.arrangement._replace(lanes_per_call=ALL))
+    if verdict.lasting:
+        _lasting[_key(kind, _size(lanes))] = lasting
+    return verdict
+
+
+def _choices() -> tuple[Path, dict[str, Any]]:
+    """Return the file that keeps the choices of this user, and what it holds."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(os.environ.get("WORKBENCH_CACHE") or user / "workbench") / "gradient_backends.json"
+    try:
+        return path, dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return path, {}
+
+
+def _key(*parts: Hashable) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def _size(lanes: int) -> int:

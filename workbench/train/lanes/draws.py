@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from workbench.train.lanes.recorder import CannotBatch, TensorMeta, arguments, base_of, is_random, meta
+from workbench.train.lanes.recorder import CannotBatch, arguments, is_random, meta
 from workbench.train.rng import global_generator
 
 GENERATORS = "generators"
@@ -25,11 +25,10 @@ class _Draw:
     """A random operation lane by lane, each with its own generator.
 
     Attributes:
-        op: as a single trial calls it, with `args` and `kwargs`; tensors are put in.
-        tensors: place of each tensor among the arguments, its layout in a single trial (its strides decide which number lands
-            where), and whether it has a lane axis here.
-        stacked: whether the program has a lane axis.
-        fills: for an operation in place, whether it fills the first tensor; otherwise a new one like that.
+        op: as a single trial calls it, with `args` and `kwargs`.
+        tensors: place of each tensor among them, and its strides in a single trial, which decide which number lands where.
+        stacked: whether the tensors given have a lane axis.
+        fills: whether the first tensor is filled in place.
     """
 
     __name__ = "draw"  # a graph asks what it calls for its name
@@ -37,35 +36,36 @@ class _Draw:
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    tensors: tuple[tuple[int, TensorMeta, bool], ...]
+    tensors: tuple[tuple[int, tuple[int, ...]], ...]
     stacked: bool
     fills: bool
 
     def __call__(self, generators: Sequence[torch.Generator], *tensors: Tensor) -> Any:
         """Return the result, stacked where there is a lane axis; the first tensor where it is filled."""
-        results = [self._lane(lane, generator, tensors) for lane, generator in enumerate(generators)]
+        if not self.stacked:
+            return self._draw(generators[0], tensors)
+        rows = [self._lane(lane, generator, tensors) for lane, generator in enumerate(generators)]
         if self.fills:
             return tensors[0]
-        if not self.stacked:
-            return results[0]
-        if isinstance(results[0], Tensor):
-            return torch.stack(results)
-        return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+        if isinstance(rows[0], Tensor):
+            return torch.stack(rows)
+        return tuple(torch.stack(parts) for parts in zip(*rows, strict=True))
 
     def _lane(self, lane: int, generator: torch.Generator, tensors: Sequence[Tensor]) -> Any:
-        args = list(self.args)
-        for tensor, (place, alone, split) in zip(tensors, self.tensors, strict=True):
-            args[place] = row = tensor[lane] if split else tensor
-            if row.stride() != alone.stride or (self.op._schema.is_mutable and not self.fills):
-                args[place] = torch.empty_strided(alone.shape, alone.stride, dtype=row.dtype, device=row.device)
-                if not self.op._schema.is_mutable:
-                    args[place].copy_(row)
-        result = self._draw(generator, args)
-        if self.fills and args[0] is not (row := tensors[0][lane] if self.stacked else tensors[0]):
-            row.copy_(args[0])
+        rows = [tensor[lane] for tensor in tensors]
+        for place, (_, stride) in enumerate(self.tensors):
+            if rows[place].stride() != stride or (self.op._schema.is_mutable and not self.fills):
+                row = rows[place]
+                rows[place] = torch.empty_strided(row.shape, stride, dtype=row.dtype, device=row.device).copy_(row)
+        result = self._draw(generator, rows)
+        if self.fills and rows[0].data_ptr() != tensors[0][lane].data_ptr():
+            tensors[0][lane].copy_(rows[0])
         return result
 
-    def _draw(self, generator: torch.Generator, args: Sequence[Any]) -> Any:
+    def _draw(self, generator: torch.Generator, tensors: Sequence[Tensor]) -> Any:
+        args = list(self.args)
+        for (place, _), tensor in zip(self.tensors, tensors, strict=True):
+            args[place] = tensor
         if _takes_generator(self.op.overloadpacket):
             return self.op.overloadpacket(*args, **self.kwargs, generator=generator)
         with _global_state:  # another lane must not draw from it at the same time
@@ -88,15 +88,7 @@ def _takes_generator(packet: Any) -> bool:
 
 
 def draw_per_lane(graph: fx.Graph, alone: fx.Graph, *, lanes: int, device: torch.device) -> bool:
-    """Let every random node of `graph` draw from the lanes' generators, the last input, and return whether there is one.
-
-    Args:
-        graph: of one call; changed in place.
-        alone: of the same step recorded for a single lane.
-
-    Raises:
-        CannotBatch: the two do not match one to one, or a node draws on another device.
-    """
+    """Let every random node of `graph` draw from the lanes' generators, the last input, and return whether there is one."""
     nodes, single = ([node for node in each.nodes if is_random(node)] for each in (graph, alone))
     if len(nodes) != len(single):
         raise CannotBatch(f"a single lane draws {len(single)} times and {lanes} lanes together {len(nodes)} times")
@@ -106,46 +98,28 @@ def draw_per_lane(graph: fx.Graph, alone: fx.Graph, *, lanes: int, device: torch
         generators = graph.placeholder(GENERATORS)
     generators.meta["base"] = generators
     for node, plain in zip(nodes, single, strict=True):
-        where = meta(node if "tensor" in node.meta else next(iter(node.users))).device
-        if where.type != device.type:
-            raise CannotBatch(f"random numbers are drawn on {where}, the model is on {device}")
-        draw = _draw_of(node, plain, lanes)
+        result = node if "tensor" in node.meta else next(iter(node.users))
+        if meta(result).device.type != device.type:
+            raise CannotBatch(f"random numbers are drawn on {meta(result).device}, the model is on {device}")
+        theirs = [value for a, value in arguments(plain) if not a.kwarg_only and a.name != "generator"]
+        tensors = [value for a, value in arguments(node) if isinstance(value, fx.Node)]
+        one = [(place, meta(value)) for place, value in enumerate(theirs) if isinstance(value, fx.Node)]
+        ours, fills = node.target._schema.name, node.target._schema.is_mutable
+        same = plain.target._schema.name in (ours, f"{ours}_") and fills <= plain.target._schema.is_mutable
+        shapes = [(lanes, *about.shape) if lanes > 1 else about.shape for _, about in one]
+        if not same or shapes != [meta(each).shape for each in tensors]:
+            raise CannotBatch(f"{node.target} draws random numbers in a way that lanes cannot do together")
+        kwargs = {name: value for name, value in plain.kwargs.items() if name != "generator"}
+        places = tuple((place, about.stride) for place, about in one)
         with graph.inserting_before(node):
-            new = graph.call_function(draw, (generators, *(node.args[place] for place, _, _ in draw.tensors)))
+            draw = _Draw(plain.target, tuple(theirs), kwargs, places, stacked=lanes > 1, fills=fills)
+            new = graph.call_function(draw, (generators, *tensors))
         new.meta = dict(node.meta) | {"random": True}
-        if draw.fills:
+        if fills:
             new.meta["writes"] = (node.args[0],)
-        elif base_of(node) is node:
-            new.meta["base"] = new
-        for each in graph.nodes:
+        for each in (new, *graph.nodes):
             if each.meta.get("base") is node:
                 each.meta["base"] = new
         node.replace_all_uses_with(new)
         graph.erase_node(node)
     return True
-
-
-def _draw_of(node: fx.Node, single: fx.Node, lanes: int) -> _Draw:
-    ours: Any = node.target
-    target: Any = single.target
-    fills = target._schema.is_mutable and target is ours
-    same = target is ours or (target._schema.name == f"{ours._schema.name}_" and not ours._schema.is_mutable)
-    theirs, args = (
-        [value for a, value in arguments(each) if not a.kwarg_only and a.name != "generator"] for each in (node, single)
-    )
-    same &= len(theirs) == len(args)
-    tensors = []
-    for place, (given, alone) in enumerate(zip(theirs, args, strict=True) if same else ()):
-        if isinstance(alone, fx.Node):
-            split = meta(given).shape != meta(alone).shape
-            same &= not split or meta(given).shape == (lanes, *meta(alone).shape)
-            tensors.append((place, meta(alone), split))
-        elif isinstance(alone, (list, tuple)):  # a size
-            same &= list(given) in ([*alone], [lanes, *alone])
-        else:
-            same &= given == alone
-    whole = [split for place, _, split in tensors if place == 0] == [lanes > 1]
-    if not same or (target._schema.is_mutable and not whole):
-        raise CannotBatch(f"{ours} draws random numbers in a way that lanes cannot do together")
-    kwargs = {name: value for name, value in single.kwargs.items() if name != "generator"}
-    return _Draw(target, tuple(args), kwargs, tuple(tensors), stacked=lanes > 1, fills=fills)

@@ -2,51 +2,32 @@
 
 A pass stays where it gains 1.2 times on a row of `tests/benchmarks/bench_lanes.py` (CPU, torch 2.13, one thread; the time of a step
 without it over the time with it): `_tidy` 1.36 and `_transpose_products` 1.41 on MLPs, `_widen_softmax` 1.58 on one of 32 lanes,
-`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`. `_share_operands`, 1.14 on an MLP of 128 units, stays for those
-lanes alone: without it, and without what went before, they took 1.13 times as long. The table of all is in docs/findings.md.
+`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`. The table of all is in docs/findings.md.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import time
+import timeit
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from workbench.train.lanes.recorder import base_of, is_call, is_random, meta, written, written_by
 
 aten = torch.ops.aten
-VIEWS = (
-    aten.detach.default,
-    aten.alias.default,
-    aten.lift_fresh.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.expand.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.t.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-    aten.select.int,
-    aten.slice.Tensor,
-)
-"""Operations that return a view."""
-FILLS: dict[Any, Callable[..., Any]] = {
-    aten.ones_like.default: lambda _: 1,
-    aten.zeros_like.default: lambda _: 0,
-    aten.full_like.default: lambda _, value: value,
-    aten.new_zeros.default: lambda *_: 0,
-    aten.new_ones.default: lambda *_: 1,
-    aten.new_full.default: lambda _, size, value: value,  # noqa: ARG005
+FILLS: dict[Any, float | None] = {
+    aten.ones_like.default: 1,
+    aten.zeros_like.default: 0,
+    aten.full_like.default: None,
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_full.default: None,
 }
-"""Operation that fills a tensor with a constant -> the constant."""
+"""Operation that fills a tensor with a constant -> the constant; None: its last argument."""
 PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
 SOFTMAX = {
     aten._softmax.default: 1,
@@ -60,15 +41,11 @@ LARGE = 4e6  # measured: floating-point operations of a product from which on on
 
 
 def clean_up(graph: fx.Graph, refresh: Callable[[], Any], *, lanes: int, device: torch.device) -> None:
-    """Clean up a graph in place.
-
-    Args:
-        refresh: runs the graph on its example and notes anew what its tensors look like.
-    """
+    """Clean up a graph in place."""
     _tidy(graph)
     if device.type != "cpu":
         return
-    for change in (_transpose_products, _share_operands if lanes > 1 else _channels_last, _widen_softmax, _use_onednn):
+    for change in (_transpose_products, *([_channels_last] if lanes == 1 else []), _widen_softmax, _use_onednn):
         change(graph)
         refresh()
         _tidy(graph)
@@ -127,24 +104,25 @@ def _tidy(graph: fx.Graph) -> None:
             continue
         about, source = meta(node), node.args[0] if node.args else None
         key = (base_of(node), about)
-        value = FILLS.get(node.target)
-        if value is not None and about.contiguous and base_of(node) is node:
+        if node.target in FILLS and about.contiguous and base_of(node) is node:
+            value: Any = FILLS[node.target]
             with graph.inserting_before(node):
                 how: dict[str, Any] = {"dtype": about.dtype, "device": about.device}
-                new = _call(graph, aten.full.default, list(about.shape), value(*node.args), **how)
+                new = _call(
+                    graph, aten.full.default, list(about.shape), node.args[-1] if value is None else value, **how
+                )
             new.meta["tensor"] = about
             if node in touched:
                 touched.add(new)
             _replace(node, new)
-        elif node.target in VIEWS and key in seen:  # a view of the same memory that sees the same
+        elif base_of(node) is not node and key in seen and not about.dtype.is_complex and not written_by(node):
+            # a view of the same memory that sees the same
             _replace(node, seen[key])
         elif (
             isinstance(source, fx.Node)
             and _copies(node, source)
             and not touched & {node, base_of(source)}
-            and not (
-                node in returned and base_of(source).op == "placeholder"  # the caller may write into what it gave
-            )
+            and (node not in returned or base_of(source).op != "placeholder")  # the caller may write into what it gave
         ):
             _replace(node, source)
         else:
@@ -183,23 +161,6 @@ def _transpose_products(graph: fx.Graph) -> None:
             back = _call(graph, aten.transpose.int, new, 1, 2, of=new)
         back.meta["tensor"] = meta(node)
         _replace(node, back)
-
-
-def _share_operands(graph: fx.Graph) -> None:
-    """Compute a product of many matrices with the same right one as one product, for oneDNN."""
-    for node in list(graph.nodes):
-        if not is_call(node, aten.bmm.default) or not _onednn_pays(node):
-            continue
-        left, right = node.args
-        if meta(right).stride[0] or meta(right).shape[0] == 1:
-            continue
-        lanes, rows, inner = meta(left).shape
-        with graph.inserting_before(node):
-            flat = _call(graph, aten.reshape.default, left, [lanes * rows, inner])
-            product = _call(graph, aten.mm.default, flat, _call(graph, aten.select.int, right, 0, 0, of=right))
-            new = _call(graph, aten.view.default, product, list(meta(node).shape), of=product)
-        new.meta["tensor"] = meta(node)
-        _replace(node, new)
 
 
 def _channels_last(graph: fx.Graph) -> None:
@@ -262,44 +223,27 @@ def _laid_out(graph: fx.Graph, node: Any, order: list[int]) -> fx.Node:
 def _use_onednn(graph: fx.Graph) -> None:
     """Let oneDNN compute large products of two matrices, where it is the faster library."""
     for node in list(graph.nodes):
-        if not is_call(node, aten.mm.default, aten.addmm.default) or node.kwargs:
+        if not is_call(node, aten.mm.default, aten.addmm.default) or node.kwargs or meta(node).dtype != torch.float32:
             continue
         *bias, left, right = node.args
         (rows, inner), columns = meta(left).shape, meta(node).shape[1]
         if (bias and meta(bias[0]).shape != (columns,)) or 2 * rows * inner * columns < LARGE:
             continue
-        if _onednn_pays(node):
+        if _onednn_is_faster():
             with graph.inserting_before(node):
                 weight = _call(graph, aten.t.default, right, of=right)
-                new = _call(graph, _linear(), left, weight, bias[0] if bias else None, "none", [], "")
+                linear = torch.ops.mkldnn._linear_pointwise.default
+                new = _call(graph, linear, left, weight, bias[0] if bias else None, "none", [], "")
             _replace(node, new)
 
 
-def _onednn_pays(node: fx.Node) -> bool:
-    return meta(node).dtype == torch.float32 and _onednn_is_faster()
-
-
-def _linear() -> Any:
-    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    return None if packet is None else packet.default
-
-
 @functools.cache
-def _onednn_is_faster(*, rounds: int = 20, share: float = 0.8) -> bool:
+def _onednn_is_faster(*, share: float = 0.8) -> bool:
     """Time one product both ways: on processors that MKL holds back oneDNN takes half the time."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not available or _linear() is None:
+    if not available or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     left, weight = torch.ones(512, 64), torch.ones(256, 64)
-    right = weight.t()
-    ways: list[Callable[[], Tensor]] = [
-        lambda: torch.mm(left, right),
-        lambda: _linear()(left, weight, None, "none", [], ""),
-    ]
-    best = [math.inf] * 2
-    for _ in range(rounds):
-        for number, way in enumerate(ways):
-            start = time.perf_counter()
-            way()
-            best[number] = min(best[number], time.perf_counter() - start)
-    return best[1] < share * best[0]
+    mkl = functools.partial(torch.mm, left, weight.t())
+    onednn = functools.partial(torch.ops.mkldnn._linear_pointwise, left, weight, None, "none", [], "")
+    return min(timeit.repeat(onednn, number=1, repeat=20)) < share * min(timeit.repeat(mkl, number=1, repeat=20))

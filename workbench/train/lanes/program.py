@@ -6,6 +6,7 @@ import math
 import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -14,10 +15,8 @@ from torch import Tensor, fx
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from workbench.train.forward import is_out_of_memory
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.draws import GENERATORS, draw_per_lane
-from workbench.train.lanes.memory import lanes_that_fit
 from workbench.train.lanes.passes import clean_up, constants, dead_code
 from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, meta
 from workbench.train.lanes.step import BatchLayout, Objective, Recorded, StepResult, module_state, record
@@ -35,31 +34,17 @@ Function = Callable[..., Any]
 
 
 class LaneProgram:
-    """A recorded step as a function.
+    """A recorded step as a function."""
 
-    Attributes:
-        lanes: in one call.
-        clean: whether it was cleaned up, or runs as it was recorded.
-        draws: whether it draws random numbers.
-        changes: places of the buffers that it changes.
-        peak_bytes: that a call needs at its peak beside the stack and the batch.
-
-    Raises:
-        CannotBatch: it gives other numbers than the step did while it was recorded.
-    """
-
-    def __init__(
-        self, recorded: Recorded, single: Recorded, *, lanes: int, device: torch.device, clean: bool = True
-    ) -> None:
+    def __init__(self, recorded: Recorded, single: Recorded, *, lanes: int, device: torch.device) -> None:
         graph, example = recorded.graph, recorded.example
         dead_code(graph)
-        self.lanes, self.clean = lanes, clean
+        self.lanes = lanes
         self.draws = draw_per_lane(graph, single.graph, lanes=lanes, device=device)
         generators = [torch.Generator(device) for _ in range(lanes)]
         example |= {n: generators for n in graph.nodes if n.op == "placeholder" and n.name == GENERATORS}
         with torch.no_grad():
-            if clean:
-                clean_up(graph, lambda: _run(_calls(graph), dict(example), kept=set()), lanes=lanes, device=device)
+            clean_up(graph, lambda: _run(_calls(graph), dict(example), kept=set()), lanes=lanes, device=device)
             generators[0].set_state(recorded.random_state)
             self._call, result, self.peak_bytes = _lower(graph, example)
         if not self.draws or lanes == 1:  # several lanes drew from one generator while they were recorded
@@ -71,27 +56,6 @@ class LaneProgram:
     ) -> StepResult:
         """Run the step; nothing but the generators, one per lane, is written to."""
         return StepResult(*self._call(*lane, *batch, *((generators,) if self.draws else ())))
-
-
-def build_program(
-    workload: Workload,
-    stack: LaneStack,
-    layout: BatchLayout,
-    batch: Sequence[Tensor],
-    *,
-    lanes: int,
-    stacked: bool,
-    objective: Objective,
-) -> LaneProgram:
-    """Record, clean up and check a program; the arguments are those of `record`."""
-    for clean in (True, False):  # the clean-up may not get every graph right
-        recorded, single = record(workload, stack, layout, batch, lanes=lanes, stacked=stacked, objective=objective)
-        try:
-            return LaneProgram(recorded, single, lanes=lanes, device=stack.device, clean=clean)
-        except Exception as error:
-            if not clean or is_out_of_memory(error):
-                raise
-    raise AssertionError("unreachable")
 
 
 def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, StepResult, int]:
@@ -134,9 +98,7 @@ def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Function, 
             return torch.Tensor.view, args[0].view(args[1])
         except RuntimeError:  # what was a view before the graph was changed may need a copy now
             return torch.reshape, torch.reshape(*args)
-    if not isinstance(target, torch._ops.OpOverload):
-        return target, target(*args, **kwargs)
-    if target.namespace == "aten":
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         for place in (torch, torch.Tensor, functional):
             binding: Any = getattr(place, target.overloadpacket.__name__, None)
             if isinstance(binding, (BuiltinFunctionType, MethodDescriptorType)):
@@ -160,12 +122,11 @@ def _last_uses(nodes: Sequence[fx.Node], kept: set[fx.Node]) -> dict[fx.Node, li
 def _peak_bytes(nodes: Sequence[fx.Node], results: set[fx.Node]) -> int:
     """Return the most bytes that the tensors made by `nodes` take at a time."""
     last = {base_of(each): number for number, node in enumerate(nodes) for each in (node, *node.all_input_nodes)}
-    size = {n: meta(n).numel * meta(n).dtype.itemsize for n in nodes if base_of(n) is n and "tensor" in n.meta}
-    kept = {base_of(node) for node in results}
+    made = [n for n in nodes if base_of(n) is n and "tensor" in n.meta]
+    size = {n: math.prod(meta(n).shape) * meta(n).dtype.itemsize for n in made}
     freed: dict[int, int] = defaultdict(int)
-    for base, number in last.items():
-        if base not in kept:
-            freed[number] += size.get(base, 0)
+    for base in last.keys() - {base_of(node) for node in results}:
+        freed[last[base]] += size.get(base, 0)
     now = peak = 0
     for number, node in enumerate(nodes):
         now += size.get(node, 0)
@@ -221,18 +182,13 @@ def _check(expected: StepResult, found: StepResult) -> None:
     """Check that a program returns what the recorded step did, predictions aside: rounding decides between equal logits."""
     pairs = [(expected.losses, found.losses), (expected.weights, found.weights)]
     pairs += [*zip(expected.metrics, found.metrics, strict=True), *zip(expected.buffers, found.buffers, strict=True)]
-    wrong = [
-        a.shape != b.shape or differing_rows(a[None], b[None], TOLERANCES.get(a.dtype, SHORT))
-        for a, b in pairs
-        if a is not None and b is not None
-    ]
+    checked = [(a, b, TOLERANCES.get(a.dtype, SHORT)) for a, b in pairs if a is not None and b is not None]
     grads = [(a, b) for a, b in zip(expected.grads, found.grads, strict=True) if a is not None]
-    if any(a.shape != b.shape for a, b in grads):
-        wrong.append(True)
-    elif grads:  # together: some are zero but for rounding
-        ours, plain = (torch.cat([pair[k].reshape(-1) for pair in grads])[None] for k in (1, 0))
-        wrong.append(differing_rows(plain, ours, KINK))
-    if any(wrong):
+    wrong = any(a.shape != b.shape for a, b in grads)
+    if grads and not wrong:  # together: some are zero but for rounding
+        plain, ours = (torch.cat([each.reshape(-1) for each in side]) for side in zip(*grads, strict=True))
+        checked.append((plain, ours, KINK))
+    if wrong or any(a.shape != b.shape or differing_rows(a[None], b[None], allowed) for a, b, allowed in checked):
         raise CannotBatch("the recorded step gives other numbers than the step itself")
 
 
@@ -253,28 +209,21 @@ def differing_rows(expected: Tensor, found: Tensor, tolerance: float) -> list[in
 _built: OrderedDict[Hashable, tuple[Workload, LaneProgram | CannotBatch]] = OrderedDict()
 
 
-def forget_programs() -> None:
-    """Let go of every program that was built."""
-    _built.clear()
-
-
 class LanePrograms:
     """The programs of one stack, shared with other stacks of the same workload and model in this process."""
 
     def __init__(self, workload: Workload, stack: LaneStack) -> None:
         self._workload, self._stack = workload, stack
-        tensors = {"trained": stack.values} | stack.frozen | stack.buffers
-        self._model = (
+        model = stack.models[0]
+        tensors = chain(model.named_parameters(), model.named_buffers())
+        attributes = module_state(model, by_value=True).items()
+        self._kind = (
+            id(workload),
             stack.device,
             stack.precision,
-            tuple(zip(stack.names, stack.shapes, strict=True)),
-            tuple((name, t.shape[1:], t.dtype) for name, t in tensors.items()),
-            tuple((name, type(module)) for name, module in stack.models[0].named_modules()),
-            tuple(
-                (name, value)
-                for name, value in module_state(stack.models[0], by_value=True).items()
-                if not f".{name}".endswith(".training")
-            ),
+            tuple((name, t.shape, t.dtype, t.requires_grad) for name, t in tensors),
+            tuple((name, type(module)) for name, module in model.named_modules()),
+            tuple(each for each in attributes if not f".{each[0]}".endswith(".training")),
         )
         self._layouts: dict[Objective, set[BatchLayout]] = defaultdict(set)
         self._recent: dict[Hashable, LaneProgram] = {}
@@ -290,12 +239,13 @@ class LanePrograms:
                 raise CannotBatch(
                     f"batches come in more than {MAX_LAYOUTS} shapes or with changing constants, and each would be traced anew"
                 )
-            full = (id(self._workload), self._model, *key)
+            full = (self._kind, *key)
             if full not in _built:
                 found: LaneProgram | CannotBatch
                 try:
                     how: dict[str, Any] = {"lanes": lanes, "stacked": stacked, "objective": objective}
-                    found = build_program(self._workload, self._stack, layout, batch, **how)
+                    recorded = record(self._workload, self._stack, layout, batch, **how)
+                    found = LaneProgram(*recorded, lanes=lanes, device=self._stack.device)
                 except CannotBatch as reason:
                     found = reason.with_traceback(None)
                 _built[full] = (self._workload, found)
@@ -309,22 +259,10 @@ class LanePrograms:
         return self._recent[key]
 
     def lanes_that_fit(
-        self,
-        batch: Sequence[Tensor],
-        layout: BatchLayout,
-        *,
-        lanes: int,
-        threads: int,
-        objective: Objective,
-        room: int | None,
-    ) -> int:
-        """Return how many of the wanted lanes a call may take, by the peak of a single lane.
-
-        Args:
-            threads: calls at a time.
-            room: bytes that all calls in progress may take; None is no bound.
-        """
+        self, layout: BatchLayout, batch: Sequence[Tensor], *, lanes: int, threads: int, objective: Objective, room: int | None
+    ) -> int:  # fmt: skip
+        """Return how many of the wanted lanes a call may take where calls on `threads` threads may take `room` bytes; None is no bound."""
         if room is None or lanes == 1:
             return lanes
         single = self.get(layout, batch, lanes=1, stacked=False, objective=objective)
-        return min(lanes, lanes_that_fit(room, lane=single.peak_bytes * threads))
+        return max(1, min(lanes, room // max(1, single.peak_bytes * threads)))

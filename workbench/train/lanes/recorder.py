@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import traceback
 import weakref
@@ -45,14 +44,8 @@ class TensorMeta(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> TensorMeta:
         """Return what is known of a tensor."""
-        return cls(
-            tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, int(tensor.storage_offset())
-        )
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return cls(shape, stride, tensor.dtype, tensor.device, int(tensor.storage_offset()))
 
     @property
     def contiguous(self) -> bool:
@@ -122,10 +115,8 @@ def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     """Yield each argument in the schema of what `node` calls, and its value."""
     target: Any = node.target
     for place, argument in enumerate(target._schema.arguments):
-        yield (
-            argument,
-            node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value),
-        )
+        default = node.kwargs.get(argument.name, argument.default_value)
+        yield argument, node.args[place] if place < len(node.args) else default
 
 
 class _Readings(TorchFunctionMode):

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from workbench.train.batches import eval_batches
-from workbench.train.evaluation import Evaluation, TrackedExamples, on_host, weighted_means
+from workbench.train.evaluation import BatchValues, Evaluation, TrackedExamples, collect_values, evaluations_of
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import Gradients, LaneLoss, weighted_mean
 from workbench.train.lane_stack import LaneStack
@@ -32,9 +33,6 @@ from workbench.train.lanes.step import (  # fmt: skip
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
-from workbench.workloads.losses import label_of
-
-Task = Callable[[], Any]
 
 
 class VmapGradients:
@@ -64,7 +62,7 @@ class VmapGradients:
         self._pool: ThreadPoolExecutor | None = None
         if threads > 1:
             torch.set_num_threads(1)
-            self._pool = ThreadPoolExecutor(threads - 1, "lanes", initializer=lambda: torch.set_num_threads(1))
+            self._pool = ThreadPoolExecutor(threads, "lanes", initializer=_begin_thread)
 
     def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
         """Return the losses of one update; the gradients are left in the stack."""
@@ -85,12 +83,30 @@ class VmapGradients:
             self._plan(batches)
 
     def evaluate(
-        self, split: str, batch_size: int, *, rows: Sequence[int] | None = None, tracked: TrackedExamples | None = None
+        self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
     ) -> list[list[Evaluation]]:
-        """Return for each lane in `rows`, or all, what `evaluate` returns for its model, to rounding."""
-        wanted = list(range(len(self._stack))) if rows is None else list(rows)
-        with _failures_explained(out_of_memory=True), torch.no_grad(), isolated_rng():
-            return self._evaluate(split, batch_size, wanted, tracked)
+        """Return for each lane in `rows` what `evaluate` returns for its model, to rounding."""
+        stack, start = self._stack, time.perf_counter()
+        calls: list[slice] = []
+
+        def compute(batch: Any, examples: int, first: int) -> list[BatchValues]:
+            tensors, layout = split_batch(batch, examples)
+            if not first:  # the largest batch
+                size = self._lanes_that_fit(layout, tensors, "evaluate")
+                pieces = [slice(k, min(k + size, len(stack))) for k in range(0, len(stack), size)]
+                calls.extend(piece for piece in pieces if any(piece.start <= row < piece.stop for row in rows))
+            values: dict[int, BatchValues] = {}
+            self._run([partial(self._evaluate, piece, layout, tensors, values) for piece in calls])
+            return [values[row] for row in rows]
+
+        with _failures_explained(out_of_memory=True):
+            hosted = collect_values(
+                self._workload, compute, models=len(rows), split=split, batch_size=batch_size, device=stack.device,
+                precision=stack.precision, tracked=tracked, predict=lambda found, _, __, of: None if found is None else found[of],
+            )  # fmt: skip
+            return evaluations_of(
+                self._workload, hosted, split=split, seconds=(time.perf_counter() - start) / len(rows)
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return how it is done."""
@@ -108,42 +124,49 @@ class VmapGradients:
     def _largest_call(self) -> int:
         return min(self._lanes_per_call, len(self._stack))
 
+    def _lanes_that_fit(self, layout: Any, tensors: Sequence[Tensor], objective: Objective) -> int:
+        how: dict[str, Any] = {"threads": self._threads, "objective": objective, "room": self._room}
+        return self._programs.lanes_that_fit(layout, tensors, lanes=self._largest_call(), **how)
+
     def _step(self, batches: Sequence[MicroBatches]) -> LaneLoss:
-        stack, weights = self._stack, self._workload.weights
+        stack, weighted = self._stack, self._workload.weights is not None
         with _failures_explained():
             self._plan(batches)
             found: list[list[StepResult]] = [[] for _ in self._calls]
             with self._or_as_it_was():
                 self._run([partial(call.run, stack.rng.generators, found[k]) for k, call in enumerate(self._calls)])
-        losses = torch.cat([torch.cat([r.losses.reshape(call.lanes, -1) for r in parts], 1) for call, parts in zip(self._calls, found, strict=True)])  # fmt: skip
-        if weights is None and len(found[0]) == 1:
+
+        def together(name: str) -> Tensor:
+            """Return what all calls and micro-batches give, shape (lanes, examples)."""
+            calls = zip(self._calls, found, strict=True)
+            return torch.cat(
+                [torch.cat([getattr(r, name).reshape(c.lanes, -1) for r in parts], 1) for c, parts in calls]
+            )
+
+        losses = together("losses")
+        if not weighted and len(found[0]) == 1:
             return _mean(losses)
-        given = torch.ones_like(losses)
-        for call, parts in zip(self._calls, found, strict=True):
-            if weights is not None:
-                torch.cat([r.weights.reshape(call.lanes, -1).to(losses.dtype) for r in parts], 1, out=given[call.rows])
-        if weights is not None and not self._weights_checked:
-            check_weights(given[0], where="the first batch of the train split")  # once: it synchronises
+        weights = together("weights").to(losses.dtype) if weighted else torch.ones_like(losses)
+        if weighted and not self._weights_checked:
+            check_weights(weights[0], where="the first batch of the train split")  # once: it synchronises
             self._weights_checked = True
-        loss, divisor = weighted_mean(losses, given)
+        loss, divisor = weighted_mean(losses, weights)
         stack.grad.div_(divisor.unsqueeze(1))
         return loss
 
-    def _run(self, tasks: Sequence[Task]) -> None:
+    def _run(self, tasks: Sequence[Callable[[], Any]]) -> None:
         """Run all tasks without gradients; an error is raised when every thread has ended."""
         left = iter(tasks)  # shared: each thread takes the next
 
         def work() -> None:
-            with torch.no_grad():
-                for task in left:
-                    task()
+            for task in left:
+                task()
 
-        helpers = min(self._threads, len(tasks)) - 1
-        running = [self._pool.submit(work) for _ in range(helpers)] if self._pool is not None else []
-        try:
-            work()
-        finally:
-            wait(running)
+        if self._pool is None:
+            with torch.no_grad():
+                return work()
+        running = [self._pool.submit(work) for _ in range(min(self._threads, len(tasks)))]
+        wait(running)
         for future in running:
             future.result()
 
@@ -152,14 +175,10 @@ class VmapGradients:
         stack = self._stack
         first = batches[stack.streams[0]]
         objective: Objective = "mean" if self._workload.weights is None and len(first) == 1 else "sum"
-        split = {
-            stream: [split_batch(batch, examples) for batch, examples in batches[stream]]
-            for stream in sorted(set(stack.streams))
-        }
+        split = {stream: [split_batch(*batch) for batch in batches[stream]] for stream in sorted(set(stack.streams))}
         if self._packed is None:
-            how: dict[str, Any] = {"threads": self._threads, "objective": objective, "room": self._room}
-            tensors = split[stack.streams[0]][0]
-            self._lanes_per_call = self._programs.lanes_that_fit(*tensors, lanes=self._largest_call(), **how)
+            tensors, layout = split[stack.streams[0]][0]
+            self._lanes_per_call = self._lanes_that_fit(layout, tensors, objective)
         if self._packed is not stack.values:
             count = len(stack)  # lanes that left must not leave a core idle
             size = min(self._largest_call(), math.ceil(count / self._threads))
@@ -170,6 +189,7 @@ class VmapGradients:
 
     @contextmanager
     def _or_as_it_was(self) -> Iterator[None]:
+        """Put buffers and generators back where the block raises."""
         programs = [program for call in self._calls for program, _ in call.planned]
         changing = {place for program in programs for place in program.changes}
         buffers = [(t, t.clone()) for place, t in enumerate(self._stack.buffers.values()) if place in changing]
@@ -184,71 +204,22 @@ class VmapGradients:
                 generator.set_state(state)
             raise
 
-    def _evaluate(
-        self, split: str, batch_size: int, rows: Sequence[int], tracked: TrackedExamples | None
-    ) -> list[list[Evaluation]]:
-        workload, stack, start = self._workload, self._stack, time.perf_counter()
-        found: dict[str, list[Tensor]] = {name: [] for name in ("loss", *workload.metrics)}
-        weights: list[Tensor] = []
-        calls: list[slice] = []
-        places: list[int] = []  # where each wanted row lies among those that the calls compute
-        seen = 0
-        if tracked is not None:
-            tracked.begin()
-        for batch, examples in eval_batches(workload, split, batch_size, stack.device, stack.precision):
-            tensors, layout = split_batch(batch, examples)
-            if not calls:  # the first batch is the largest
-                how: dict[str, Any] = {"threads": self._threads, "objective": "evaluate", "room": self._room}
-                size = self._programs.lanes_that_fit(tensors, layout, lanes=self._largest_call(), **how)
-                pieces = [slice(first, min(first + size, len(stack))) for first in range(0, len(stack), size)]
-                calls = [piece for piece in pieces if any(piece.start <= row < piece.stop for row in rows)]
-                computed = [row for piece in calls for row in range(piece.start, piece.stop)]
-                places = [computed.index(row) for row in rows]
-            results = self._evaluated(calls, (tensors, layout))
-            for name, parts in zip(found, zip(*((r.losses, *r.metrics) for r in results), strict=True), strict=True):
-                found[name].append(torch.cat([part.reshape(-1, examples) for part in parts]))
-            tracked_rows = [] if tracked is None else tracked.rows(seen, examples)
-            if tracked is not None and tracked_rows:
-                tracked.add_labels(label_of(workload.loss, batch, examples), tracked_rows)
-                predicted = [one for r in results for one in _predictions(r, r.losses.numel() // examples)]
-                for lane, place in enumerate(places):
-                    one, losses = predicted[place], found["loss"][-1][place]
-                    tracked.add(lane, None if one is None else one[tracked_rows], losses[tracked_rows])
-            seen += examples
-            given = results[0].weights
-            weights.append(torch.ones_like(found["loss"][-1][0]) if given is None else given.reshape(-1, examples)[0])
-        weight = on_host(weights)
-        if workload.weights is not None:
-            check_weights(weight, where=f"the {split} split")
-        hosted = {name: on_host(parts)[places] for name, parts in found.items()}
-        seconds = (time.perf_counter() - start) / len(rows)
-        means = [weighted_means(name, values, weight, seconds) for name, values in hosted.items()]
-        return [list(row) for row in zip(*means, strict=True)]
-
-    def _evaluated(self, calls: Sequence[slice], batch: SplitBatch) -> list[StepResult]:
-        """Return what each call computes on one batch."""
-        results: dict[int, StepResult] = {}
-        tensors, layout = batch
-
-        def run(first: int, program: LaneProgram) -> None:
-            results[first] = program(lane_tensors(self._stack, first, program.lanes).all, tensors, [])
-
-        tasks = []
-        for piece in calls:
-            how: dict[str, Any] = {"lanes": piece.stop - piece.start, "stacked": False, "objective": "evaluate"}
-            program = self._programs.get(layout, tensors, **how)
-            if program.draws or program.changes:
-                raise CannotBatch("in evaluation the model draws random numbers or changes its buffers")
-            tasks.append(partial(run, piece.start, program))
-        self._run(tasks)
-        return [results[piece.start] for piece in calls]
+    def _evaluate(self, piece: slice, layout: Any, tensors: Sequence[Tensor], values: dict[int, BatchValues]) -> None:
+        """Put what a call computes on one batch into `values`, lane by lane."""
+        lanes = piece.stop - piece.start
+        program = self._programs.get(layout, tensors, lanes=lanes, stacked=False, objective="evaluate")
+        if program.draws or program.changes:
+            raise CannotBatch("in evaluation the model draws random numbers or changes its buffers")
+        found = program(lane_tensors(self._stack, piece.start, lanes).all, tensors, [])
+        for lane in range(lanes):
+            own = found if lanes == 1 else tree_map_only(Tensor, itemgetter(lane), found._replace(buffers=()))
+            metrics = dict(zip(self._workload.metrics, own.metrics, strict=True))
+            values[piece.start + lane] = own.prediction, own.losses, own.weights, metrics
 
 
-def _predictions(result: StepResult, lanes: int) -> Sequence[Tensor | None]:
-    """Return what each lane of a call predicted on one batch, shape (examples, ...), or None."""
-    if result.prediction is None:
-        return [None] * lanes
-    return [result.prediction] if lanes == 1 else list(result.prediction)
+def _begin_thread() -> None:
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
 
 
 class _Call:

@@ -20,12 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
+from workbench.train.evaluation import values_of
 from workbench.train.forward import autocast, is_out_of_memory, per_example
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.recorder import CannotBatch, Recorder, TensorMeta, written
 from workbench.train.rng import global_generator, host_random, isolated_rng
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_loss_shape
 from workbench.workloads.losses import label_of, prediction_of
 
 Objective = Literal["mean", "sum", "evaluate"]
@@ -128,15 +128,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded step; its graph returns a `StepResult`.
-
-    Attributes:
-        graph: its inputs are `LaneTensors.all`, then the tensors of the batch.
-        example: value of each input and constant.
-        captured: ids of the constants, as the model holds them.
-        result: what the graph returned for the example while it was recorded.
-        random_state: of the device's global generator when recording began.
-    """
+    """A recorded step; its graph returns a `StepResult`."""
 
     graph: fx.Graph
     example: dict[fx.Node, Any]
@@ -148,32 +140,24 @@ class Recorded:
 def record(
     workload: Workload, stack: LaneStack, layout: BatchLayout, batch: Sequence[Tensor], *, lanes: int, stacked: bool, objective: Objective
 ) -> tuple[Recorded, Recorded]:  # fmt: skip
-    """Record the step of the first `lanes` lanes together, and of the first alone; neither model nor random state move.
-
-    Args:
-        batch: its tensors, with a lane axis where `stacked`.
-
-    Raises:
-        CannotBatch: lanes cannot be computed together.
-    """
+    """Record the step of the first `lanes` lanes together, and of the first alone; neither model nor random state move."""
     model = _copied(stack.models[0]).train(objective != "evaluate")
     step = _Step(workload, model, stack, layout, objective)
-    alone = [t[0] for t in batch] if stacked else batch
     with _quiet(model), isolated_rng():
         host = host_random()
-        step.record(lane_tensors(stack, 0, 1, copied=True), alone)  # the model fills what it fills at its first call
-        before = module_state(model)
+        alone = [t[0] for t in batch] if stacked else batch
+        # the model fills what it fills at its first call
         single = step.record(lane_tensors(stack, 0, 1, copied=True), alone)
+        before = module_state(model)
+        found = step.record(lane_tensors(stack, 0, lanes, copied=True), batch, lanes=lanes, stacked=stacked)
         after = module_state(model)
         for name in _changed(before, after):  # a tensor that was written anew before it was read is allowed
             was, now = before.get(name, "nothing"), after.get(name, "nothing")
-            if not was[0] == now[0] == "tensor" or was[1] in single.captured:
+            if not was[0] == now[0] == "tensor" or was[1] in found.captured:
                 raise CannotBatch(f"the attribute {name!r} of the model changes with every step")
         if host != host_random():
             raise CannotBatch("forward or loss draws from Python's or NumPy's random numbers")
-        if lanes == 1:
-            return single, single
-        return step.record(lane_tensors(stack, 0, lanes, copied=True), batch, lanes=lanes, stacked=stacked), single
+        return found, single
 
 
 class _Step(nn.Module):
@@ -194,16 +178,15 @@ class _Step(nn.Module):
         for module in self.model.modules():
             if isinstance(module, nn.RNNBase):  # it keeps a list of its weights beside their names
                 module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
-        examples = self._layout.examples
-        with autocast(self._device, self._precision):
-            outputs, losses, weights = per_example(self._workload, self.model, batch, examples)
+        examples, prediction = self._layout.examples, None
         metrics: dict[str, Tensor] = {}
-        prediction = None
         if self._objective == "evaluate":
-            metrics = {name: metric(outputs, batch) for name, metric in self._workload.metrics.items()}
-            for name, value in metrics.items():
-                check_loss_shape(value, examples, what=f"metric {name!r}")
+            how: Any = {"device": self._device, "precision": self._precision}
+            outputs, losses, weights, metrics = values_of(self._workload, self.model, batch, examples, **how)
             prediction = prediction_of(outputs, label_of(self._workload.loss, batch, examples), examples)
+        else:
+            with autocast(self._device, self._precision):
+                _, losses, weights = per_example(self._workload, self.model, batch, examples)
         buffers = [self.model.get_buffer(name) for name in self._buffer_names]
         optional = ((t,) if t is not None else () for t in (weights, prediction))  # vmap takes no None
         return losses, tuple(metrics.values()), buffers, *optional
@@ -291,11 +274,11 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 
 class ClassLosses(TorchFunctionMode):
-    """Computes plain losses of integer classes by gathering: torch's own rule for them imports symbolic algebra, half a second."""
+    """Computes plain losses of integer classes by gathering: torch's own rule for them imports symbolic algebra, a second."""
 
-    PLAIN: ClassVar[dict[str, Any]] = {"weight": None, "size_average": None, "reduce": None, "label_smoothing": 0.0}
+    DEFAULTS: ClassVar[dict[str, Any]] = {"weight": None, "size_average": None, "reduce": None, "label_smoothing": 0.0}
     SIGNATURES: ClassVar[dict[Any, inspect.Signature]] = {
-        function: inspect.signature(function) for function in (F.cross_entropy, F.nll_loss)
+        f: inspect.signature(f) for f in (F.cross_entropy, F.nll_loss)
     }
 
     def __torch_function__(
@@ -308,9 +291,9 @@ class ClassLosses(TorchFunctionMode):
         bound.apply_defaults()
         given = bound.arguments
         outputs, targets = given["input"], given["target"]
-        plain = all(given[name] == default for name, default in self.PLAIN.items() if name in given)
-        plain = plain and targets.dtype == torch.int64 and given["reduction"] == "none"
-        if not plain or outputs.dim() < 2 or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
+        plain = all(given[name] == default for name, default in self.DEFAULTS.items() if name in given)
+        plain = plain and targets.dtype == torch.int64 and given["reduction"] == "none" and outputs.dim() > 1
+        if not plain or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
             return func(*args, **(kwargs or {}))
         log_probabilities = outputs.log_softmax(1) if func is F.cross_entropy else outputs
         counted = targets != given["ignore_index"]
@@ -347,7 +330,7 @@ def module_state(model: nn.Module, *, by_value: bool = False) -> dict[str, Any]:
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return "tensor", tuple(value.shape), str(value.dtype), hash(content)
 
-    def freeze(value: Any, depth: int) -> Any:
+    def freeze(value: Any, depth: int = DEPTH) -> Any:
         if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
             return type(value).__name__, repr(value)  # repr: nan is nan, and 1 is not True
         kind, inside = type(value).__qualname__, getattr(value, "__dict__", None)
@@ -357,19 +340,18 @@ def module_state(model: nn.Module, *, by_value: bool = False) -> dict[str, Any]:
             return tensor(value)
         if isinstance(value, nn.Module):  # kept in a list, so that nobody trains it
             return kind, *((name, tensor(t)) for name, t in value.state_dict(keep_vars=True).items())
+        if isinstance(value, (set, frozenset)):
+            value = sorted(value, key=repr)
+        if isinstance(value, (list, tuple, deque)):
+            return kind, *(freeze(v, depth - 1) for v in value)
+        if not isinstance(value, Mapping) and isinstance(inside, dict) and not callable(value):
+            value = inside
         if isinstance(value, Mapping):
             return kind, *((repr(k), freeze(v, depth - 1)) for k, v in value.items())
-        if isinstance(value, (list, tuple, deque, set, frozenset)):
-            return kind, *(
-                freeze(v, depth - 1)
-                for v in (sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)
-            )
-        if isinstance(inside, dict) and not callable(value):
-            return kind, *((k, freeze(v, depth - 1)) for k, v in inside.items())
         return kind if by_value else (kind, id(value))
 
     return {
-        f"{name}.{key}".lstrip("."): freeze(list(value.values()) if key in _HOOKS else value, DEPTH)
+        f"{name}.{key}".lstrip("."): freeze(list(value.values()) if key in _HOOKS else value)
         for name, module in model.named_modules()
         for key, value in vars(module).items()  # a hook's key is its number
         if key not in _MEMBERS

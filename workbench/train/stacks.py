@@ -19,13 +19,9 @@ from workbench.workloads.checks import check_data, check_selection
 
 SHARED = ("batch_size", "accumulate_steps", "precision", "evaluation_batch", "bn_stat_examples")
 """What the lanes of a stack have in common; everything else may differ."""
-STATE_SHARE = (
-    0.5  # rule of thumb: of the bound that weights, gradients and optimizers may take; activations get the rest
-)
+STATE_SHARE = 0.5  # rule of thumb: of the bound, for weights, gradients and optimizers; activations get the rest
 FREE_SHARE = 0.8  # rule of thumb: of what is free now; the rest is for what nobody counted
-OPTIMIZER_COPIES = (
-    4  # two moments, the update and what it is made from: the most that a built-in rule keeps per parameter
-)
+OPTIMIZER_COPIES = 4  # two moments, the update and what it is made from: the most of a built-in rule, per parameter
 
 
 def check_lanes(workload: Workload, configs: Sequence[TrainConfig]) -> dict[str, int]:
@@ -102,18 +98,12 @@ def available_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def lanes_that_fit(available: int, *, lane: int) -> int:
-    """Return how many lanes of so many bytes fit into the available ones, at least 1."""
-    return max(1, available // max(1, lane))
-
-
 def lanes_in_a_stack(workload: Workload, lanes: Sequence[Lane], device: torch.device, bound: int | None) -> int:
     """Return how many of the lanes fit in memory together, of which `bound` bytes may be taken; None is a share of what is free."""
     if len(lanes) < 2:
         return 1
     allowed = available_bytes(device) * FREE_SHARE if bound is None else bound
-    lane = lane_bytes(LaneStack(workload, [lanes[0].config], device))
-    return lanes_that_fit(int(allowed * STATE_SHARE), lane=lane)
+    return max(1, int(allowed * STATE_SHARE) // lane_bytes(LaneStack(workload, [lanes[0].config], device)))
 
 
 def room_for_calls(stack: LaneStack, *, bound: int | None) -> int:
