@@ -122,12 +122,6 @@ def test_the_trainer_says_so_and_keeps_a_row_that_failed(tmp_path: Path, case: s
     assert wb.open(tmp_path / "s").trials["state"].tolist() == ["failed"]
 
 
-def test_a_failed_folder_goes_on_once_the_workload_is_repaired(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError):
-        wb.Trainer().run(small_workload(loss=lambda o, b: squared(o, b).mean()), out=tmp_path / "s")
-    assert wb.Trainer().run(small_workload(), out=tmp_path / "s").state == "complete"
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -177,25 +171,6 @@ def test_names_on_the_command_line(
     assert said.format(source) in err
     assert len(err.splitlines()) == 1, "one line, no traceback"
     assert not (source / "s").exists()
-
-
-OPTIONS = [
-    (["--device", "cuda:99"], 2, "Use device='cpu' or 'auto'"),
-    (["--out", "{}/fine.py"], 1, "is a file, and a study needs a folder"),
-    (["--out", "{}"], 1, "holds other files and no study.json. Give a new or empty folder"),
-]
-
-
-@pytest.mark.parametrize(("words", "code", "said"), OPTIONS)
-def test_options_on_the_command_line(
-    source: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
-) -> None:
-    before = sorted(source.iterdir())
-    words = [word.format(source) for word in words]
-    out = [] if "--out" in words else ["--out", str(source / "s")]
-    assert cli.main(["diagnose", f"{source}/fine.py:w", *out, *words]) == code
-    assert said in capsys.readouterr().err
-    assert [p for p in sorted(source.iterdir()) if p.name != "__pycache__"] == before
 
 
 class _At(Hook):

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from tests.helpers.notebooks import write_notebook
@@ -21,7 +20,6 @@ from workbench.config import TrainConfig
 from workbench.errors import RecordError, StudyInterrupted, UnknownNameError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.ledger.table import COLUMNS
 
 CONFIG = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, warmup_steps=10)
 
@@ -72,41 +70,6 @@ def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
         "workload": "w", "out": None, "steps": None, "study": None, "note": None, "device": "auto", "executor": "local",
         "address": None, "command": "workbench diagnose w",
     }  # fmt: skip
-
-
-def test_diagnose_prints_verdict_config_and_report(playbook, capsys) -> None:
-    playbook(diagnosis("warn"))
-    assert cli.main(["diagnose", "w"]) == 0
-    out = capsys.readouterr().out
-    assert "Diagnosis of w: warn" in out
-    assert "rises at step 3" in out
-    start = out.index("TrainConfig(")
-    pasted = eval(out[start : out.index("\n)", start) + 2], {"TrainConfig": TrainConfig})
-    assert pasted == CONFIG
-    assert out.rstrip().endswith(str(Path("runs/w/report.html")))
-
-
-def test_there_are_two_trainers(playbook, capsys) -> None:
-    calls = playbook(diagnosis())
-    for name in ("local", "parameter_server"):
-        assert cli.main(["diagnose", "w", "--trainer", name]) == 0
-    assert [type(call["trainer"]).__name__ for call in calls] == ["NoneType", "ParameterServerTrainer"]
-    assert cli.main(["diagnose", "w", "--trainer", "horovod"]) == 2
-    assert "--trainer 'horovod' is not there. Allowed: local, parameter_server" in capsys.readouterr().err
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--executor", "slurm"], "executor='slurm' is not known"),
-        (["--address", "127.0.0.1:6379"], "address='127.0.0.1:6379' names a Ray cluster"),
-    ],
-)
-def test_a_wrong_executor_is_wrong_usage(capsys, tmp_path: Path, options: list[str], said: str) -> None:
-    assert cli.main(["diagnose", "quadratic", "--out", str(tmp_path / "s"), *options]) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(
@@ -211,27 +174,6 @@ def test_wrong_usage_is_2_and_runs_nothing(playbook, capsys, words: list[str], s
     assert calls == []
 
 
-def test_examples_in_the_help_are_accepted() -> None:
-    from workbench.cli.help import HELP
-
-    lines = [line.strip().partition("#")[0] for text in HELP.values() for line in text.epilog.splitlines()]
-    examples = [shlex.split(line)[1:] for line in lines if line.startswith("workbench ")]
-    assert len(examples) >= 10
-    for words in examples:
-        assert cli.build_parser().parse_args(words).command is not None
-
-
-def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = [sys.executable, "-m", "workbench", *words]
-    return subprocess.run(code, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
-
-
-def test_module_and_command_are_the_same(tmp_path: Path) -> None:
-    done = run("--version", cwd=tmp_path)
-    assert (done.returncode, done.stdout.split()[0]) == (0, "workbench")
-    assert run("describe", "nothing", cwd=tmp_path).returncode == 2
-
-
 @pytest.mark.parametrize("words", [["diagnose", "--help"]])
 def test_help_imports_nothing_heavy(words: list[str], tmp_path: Path) -> None:
     program = (
@@ -255,29 +197,6 @@ def test_list_shows_workloads_and_notebooks(tmp_path: Path, monkeypatch: pytest.
     assert cli.main(["describe", "more"]) == 0
     assert "03_more" in (out := capsys.readouterr().out)
     assert "How many?" in out
-
-
-def test_studies_fit_a_terminal_and_rebuild(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    rebuilt: list[str] = []
-    command = "git checkout 0123456789ab && workbench diagnose package.module:workload --out some/first"
-    values = [["first", "some/first/study.json", "why it was run", 13, 0.029047, command]]
-    values.append(["a_longer_name", "some/a_longer_name/study.json", "another", 2, float("nan"), "other"])
-    table = pd.DataFrame(values, columns=COLUMNS)
-    monkeypatch.setattr("workbench.ledger.studies.list_studies", lambda root, **_: table)
-    monkeypatch.setattr("workbench.ledger.push.rebuild", lambda root, **_: rebuilt.append(root))
-    assert cli.main(["studies", "some"]) == 0
-    assert rebuilt == []
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in shown[:2]] == [
-        ["study", "trials", "best", "value", "note"],
-        ["first", "13", "0.02905", "why", "it", "was", "run"],
-    ]
-    assert shown[2:4] == ["    config:    some/first/study.json", f"    reproduce: {command}"]
-    assert shown[4].startswith("a_longer_name")
-    assert shown[0].index("note") == shown[1].index("why") == shown[4].index("another")
-    assert max(len(line) for line in shown if "reproduce:" not in line) <= 80
-    assert cli.main(["studies", "--rebuild", "some"]) == 0
-    assert rebuilt == ["some"]
 
 
 def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -311,27 +230,6 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         cli.main(["lab"])
     assert "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb" in started[-1]
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of three short trials on disk, without a diagnosis."""
-    import workbench as wb
-
-    folder = tmp_path_factory.mktemp("runs") / "sweep"
-    workload = wb.load_workload("quadratic")
-    wb.lr_sweep.Study(lrs=[0.01, 0.1, 1000.0], steps=20).run(workload, out=folder)
-    return folder
-
-
-def test_report_of_a_study_that_was_not_diagnosed(study: Path, capsys) -> None:
-    assert not (study / "diagnosis.json").exists()
-    assert cli.main(["report", str(study)]) == 0
-    assert capsys.readouterr().out == f"Report: {study / 'report.html'}\n"
-    page = (study / "report.html").read_text()
-    assert "lr.best" in page
-    assert "quadratic" in page
-    assert "loss-curves.svg" in [path.name for path in (study / "figures").iterdir()]
 
 
 def test_diagnose_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from workbench.config import OPTIMIZERS, SCHEDULES, TrainConfig, code_hash
+from workbench.config import TrainConfig, code_hash
 from workbench.errors import ConfigError, UnknownNameError
 
 REQUIRED = {"peak_lr": 0.1, "total_steps": 100, "batch_size": 8}
@@ -83,22 +82,6 @@ def test_the_name_of_a_callable_changes_with_its_code_and_what_it_closes_over() 
     assert inline[0] != inline[1]
     factories = [partial(_power, exponent) for exponent in (1.0, 2.0)]
     assert code_hash(factories[0]) != code_hash(factories[1])
-
-
-def test_paste_with_a_callable_changes_the_workloads_own_config() -> None:
-    config = TrainConfig(**REQUIRED, schedule=_power(2.0))
-    assert config.paste() == "workload.config"
-    workload = SimpleNamespace(config=config)
-    assert eval(config.paste(peak_lr=0.5), {"workload": workload}) == config.replace(peak_lr=0.5)
-
-
-def test_defaults_are_resolved() -> None:
-    config = TrainConfig(**REQUIRED)
-    assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (10, 10, 32)
-    config = config.replace(total_steps=101, eval_batch_size=8, checkpoint_every_steps=3)
-    assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (11, 3, 8)
-    assert set(OPTIMIZERS) == {"sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"}
-    assert set(SCHEDULES) == {"constant", "linear", "cosine"}
 
 
 @pytest.mark.parametrize("given", ["built", "replaced", "from plain values"])

@@ -30,18 +30,6 @@ def test_a_cell_shows_the_message_and_its_own_line(tmp_path: Path) -> None:
     assert second == "  line 2 of the cell: workload = wb.load_workload('digits_cn')"
 
 
-def test_an_error_of_the_model_keeps_its_traceback(tmp_path: Path) -> None:
-    source = """
-def broken():
-    raise KeyError("mine")
-workload = wb.load_workload("digits_mlp").replace(build_model=broken)
-wb.Trainer().run(workload, out="never")
-"""
-    lines = raised(source, tmp_path)
-    assert any("KeyError" in line and "mine" in line for line in lines)
-    assert len(lines) > 10
-
-
 def test_with_debug_there_is_no_short_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (UsageError, StudyInterrupted):
         assert error("said")._render_traceback_() == [f"{error.__name__}: said"]

@@ -32,15 +32,6 @@ def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
 
 
-def test_a_pasted_config_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mine.py").write_text(block("wb.classification("))
-    names: dict[str, Any] = {}
-    exec("import workbench as wb\n" + block("wb.Trainer().run(workload, config").replace("=500", "=20"), names)
-    assert names["record"].best().checkpoint.is_dir()
-
-
 def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

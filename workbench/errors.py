@@ -1,7 +1,4 @@
-"""The exception tree and the one way a mistyped name is answered.
-
-Every error names the argument, the value that was given, what is allowed and what to do next.
-"""
+"""The exception tree and the one way a mistyped name is answered."""
 
 from __future__ import annotations
 

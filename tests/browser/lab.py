@@ -90,7 +90,6 @@ class Lab:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """End the server and its kernels."""
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -99,7 +98,6 @@ class Lab:
             self._process.wait()
 
     def write(self, name: str, cells: Sequence[str]) -> str:
-        """Write a notebook of code cells into the root and return its name."""
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
         notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         nbformat.write(notebook, self.root / name)
@@ -126,7 +124,6 @@ class Desk:
 
     @classmethod
     def at(cls, context: BrowserContext, lab: Lab, shots: Path) -> Desk:
-        """Open JupyterLab in a new page."""
         desk = cls(page=context.new_page(), lab=lab, shots=shots)
         desk.page.set_default_timeout(WAIT_S * 1000)
         desk.page.on("console", lambda m: desk._complain(f"{m.text} ({m.location.get('url', '')})", m.type == "error"))
@@ -140,7 +137,6 @@ class Desk:
             self.complaints.append(said)
 
     def wait_for_app(self) -> None:
-        """Wait until JupyterLab stands and its splash is gone."""
         self.page.wait_for_function(
             "() => window.jupyterapp && window.jupyterapp.commands.hasCommand('docmanager:open')"
         )
@@ -148,7 +144,6 @@ class Desk:
         self.page.wait_for_selector("#jupyterlab-splash", state="detached")
 
     def command(self, name: str, **arguments: Any) -> None:
-        """Start a command of JupyterLab without waiting for what it returns."""
         self.page.evaluate(
             "([name, given]) => { void window.jupyterapp.commands.execute(name, given); }", [name, arguments]
         )
@@ -179,13 +174,11 @@ class Desk:
         )
 
     def wait_until_busy(self) -> None:
-        """Wait until the kernel runs something."""
         self.page.wait_for_function(
             "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'busy'"
         )
 
     def run_all(self, *, wait: bool = True) -> None:
-        """Run all cells; with `wait` until each has run and the kernel is idle."""
         self.command("notebook:run-all-cells")
         if wait:
             self.wait_until_run()
@@ -214,7 +207,6 @@ class Desk:
         )
 
     def interrupt(self) -> None:
-        """What the stop button does."""
         self.command("notebook:interrupt-kernel")
 
     def restart(self) -> None:
@@ -223,7 +215,6 @@ class Desk:
         self.wait_for_kernel()
 
     def save(self) -> None:
-        """Save the notebook and wait until it is on disk."""
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
 
     def reload(self) -> None:
@@ -236,12 +227,10 @@ class Desk:
         )
 
     def cells(self) -> list[dict[str, Any]]:
-        """Return the cells of the notebook in front with their outputs, as the page holds them."""
         found: list[dict[str, Any]] = self.page.evaluate(CELLS)
         return found
 
     def errors(self) -> list[str]:
-        """Return what cells raised."""
         outputs = [output for cell in self.cells() for output in cell.get("outputs", [])]
         return [f"{o['ename']}: {o['evalue']}" for o in outputs if o["output_type"] == "error"]
 
@@ -252,14 +241,12 @@ class Desk:
         return found
 
     def screenshot(self, name: str) -> Path:
-        """Take a picture of what a person sees, as NAME.png."""
         path = self.shots / f"{name}.png"
         self.page.screenshot(path=path)
         return path
 
 
 def start_lab(root: Path, private: Path, *, live: bool = True) -> Iterator[Lab]:
-    """Yield a server that ends with the block."""
     lab = Lab(root, private, live=live)
     try:
         yield lab
@@ -268,7 +255,6 @@ def start_lab(root: Path, private: Path, *, live: bool = True) -> Iterator[Lab]:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

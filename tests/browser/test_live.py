@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -54,12 +52,6 @@ def colors(page: Page, box: str) -> int:
     )
 
 
-def luminance(color: Sequence[float]) -> float:
-    """Relative luminance of sRGB from 0 to 255, as WCAG 2 has it."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (each / 255 for each in color)]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 @pytest.fixture
 def alone(browser: Browser) -> Iterator[Page]:
     """A view in a page of its own with eight trials, two of them lost, and no complaint of the console."""
@@ -96,33 +88,6 @@ def test_each_chart_is_drawn_and_the_legend_names_each_trial(alone: Page) -> Non
     assert "8 trials: 6 running, 2 diverged" in alone.get_by_role("status").inner_text()
 
 
-def test_lanes_are_coloured_by_lr_and_lost_ones_fade_dashed_into_a_cross(alone: Page) -> None:
-    seen = alone.evaluate(
-        """() => window.view.lanes.map((lane) => {
-          const chart = window.view.charts[0];
-          const series = chart.plot.series[1 + chart.lanes.findIndex((each) => each.trial === lane.trial)];
-          return [lane.trial, window.view.colors.get(lane.trial), Number(window.view.stroke(lane.trial).match(/[\\d.]+\\)$/)[0].slice(0, -1)),
-            Boolean(series.dash && series.dash.length)];
-        })"""
-    )
-    assert [trial for trial, *_ in seen] == list(range(8)), "in the order of their lr"
-    shades = [0.2126 * r + 0.7152 * g + 0.0722 * b for _, (r, g, b), *_ in seen]
-    assert all(b > a + 5 for a, b in itertools.pairwise(shades)), (
-        "each is lighter than the one before, also without hue"
-    )
-    assert [alpha < 1 for _, _, alpha, _ in seen] == [False] * 6 + [True] * 2
-    assert [dashed for *_, dashed in seen] == [False] * 6 + [True] * 2
-
-
-def test_a_click_on_a_line_isolates_it_and_the_same_click_gives_the_others_back(alone: Page) -> None:
-    alone.mouse.click(*at(alone, 2, 900))
-    alone.wait_for_function("() => !window.view.waiting")
-    assert alone.evaluate(LANES) == {str(k): "" if k == 2 else "hidden" for k in range(8)}
-    alone.mouse.click(*at(alone, 2, 900))
-    alone.wait_for_function("() => !window.view.waiting")
-    assert set(alone.evaluate(LANES).values()) == {""}
-
-
 @pytest.mark.parametrize("key", ["Enter", "Space"])
 def test_keys_isolate_and_release(alone: Page, key: str) -> None:
     row = alone.get_by_role("button", name="trial 5")
@@ -153,15 +118,6 @@ def test_a_frozen_picture_stays_while_data_goes_on_arriving(alone: Page) -> None
     assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1400
     alone.get_by_role("button", name="go on").click()
     alone.wait_for_function(f"() => ({done})() === 1400")
-
-
-def test_a_hole_in_what_is_told_makes_the_page_ask(alone: Page) -> None:
-    alone.evaluate("() => { window.number += 3; }")
-    feed(alone, lanes=8, steps=2000, rows=(1300, 1400), lost=2)
-    assert alone.evaluate("() => window.asked") == ["all"]
-    assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1200  # no hole
-    feed(alone, lanes=8, steps=2000, rows=(0, 1500), lost=2, whole=True)
-    assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1500
 
 
 def test_a_study_is_seen_while_its_cell_runs(desk: Desk) -> None:
@@ -206,22 +162,3 @@ def test_an_interrupted_cell_takes_its_view_away_and_keeps_its_rows(desk: Desk) 
     desk.wait_until_run()
     assert "StudyInterrupted" in desk.errors()[0]
     expect(desk.page.locator(".wb-live")).to_have_count(0)
-
-
-def test_the_curves_panel_shows_a_record(desk: Desk) -> None:
-    cells: list[Any] = [
-        SLOW + "record = wb.lr_sweep.Study(lrs=[0.01, 0.1, 50.0], steps=150).run(workload, out='runs/panel')",
-        "wb.curves_panel(wb.open('runs/panel'))",
-    ]
-    desk.open(desk.lab.write("curves.ipynb", cells))
-    desk.run_all()
-    assert desk.errors() == []
-    page = desk.page
-    page.wait_for_function(
-        "() => { const r = document.querySelector('.wb-live'); return r && r.wbLive.lanes.length === 3 && (window.view = r.wbLive); }"
-    )
-    expect(page.get_by_role("button", name="Freeze")).to_be_hidden()
-    assert colors(page, ".wb-live-loss") > 10
-    page.mouse.move(*at(page, 1, 75))
-    expect(page.locator(".wb-live-tip")).to_contain_text("complete")
-    desk.screenshot("curves_panel")

@@ -26,27 +26,6 @@ PANELS = {
     ),
     "predictions": "from tests.helpers.evaluations import predicted\nwb.predictions.panel(predicted(20))",
 }
-TRAINING = """
-import torch
-torch.set_num_threads(1)
-cluster = wb.ps.create_in_process_cluster(2, 2)
-strategy = wb.ps.Strategy(cluster)
-coordinator = wb.ps.ClusterCoordinator(strategy)
-placed = strategy.place(torch.nn.Linear(8, 8), wb.TrainConfig(peak_lr=0.001, total_steps=10_000, batch_size=1))
-def step():
-    with placed.step() as module:
-        module(torch.ones(1, 8)).sum().backward()
-"""
-BUSY = """
-import time
-from pathlib import Path
-while not Path("stop").exists():
-    for _ in range(20):
-        coordinator.schedule(step)
-    coordinator.join()
-    time.sleep(0.05)
-cluster.shutdown()
-"""
 
 
 class Shown:
@@ -130,23 +109,3 @@ def test_sliders_answer_to_the_mouse_and_to_arrow_keys(desk: Desk) -> None:
         inside_the_window(shown)
         desk.wait_for_kernel()
         desk.screenshot(f"panel_{name}")
-
-
-def test_a_running_cluster_is_followed_while_the_cell_that_trains_is_busy(desk: Desk) -> None:
-    cells = ["import workbench as wb", TRAINING, "panel = wb.ps.panel(coordinator, placed)\npanel", BUSY]
-    desk.open(desk.lab.write("servers.ipynb", cells))
-    desk.run_all(wait=False)
-    shown = Shown(desk, 2)
-    desk.wait_until_busy()
-    for _ in range(2):
-        words, picture = shown.state()
-        shown.wait_for_words(words)
-        shown.wait_for_picture(picture)
-    assert "Running: " in shown.words.inner_text()
-    assert "updates old on average" in shown.words.inner_text()
-    inside_the_window(shown)
-    desk.screenshot("panel_parameter_server")
-    (desk.lab.root / "stop").touch()
-    desk.wait_until_run()
-    shown.area.get_by_text("Ended; after").wait_for()
-    assert desk.errors() == []

@@ -17,7 +17,6 @@ from workbench.findings.finding import Finding
 from workbench.report.page import write_report
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
-PAPER = {"viewport": {"width": 688, "height": 1000}}  # A4 less its margins
 pytestmark = pytest.mark.browser
 
 
@@ -75,30 +74,6 @@ def test_a_phone_scrolls_down_and_never_sideways(opened: Any, name: str, unfolde
     outside = "[...document.querySelectorAll('p, li, h1, h2, h3, dd, pre, figcaption, summary, button')]"
     outside += ".filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 99))"
     assert page.evaluate(outside) == []
-
-
-def test_print_unfolds_what_is_folded_but_the_evidence_and_says_so(opened: Any) -> None:
-    page = opened("study", **PAPER)
-    assert not page.locator("text=Not printed:").is_visible()
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.emulate_media(media="print")
-    assert page.evaluate("[...document.querySelectorAll('details:not(.screen)')].every(part => part.open)")
-    assert page.get_by_text("One seed cannot disagree.").is_visible()
-    assert page.locator("tbody tr").last.is_visible()
-    assert page.locator("text=Not printed:").is_visible()
-    assert page.locator("button:visible").count() == 0
-    assert page.locator("details.screen:visible").count() == 0
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert not page.evaluate("[...document.querySelectorAll('details')].some(part => part.open)")
-
-
-def test_paper_is_white_also_where_the_screen_is_dark(opened: Any) -> None:
-    page = opened("study", color_scheme="dark", **PAPER)
-    ink = "getComputedStyle(document.body).color"
-    assert page.evaluate(ink) == "rgb(230, 232, 236)"
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(ink) == "rgb(29, 32, 38)"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 def test_the_keyboard_unfolds_and_copies(opened: Any) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import BrowserContext
 
 import workbench as wb
-from tests.browser.lab import WAIT_S, Desk, Lab
+from tests.browser.lab import WAIT_S, Desk
 
 pytestmark = pytest.mark.browser
 
@@ -51,16 +50,6 @@ def wait_until_complete(folder: Path) -> None:
     raise AssertionError(f"{folder} never ended")
 
 
-def drawn(desk: Desk, number: int) -> list[str]:
-    """The kinds of output of a cell, the richest of each."""
-    kinds = ("application/vnd.workbench.verdict+json", "image/png", "text/markdown")
-    outputs = desk.cells()[number]["outputs"]
-    return [next((k for k in kinds if k in o.get("data", {})), o["output_type"]) for o in outputs]
-
-
-WHOLE = ["image/png", "text/markdown", "application/vnd.workbench.verdict+json"]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """The losses of the run that nobody disturbs."""
@@ -93,24 +82,6 @@ def test_interrupt_keeps_all_and_the_same_cell_goes_on(desk: Desk, whole: np.nda
     desk.wait_until_run()
     wait_until_complete(folder)
     np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
-
-
-def test_a_closed_laptop_loses_nothing(context: BrowserContext, lab: Lab, shots: Path, whole: np.ndarray) -> None:
-    folder = lab.root / "closed"
-    desk = Desk.at(context, lab, shots)
-    desk.open(lab.write("closed.ipynb", cells("closed")))
-    desk.save()
-    for number in (0, 1, 2):
-        desk.run_cell(number)
-    wait_for_rows(folder, 20)
-    desk.page.close()
-    wait_until_complete(folder)
-    again = Desk.at(context, lab, shots)
-    again.open(lab.write("again.ipynb", [IMPORTS, 'wb.open("closed")']))
-    again.run_all()
-    assert drawn(again, 1) == WHOLE
-    np.testing.assert_array_equal(wb.open(folder).steps["loss"].to_numpy(), whole)
-    again.page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
 
 
 def test_a_second_kernel_on_the_same_study_is_refused_and_reads_it(desk: Desk) -> None:

@@ -22,13 +22,6 @@ def test_trouble_and_measurements_stay_and_the_rest_is_counted() -> None:
     assert "About data.labels." in repr(made)
 
 
-def test_many_codes_are_wrapped_and_none_is_lost() -> None:
-    codes = [f"area{k}.condition_{k}" for k in range(40)]
-    lines = diagnosis(*((code, "ok") for code in codes)).brief.splitlines()[1:]
-    assert max(map(len, lines)) <= 110
-    assert " ".join(lines).replace(",", "").split()[4:] == codes
-
-
 def test_nothing_to_fold_is_the_whole_diagnosis() -> None:
     made = diagnosis(("lr.best", "ok"), ("lr.at_edge", "fail"))
     assert made.brief == repr(made)

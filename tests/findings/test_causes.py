@@ -77,11 +77,6 @@ def test_nothing_is_lost_and_ranking_again_changes_nothing() -> None:
     assert all(not follow for _, follow in rest)
 
 
-def test_what_is_well_explains_nothing() -> None:
-    ranked = causes_first([*found("data.scale", status="ok"), *found("stability.early!")])
-    assert (ranked[0].code, ranked[0].follows_from, len(ranked[0].advice)) == ("stability.early", None, 1)
-
-
 def test_every_alarm_stands_for_itself_or_under_one_that_does() -> None:
     for alarms in [*itertools.combinations(CODES, 2), CODES]:
         ranked = causes_first(found(*alarms))

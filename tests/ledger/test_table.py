@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,34 +88,6 @@ def test_the_config_link_says_what_has_become_of_the_config(tmp_path: Path) -> N
     assert wb.list_studies(tmp_path)["config"].tolist() == [f"{path} (missing)"]
 
 
-def test_reproduction_names_commit_and_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: ("c0ffee" * 6, b"diff"))
-    study(tmp_path / "one")
-    apply = f"git -C ../again-one apply - < {tmp_path / 'one' / 'repro.patch'}"
-    expected = f"git worktree add --detach ../again-one c0ffeec0ffee && {apply} && cd ../again-one"
-    assert wb.list_studies(tmp_path)["reproduce"][0].startswith(expected)
-    assert (tmp_path / "one" / "repro.patch").read_bytes() == b"diff"
-
-
-def test_what_a_crash_leaves_is_listed(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys\nfrom pathlib import Path\n"
-        "from tests.helpers.study_folders import PLAIN, opened\n"
-        "writer = opened(Path(sys.argv[1]), note='to be killed')\n"
-        "writer.trial(PLAIN, stage='trial', train_examples=3)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    words = [sys.executable, "-c", code, str(tmp_path / "killed")]
-    done = subprocess.run(words, check=False, timeout=120, env=os.environ | {"PYTHONPATH": ROOT})
-    assert done.returncode == -signal.SIGKILL
-    events = study(tmp_path / "cut", values=(0.5,)) / "trials" / "0" / "events.jsonl"
-    events.write_bytes(events.read_bytes() + b'{"event": "ended", "best_value": 0.0')
-    cut, killed = wb.list_studies(tmp_path, extra=["unfinished"]).to_dict("records")
-    assert cut["best_value"] == 0.5, "a line cut off is left out"
-    assert (killed["note"], killed["trials"], killed["unfinished"]) == ("to be killed", 1, 1)
-    assert math.isnan(killed["best_value"])
-
-
 def test_no_folder_and_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RecordError, match=r"nowhere is no folder of studies\. Run a diagnosis first"):
         wb.list_studies(tmp_path / "nowhere")
@@ -149,16 +120,6 @@ def test_a_spreadsheet_shows_the_table_and_computes_nothing(root: Path, tmp_path
     assert link.target == (root / "one" / "config.json").resolve().as_uri()
 
 
-def test_two_studies_side_by_side_cannot_have_one_name_nor_an_empty_note(tmp_path: Path) -> None:
-    opened(tmp_path / "one", name="sweep").close()
-    with pytest.raises(UsageError, match=r"name='sweep' is that of the study in .*one already.*change \"name\" in"):
-        opened(tmp_path / "two", name="sweep")
-    with pytest.raises(UsageError, match=r"note='' is empty"):
-        opened(tmp_path / "two", note=" \n")
-    opened(tmp_path / "one", name="sweep").close()
-    assert wb.list_studies(tmp_path)["study"].tolist() == ["sweep"]
-
-
 def test_a_note_is_written_and_nothing_else_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = study(tmp_path / "one")
     before = json.loads((path / "study.json").read_text())
@@ -178,18 +139,6 @@ def test_a_note_is_written_and_nothing_else_changes(tmp_path: Path, monkeypatch:
     assert wb.list_studies(tmp_path)["note"].tolist() == ["warmup did not help"]
     with lock(path):
         pass
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [(None, "holds no study"), ("{", "is damaged"), ('{"schema": 99}', "newer version")]
-)
-def test_what_is_no_study_of_ours_gets_no_note(content: str | None, said: str, tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    if content is not None:
-        (tmp_path / "x" / "study.json").write_text(content)
-    with pytest.raises(RecordError, match=said):
-        wb.set_note(tmp_path / "x", "words")
-    assert content is None or (tmp_path / "x" / "study.json").read_text() == content
 
 
 def test_from_the_command_line(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 from tests.helpers.notebooks import VERDICT, write_notebook
@@ -87,18 +84,6 @@ def test_the_same_call_into_the_same_folder_keeps_what_is_complete(notebook: Pat
     assert not list(Path("mine").glob("00*.html"))
 
 
-@pytest.mark.parametrize("fault", ["crashed in its last cell", "killed before it"])
-def test_a_copy_that_did_not_come_to_its_end_is_not_kept(notebook: Path, fault: str) -> None:
-    run_notebooks(notebook, [{"status": "ok"}], out="mine", html=False)
-    copy = nbformat.read("mine/001.ipynb", as_version=4)
-    if fault.startswith("crashed"):
-        copy.metadata.papermill.exception = True
-    else:
-        copy.cells[-1].execution_count = None
-    nbformat.write(copy, "mine/001.ipynb")
-    assert not run_notebooks(notebook, [{"status": "ok"}], out="mine", html=False).runs[0].kept
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -118,34 +103,6 @@ def test_everything_is_checked_before_the_first_kernel(
     assert not Path("runs").exists()
 
 
-def test_interrupted_the_copy_keeps_what_it_has_and_the_rest_is_not_begun(notebook: Path) -> None:
-    cell = (
-        "print('before', flush=True)\nimport time, pathlib\npathlib.Path('begun').touch()\n"
-        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('saved')\n    raise"
-    )
-    write_notebook(notebook, COUNT, cell, VERDICT)
-    stop_when(Path("begun"))
-    with pytest.raises(KeyboardInterrupt, match=r"run 1 of 2 was stopped, 1 not begun.*--out runs/notebooks/03_asked"):
-        run_notebooks(notebook, [{"status": "ok"}, {"status": "warn"}])
-    (row,) = rows(Path("runs/notebooks/03_asked"))
-    assert (row["state"], row["verdict"]) == ("interrupted", "")
-    for copy in ("001.ipynb", "001.html"):
-        assert "saved" in Path("runs/notebooks/03_asked", copy).read_text()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def stop_when(path: Path) -> None:
-    """Send Ctrl-C to this process once `path` is there."""
-
-    def wait() -> None:
-        end = time.monotonic() + 60
-        while not path.exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -162,13 +119,6 @@ def test_exit_codes_of_the_command(words: list[str], code: int, said: str, noteb
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("more", [[], ["--sweep", "status=ok,warn"]])
-def test_without_a_verdict_fail_on_cannot_pass(notebook: Path, more: list[str], capsys) -> None:
-    write_notebook(notebook, COUNT)
-    assert cli.main(["run", "asked", *more, "--fail-on", "fail"]) == 1
-    assert "reached no verdict" in capsys.readouterr().err
 
 
 def test_an_interrupted_batch_is_130_and_the_same_command_goes_on(notebook: Path) -> None:
@@ -213,14 +163,3 @@ def test_what_a_run_was_given_and_said_is_text_without_secrets_in_the_summary(tm
     for shown in (page, (tmp_path / "summary.csv").read_text(), repr(runs), str(made[0]), runs._repr_html_()):
         assert "hunter2" not in shown
         assert "db/wb" in shown
-
-
-@pytest.mark.slow
-def test_a_notebook_that_swallows_the_interrupt_is_stopped_before_its_next_cell(notebook: Path) -> None:
-    cell = "import time, pathlib\ntry:\n    pathlib.Path('begun').touch()\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('swallowed')"
-    write_notebook(notebook, cell, "open('next', 'w')")
-    stop_when(Path("begun"))
-    with pytest.raises(KeyboardInterrupt):
-        run_notebooks(notebook, [{}])
-    assert "swallowed" in Path("runs/notebooks/03_asked/001.ipynb").read_text()
-    assert not Path("next").exists()

@@ -5,50 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import nbformat
-import papermill
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
 from workbench.errors import UsageError
 from workbench.notebook.parameters import NotebookParameter, check_values, parse_sweeps, read_parameters, read_rows
 
-KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}
-
 
 def parameter(kind: str) -> NotebookParameter:
     return NotebookParameter(name="x", type=kind, default="1")
-
-
-def test_plain_cells_are_read_as_papermill_reads_them(tmp_path) -> None:
-    source = (
-        "steps: int = 200  # updates of a trial\n\n# a comment\nname: str = 'digits_cnn'  # which\n"
-        "lrs: list[float] = [0.1, 0.2]  # tried\nfast = True\n"
-    )
-    cell = new_code_cell(source, metadata={"tags": ["parameters"]})
-    nbformat.write(new_notebook(cells=[cell], metadata={"kernelspec": KERNEL}), tmp_path / "n.ipynb")
-    theirs = papermill.inspect_notebook(tmp_path / "n.ipynb")
-    ours = {p.name: p for p in read_parameters(source)}
-    assert list(ours) == list(theirs) == ["steps", "name", "lrs", "fast"]
-    for name, p in ours.items():
-        assert (p.default, p.help) == (theirs[name]["default"], theirs[name]["help"])
-        assert p.type == theirs[name]["inferred_type_name"] or name == "fast"
-    assert ours["fast"].type == "bool"
-
-
-def test_what_papermill_cannot_read_is_read() -> None:
-    source = "lr: float | None = None  # lr=None: found\nnote: 'str' = 'a=b'  # why = because\nmany: list[int] = [\n    1,\n]  # more"
-    assert [(p.name, p.type, p.default, p.help) for p in read_parameters(source)] == [
-        ("lr", "float | None", "None", "lr=None: found"),
-        ("note", "str", "'a=b'", "why = because"),
-        ("many", "list[int]", "[1]", "more"),
-    ]
-
-
-def test_what_is_no_parameter_is_left_out() -> None:
-    assert read_parameters("import os\nx: int\nprint(1)\na.b = 3\nc, d = 1, 2\n") == ()
-    with pytest.raises(UsageError, match="line 1"):
-        read_parameters("x: int = = 3")
 
 
 FITS = [
@@ -192,24 +156,3 @@ def test_a_value_that_no_study_would_take_is_refused(name: str, value: str, said
     (tmp_path / "there.py").touch()
     with pytest.raises(UsageError, match=said):
         check_values(DECLARED, {name: value}, cwd=tmp_path)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"workload": "digits_cnn"},
-        {"workload": "there.py:w"},
-        {"workload": "json:loads"},
-        {"device": "cuda:1"},
-        {"precision": "bfloat16"},
-        {"precision": ""},
-    ],
-)
-def test_a_value_that_a_study_takes_is_let_through(given: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "there.py").touch()
-    check_values(DECLARED, given, cwd=tmp_path)
-
-
-def test_a_name_with_another_meaning_is_left_alone(tmp_path: Path) -> None:
-    declared = read_parameters('workload: str = "heavy"\ndevice: str = "a phone"\nprecision: int = 3')
-    check_values(declared, {"workload": "light", "device": "a tablet", "precision": 4}, cwd=tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 import sys
@@ -13,13 +12,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from workbench.errors import NotebookError, UnknownNameError, UsageError
+from workbench.errors import NotebookError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.notebook import engine as engine
 from workbench.notebook import runner as runner
 from workbench.notebook.html import write_notebook_html
-from workbench.notebook.runner import describe_notebook, find_notebook, list_notebooks, read_verdict, run_notebook
+from workbench.notebook.runner import find_notebook, list_notebooks, read_verdict, run_notebook
 from workbench.plots.render import png
 
 PARAMETERS = "count: int = 1  # how many\nlrs: list[float] = [0.1]  # which"
@@ -39,10 +38,6 @@ def printed(path: Path) -> str:
     return "".join(o.get("text", "") for cell in cells for o in cell.get("outputs", []))
 
 
-def never(*_: Any, **__: Any) -> None:
-    pytest.fail("the notebook ran")
-
-
 def test_parameters_reach_the_notebook_and_the_original_stays(tmp_path: Path) -> None:
     path = write(
         tmp_path / "n.ipynb", "import os, sys", "print(count, lrs, os.environ['WORKBENCH_LIVE'], sys.executable)"
@@ -52,28 +47,6 @@ def test_parameters_reach_the_notebook_and_the_original_stays(tmp_path: Path) ->
     assert done == tmp_path / "deep" / "out.ipynb"
     assert printed(done) == f"3 [0.1, 1] 0 {sys.executable}\n"
     assert path.read_bytes() == before
-
-
-def test_the_folder_it_runs_in_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    (tmp_path / "there").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    path = write(tmp_path / "n.ipynb", "import os; print(os.getcwd())")
-    assert printed(run_notebook(path)) == f"{tmp_path / 'here'}\n"
-    assert printed(run_notebook(path, cwd=tmp_path / "there")) == f"{tmp_path / 'there'}\n"
-    assert Path.cwd() == tmp_path / "here"
-    assert sorted(p.name for p in (tmp_path / "here" / "runs" / "notebooks").iterdir()) == ["n", "n-2"]
-
-
-def test_parameters_are_checked_before_a_kernel_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("papermill.execute_notebook", never)
-    path = write(tmp_path / "n.ipynb")
-    with pytest.raises(UnknownNameError, match=r"'cuont'\. Did you mean 'count'"):
-        run_notebook(path, {"cuont": 2})
-    with pytest.raises(UsageError, match=r"count=True must be of type int, for example count=1"):
-        run_notebook(path, {"count": True})
-    with pytest.raises(UnknownNameError, match="no parameters at all"):
-        run_notebook(write(tmp_path / "none.ipynb", parameters=None), {"count": 2})
 
 
 def test_an_error_in_a_cell_is_named_and_kept(tmp_path: Path) -> None:
@@ -111,28 +84,6 @@ def test_verdicts_are_read_back(tmp_path: Path) -> None:
     assert read_verdict(done) == [expected("warn"), expected("ok")]
 
 
-def test_a_notebook_without_verdict_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "n.ipynb", "1")
-    with pytest.raises(NotebookError, match="no verdict"):
-        read_verdict(path)
-    assert read_verdict(path, required=False) == []
-    (tmp_path / "bad.ipynb").write_text("{not json")
-    for name in ("bad.ipynb", "missing.ipynb"):
-        with pytest.raises(NotebookError, match="cannot be read as a notebook"):
-            read_verdict(tmp_path / name)
-
-
-def test_describe_reads_without_running(tmp_path: Path) -> None:
-    info = describe_notebook(write(tmp_path / "n.ipynb", "1 / 0"))
-    assert (info.title, info.question) == ("Title", "A question.")
-    assert [(p.name, p.type, p.default, p.help) for p in info.parameters] == [
-        ("count", "int", "1", "how many"),
-        ("lrs", "list[float]", "[0.1]", "which"),
-    ]
-    assert "count: int = 1  # how many" in str(info)
-    assert "No parameters" in str(describe_notebook(write(tmp_path / "m.ipynb", parameters=None)))
-
-
 @pytest.mark.parametrize("name", ["01_lr_sweep", "lr_sweep", "lr_sweep.ipynb", "notebooks/01_lr_sweep.ipynb"])
 def test_a_notebook_is_found_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,37 +91,6 @@ def test_a_notebook_is_found_by_name(name: str, tmp_path: Path, monkeypatch: pyt
     write(tmp_path / "notebooks" / "02_instability.ipynb")
     assert find_notebook(name) == Path("notebooks/01_lr_sweep.ipynb")
     assert [info.path.stem for info in list_notebooks()] == ["01_lr_sweep", "02_instability"]
-
-
-class DeafSocket:
-    """Misses what arrives during a wait; only a poll that starts afterwards sees it. An endless wait never ends."""
-
-    def __init__(self, arrives_at_poll: int) -> None:
-        self.polls: list[int] = []
-        self.arrives_at_poll = arrives_at_poll
-
-    async def poll(self, timeout_ms: int | None) -> int:
-        assert timeout_ms is not None, "an endless wait: this is the hang"
-        self.polls.append(timeout_ms)
-        await asyncio.sleep(min(timeout_ms, 20) / 1000)
-        return int(len(self.polls) >= self.arrives_at_poll)
-
-
-def channel(socket: DeafSocket) -> Any:
-    made = object.__new__(engine._PollingShellChannel)
-    made.socket = socket  # type: ignore[assignment]
-
-    async def receive() -> dict[str, Any]:
-        return {"content": "reply"}
-
-    made._recv = receive  # type: ignore[assignment,method-assign]
-    return made
-
-
-def test_the_wait_for_a_reply_polls() -> None:
-    socket = DeafSocket(arrives_at_poll=3)
-    assert asyncio.run(asyncio.wait_for(channel(socket).get_msg(), 5)) == {"content": "reply"}
-    assert socket.polls == [500, 500, 500]
 
 
 def test_the_engine_uses_the_polling_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +20,6 @@ from tests.helpers.records import empty, one_trial, study
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
-from tests.notebooks.guard import BANNED
 from tests.topics.test_warmup import GOOD
 from tests.topics.test_warmup import study as warmups
 from workbench.errors import UsageError
@@ -151,26 +148,6 @@ def test_over_an_empty_record_it_says_what_to_run(name: str, live: bool) -> None
     assert run in words
 
 
-@pytest.mark.parametrize("name", [*PANELS, "curves_panel"])
-@pytest.mark.parametrize("given", ["runs/lr", None])
-def test_what_is_no_record_is_refused_with_what_it_takes(name: str, given: Any) -> None:
-    if name == "batch_norm_panel" and given is None:
-        with pytest.raises(UsageError, match="needs a record, or batch_size="):
-            wb.batch_norm.panel(None)
-        return
-    with pytest.raises(UsageError, match=f"{name} takes .*, not {type(given).__name__}"):
-        (BUILT | {"curves_panel": wb.curves_panel})[name](given)
-
-
-def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
-    names = ["trial", "step", "split", "example", "prediction", "label", "loss"]
-    rows = [[0, step, "validation", 3, "<img src=x>", "<b>cat</b>", 1.0] for step in (0, 10)]
-    record = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame(rows, columns=names))
-    words = wb.predictions.panel(record, live=True).words.value
-    assert "<img" not in words
-    assert "&lt;b&gt;cat" in words
-
-
 def test_an_answer_that_cannot_be_given_is_said_and_the_panel_goes_on() -> None:
     """The words say why, as text; the last picture stays; the next value is answered again."""
 
@@ -191,20 +168,3 @@ def test_an_answer_that_cannot_be_given_is_said_and_the_panel_goes_on() -> None:
     assert said(panel).endswith("It is 3.")
     assert panel.picture.value != picture
     panel.close()
-
-
-def test_no_module_uses_what_hangs_a_batch_run() -> None:
-    """`Output` and its kin wait for a page; a panel is a widget that a callback sets."""
-    for path in sorted(Path(wb.__file__).parent.rglob("*.py")):
-        source = path.read_text(encoding="utf-8")
-        if not any(word in source for word in ("ipywidgets", "IPython")):
-            continue
-        for node in ast.walk(ast.parse(source)):
-            names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name)
-                and node.value.id in ("ipywidgets", "widgets")
-            ):
-                names = {node.attr}
-            assert not names & BANNED, f"{path.name} uses {names & BANNED}"

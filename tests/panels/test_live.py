@@ -12,13 +12,11 @@ from ipywidgets import Widget
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import StudyInterrupted
-from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import early_wanted, watching
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import loop
 from workbench.train.hooks import Hook, Step
-from workbench.train.progress import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.views.curves import CurvesWidget
 from workbench.views.live import WHOLE_AGAIN, LiveFeed, live_view
@@ -148,26 +146,6 @@ def test_rows_that_come_again_are_shown_once(tmp_path: Path, always: None) -> No
     same_curves(page, record)
 
 
-def test_the_newest_study_is_shown_and_the_outer_one_after_it(tmp_path: Path) -> None:
-    page = Page()
-
-    class Inner(Hook):
-        def on_end(self, record: Any) -> None:
-            names.append(page.name)
-            Trainer(device="cpu").run(small_workload(config={"peak_lr": 0.2}), out=tmp_path / "inner")
-            names.append(page.name)
-
-    names: list[str] = []
-    feed = LiveFeed(page.tell, Clock(0.3))
-    with watching(feed):
-        record = Trainer(device="cpu", hooks=[Inner()]).run(small_workload(), out=tmp_path / "outer")
-        assert names == ["outer", "outer"]  # back again as soon as the inner one was closed
-        same_curves(page, record)
-        assert page.trials[0]["lr"] == 0.05
-        Trainer(device="cpu").run(small_workload(), out=tmp_path / "next")
-    assert page.name == "next"
-
-
 def brute(steps: list[int], values: list[float], columns: int) -> set[tuple[int, float]]:
     """Lowest and highest of each column, one after the other."""
     span = steps[-1] - steps[0] + 1
@@ -248,24 +226,3 @@ def test_an_error_reaches_the_caller_after_what_there_is(
     assert shown[-1] == ("summary", tmp_path / "s")
     assert [w.comm for w in shown if isinstance(w, Widget)] == [None] * live
     assert not early_wanted()
-
-
-class _Stops(Hook):
-    def on_step(self, step: Step) -> None:
-        if step.index == 19:
-            ask_to_stop()
-
-
-def test_a_half_trained_study_ends_in_figure_sentence_and_verdicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The summary itself, of a sweep whose lanes are in the middle: what fails there would be swallowed behind the error."""
-    seen: list[Any] = []
-    monkeypatch.setattr("IPython.display.display", seen.append)
-    with pytest.raises(StudyInterrupted), live_view():
-        LRSweep(lrs=LRS).run(small_workload(), Trainer(device="cpu", hooks=[_Stops()]), out=tmp_path / "s")
-    figure, sentence, verdicts = seen
-    assert figure.data.startswith(b"\x89PNG")
-    assert "trials of" in sentence.data
-    assert isinstance(verdicts, Diagnosis)
-    assert "lr.best" in verdicts

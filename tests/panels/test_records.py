@@ -12,13 +12,11 @@ import pytest
 from matplotlib import image
 
 import workbench as wb
-from tests.helpers.study_folders import write_study
 from tests.helpers.workloads import small_workload
 from tests.panels.test_live import Page, same_curves
 from workbench.findings.diagnosis import Diagnosis
 from workbench.playbook.records import diagnosis_of
-from workbench.record.read import StudyRecord, open_record
-from workbench.record.write import StudyWriter
+from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.registry import STUDIES
 from workbench.train.trainer import Trainer
@@ -59,31 +57,6 @@ def test_the_sentence_counts_by_state_and_names_the_best(study: Path) -> None:
     )
 
 
-def test_a_study_that_was_left_says_how_to_go_on(study: Path, tmp_path: Path) -> None:
-    import shutil
-
-    left = tmp_path / "left"
-    shutil.copytree(study, left)
-    (left / "trials/1/events.jsonl").write_text('{"event": "started", "state": "running"}\n')
-    said = study_sentence(wb.open(left))
-    assert "1 complete, 1 diverged, 1 stopped" in said
-    assert said.endswith(f"the call that began `{left}` goes on from there.")
-
-
-def test_a_record_that_was_opened_earlier_is_read_again(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-
-    path = tmp_path / "grows"
-    shutil.copytree(study, path)
-    record = wb.open(path)
-    assert len(record.trials) == 3
-    shutil.rmtree(path / "trials/2")
-    _, sentence, _ = shown(monkeypatch, record)
-    assert sentence.data.startswith("2 trials")
-
-
 @pytest.mark.parametrize("kind", sorted({*STUDIES, "trial", "comparison"}))
 def test_every_kind_has_a_picture_even_of_a_record_that_holds_nothing_of_it(
     kind: str, study: Path, tmp_path: Path
@@ -113,11 +86,6 @@ def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: P
         assert "application/vnd.workbench.verdict+json" in verdict.data
 
 
-def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path) -> None:
-    record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x>"))
-    assert study_sentence(record).startswith("1 trial of &lt;img src=x&gt;: 1 complete")
-
-
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
     out = tmp_path_factory.mktemp("runs") / "sweep"
@@ -142,14 +110,3 @@ def test_a_study_is_a_widget_that_answers_with_its_curves(swept: StudyRecord) ->
     assert page.trials[2]["lr"] == 1e20
     assert [t["note"] for t in page.trials.values()] == ["", "", ""]
     panel.close()
-
-
-def test_a_trial_trained_alone_and_a_study_that_still_runs(tmp_path: Path) -> None:
-    record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-    page = told(curves_panel(open_record(tmp_path / "s"), live=True))
-    same_curves(page, record)
-    writer = StudyWriter.open(tmp_path / "t", kind="trial", workload="w", config=small_workload().config.to_dict())
-    shown = curves_panel(StudyRecord(tmp_path / "t"), live=True)  # not a row yet
-    assert "no step yet. Run wb.lr_sweep.Study()" in shown.words.value
-    assert "open it again" in shown.words.value
-    writer.close()

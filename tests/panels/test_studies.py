@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.study_folders import CONFIG, write_study
-from workbench.errors import RecordError, UsageError
 from workbench.views.studies import StudiesTable, studies_panel
-from workbench.views.studies_data import NOISE, compare, draw_comparison, open_study, side, study_table
+from workbench.views.studies_data import NOISE, compare, draw_comparison, side, study_table
 
 PNG = b"\x89PNG"
 
@@ -60,15 +57,6 @@ def test_every_study_is_a_row_and_what_cannot_be_read_is_named(runs: Path) -> No
     assert repr(panel) == f"studies_panel({str(runs)!r}): 2 studies"
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_an_empty_folder_and_none_at_all_say_what_to_run(live: bool, tmp_path: Path) -> None:
-    for folder, said in ((tmp_path, "No studies in"), (tmp_path / "none", "There is no folder")):
-        shown = studies_panel(folder, live=live)
-        text = shown.nothing if live else f"{shown!r} {shown._repr_html_()}"
-        assert said in text
-        assert "workbench diagnose digits_mlp" in text
-
-
 def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> None:
     panel = studies_panel(runs, live=True)
     assert asked(panel, do="open", path=str(runs / "first")) == {
@@ -94,20 +82,6 @@ def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> No
     assert "The best, trial 2, has validation/loss" in opened["said"]
     assert panel.figure.startswith(PNG)
     assert opened["row"]["reproduce"].endswith("workbench diagnose digits_mlp --out " + str(runs / "first"))
-
-
-def test_what_goes_wrong_is_said_and_the_panel_goes_on(runs: Path) -> None:
-    panel = studies_panel(runs, live=True)
-    assert asked(panel, do="open", path=str(runs / "gone"))["bad"]
-    assert "another machine" in asked(panel, do="open", path="")["text"]
-    assert "not known" in asked(panel, do="dance")["text"]
-    assert "KeyError" in asked(panel, nothing=1)["text"]
-    (runs / "first" / "steps").mkdir(exist_ok=True)
-    next((runs / "first" / "steps").glob("*.parquet")).write_bytes(b"PAR1")
-    said = asked(panel, do="open", path=str(runs / "first"))
-    assert "truncated or damaged" in said["text"]
-    assert panel.opened["trials"], "the trials are shown although the curves are damaged"
-    assert not asked(panel, do="open", path=str(runs / "second"))["bad"]
 
 
 def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
@@ -140,16 +114,6 @@ def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
     assert "nothing but the seed" in compare(side(runs / "seeds", 0), side(runs / "seeds", 1))["said"]
 
 
-def test_what_cannot_be_compared_says_why(runs: Path) -> None:
-    other = CONFIG.replace(select="validation/accuracy", select_mode="max").to_dict()
-    write_study(runs / "other", config=other)
-    write_study(runs / "foreign", workload="mine")
-    assert "workloads differ" in compare(side(runs / "first"), side(runs / "foreign"))["said"]
-    assert "has no best value yet" in compare(side(runs / "first"), side(runs / "first", 3))["said"]
-    with pytest.raises(RecordError, match="no trial 17"):
-        side(runs / "first", 17)
-
-
 def test_a_note_reaches_the_folder_and_the_rows(runs: Path) -> None:
     panel = studies_panel(runs, live=True)
     path = str(runs / "first")
@@ -165,49 +129,6 @@ def test_a_note_reaches_the_folder_and_the_rows(runs: Path) -> None:
     assert panel.opened["row"]["note"] == "so it was"
     assert panel.drafts == {"other": "x"}
     assert "is empty" in asked(panel, do="note", path=path, note=" ")["text"]
-
-
-def test_another_kernel_that_writes_is_seen_and_left_alone(runs: Path) -> None:
-    """Two processes: one trains, the other browses, and neither stops the other."""
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom tests.helpers.study_folders import CONFIG\n"
-        "from workbench.record.write import StudyWriter\n"
-        "w = StudyWriter.open(Path(sys.argv[1]), kind='lr_sweep', workload='digits_mlp', config=CONFIG.to_dict())\n"
-        "t = w.trial(CONFIG.to_dict(), stage='lr_sweep', train_examples=9)\nt.event('started', state='running')\n"
-        "print('begun', flush=True)\nsys.stdin.readline()\n"
-        "t.event('ended', state='complete', best_value=0.5, best_step=1)\nw.finish()\nw.close()\n"
-    )
-    command = [sys.executable, "-c", program, str(runs / "theirs")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == "begun\n"
-        panel = studies_panel(runs, live=True)
-        (row,) = [row for row in panel.studies if row["study"] == "theirs"]
-        assert (row["state"], row["trials"]) == ("running", 1)
-        asked(panel, do="open", path=str(runs / "theirs"))
-        assert panel.opened["trials"][0]["state"] == "running"
-        other.communicate("go on\n", timeout=60)
-    assert other.returncode == 0
-    asked(panel, do="read")
-    assert panel.opened["trials"][0]["best_value"] == 0.5
-    assert panel.opened["row"]["state"] == "finished"
-
-
-def test_a_shared_ledger_lists_studies_of_other_machines(runs: Path) -> None:
-    from workbench.ledger.push import push
-
-    url = f"sqlite:///{runs / 'shared.db'}"
-    for name in ("first", "second"):
-        push(runs / name, url)
-    with pytest.raises(UsageError, match="is no address"):
-        studies_panel(runs, ledger="not an address")
-    table, problems = study_table(runs, ledger=url)
-    assert sorted(table["study"]) == ["first", "second"]
-    assert problems == []
-    assert set(table["path"]) == {""}, "config links of a shared ledger name a machine"
-    opened, _ = open_study(runs / "first")
-    assert opened["row"]["study"] == "first"
 
 
 def test_a_page_reaches_the_studies_that_it_lists_and_no_other_folder(

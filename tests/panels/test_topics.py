@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from tests.helpers.evaluations import predicted
 from tests.helpers.panels import said
-from tests.helpers.records import LRS, falling, one_trial, study
+from tests.helpers.records import LRS, one_trial, study
 from tests.helpers.simulated_checkpoints import evaluated
 from tests.helpers.simulated_records import record, trial
 from tests.topics.test_warmup import GOOD, short
 from tests.topics.test_warmup import study as warmups
-from workbench.errors import UsageError
 from workbench.topics.batch_norm.panel import batch_norm_panel
 from workbench.topics.checkpoints.panel import checkpoints_panel
-from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.clipping.panel import clipping_panel
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.panel import lr_sweep_panel
@@ -89,15 +85,6 @@ def test_the_words_are_what_numpy_says(percentile: float) -> None:
     assert int(first[1]) == above[0]
 
 
-def test_the_threshold_is_that_of_the_diagnosis() -> None:
-    record = one_trial(falling(0.02, 200), total_steps=200)
-    record.steps = record.steps.assign(grad_norm=NORMS)
-    found = diagnose_clipping(record)["clipping.threshold"]
-    panel = clipping_panel(record, diagnose_clipping(record), live=True)
-    assert found.value is not None
-    assert f"percentile is {found.value:.4g}; it clips {found.evidence['clip_frac']:.1%}" in said(panel)
-
-
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
@@ -150,12 +137,6 @@ def test_who_shares_a_statistic(hosts: int, asked: int, words: str) -> None:
     assert ("synchronise" in said(panel)) == (asked > 256 / hosts)
 
 
-@pytest.mark.parametrize("size", [1, 0, -8, 2.5, True])
-def test_a_batch_without_a_variance_is_refused(size: float) -> None:
-    with pytest.raises(UsageError, match="must be an integer of at least 2"):
-        batch_norm_panel(batch_size=size)  # type: ignore[arg-type]
-
-
 CURVE = [2.0, 1.5, 1.6, 1.7, 1.0, 1.1, 1.2, 1.3, 1.4, 0.5, 0.6]
 """Evaluated every 100 steps: best at 900; patience 2 ends at 300 with 1.5, patience 4 at 800 with 1.0, patience 5 never."""
 
@@ -174,13 +155,6 @@ def test_what_patience_keeps_and_costs(patience: int, words: str) -> None:
     assert words in said(panel)
 
 
-def test_over_several_runs_it_says_the_mean_and_the_worst() -> None:
-    panel = checkpoints_panel(evaluated([CURVE, np.linspace(2, 1, 11)]), patience=2, live=True)
-    assert "Over 2 runs: saves 35% of the steps, loses 33.3% of what was learned, 66.7% in the worst." in said(panel)
-    panel.controls["trial"].value = 1
-    assert "Trial 1 never stops and keeps 1 of step 1,000" in said(panel)
-
-
 @pytest.mark.parametrize(
     ("step", "words"), [(10, "At step 10: 7 (wrong), loss 1."), (20, "At step 20: 4 (right), loss 0.6667.")]
 )
@@ -189,10 +163,3 @@ def test_what_was_predicted_at_a_step(step: int, words: str) -> None:
     panel.controls["step"].value = step
     assert words in said(panel)
     assert "The prediction changed 1 time; right from step 20 to the end." in said(panel)
-
-
-def test_a_loss_that_is_not_finite_is_the_worst() -> None:
-    table = predicted().predictions
-    table.loc[(table["example"] == 8) & (table["step"] == table["step"].max()), "loss"] = np.nan
-    record = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=table)
-    assert predictions_panel(record, live=True).controls["example"].value == 8

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import workbench as wb
 from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.host_facts import job
-from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
+from tests.helpers.records import diagnosis, empty, one_trial, study
 from tests.helpers.server_facts import facts, served
 from tests.helpers.simulated_batches import batches
 from tests.helpers.simulated_input import pipeline
@@ -162,14 +162,6 @@ def test_draws_into_the_given_axes_and_leaves_no_trace(name: str) -> None:
     assert len(plt.get_fignums()) == len(open_before) + 1
 
 
-@every_figure
-def test_does_not_change_its_input(name: str) -> None:
-    record, untouched = study(), study()
-    FIGURES[name](record, diagnosis(), blank())
-    for frame in ("trials", "steps", "evals"):
-        assert getattr(record, frame).equals(getattr(untouched, frame))
-
-
 @every_record_figure
 def test_empty_record_says_not_measured_and_why(name: str) -> None:
     ax = RECORD_FIGURES[name](empty(), None, blank())
@@ -196,22 +188,3 @@ def test_says_not_measured_when_every_value_is_nan(name: str) -> None:
     ax.get_figure(root=True).savefig(io.BytesIO())
     infeasible = sum(len(line.get_xdata()) for line in ax.lines if "diverged" in str(line.get_label()))
     assert why_not_measured(ax) or infeasible > 0
-
-
-@every_record_figure
-def test_survives_a_diagnosis_read_back_from_json(name: str) -> None:
-    said = diagnosis()
-    findings = tuple(replace(f, evidence=f.to_dict()["evidence"]) for f in said.findings)
-    ax = RECORD_FIGURES[name](study(), replace(said, findings=findings), blank())
-    ax.get_figure(root=True).savefig(io.BytesIO())
-    assert why_not_measured(ax) is None
-
-
-@every_record_figure
-def test_columns_that_a_trial_dropped_are_not_measured(name: str) -> None:
-    record = study()
-    bare = MemoryRecord(record.trials, record.steps[["trial", "step"]], record.evals.iloc[:0], record.config)
-    if name == "plot_lr_sweep":
-        assert why_not_measured(plots.plot_lr_sweep(bare, diagnosis(), ax=blank())) is None
-    else:
-        assert why_not_measured(RECORD_FIGURES[name](bare, None, blank()))

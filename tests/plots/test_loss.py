@@ -12,9 +12,7 @@ from matplotlib.figure import Figure
 
 from tests.helpers.records import MemoryRecord, one_trial
 from workbench.plots.style import log_scale, short
-from workbench.topics.clipping.figures import plot_grad_norm
 from workbench.topics.lr_sweep.figures import plot_loss_curves
-from workbench.topics.stability.figures import plot_confirm, plot_probe
 
 FALLING = 2.0 * np.exp(-np.arange(60) / 8)
 
@@ -54,11 +52,6 @@ def test_a_loss_of_zero_lies_at_the_lower_edge_of_a_logarithmic_axis() -> None:
     assert f"lower edge: {short(floor)} or less" in ax.get_ylabel()
 
 
-def test_values_far_below_the_resolution_of_a_loss_do_not_stretch_the_axis() -> None:
-    low, high = curves([1.0, 0.1, 1e-300, 0.01]).get_ylim()
-    assert 0.005 < low < 0.01 < 1.0 < high < 2.0
-
-
 @pytest.mark.parametrize("peak", [1e6, 2.5e36, 1e308])
 def test_a_run_that_blows_up_leaves_the_others_readable(peak: float) -> None:
     ax = curves(FALLING, [2.0, 50.0, peak, 3.0, np.nan])
@@ -73,12 +66,6 @@ def test_a_run_that_blows_up_leaves_the_others_readable(peak: float) -> None:
     assert not any("leaves" in label for label in labels if label.startswith("lr 0.1"))
 
 
-def test_the_cross_of_a_run_that_left_the_picture_stands_at_its_edge() -> None:
-    ax = curves(FALLING, [2.0, 1e3, 1e30, np.nan])
-    (cross,) = [line for line in ax.lines if line.get_marker() == "X"]
-    assert [float(v[0]) for v in cross.get_data()] == pytest.approx([2, 2e4])
-
-
 def test_negative_losses_beside_a_blow_up_can_be_read() -> None:
     ax = curves(np.linspace(3, -4, 60), [3.0, 1e20, 5.0])
     assert ax.get_yscale() == "symlog"
@@ -86,15 +73,6 @@ def test_negative_losses_beside_a_blow_up_can_be_read() -> None:
     assert ydata(ax, 0) == pytest.approx(np.linspace(3, -4, 60))
     heights = ax.transAxes.inverted().transform(ax.transData.transform([(0, 3), (0, -4)]))[:, 1]
     assert heights[0] - heights[1] > 0.15
-
-
-def test_the_other_figures_of_losses_are_limited_too() -> None:
-    huge = np.append(FALLING, [1e30, 2.0, 0.0])
-    for draw, stage in ((plot_confirm, "confirm"), (plot_probe, "probe"), (plot_grad_norm, "baseline")):
-        ax = rendered(draw(one_trial(huge, stage=stage), ax=Figure().subplots()))
-        assert ax.get_yscale() == "log"
-        assert ax.get_ylim()[1] <= 2.01e8
-        assert "lower edge" in ax.get_ylabel()
 
 
 @pytest.mark.parametrize(

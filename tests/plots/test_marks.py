@@ -12,12 +12,7 @@ from matplotlib.figure import Figure
 import workbench as wb
 from tests.helpers.evaluations import predicted
 from tests.helpers.records import LRS, one_trial, study
-from tests.helpers.simulated_checkpoints import evaluated, overfitted
 from tests.helpers.simulated_norms import study as norms
-from workbench.config import TrainConfig
-from workbench.topics.checkpoints.early_stopping import stop_with_patience
-
-CONFIG = TrainConfig(peak_lr=0.1, total_steps=100, batch_size=8, warmup_steps=10)
 
 
 def blank() -> Axes:
@@ -60,17 +55,3 @@ def test_clipped_steps_are_marked_at_their_norms() -> None:
     limit = np.percentile(norms_[20:], 90)
     assert np.asarray(dots.get_xdata()).tolist() == np.flatnonzero(norms_ > limit).tolist()
     assert np.asarray(dots.get_ydata()).tolist() == norms_[norms_ > limit].tolist()
-
-
-def test_a_rule_of_ones_own_is_the_first_bar() -> None:
-    made = evaluated([overfitted(seed=0, noise=0.2)])
-    ax = wb.checkpoints.plot_early_stopping(made, stopped=stop_with_patience(made, 2), ax=blank())
-    names = [label.get_text() for label in ax.get_yticklabels()]
-    assert names[0] == "▶ asked for"
-    (said,) = ax.texts
-    assert said.get_text().startswith("patience 2 saves ")
-    assert len(names) == 1 + len(wb.checkpoints.plot_early_stopping(made, ax=blank()).get_yticklabels())
-    again = wb.checkpoints.plot_early_stopping(made, stopped=stop_with_patience(made, 3), ax=blank())
-    assert not [label for label in again.get_yticklabels() if "patience 3\n" in label.get_text()], (
-        "no rule is there twice"
-    )

@@ -35,9 +35,6 @@ FIGURES: dict[str, Draw] = {
 }  # fmt: skip
 
 
-KEPT = ("nothing", "a legend below", "text as ticks, upside down")
-
-
 def by_matplotlib(draws: Sequence[Draw]) -> np.ndarray:
     """The same figures as `Figure.savefig` draws them."""
     with house_style():
@@ -64,23 +61,8 @@ def test_it_draws_what_matplotlib_draws(name: str) -> None:
     assert differing(pixels(canvas.png([curve(1.0), curve(2.0)])), expected) > 1e-2, "the measure sees others"
 
 
-def test_whatever_was_drawn_before_the_picture_is_the_same() -> None:
-    """Where labels were longer before, there is more room than need be; these have a layout of their own."""
-    canvas = Redrawn(size=SIZE)
-    alone = {name: pixels(Redrawn(size=SIZE).png([draw])) for name, draw in FIGURES.items()}
-    for name, draw in [*FIGURES.items(), *reversed(FIGURES.items())]:
-        shown = pixels(canvas.png([draw]))
-        if name in KEPT:
-            assert np.array_equal(shown, alone[name])
-        assert columns_with_ink(shown).min() > 0, "nothing is cut off"
-
-
 def curve(height: float) -> Draw:
     return lambda ax: ax.plot([0, height], label="curve") and ax.set(xlabel="step", ylabel="loss")
-
-
-def columns_with_ink(shown: np.ndarray) -> np.ndarray:
-    return np.flatnonzero((shown[..., :3] < 0.6).any(axis=(0, 2)))
 
 
 def test_what_is_inside_moves_over_a_frame_that_stays() -> None:
@@ -98,20 +80,6 @@ def test_what_is_inside_moves_over_a_frame_that_stays() -> None:
         shown = pixels(canvas.png([at(step)]))
         red.append(np.flatnonzero(((shown[..., 0] > 0.9) & (shown[..., 1] < 0.1)).any(axis=0)))
     assert red[0].max() < red[1].min(), "one line each, and none of the picture before"
-
-
-def test_a_caption_lies_below_and_goes_again() -> None:
-    canvas = Redrawn(size=SIZE)
-    plain = canvas.png([curve(1.0)])
-    said = pixels(
-        canvas.png(
-            [curve(1.0)],
-            caption="Twelve words that say what the picture shows, in more than one line of text, below it.",
-        )
-    )
-    assert (said[-40:, :, :3] < 0.6).any()
-    assert not np.array_equal(said, pixels(plain))
-    assert np.array_equal(pixels(canvas.png([curve(1.0)])), pixels(plain))
 
 
 def test_threads_that_draw_at_once_leave_the_style_alone() -> None:

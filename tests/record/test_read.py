@@ -97,18 +97,6 @@ def test_non_finite_values_are_kept(tmp_path: Path) -> None:
         record.best()
 
 
-def test_a_study_without_a_trial_is_readable(tmp_path: Path) -> None:
-    opened(tmp_path / "s").close()
-    record = open_record(tmp_path / "s")
-    assert record.trials.empty
-    assert record.steps.columns.tolist() == STEP_COLUMNS
-    assert record.evals.empty
-    assert list(record) == []
-    assert "no trial yet" in repr(record)
-    with pytest.raises(RecordError, match="no finished evaluation"):
-        record.best()
-
-
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_selection_passes_over_nan_and_takes_the_earliest_of_equals(mode: str) -> None:
     sign = 1.0 if mode == "min" else -1.0
@@ -116,13 +104,6 @@ def test_selection_passes_over_nan_and_takes_the_earliest_of_equals(mode: str) -
     assert select_best([0, 5, 10, 15, 20, 25], values, mode=mode) == (10, sign * 1.0)
     assert select_best([0, 1], [math.nan, math.inf], mode=mode) is None
     assert select_best([], [], mode=mode) is None
-
-
-def test_no_folder_and_no_study(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"holds no study \(no study\.json\)\. Give the folder"):
-        wb.open(tmp_path)
-    with pytest.raises(RecordError, match=r"there is no folder .*nowhere\. Give the folder that was passed as out="):
-        wb.open(tmp_path / "nowhere")
 
 
 def test_a_name_that_is_nearly_right_is_told_and_so_is_a_folder_of_studies(copy: Path) -> None:
@@ -185,24 +166,6 @@ def test_a_truncated_part_names_itself_and_takes_nothing_else_away(copy: Path, c
     assert record.best().checkpoint is not None
 
 
-def test_leftovers_do_not_disturb(copy: Path) -> None:
-    before = open_record(copy).steps
-    for name in (
-        ".study.json.1.tmp",
-        "steps/.part-000009.parquet.1.tmp",
-        "trials/0/checkpoints/.step-00000099.1.tmp/x",
-    ):
-        (copy / name).parent.mkdir(exist_ok=True, parents=True)
-        (copy / name).write_bytes(b"half")
-    (copy / "trials" / "1").mkdir()
-    (copy / "trials" / "notes").mkdir()
-    record = open_record(copy)
-    assert record.steps.equals(before)
-    assert record.trials["trial"].tolist() == [0]
-    assert record.checkpoints == open_record(copy).checkpoints
-    assert Trainer().run(small_workload(), out=copy).steps.equals(before)
-
-
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -252,17 +215,6 @@ def test_killed_before_any_touch_of_the_disk_it_goes_on(tmp_path: Path, trained:
     assert call
 
 
-def test_json_of_a_study_has_no_nan(trained: Path) -> None:
-    def refused(name: str) -> None:
-        raise ValueError(name)
-
-    texts = [p.read_text() for p in trained.rglob("*.json")]
-    texts += [line for p in trained.rglob("*.jsonl") for line in p.read_text().splitlines()]
-    assert len(texts) > 4
-    for text in texts:
-        json.loads(text, parse_constant=refused)
-
-
 def alike(count: int, **columns: object) -> pd.DataFrame:
     return pd.DataFrame([columns] * count)
 
@@ -276,14 +228,3 @@ def test_every_way_is_named_with_its_reason_and_its_gain() -> None:
     )
     short = alike(3, lanes=3, gradients="loop", reason="too short to measure: about 0.3 s", faster=math.nan)
     assert how_trained(short).endswith("3 one after the other by plain autograd (too short to measure).")
-
-
-def test_nothing_trained_yet(tmp_path: Path) -> None:
-    given = small_workload()
-    study = opened(tmp_path / "s", config=given.config.to_dict())
-    assert how_trained(study.record.lanes) == "No trial yet."
-    Trainer().run_trial(given, given.config, study, stage="lr_sweep")
-    study.close()
-    record = StudyRecord(tmp_path / "s")
-    assert record.lanes.loc[0, ["trial", "stage", "lanes", "gradients"]].tolist() == [0, "lr_sweep", 1, "loop"]
-    assert how_trained(record.lanes).startswith("1 trial, up to 1 of them together.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,10 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from tests.helpers.study_folders import PLAIN
 from workbench.ledger.studies import list_studies
 from workbench.record import repro
 from workbench.record.read import StudyRecord
 from workbench.record.repro import called_as, git_state, source_of
-from workbench.record.write import StudyWriter
-from workbench.topics.lr_sweep.study import LRSweep
-from workbench.train.trainer import Trainer
-from workbench.workloads.registry import load_workload
 
 
 def git(folder: Path, *words: str) -> str:
@@ -108,13 +102,6 @@ def test_data_ignored_files_and_studies_stay_out(repository: Path) -> None:
     assert patch == b""
 
 
-def test_outside_a_repository_there_is_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    assert git_state(tmp_path) == (None, b"")
-    monkeypatch.setenv("PATH", "")
-    assert git_state(tmp_path) == (None, b"")
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -140,23 +127,6 @@ def test_a_dataclass_is_written_without_its_defaults_and_made_again() -> None:
     assert eval(said, vars(wb) | {"TrainConfig": wb.TrainConfig}) == config
     for study in (wb.lr_sweep.Study(lrs=[0.1], steps=5), wb.batch_size.Study(), wb.warmup.Study(full_runs=2)):
         assert eval(source_of(study), {type(study).__name__: type(study)}) == study
-
-
-def test_no_quote_is_quoted_where_none_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
-    assert called_as("f('a', b=[1])") == """python -c 'import workbench as wb; f("a", b=[1])'"""
-    for odd in ("""f("it's")""", r"f('a\nb')"):
-        assert shlex.split(called_as(odd))[2] == f"import workbench as wb; {odd}"
-
-
-def test_a_study_from_a_session_is_reproduced_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
-    first = wb.lr_sweep.Study(lrs=[0.05, 0.1], steps=12).run(wb.load_workload("digits_mlp"), out=tmp_path / "a")
-    words = shlex.split(str(first.command))
-    assert words[:2] == ["python", "-c"]
-    again = [sys.executable, "-c", words[2].replace(str(tmp_path / "a"), str(tmp_path / "b"))]
-    subprocess.run(again, check=True, cwd=tmp_path)
-    assert wb.open(tmp_path / "b").steps["loss"].tolist() == first.steps["loss"].tolist()
 
 
 MINE = """
@@ -220,29 +190,3 @@ def test_the_reproduction_command_reproduces_the_metric(tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", str(here), str(other))
     shell("python train.py by-script", other)
     assert list_studies(other / "runs")["best_value"].iloc[0] != first["best_value"]
-
-
-def test_the_command_of_a_study_of_a_folder_further_down_runs_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "here"
-    (here / "deep er").mkdir(parents=True)
-    (here / "deep er" / "file.txt").write_text("1\n")
-    git(here, "init", "-q")
-    git(here, "add", "-A")
-    git(here, "commit", "-q", "-m", "first")
-    (here / "deep er" / "file.txt").write_text("2\n")
-    monkeypatch.chdir(here / "deep er")
-    writer = StudyWriter.open(Path("runs/one"), kind="k", workload="w", config=PLAIN, command="cat file.txt > said")
-    writer.close()
-    (row,) = list_studies("runs").to_dict("records")
-    shell(row["reproduce"], here / "deep er")
-    assert (here / "again-one" / "deep er" / "said").read_text() == "2\n"
-
-
-def test_a_study_that_found_its_own_folder_does_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    workload = load_workload("quadratic")
-    swept = LRSweep(lrs=[0.1], steps=3).run(workload)
-    trained = Trainer(device="cpu").run(workload, workload.config.replace(total_steps=3))
-    assert [", out=None" in str(record.command) for record in (swept, trained)] == [True, True]

@@ -38,23 +38,6 @@ def test_every_float_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert table["clipped"].dtype == np.int8
 
 
-def test_blocks_become_visible_with_the_flush_and_keep_their_order(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path)
-    writer.add(rows(0))
-    assert read_parts(tmp_path, columns=["trial", "step"]).columns.tolist() == ["trial", "step"]
-    writer.flush()
-    writer.flush()
-    writer.add(rows(3))
-    writer.flush()
-    assert steps_of(tmp_path) == list(range(6))
-    assert len(list(tmp_path.glob("*.parquet"))) == 2, "an empty flush writes nothing"
-    writer.add(rows(6))
-    with pytest.raises(ValueError, match="same length"):
-        writer.add({"trial": [0, 0], "step": [3]})
-    writer.flush()
-    assert steps_of(tmp_path) == list(range(9)), "a ragged block does not spoil the others"
-
-
 def test_a_column_that_appears_later_is_nan_before(tmp_path: Path) -> None:
     writer = PartWriter(tmp_path)
     for first, more in ((0, {}), (3, {"user/x": np.array([1.0, 2.0, 3.0])})):
@@ -131,18 +114,6 @@ def test_a_reader_looks_again_when_a_merge_takes_a_part_away(tmp_path: Path, mon
     monkeypatch.setattr(record_tables, "_read", reads_late)
     assert steps_of(tmp_path) == list(range(6))
     assert merged
-
-
-def test_everything_may_be_dropped(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path)
-    writer.add(rows(0, loss=VALUES[:3]))
-    writer.merge(keep=lambda t: t["step"] < 0)
-    assert read_parts(tmp_path).empty
-    writer.add(rows(0, loss=VALUES[:3]))
-    writer.flush()
-    table = read_parts(tmp_path)
-    assert table["loss"].to_numpy().tobytes() == VALUES[:3].tobytes()
-    assert table["step"].dtype.kind == "i"
 
 
 def test_every_flipped_byte_is_seen_or_harmless(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.helpers.executors import rates, train
-from tests.helpers.pipe_cluster import PipeCluster
 from tests.helpers.workloads import small_workload
 from workbench.parameter_server.trials import placed_run
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
@@ -21,13 +19,10 @@ from workbench.record import watch as record_watch
 from workbench.record.read import StudyRecord
 from workbench.record.tables import read_parts
 from workbench.record.watch import Watcher, early_wanted, watching
-from workbench.record.write import StudyWriter
-from workbench.studies.executors.on_ray import RayExecutor
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import loop
 from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
-from workbench.workloads.registry import load_workload
 
 LRS = [0.01, 0.05, 1e20, 0.1]  # the third one is not finite after a few steps
 CORE = ["loss", "loss_se", "lr", "grad_norm", "clipped"]
@@ -173,15 +168,6 @@ def test_rows_of_parameter_servers_come_before_their_stretch_ends(tmp_path: Path
     assert seen.kinds("event")[-1] == (0, "ended", "complete")
 
 
-def test_rows_of_other_processes_are_told_where_the_study_is_written(tmp_path: Path) -> None:
-    made, seen = load_workload("quadratic"), Notebook()
-    executor: Any = RayExecutor(connect=lambda address: PipeCluster())  # type: ignore[arg-type,return-value]
-    with watching(seen):
-        train(executor, made, rates(made.config, 0.01, 0.1, 1e30, total_steps=30), tmp_path / "s")
-    same_rows(seen, StudyRecord(tmp_path / "s"))
-    assert {said[2] for said in seen.kinds("event") if said[1] == "ended"} == {"complete", "diverged"}
-
-
 @pytest.mark.usefixtures("always")
 def test_a_watcher_that_raises_is_dropped_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = Notebook()
@@ -191,33 +177,6 @@ def test_a_watcher_that_raises_is_dropped_with_one_warning(tmp_path: Path, caplo
     assert "Loud raised and looks on no longer" in said.getMessage()
     assert record.state == "complete"
     same_rows(seen, StudyRecord(record.path))
-
-
-def test_rows_are_not_brought_to_the_host_early_unless_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always: None
-) -> None:
-    class Late(Notebook):
-        early = False
-
-    shown: list[int] = []
-    monkeypatch.setattr(loop.LaneLog, "show", lambda *_: shown.append(1))
-    Trainer(device="cpu").run(small_workload(), out=tmp_path / "nobody")
-    seen = Late()
-    with watching(seen):
-        record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "late")
-    assert shown == []
-    same_rows(seen, StudyRecord(record.path))
-
-
-def test_a_study_that_was_opened_again_says_so_and_its_trial_too(tmp_path: Path) -> None:
-    Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-    seen = Notebook()
-    with watching(seen):
-        Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
-        StudyWriter.reopen(tmp_path / "s").close()
-    assert [said[2] for said in seen.said if said[0] == "study"] == [False, False]
-    assert seen.kinds("trial") == [(0, "trial", 0.05)]
-    assert seen.rows().empty
 
 
 def test_a_child_of_a_fork_has_no_watchers() -> None:

@@ -17,7 +17,6 @@ from tests.helpers.study_folders import PLAIN as CONFIG
 from tests.helpers.study_folders import filled, opened
 from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError, UsageError
-from workbench.record import write as record_writer
 from workbench.record.folder import default_folder
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.write import StudyWriter
@@ -139,18 +138,6 @@ else: print("opened")
     assert second() == "opened\n"
 
 
-def test_many_flushes_become_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_writer, "MAX_PARTS", 4)
-    study = opened(tmp_path / "s")
-    for step in range(23):
-        study.steps.add({"trial": [0], "step": [step], "loss": [1.0]})
-        study.flush()
-    assert len(list((tmp_path / "s" / "steps").glob("*.parquet"))) <= 5
-    study.close()
-    assert len(list((tmp_path / "s" / "steps").glob("*.parquet"))) == 1
-    assert StudyRecord(tmp_path / "s").steps["step"].tolist() == list(range(23))
-
-
 def test_rewind_drops_one_trials_rows_from_a_step_on(tmp_path: Path) -> None:
     study = filled(tmp_path / "s")
     study.trial(CONFIG, stage="lr_sweep", train_examples=32).rewind(2)
@@ -175,35 +162,6 @@ def test_an_event_after_a_line_that_was_cut_off_starts_a_new_line(tmp_path: Path
     assert trial.finished
     assert study.record.trials["best_value"].tolist() == [0.5]
     study.close()
-
-
-def test_a_crash_before_the_first_rename_leaves_a_folder_that_can_be_used(tmp_path: Path) -> None:
-    """Of the files in a study's folder, and in a trial's, `study.json` and `config.json` come first."""
-    study = opened(tmp_path / "s")
-    folder = tmp_path / "s" / "trials" / "0"
-    folder.mkdir(parents=True)
-    (folder / ".config.json.77.tmp").write_bytes(b"{")
-    assert study.trial(CONFIG, stage="lr_sweep", train_examples=32).number == 0
-    study.close()
-    (tmp_path / "t").mkdir()
-    for name in (".lock", "repro.patch", ".study.json.77.tmp"):
-        (tmp_path / "t" / name).write_bytes(b"{")
-    opened(tmp_path / "t").close()
-    assert open_record(tmp_path / "t").workload == "w"
-
-
-def test_what_was_opened_and_never_used_can_be_taken_back(tmp_path: Path) -> None:
-    study = opened(tmp_path / "s")
-    study.discard_unused()
-    study.close()
-    assert not list(tmp_path.glob("s*"))
-    used = filled(tmp_path / "t")
-    used.discard_unused()
-    used.close()
-    again = opened(tmp_path / "t")
-    again.discard_unused()
-    again.close()
-    assert len(open_record(tmp_path / "t").trials) == 2
 
 
 def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(

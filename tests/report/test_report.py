@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,17 +15,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from tests.helpers.records import MemoryRecord, diagnosis, empty, one_trial, study
-from tests.helpers.simulated_input import pipeline
+from tests.helpers.records import MemoryRecord, diagnosis, one_trial, study
 from workbench.config import TrainConfig
-from workbench.errors import RecordError
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.findings.topic import Figure
-from workbench.report.figures import shown_here
-from workbench.report.html import shown_line, value_text
-from workbench.report.page import write_report
+from workbench.report.html import shown_line
+from workbench.report.page import shown_here, write_report
 from workbench.report.summary import summary_rows
 from workbench.topics.registry import FIGURES
 
@@ -79,7 +75,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out where a test is about something else: they take a second."""
-    monkeypatch.setattr("workbench.report.figures.FIGURES", ())
+    monkeypatch.setattr("workbench.report.page.FIGURES", ())
 
 
 def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -> str:
@@ -145,32 +141,6 @@ def test_config_to_paste_builds_the_recommended_config(source: str) -> None:
     assert space["config"] == TrainConfig.from_dict(recommendation["config"])
 
 
-def test_what_stands_where(source: str) -> None:
-    assert source.index('class="verdict fail"') < source.index("<article") < source.index("<figure")
-    assert "<title>digits_mlp: fail</title>" in source
-    assert "1,150 training steps · 3.2 s · 9.5 baseline runs" in source
-    assert code_of(source, "command") == "workbench diagnose digits_mlp --steps 120"
-    table = source[source.index("All 11 trials") :]
-    assert table.count("<tr>") == 1 + len(study().trials)
-    for row in (("peak_lr", "0.02", "0.08"), ("max_grad_norm", "–", "0.5"), ("validation/loss", "0.2114", "0.1007")):
-        assert re.search(r"<td[^>]*>" + r"</td><td[^>]*>".join(map(re.escape, row)) + "</td>", source)
-    measured = source[source.index("<h2>Measured</h2>") : source.index('<article class="card ok">')]
-    codes = re.findall(r"<tr><td[^>]*>([^<]+)</td>", measured)
-    assert codes == ["lr.best", "lr.unstable", "warmup.shortest", "clipping.threshold"]
-    page = Page(source)
-    pictures = page.all("svg")
-    assert len(pictures) == len(page.all("figure")) == len(page.all("figcaption")) == len(ALWAYS)
-    assert "The best lr is 0.08." in pictures[0]["aria-label"]
-    assert all("hidden" in button for button in page.all("button")), "they wait for JavaScript"
-
-
-def test_advice_is_listed_once_worst_finding_first(source: str) -> None:
-    assert source.count("Try clipping.") == 1
-    listed = re.findall(r"<ol>(.*?)</ol>", source, flags=re.DOTALL)[0]
-    assert re.findall(r"<li>(.*?) <span", listed) == ["Try a warmup.", "Try clipping."]
-    assert "(stability.mid)" in listed
-
-
 def test_advice_says_what_was_adopted_and_what_was_tried_in_vain(tmp_path: Path) -> None:
     warmup, clipping = str(ADVICE["warmup"]), str(ADVICE["clipping"])
     said = diagnosis()
@@ -185,20 +155,6 @@ def test_advice_says_what_was_adopted_and_what_was_tried_in_vain(tmp_path: Path)
     assert clipping not in html.unescape(source)
     (line,) = re.findall(r"<li>(.*?) <span", source, flags=re.DOTALL)
     assert line == "Look at the data."
-
-
-def test_figures_without_data_are_named_with_the_reason(tmp_path: Path) -> None:
-    page = Page(written(tmp_path, empty(), Diagnosis(findings=())))
-    assert f"{len(ALWAYS) - 1} figures not measured" in page.text
-    assert "The record has no probe run." in page.text
-    assert len(page.all("svg")) == 1
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_empty_diagnosis_is_no_clean_bill(tmp_path: Path) -> None:
-    text = Page(written(tmp_path, empty(), Diagnosis(findings=()))).text
-    assert "Not measured" in text
-    assert "Nothing was looked at." in text
 
 
 def test_text_from_outside_is_escaped_everywhere(tmp_path: Path) -> None:
@@ -223,28 +179,6 @@ def test_text_from_outside_is_escaped_everywhere(tmp_path: Path) -> None:
     assert not page.all("img")
     assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
     assert code_of(source, "command") == NASTY
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_a_config_with_functions_of_its_own_starts_from_the_workloads(tmp_path: Path) -> None:
-    own = TrainConfig(peak_lr=1, total_steps=5, batch_size=2, schedule=lambda progress: 1 - progress)
-    chosen = dict(diagnosis().recommendation or {}) | {"config": own.to_dict(), "paste": own.paste(peak_lr=2.0)}
-    pasted = code_of(written(tmp_path, said=replace(diagnosis(), recommendation=chosen)), "config")
-    space: dict[str, Any] = {"workload": SimpleNamespace(config=own)}
-    exec(pasted, space)
-    assert space["config"] == own.replace(peak_lr=2.0)
-    assert pasted.startswith("# ")
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_not_adopted_is_said_with_its_reason(tmp_path: Path) -> None:
-    more = {"adopted": False, "changed": [], "config": study().config, "reason": "Worse by 0.1 & no <less>."}
-    chosen = dict(diagnosis().recommendation or {}) | more
-    source = written(tmp_path, said=replace(diagnosis(), recommendation=chosen))
-    assert "No change was proven better" in source
-    assert "Worse by 0.1 &amp; no &lt;less&gt;." in source
-    assert ">candidate, not adopted<" in source
-    assert ">recommended<" not in source
 
 
 @pytest.mark.parametrize(
@@ -291,42 +225,6 @@ def test_every_figure_is_a_file_of_its_own_too(tmp_path: Path) -> None:
         assert all(d in source for d in paths)
 
 
-def test_figures_of_a_study_of_its_own_are_shown_where_the_record_holds_its_facts(tmp_path: Path) -> None:
-    record = replace(empty(), facts={"input_pipeline": pipeline(), "hosts": {}})
-    page = Page(written(tmp_path, record, Diagnosis(findings=())))
-    shown = [attrs["id"] for attrs in page.all("figure")]
-    assert shown == ["figure-schedule", "figure-input-pipeline", "figure-input-workers"], "these hosts have no steps"
-    assert f"{len(ALWAYS) - 1} figures not measured" in page.text
-    written(tmp_path, empty(), Diagnosis(findings=()))
-    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["schedule.svg"]
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_unwritable_path_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "report.html").mkdir()
-    with pytest.raises(RecordError, match=r"cannot write .*report\.html"):
-        write_report(study(), diagnosis(), tmp_path)
-
-
-def luminance(color: str) -> float:
-    """Relative luminance of #rrggbb (WCAG 2.1)."""
-    parts = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_words_stand_out_from_what_they_stand_on(source: str, theme: int) -> None:
-    light, dark = re.findall(r":root \{(.*?)\}", source, flags=re.DOTALL)[:2]
-    colors = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
-    if theme:
-        colors |= dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
-    for word in ("ink", "soft", "link", "fail", "warn", "not-measured", "ok"):
-        for ground in ("page", "paper") + (("code",) if word == "ink" else ()):
-            low, high = sorted((luminance(colors[word]), luminance(colors[ground])))
-            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{word} on {ground}"
-
-
 NOTHING = Diagnosis(findings=())
 
 
@@ -357,23 +255,6 @@ def test_the_norms_are_those_of_the_trial_that_is_drawn() -> None:
     )
 
 
-def test_what_was_not_seen_or_not_measured_is_not_repeated() -> None:
-    findings = (
-        Finding(code="a.seen", status="warn", summary="It jumps."),
-        Finding(code="a.absent", status="ok", summary="Not seen in 4 trials."),
-        Finding(code="a.unknown", status="not_measured", summary="Not measured: no trial."),
-    )
-    codes = tuple(finding.code for finding in findings)
-    assert shown_here(figure("clipping", codes), study(), Diagnosis(findings=findings)) == "It jumps."
-
-
-def test_every_figure_that_is_drawn_says_a_number_of_this_record() -> None:
-    said = replace(diagnosis(), findings=diagnosis().findings)
-    for each in FIGURES:
-        if not each.own and each.name not in ("warmup", "clipping"):
-            assert any(letter.isdigit() for letter in shown_here(each, study(), said)), each.name
-
-
 def rows(record: MemoryRecord, said: Diagnosis) -> dict[str, str]:
     return summary_rows(record, said)
 
@@ -393,23 +274,6 @@ def test_every_line_has_the_numbers_of_this_study() -> None:
     )
     assert said["Gain"] == "validation/loss 0.2114 → 0.1007 (selected checkpoints, mean over 3 fresh seeds)."
     assert "1 of 9 questions could not be answered" in said["How sure"]
-
-
-def test_the_chance_of_the_proof_is_said_and_the_worst_arm_counts() -> None:
-    found = dict(diagnosis().recommendation or {})
-    arms = [{**found["proof"]["arms"][0], "chance": 0.002}, {**found["proof"]["arms"][1], "chance": 0.041}]
-    found["proof"] = {**found["proof"], "arms": arms, "level": 0.05}
-    said = rows(study(), replace(diagnosis(), recommendation=found))["How sure"]
-    assert said.startswith("p = 0.041 over n = 3 seeds (limit 0.05).")
-
-
-def test_a_cause_is_mended_before_the_config_is_changed() -> None:
-    scale = Finding(code="data.scale", status="warn", summary="One column is large.", advice=("Standardise it.",))
-    found = replace(diagnosis(), findings=(*diagnosis().findings, scale))
-    said = rows(study(), found)["To change"]
-    assert said.startswith("First: Standardise it. The config by itself, without that: peak_lr 0.02 → 0.08; ")
-    kept = replace(found, recommendation={**(found.recommendation or {}), "adopted": False, "changed": []})
-    assert rows(study(), kept)["To change"] == "First: Standardise it."
 
 
 def test_a_candidate_that_was_not_adopted_changes_nothing_and_gains_nothing() -> None:
@@ -434,19 +298,3 @@ def test_an_unfinished_study_decides_nothing(state: str) -> None:
 def test_what_a_record_says_is_redacted() -> None:
     nasty = Finding(code="a.b", status="fail", summary="<b>see</b> /home/ada/runs --token pw1")
     assert rows(study(), Diagnosis(findings=(nasty,)))["Found"] == "<b>see</b> ~/runs --token ***"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (1.3592e32, "1.359e32"),
-        (1e-5, "1e-5"),
-        (0.05, "0.05"),
-        (4000.0, "4,000"),
-        (123456.0, "123,456"),
-        (None, "–"),
-        (float("inf"), "inf"),
-    ],
-)
-def test_numbers_are_shown_with_four_digits(value: float | None, shown: str) -> None:
-    assert value_text(value) == shown

@@ -41,11 +41,6 @@ def edge_of_stability() -> Recipe:
 
 
 @control
-def lr_of_one() -> Recipe:
-    return of("iris").tuned(peak_lr=1.0, batch_size=32)
-
-
-@control
 def large_inputs() -> Recipe:
     """Standardised inputs lie beyond [-1, 1]; these up to 12."""
     heavy = torch.distributions.StudentT(4.0)
@@ -62,39 +57,6 @@ def separable() -> Recipe:
     """Validation accuracy is 100 %, and that is right."""
     data = tables.made("blobs", n_samples=600, centers=4, cluster_std=0.7)
     return of("moons").but(build=lambda: nets.mlp(2, 16, 4), train=data[0], validation=data[1]).tuned(peak_lr=0.15)
-
-
-@control
-def dropout() -> Recipe:
-    """Training loss above validation loss."""
-    return of("digits_mlp").but(build=lambda: nets.mlp(64, 96, 64, 10, dropout=0.3)).tuned(optimizer="adam", peak_lr=5e-3)  # fmt: skip
-
-
-@control
-def linear_by_design() -> Recipe:
-    return of("digits_mlp").but(build=lambda: nets.mlp(64, 10)).tuned(optimizer="sgd", peak_lr=0.4)
-
-
-@control
-def deep_linear() -> Recipe:
-    return of("linear_numbers").but(build=lambda: nn.Sequential(nn.Linear(20, 20), nn.Linear(20, 1), nn.Flatten(0)))
-
-
-@control
-def negative_loss() -> Recipe:
-    return of("density").tuned(optimizer="adamw", schedule="cosine", weight_decay=1e-3, peak_lr=0.08)
-
-
-@control
-def cosine_tail() -> Recipe:
-    """Updates go to 0 at the end by design."""
-    return of("digits_mlp").tuned(schedule="cosine", peak_lr=0.1)
-
-
-@control
-def rising_grad_norm() -> Recipe:
-    """Small minibatches of a nearly solved task: norms rise while the loss falls."""
-    return of("spirals").tuned(batch_size=16, peak_lr=0.03)
 
 
 @control
@@ -142,22 +104,6 @@ def zero_branches() -> Recipe:
             block.branch[-1].weight.data.zero_()
 
     return of("digits_deep").model(change)
-
-
-@control
-def tied_embeddings() -> Recipe:
-    build = lambda: nets.Transformer(64, 64, width=32, layers=1, length=24, causal=True, tied=True)  # noqa: E731
-    return of("text_transformer").but(build=build)
-
-
-@control
-def clipping_rarely_active() -> Recipe:
-    return of("digits_mlp").tuned(max_grad_norm=4.0)
-
-
-@control
-def accumulated() -> Recipe:
-    return of("digits_tanh").tuned(accumulate_steps=4)
 
 
 @control
@@ -211,12 +157,6 @@ def xor() -> Recipe:
 
 
 @control
-def restarts_planned() -> Recipe:
-    """A person's own schedule: two cosine cycles."""
-    return of("digits_mlp").tuned(schedule=lambda p: 0.525 + 0.475 * math.cos(math.pi * (2 * p % 1)))
-
-
-@control
 def one_epoch() -> Recipe:
     """Every example is seen once."""
     g = torch.Generator().manual_seed(0)
@@ -254,32 +194,39 @@ def oversampled() -> Recipe:
     return r.rows(torch.arange(len(r.train[0])).repeat(2))
 
 
-@control
-def large_batch() -> Recipe:
-    return of("digits_mlp").tuned(batch_size=256, peak_lr=0.15, total_steps=200)
-
-
-@control
-def small_batch() -> Recipe:
-    return of("digits_mlp").tuned(batch_size=8, peak_lr=0.03, total_steps=400, schedule="cosine")
-
-
 def _of_the_input(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
     return (outputs - batch[0]).square().mean(-1)
 
 
-@control
-def labels_beside_a_reconstruction() -> Recipe:
-    """Every example has a label that nothing is trained on: the largest output is no class."""
-    return of("autoencoder").but(train=tables.digits()[0], validation=tables.digits()[1], loss=_of_the_input)
-
-
-@control
-def double_precision() -> Recipe:
-    return of("digits_tanh").tuned(precision="float64")
-
-
-@control
-def layer_norm_recurrent() -> Recipe:
-    build = lambda: nn.Sequential(nets.Recurrent(nn.GRU, 1, 24, 24), nn.LayerNorm(24), nn.Linear(24, 3))  # noqa: E731
-    return of("tones_gru").but(build=build).tuned(peak_lr=0.04, schedule="cosine", warmup_steps=20, max_grad_norm=5.0)
+CONTROLS |= {
+    "lr-of-one": lambda: of("iris").tuned(peak_lr=1.0, batch_size=32),
+    # Training loss above validation loss.
+    "dropout": lambda:
+        of("digits_mlp").but(build=lambda: nets.mlp(64, 96, 64, 10, dropout=0.3)).tuned(optimizer="adam", peak_lr=5e-3),
+    "linear-by-design": lambda:
+        of("digits_mlp").but(build=lambda: nets.mlp(64, 10)).tuned(optimizer="sgd", peak_lr=0.4),
+    "deep-linear": lambda:
+        of("linear_numbers").but(build=lambda: nn.Sequential(nn.Linear(20, 20), nn.Linear(20, 1), nn.Flatten(0))),
+    "negative-loss": lambda: of("density").tuned(optimizer="adamw", schedule="cosine", weight_decay=1e-3, peak_lr=0.08),
+    # Updates go to 0 at the end by design.
+    "cosine-tail": lambda: of("digits_mlp").tuned(schedule="cosine", peak_lr=0.1),
+    # Small minibatches of a nearly solved task: norms rise while the loss falls.
+    "rising-grad-norm": lambda: of("spirals").tuned(batch_size=16, peak_lr=0.03),
+    "tied-embeddings": lambda:
+        of("text_transformer").but(build=lambda: nets.Transformer(64, 64, width=32, layers=1, length=24, causal=True,
+            tied=True)),
+    "clipping-rarely-active": lambda: of("digits_mlp").tuned(max_grad_norm=4.0),
+    "accumulated": lambda: of("digits_tanh").tuned(accumulate_steps=4),
+    # A person's own schedule: two cosine cycles.
+    "restarts-planned": lambda:
+        of("digits_mlp").tuned(schedule=lambda p: 0.525 + 0.475 * math.cos(math.pi * (2 * p % 1))),
+    "large-batch": lambda: of("digits_mlp").tuned(batch_size=256, peak_lr=0.15, total_steps=200),
+    "small-batch": lambda: of("digits_mlp").tuned(batch_size=8, peak_lr=0.03, total_steps=400, schedule="cosine"),
+    # Every example has a label that nothing is trained on: the largest output is no class.
+    "labels-beside-a-reconstruction": lambda:
+        of("autoencoder").but(train=tables.digits()[0], validation=tables.digits()[1], loss=_of_the_input),
+    "double-precision": lambda: of("digits_tanh").tuned(precision="float64"),
+    "layer-norm-recurrent": lambda:
+        of("tones_gru").but(build=lambda: nn.Sequential(nets.Recurrent(nn.GRU, 1, 24, 24), nn.LayerNorm(24),
+            nn.Linear(24, 3))).tuned(peak_lr=0.04, schedule="cosine", warmup_steps=20, max_grad_norm=5.0),
+}  # fmt: skip

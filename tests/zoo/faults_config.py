@@ -63,11 +63,6 @@ def decay_per_step(r: Recipe) -> Recipe:
     return r.tuned(schedule=lambda progress: 0.9 ** round(progress * steps), warmup_steps=0)
 
 
-@fault("schedule", "warmup.over_cap lr.too_low warmup.shortest", on="iris digits_tanh multilabel")
-def warmup_all_along(r: Recipe) -> Recipe:
-    return r.tuned(warmup_steps=r.config.total_steps - 1, schedule="constant")
-
-
 @fault("schedule", "lr.at_edge warmup.needed warmup.lengthen lr.too_low", on="valley valley_long valley_regression")
 def warmup_left_out(r: Recipe) -> Recipe:
     steps = r.config.total_steps - r.config.warmup_steps
@@ -80,42 +75,8 @@ def clipped_to_nothing(r: Recipe) -> Recipe:
     return r.tuned(max_grad_norm=1e-3 * float(torch.tensor(norms).median()))
 
 
-@fault("clip", "clipping.cures clipping.masks_lr clipping.aggressive lr.too_high", on="digits_mlp diabetes digits_cnn")
-def clipped_at_high_lr(r: Recipe) -> Recipe:
-    return r.tuned(peak_lr=30 * r.config.peak_lr, max_grad_norm=1.0)
-
-
-@fault("schedule", "schedule.restarts", on="digits_mlp digits_cnn_bn text_gru")
-def cosine_over_a_quarter(r: Recipe) -> Recipe:
-    return r.tuned(schedule=lambda p: 0.5 + 0.5 * math.cos(4 * math.pi * p), warmup_steps=0)
-
-
 def _ascends(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=lr, momentum=0.9, maximize=True)
-
-
-@fault("optimizer", "loop.overfit_one_batch", on="digits_mlp diabetes tones_gru")
-def maximising(r: Recipe) -> Recipe:
-    return r.tuned(optimizer=_ascends)
-
-
-@fault("optimizer", "optimizers.weight_decay_shrinks", on="digits_mlp digits_deep diabetes")
-def decay_dominates(r: Recipe) -> Recipe:
-    return r.tuned(weight_decay=10.0 if r.config.optimizer == "adamw" else 1.0)
-
-
-@fault("optimizer", "optimizers.constants lr.too_low", on="wine digits_cnn friedman")
-def eps_of_one(r: Recipe) -> Recipe:
-    return r.tuned(eps=1.0)
-
-
-@fault(
-    "optimizer",
-    "optimizers.constants " + TOO_HIGH + " stability.spike stability.early_recovers",
-    on="digits_mlp moons digits_cnn_bn",
-)
-def momentum_999(r: Recipe) -> Recipe:
-    return r.tuned(momentum=0.999)
 
 
 @fault("stability", "stability.spike data.scale stability.mid stability.divergent stability.early", on="digits_mlp diabetes friedman")  # fmt: skip
@@ -167,11 +128,6 @@ def statistics_of_more_than_a_batch(r: Recipe) -> Recipe:
     return normed(r).tuned(bn_stat_examples=4 * r.config.batch_size)
 
 
-@fault("evaluation", "evaluation.batch_size", on="contrastive")
-def evaluated_among_more(r: Recipe) -> Recipe:
-    return r.tuned(eval_batch_size=256)
-
-
 def _norm_momentum(value: float, r: Recipe) -> Recipe:
     def change(m: nn.Module) -> None:
         for norm in nets.layers_of(m, (nn.BatchNorm1d, nn.BatchNorm2d)):
@@ -192,3 +148,24 @@ def _dropping(share: float, r: Recipe) -> Recipe:
 
 
 fault("init", "evaluation.underfits", on="digits_mlp", kind="keep-probability-as-dropout", twin=partial(_dropping, 0.05))(partial(_dropping, 0.95))  # fmt: skip
+
+
+for name, area, accepts, bases, plant in (
+    ("warmup-all-along", "schedule", "warmup.over_cap lr.too_low warmup.shortest", "iris digits_tanh multilabel",
+        lambda r: r.tuned(warmup_steps=r.config.total_steps - 1, schedule="constant")),
+    ("clipped-at-high-lr", "clip", "clipping.cures clipping.masks_lr clipping.aggressive lr.too_high", "digits_mlp diabetes digits_cnn",
+        lambda r: r.tuned(peak_lr=30 * r.config.peak_lr, max_grad_norm=1.0)),
+    ("cosine-over-a-quarter", "schedule", "schedule.restarts", "digits_mlp digits_cnn_bn text_gru",
+        lambda r: r.tuned(schedule=lambda p: 0.5 + 0.5 * math.cos(4 * math.pi * p), warmup_steps=0)),
+    ("maximising", "optimizer", "loop.overfit_one_batch", "digits_mlp diabetes tones_gru",
+        lambda r: r.tuned(optimizer=_ascends)),
+    ("decay-dominates", "optimizer", "optimizers.weight_decay_shrinks", "digits_mlp digits_deep diabetes",
+        lambda r: r.tuned(weight_decay=10.0 if r.config.optimizer == "adamw" else 1.0)),
+    ("eps-of-one", "optimizer", "optimizers.constants lr.too_low", "wine digits_cnn friedman",
+        lambda r: r.tuned(eps=1.0)),
+    ("momentum-999", "optimizer", "optimizers.constants " + TOO_HIGH + " stability.spike stability.early_recovers", "digits_mlp moons digits_cnn_bn",
+        lambda r: r.tuned(momentum=0.999)),
+    ("evaluated-among-more", "evaluation", "evaluation.batch_size", "contrastive",
+        lambda r: r.tuned(eval_batch_size=256)),
+):  # fmt: skip
+    fault(area, accepts, on=bases, kind=name)(plant)

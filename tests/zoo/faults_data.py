@@ -53,26 +53,6 @@ def nan_validation(r: Recipe) -> Recipe:
     return r.targets(change, train=False)
 
 
-@fault("data", UNLEARNABLE, on="digits_mlp friedman brackets_transformer")
-def shuffled_labels(r: Recipe) -> Recipe:
-    return r.targets(_mixed)
-
-
-@fault("data", UNLEARNABLE + " data.train_validation_shift", on="digits_cnn diabetes multilabel")
-def misaligned_train(r: Recipe) -> Recipe:
-    return r.targets(lambda y: y.roll(1, 0), validation=False)
-
-
-@fault("data", "data.labels", on="wine digits_cnn_bn tones_gru")
-def labels_from_one(r: Recipe) -> Recipe:
-    return r.targets(lambda y: y + 1)
-
-
-@fault("data", "data.scale init.loss", on="digits_mlp digits_cnn autoencoder")
-def inputs_x255(r: Recipe) -> Recipe:
-    return r.inputs(lambda x: 255 * x)
-
-
 @fault("data", "data.scale init.loss", on="wine breast_cancer diabetes")
 def column_x10000(r: Recipe) -> Recipe:
     def change(x: Tensor) -> Tensor:
@@ -80,11 +60,6 @@ def column_x10000(r: Recipe) -> Recipe:
         return x
 
     return r.inputs(change)
-
-
-@fault("data", "data.train_validation_shift data.scale", on="digits_cnn_bn breast_cancer friedman")
-def validation_not_standardised(r: Recipe) -> Recipe:
-    return r.inputs(lambda x: 6 * x + 5, train=False)
 
 
 @fault("data", "data.train_validation_shift data.label_shift", on="friedman moons counts")
@@ -107,21 +82,6 @@ def one_row_copied(r: Recipe) -> Recipe:
     return r.rows(rows[torch.randperm(len(rows), generator=_generator())])
 
 
-@fault("data", "data.unshuffled data.weak_shuffle", on="stream digits_cnn tones_gru")
-def sorted_stream(r: Recipe) -> Recipe:
-    return r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order="stored"))
-
-
-@fault("data", "data.weak_shuffle data.unshuffled", on="stream moons brackets_transformer")
-def small_buffer(r: Recipe) -> Recipe:
-    return r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order=20))
-
-
-@fault("data", "data.unshuffled evaluation.periodic data.weak_shuffle", on="tones_gru moons digits_cnn")
-def sorted_stream_watched(r: Recipe) -> Recipe:
-    return r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order="stored")).tuned(eval_every_steps=2)
-
-
 class Noisy(TensorDataset):
     """Inputs with noise from a generator that every worker gets a copy of."""
 
@@ -134,11 +94,6 @@ class Noisy(TensorDataset):
         return (x + 0.1 * torch.as_tensor(self.rng.standard_normal(x.shape), dtype=x.dtype), *rest)
 
 
-@fault("data", "data.worker_rng", on="wine iris friedman")
-def workers_draw_alike(r: Recipe) -> Recipe:
-    return r.but(dataset=Noisy).having(num_workers=2)
-
-
 class Slow(TensorDataset):
     """Items that take a while to decode."""
 
@@ -149,21 +104,6 @@ class Slow(TensorDataset):
     def __getitem__(self, k: int) -> tuple[Tensor, ...]:
         time.sleep(self.seconds)
         return super().__getitem__(k)
-
-
-@fault("data", "input.bound", on="iris diabetes digits_cnn")
-def slow_items(r: Recipe) -> Recipe:
-    return r.but(dataset=partial(Slow, seconds=12.0 / (r.config.total_steps * r.config.batch_size)))
-
-
-@fault("data", "data.no_signal data.scale input.unused_features init.constant_output lr.nothing_learns", on="digits_mlp diabetes tones_gru")  # fmt: skip
-def constant_inputs(r: Recipe) -> Recipe:
-    return r.inputs(torch.ones_like)
-
-
-@fault("data", "data.label_shift data.labels data.imbalance data.train_validation_shift", on="digits_cnn wine brackets_transformer")  # fmt: skip
-def class_missing_in_train(r: Recipe) -> Recipe:
-    return r.rows(r.train[-1] != 1)
 
 
 @fault("data", "data.label_shift data.imbalance data.train_validation_shift", on="digits_mlp moons tones_gru")
@@ -179,21 +119,11 @@ def class_hardly_there(r: Recipe) -> Recipe:
     return r.rows(~last | (last.cumsum(0) <= 2))
 
 
-@fault("checkpoints", "checkpoints.selection", on="wine friedman stream")
-def selected_on_train(r: Recipe) -> Recipe:
-    return r.tuned(select="train/loss")
-
-
 @fault("checkpoints", "checkpoints.selection", on="digits_mlp diabetes multilabel")
 def selected_on_test(r: Recipe) -> Recipe:
     half = len(r.validation[0]) // 2
     test = TensorDataset(*(t[:half] for t in r.validation))
     return r.but(validation=tuple(t[half:] for t in r.validation)).having(test_data=test).tuned(select="test/loss")
-
-
-@fault("evaluation", "evaluation.too_small evaluation.minority_counts", on="digits_mlp breast_cancer sums_lstm")
-def eight_validation_rows(r: Recipe) -> Recipe:
-    return r.but(validation=tuple(t[:8] for t in r.validation))
 
 
 @fault("evaluation", "evaluation.skew data.label_shift", on="digits_mlp friedman breast_cancer")
@@ -213,22 +143,7 @@ def chosen_by_a_rare_class(r: Recipe) -> Recipe:
     return chosen.tuned(select="validation/balanced_accuracy", select_mode="max")
 
 
-@fault("evaluation", "evaluation.bad_proxy evaluation.too_small", on="diabetes breast_cancer multilabel")
-def chosen_on_twelve_rows(r: Recipe) -> Recipe:
-    return r.but(evaluated=range(12)).tuned(eval_every_steps=5, keep_best=50)
-
-
-@fault("evaluation", "evaluation.interval", on="digits_mlp sums_lstm text_gru")
-def evaluated_once(r: Recipe) -> Recipe:
-    return r.tuned(eval_every_steps=r.config.total_steps)
-
-
 OVERFIT = "evaluation.generalisation_gap checkpoints.best_not_last"
-
-
-@fault("checkpoints", OVERFIT, on="digits_cnn breast_cancer friedman")
-def few_rows(r: Recipe) -> Recipe:
-    return r.rows(torch.arange(24)).tuned(batch_size=8, total_steps=2 * r.config.total_steps)
 
 
 @fault("checkpoints", OVERFIT + " data.no_signal", on="wine diabetes tones_gru")
@@ -239,3 +154,40 @@ def noisy_labels_memorised(r: Recipe) -> Recipe:
 
     few = torch.arange(min(120, len(r.train[0])))
     return r.targets(change, validation=False).rows(few).tuned(total_steps=4 * r.config.total_steps)
+
+
+for name, area, accepts, bases, plant in (
+    ("shuffled-labels", "data", UNLEARNABLE, "digits_mlp friedman brackets_transformer", lambda r: r.targets(_mixed)),
+    ("misaligned-train", "data", UNLEARNABLE + " data.train_validation_shift", "digits_cnn diabetes multilabel",
+        lambda r: r.targets(lambda y: y.roll(1, 0), validation=False)),
+    ("labels-from-one", "data", "data.labels", "wine digits_cnn_bn tones_gru", lambda r: r.targets(lambda y: y + 1)),
+    ("inputs-x255", "data", "data.scale init.loss", "digits_mlp digits_cnn autoencoder",
+        lambda r: r.inputs(lambda x: 255 * x)),
+    ("validation-not-standardised", "data", "data.train_validation_shift data.scale", "digits_cnn_bn breast_cancer friedman",
+        lambda r: r.inputs(lambda x: 6 * x + 5, train=False)),
+    ("sorted-stream", "data", "data.unshuffled data.weak_shuffle", "stream digits_cnn tones_gru",
+        lambda r: r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order="stored"))),
+    ("small-buffer", "data", "data.weak_shuffle data.unshuffled", "stream moons brackets_transformer",
+        lambda r: r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order=20))),
+    ("sorted-stream-watched", "data", "data.unshuffled evaluation.periodic data.weak_shuffle", "tones_gru moons digits_cnn",
+        lambda r: r.rows(r.train[-1].argsort()).but(dataset=partial(Stream, order="stored")).tuned(eval_every_steps=2)),
+    ("workers-draw-alike", "data", "data.worker_rng", "wine iris friedman",
+        lambda r: r.but(dataset=Noisy).having(num_workers=2)),
+    ("slow-items", "data", "input.bound", "iris diabetes digits_cnn",
+        lambda r: r.but(dataset=partial(Slow, seconds=12.0 / (r.config.total_steps * r.config.batch_size)))),
+    ("constant-inputs", "data", "data.no_signal data.scale input.unused_features init.constant_output lr.nothing_learns", "digits_mlp diabetes tones_gru",
+        lambda r: r.inputs(torch.ones_like)),
+    ("class-missing-in-train", "data", "data.label_shift data.labels data.imbalance data.train_validation_shift", "digits_cnn wine brackets_transformer",
+        lambda r: r.rows(r.train[-1] != 1)),
+    ("selected-on-train", "checkpoints", "checkpoints.selection", "wine friedman stream",
+        lambda r: r.tuned(select="train/loss")),
+    ("eight-validation-rows", "evaluation", "evaluation.too_small evaluation.minority_counts", "digits_mlp breast_cancer sums_lstm",
+        lambda r: r.but(validation=tuple(t[:8] for t in r.validation))),
+    ("chosen-on-twelve-rows", "evaluation", "evaluation.bad_proxy evaluation.too_small", "diabetes breast_cancer multilabel",
+        lambda r: r.but(evaluated=range(12)).tuned(eval_every_steps=5, keep_best=50)),
+    ("evaluated-once", "evaluation", "evaluation.interval", "digits_mlp sums_lstm text_gru",
+        lambda r: r.tuned(eval_every_steps=r.config.total_steps)),
+    ("few-rows", "checkpoints", OVERFIT, "digits_cnn breast_cancer friedman",
+        lambda r: r.rows(torch.arange(24)).tuned(batch_size=8, total_steps=2 * r.config.total_steps)),
+):  # fmt: skip
+    fault(area, accepts, on=bases, kind=name)(plant)

@@ -25,11 +25,6 @@ def _after(model: nn.Module, change: Callable[[Any], Any], at: int = 0) -> None:
     swap(model, LAYERS, lambda m: After(m, after=change), at=at)
 
 
-@fault("loop", "loop.no_gradient loop.frozen_random", on="digits_mlp digits_cnn text_gru")
-def detached(r: Recipe) -> Recipe:
-    return r.model(lambda m: _before(m, Tensor.detach, at=-1))
-
-
 @fault("loop", "loop.frozen_random loop.no_gradient loop.no_update loop.unowned_parameters", on="digits_tanh digits_cnn_bn brackets_transformer")  # fmt: skip
 def frozen_random_layers(r: Recipe) -> Recipe:
     def freeze(m: nn.Module) -> None:
@@ -41,11 +36,6 @@ def frozen_random_layers(r: Recipe) -> Recipe:
 
 def _head_only(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(list(params)[-2:], lr=lr)
-
-
-@fault("loop", "loop.no_update loop.unowned_parameters loop.frozen_random", on="digits_cnn friedman tones_gru")  # fmt: skip
-def head_only_optimizer(r: Recipe) -> Recipe:
-    return r.tuned(optimizer=_head_only)
 
 
 class Evaluating(nn.Module):
@@ -69,11 +59,6 @@ def norm_left_in_eval(r: Recipe) -> Recipe:
             norm.eval()
 
     return normed(r).model(change)
-
-
-@fault("loop", "loop.train_mode_in_eval evaluation.nondeterministic", on="digits_mlp friedman digits_cnn")
-def dropout_in_evaluation(r: Recipe) -> Recipe:
-    return r.model(lambda m: swap(m, nn.ReLU, lambda a: After(a, after=lambda x: F.dropout(x, 0.5))))
 
 
 class TrainNorm(nn.BatchNorm2d):
@@ -122,37 +107,12 @@ def _turned(h: Tensor) -> Tensor:
     return h.reshape(h.shape[1], h.shape[0], *h.shape[2:]).transpose(0, 1)
 
 
-@fault("loop", "loop.batch_dependence evaluation.weighting evaluation.coverage", on="digits_mlp digits_cnn friedman")
-def examples_mixed(r: Recipe) -> Recipe:
-    return r.model(lambda m: _after(m, _turned))
-
-
 @fault("loop", "input.unused_features", on="digits_mlp linear_numbers friedman")
 def half_of_the_features(r: Recipe) -> Recipe:
     def half(x: Tensor) -> Tensor:
         return x * (torch.arange(x.shape[1]) % 2)
 
     return r.model(lambda m: _before(m, half))
-
-
-@fault("loop", "loop.no_gradient gradients.vanishing loop.no_update", on="digits_mlp diabetes spirals")
-def rounded_units(r: Recipe) -> Recipe:
-    return r.model(lambda m: _after(m, torch.sign))
-
-
-@fault("loss", "loss.double_softmax", on="digits_cnn brackets_transformer text_gru")
-def softmax_twice(r: Recipe) -> Recipe:
-    return r.model(lambda m: After(m, after=lambda z: z.softmax(-1)))
-
-
-@fault("loss", "loss.double_softmax loss.output_range", on="breast_cancer multilabel")
-def sigmoid_twice(r: Recipe) -> Recipe:
-    return r.model(lambda m: After(m, after=torch.sigmoid))
-
-
-@fault("loss", "loop.batch_dependence loss.double_softmax evaluation.weighting", on="digits_mlp wine tones_gru")
-def softmax_over_batch(r: Recipe) -> Recipe:
-    return r.model(lambda m: After(m, after=lambda z: z.log_softmax(0)))
 
 
 def _broadcasting(outputs: Tensor, batch: Any) -> Tensor:
@@ -171,23 +131,8 @@ def sign_flipped(r: Recipe) -> Recipe:
     return r.wrong(lambda outputs, batch: -right(outputs, batch))
 
 
-@fault("loss", "loss.output_range units.dead", on="diabetes friedman sums_lstm")
-def relu_head(r: Recipe) -> Recipe:
-    return r.model(lambda m: After(m, after=torch.relu))
-
-
-@fault("loss", "loss.output_range", on="diabetes linear_numbers factors")
-def sigmoid_head(r: Recipe) -> Recipe:
-    return r.model(lambda m: After(m, after=torch.sigmoid))
-
-
 def _worst(outputs: Tensor, batch: Any) -> Tensor:
     return (outputs.argmin(-1) == batch[1]).float()
-
-
-@fault("loss", "loss.metric_disagrees", on="digits_mlp brackets_transformer moons")
-def metric_of_the_smallest(r: Recipe) -> Recipe:
-    return r.having(metrics={"accuracy": _worst})
 
 
 def _weights(m: nn.Module, change: Callable[[Tensor], None]) -> None:
@@ -197,16 +142,6 @@ def _weights(m: nn.Module, change: Callable[[Tensor], None]) -> None:
                 change(p)
 
 
-@fault("init", "init.loss units.saturated gradients.exploding stability.early", on="digits_mlp digits_cnn digits_tanh")
-def weights_x10(r: Recipe) -> Recipe:
-    return r.model(partial(_weights, change=lambda p: p.mul_(10)))
-
-
-@fault("init", "gradients.vanishing init.constant_output lr.too_low", on="digits_mlp friedman digits_cnn")
-def weights_x001(r: Recipe) -> Recipe:
-    return r.model(partial(_weights, change=lambda p: p.mul_(0.01)))
-
-
 @fault("init", "units.equal loop.no_gradient gradients.vanishing init.constant_output units.dead", on="digits_mlp friedman multilabel")  # fmt: skip
 def all_zeros(r: Recipe) -> Recipe:
     def change(m: nn.Module) -> None:
@@ -214,11 +149,6 @@ def all_zeros(r: Recipe) -> Recipe:
             p.data.zero_()
 
     return r.model(change)
-
-
-@fault("init", "units.equal init.constant_output", on="digits_tanh spirals wine_adagrad")
-def all_alike(r: Recipe) -> Recipe:
-    return r.model(partial(_weights, change=lambda p: p.fill_(0.1)))
 
 
 @fault("init", "units.dead loop.no_gradient gradients.vanishing init.constant_output", on="digits_mlp digits_cnn diabetes")  # fmt: skip
@@ -246,11 +176,6 @@ def confident_head(r: Recipe) -> Recipe:
     return r.model(change)
 
 
-@fault("init", "init.loss data.scale", on="diabetes friedman factors")
-def targets_off_centre(r: Recipe) -> Recipe:
-    return r.targets(lambda y: y + 300)
-
-
 @fault("stability", "architecture.no_residual architecture.no_norm gradients.vanishing gradients.exploding", on="digits_mlp moons friedman")  # fmt: skip
 def deep_plain(r: Recipe) -> Recipe:
     first, last = nets.layers_of(r.build())[0], nets.layers_of(r.build())[-1]
@@ -276,16 +201,6 @@ def _open(module: nn.Module) -> None:
     for attention in module.modules():
         if isinstance(attention, nets.Attention):
             attention.causal = False
-
-
-@fault("loop", "loop.sees_target", on="text_transformer")
-def mask_left_out(r: Recipe) -> Recipe:
-    return r.model(_open)
-
-
-@fault("loop", "loop.sees_target", on="text_transformer text_gru")
-def targets_not_shifted(r: Recipe) -> Recipe:
-    return r.but(train=(r.train[0], r.train[0]), validation=(r.validation[0], r.validation[0]))
 
 
 @fault("stability", "architecture.norm_after_add warmup.needed warmup.insufficient stability.early lr.too_high", on="brackets_transformer text_transformer")  # fmt: skip
@@ -329,19 +244,51 @@ class Gain(nn.Module):
         return self.inner(x) * torch.where(self.seen > self.at, self.gain, 1.0)
 
 
-@fault("stability", "stability.mid stability.spike stability.divergent", on="digits_mlp diabetes moons")
-def gain_jumps(r: Recipe) -> Recipe:
-    return r.model(partial(Gain, at=r.config.total_steps // 2, gain=12.0))
-
-
-@fault("init", "units.linear", on="digits_mlp friedman digits_tanh")
-def no_activation(r: Recipe) -> Recipe:
-    return r.model(lambda m: swap(m, (nn.ReLU, nn.Tanh), lambda _: nn.Identity(), every=True))
-
-
 @fault("init", "evaluation.underfits evaluation.generalisation_gap", on="digits_mlp digits_tanh")
 def keep_probability_dropped(r: Recipe) -> Recipe:
     def change(m: nn.Module) -> None:
         swap(m, nn.Linear, lambda a: nn.Sequential(nn.Dropout(0.95), a), at=-1)
 
     return r.model(change)
+
+
+for name, area, accepts, bases, plant in (
+    ("detached", "loop", "loop.no_gradient loop.frozen_random", "digits_mlp digits_cnn text_gru",
+        lambda r: r.model(lambda m: _before(m, Tensor.detach, at=-1))),
+    ("head-only-optimizer", "loop", "loop.no_update loop.unowned_parameters loop.frozen_random", "digits_cnn friedman tones_gru",
+        lambda r: r.tuned(optimizer=_head_only)),
+    ("dropout-in-evaluation", "loop", "loop.train_mode_in_eval evaluation.nondeterministic", "digits_mlp friedman digits_cnn",
+        lambda r: r.model(lambda m: swap(m, nn.ReLU, lambda a: After(a, after=lambda x: F.dropout(x, 0.5))))),
+    ("examples-mixed", "loop", "loop.batch_dependence evaluation.weighting evaluation.coverage", "digits_mlp digits_cnn friedman",
+        lambda r: r.model(lambda m: _after(m, _turned))),
+    ("rounded-units", "loop", "loop.no_gradient gradients.vanishing loop.no_update", "digits_mlp diabetes spirals",
+        lambda r: r.model(lambda m: _after(m, torch.sign))),
+    ("softmax-twice", "loss", "loss.double_softmax", "digits_cnn brackets_transformer text_gru",
+        lambda r: r.model(lambda m: After(m, after=lambda z: z.softmax(-1)))),
+    ("sigmoid-twice", "loss", "loss.double_softmax loss.output_range", "breast_cancer multilabel",
+        lambda r: r.model(lambda m: After(m, after=torch.sigmoid))),
+    ("softmax-over-batch", "loss", "loop.batch_dependence loss.double_softmax evaluation.weighting", "digits_mlp wine tones_gru",
+        lambda r: r.model(lambda m: After(m, after=lambda z: z.log_softmax(0)))),
+    ("relu-head", "loss", "loss.output_range units.dead", "diabetes friedman sums_lstm",
+        lambda r: r.model(lambda m: After(m, after=torch.relu))),
+    ("sigmoid-head", "loss", "loss.output_range", "diabetes linear_numbers factors",
+        lambda r: r.model(lambda m: After(m, after=torch.sigmoid))),
+    ("metric-of-the-smallest", "loss", "loss.metric_disagrees", "digits_mlp brackets_transformer moons",
+        lambda r: r.having(metrics={"accuracy": _worst})),
+    ("weights-x10", "init", "init.loss units.saturated gradients.exploding stability.early", "digits_mlp digits_cnn digits_tanh",
+        lambda r: r.model(partial(_weights, change=lambda p: p.mul_(10)))),
+    ("weights-x001", "init", "gradients.vanishing init.constant_output lr.too_low", "digits_mlp friedman digits_cnn",
+        lambda r: r.model(partial(_weights, change=lambda p: p.mul_(0.01)))),
+    ("all-alike", "init", "units.equal init.constant_output", "digits_tanh spirals wine_adagrad",
+        lambda r: r.model(partial(_weights, change=lambda p: p.fill_(0.1)))),
+    ("targets-off-centre", "init", "init.loss data.scale", "diabetes friedman factors",
+        lambda r: r.targets(lambda y: y + 300)),
+    ("mask-left-out", "loop", "loop.sees_target", "text_transformer", lambda r: r.model(_open)),
+    ("targets-not-shifted", "loop", "loop.sees_target", "text_transformer text_gru",
+        lambda r: r.but(train=(r.train[0], r.train[0]), validation=(r.validation[0], r.validation[0]))),
+    ("gain-jumps", "stability", "stability.mid stability.spike stability.divergent", "digits_mlp diabetes moons",
+        lambda r: r.model(partial(Gain, at=r.config.total_steps // 2, gain=12.0))),
+    ("no-activation", "init", "units.linear", "digits_mlp friedman digits_tanh",
+        lambda r: r.model(lambda m: swap(m, (nn.ReLU, nn.Tanh), lambda _: nn.Identity(), every=True))),
+):  # fmt: skip
+    fault(area, accepts, on=bases, kind=name)(plant)

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.bases import BASES
-from tests.zoo.beside import beside
 from tests.zoo.cases import CASES
 from tests.zoo.faults import FAULTS
-from tests.zoo.report import by_code
 from tests.zoo.retrain import judged
 from tests.zoo.run import diagnosed
 from tests.zoo.score import FAULT_SCORES, alarms, wilson
@@ -63,21 +61,6 @@ def test_every_code_that_diagnose_warns_of_has_a_case() -> None:
     assert sorted(without) == sorted(set(CODES) - accepted)
 
 
-def test_the_report_counts_how_often_each_code_warned() -> None:
-    def said(case: str, accepts: str, *codes: str) -> dict[str, object]:
-        return {"case": case, "accepts": accepts.split(), "findings": [{"code": c, "status": "warn"} for c in codes]}
-
-    told = [
-        said("a/x", "data.scale init.loss", "data.scale"), said("b/x", "init.loss", "data.scale", "lr.too_high"),
-        said("control/x", "", "lr.too_high"), said("pair/c/a/x", "data.scale", "data.scale"),
-    ]  # fmt: skip
-    assert by_code(told).splitlines()[2:] == [
-        "| data.scale | 1 | 1 | 1 | 0 |",
-        "| init.loss | 2 | 0 | 0 | 0 |",
-        "| lr.too_high | 0 | 0 | 1 | 1 |",
-    ]
-
-
 def test_the_interval_of_a_share_is_wilsons() -> None:
     assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
@@ -89,21 +72,6 @@ def test_a_config_is_better_where_most_seeds_say_so_and_worse_where_it_diverges(
     assert judged(base, [0.5, 1.6, 0.7, 1.2, 1.1]) == "same"
     assert judged(base, [*base[:4], math.inf]) == "worse"
     assert judged(base, base) == "same"
-
-
-def test_other_tools_stand_beside_ours_with_what_they_raised() -> None:
-    alarm = {"status": "warn", "code": "lr.too_high"}
-    told = [
-        {"case": "a/x", "accepts": ["lr.too_high"], "findings": [alarm]},
-        {"case": "b/x", "accepts": ["lr.too_high"], "findings": []},
-        {"case": "control/x", "accepts": [], "findings": []},
-    ]
-    others = {"a/x": {"other": []}, "b/x": {"other": ["nan"]}, "control/x": {"other": "raised ValueError: no"}}
-    rows = [
-        [cell.split(" (")[0] for cell in line.strip("| ").split(" | ")]
-        for line in beside(told, others).splitlines()[4:]
-    ]
-    assert rows == [["workbench", "50", "0", "0"], ["other", "50", "0", "33"]]
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -12,10 +12,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.cli.commands import FAILED, INTERRUPTED, USAGE, diagnose, hosts, input_pipeline, report, studies
+from workbench.cli.commands import FAILED, INTERRUPTED, USAGE, diagnose, hosts, input_pipeline, report, serve, studies
 from workbench.cli.help import EXIT_CODES, HELP, MAIN_HELP
 from workbench.cli.notebooks import describe, lab, list_all, run
-from workbench.cli.ps import serve
 from workbench.errors import UsageError, WorkbenchError
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -33,11 +32,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    Args:
-        argv: the words behind `workbench`; None takes those of this process.
-    """
+    """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = build_parser().parse_args(words)

@@ -79,9 +79,5 @@ _ORDER: dict[Kind, tuple[str, ...]] = {
 
 
 def advise(kind: Kind) -> list[str]:
-    """Return what to try, the most promising first and a smaller lr last, one line each.
-
-    Args:
-        kind: whether the instability begins early or in the middle of training.
-    """
+    """Return what to try, the most promising first and a smaller lr last, one line each."""
     return [str(ADVICE[name]) for name in _ORDER[kind]]

@@ -42,9 +42,5 @@ class Audit:
 
 
 def why_missing(facts: Mapping[str, Any], name: str, otherwise: str) -> str:
-    """Return the sentence of a finding whose facts are missing.
-
-    Args:
-        otherwise: why, where nobody tried to collect them.
-    """
+    """Return the sentence of a finding whose facts are missing."""
     return f"Not measured: {(facts.get(NOT_COLLECTED) or {}).get(name) or otherwise}."

@@ -1,7 +1,8 @@
-"""`Diagnosis`: findings about one record, as text, as a table, as JSON."""
+"""`Diagnosis`: findings about one record, as text, as a table, as JSON that is written and read back."""
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import RecordError
 from workbench.findings.audited import Audited
 from workbench.findings.causes import and_more, causes_first, listed
 from workbench.findings.finding import (
@@ -175,11 +177,7 @@ class Diagnosis:
         return "\n".join([self._head, *_told(told, lambda _: True, _codes), *well])
 
     def advised(self, *also: str) -> str:
-        """Return the advice of what is not well, causes first and each once, for a terminal; empty where there is none.
-
-        Args:
-            also: codes whose advice is worth reading where they are well.
-        """
+        """Return the advice of what is not well, causes first and each once, for a terminal; empty where there is none."""
         told = [f for f in causes_first(self.findings) if f.status != "ok" or f.code in also]
         lines = dict.fromkeys(line for finding in told for line in finding.advice)
         return "\n".join(textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in lines)
@@ -255,3 +253,33 @@ def _six(value: Any) -> Any:
     """Return a number to six digits: the rest differs between processors."""
     plain = to_json(value)
     return float(f"{plain:.6g}") if isinstance(plain, float) else plain
+
+
+_INFINITE = {"inf": float("inf"), "-inf": float("-inf")}
+_NUMBERS = ("value", "threshold")
+
+
+def read_diagnosis(path: str | Path) -> Diagnosis:
+    """Return the diagnosis that a study's folder, or a `diagnosis.json`, holds."""
+    file = Path(path)
+    if file.is_dir():
+        file /= "diagnosis.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return Diagnosis(
+            findings=tuple(_finding(finding) for finding in values["findings"]),
+            workload=values["workload"],
+            command=values["command"],
+            cost=values["cost"],
+            recommendation=values["recommendation"],
+            path=file.parent,
+        )
+    except FileNotFoundError as error:
+        raise RecordError(f"{file} is missing: the study was not diagnosed, or the folder is another one.") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{file} cannot be read ({error}); diagnose the study again.") from error
+
+
+def _finding(values: dict[str, Any]) -> Finding:
+    numbers = {name: _INFINITE.get(values[name], values[name]) for name in _NUMBERS}
+    return Finding(**{**values, **numbers, "advice": tuple(values["advice"])})

@@ -62,12 +62,7 @@ class Codes(dict[str, str]):
     """Code -> clause, in the order of a report."""
 
     def finding(self, code: str, status: Status, summary: str, **fields: Any) -> Finding:
-        """Return a finding with the clause of its code; `KeyError` for a code that is not declared.
-
-        Args:
-            status: how bad it is.
-            summary: one sentence for a person.
-        """
+        """Return a finding with the clause of its code; `KeyError` for a code that is not declared."""
         return Finding(code=code, clause=self[code], status=status, summary=summary, **fields)
 
     def not_measured(self, code: str, reason: str, **fields: Any) -> Finding:
@@ -75,14 +70,16 @@ class Codes(dict[str, str]):
         return self.finding(code, "not_measured", f"Not measured: {reason}.", **fields)
 
 
+def named(names: Iterable[str], *, shown: int = 3) -> str:
+    """Return the first names of modules or parameters, each once, and how many more there are; "" is the model itself."""
+    kept = list(dict.fromkeys(name or "the model" for name in names))
+    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
+
+
 def said_alike(
     findings: Iterable[Finding], *, joins: Callable[[Finding], bool] = lambda _: True
 ) -> list[list[Finding]]:
-    """Return the findings in their order; those of one status that say the same stand together, at the place of the first.
-
-    Args:
-        joins: whether a finding may stand with others.
-    """
+    """Return the findings in their order; those of one status that say the same stand together, at the place of the first."""
     said: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         said.setdefault((finding.status, finding.summary, "" if joins(finding) else finding.code), []).append(finding)

@@ -36,21 +36,13 @@ _UNSAID = re.compile(r"\n\[SQL|\(Background on this error at")  # where SQLAlche
 
 
 def pusher() -> Callable[[Path], None]:
-    """Return what the writer of a study calls when it has closed it; the address in WORKBENCH_LEDGER is checked now.
-
-    Raises:
-        UsageError: it is no address.
-        RecordError: there is one, and the extra `ledger` is not installed.
-    """
+    """Return what the writer of a study calls when it has closed it; a wrong WORKBENCH_LEDGER is a `UsageError` now."""
     shared_url()
     return push_closed
 
 
 def push_closed(study: Path, *, wait_s: float | None = None, trials: bool = True) -> None:
-    """Push a study where WORKBENCH_LEDGER says so, or into the ledger.db that lies beside it; what fails is a warning.
-
-    A study in the folder of another one, as what a rehearsal trains, is a part of that and has no row of its own.
-    """
+    """Push a study where WORKBENCH_LEDGER says so, or into the ledger.db that lies beside it; what fails is a warning."""
     beside = (study.parent / LEDGER).exists() and _missing() is None
     if (study.parent / "study.json").exists() or not (beside or os.environ.get(VARIABLE)):
         return
@@ -86,16 +78,13 @@ def push(study: Path, address: str | None = None, *, wait_s: float | None = None
 
 
 def rebuild(root: str | Path = "runs", *, ledger: str | None = None, wait_s: float | None = None) -> int:
-    """Push all studies in a folder; return how many. The file ledger.db is made anew, in a shared ledger other studies stay.
-
-    Raises:
-        RecordError: there is no such folder, or the ledger is out of reach or locked; then it stays as it is.
-    """
+    """Push all studies in a folder; return how many. The file ledger.db is made anew, in a shared ledger other studies stay."""
     folders = study_folders(Path(root))
     if shared_url(ledger) is None:
         _check_installed()
         file = Path(root) / LEDGER
-        _wait_for_lock(file, WAIT_S if wait_s is None else wait_s)
+        if file.exists():
+            _check_unlocked(file, WAIT_S if wait_s is None else wait_s)
         for suffix in ("", "-wal", "-shm"):
             Path(f"{file}{suffix}").unlink(missing_ok=True)
     for folder in folders:
@@ -126,9 +115,8 @@ def shared_url(address: str | None = None) -> str | None:
     _check_installed()
     import sqlalchemy
 
-    shown = re.sub(
-        r"(?<=:)[^:/][^:]*(?=@)", "***", redact(given)
-    )  # what is no address may hide a password from `redact`
+    # what is no address may hide a password from `redact`
+    shown = re.sub(r"(?<=:)[^:/][^:]*(?=@)", "***", redact(given))
     said = f"{'ledger' if address else VARIABLE}={shown!r}"
     try:
         url = sqlalchemy.engine.make_url(given)
@@ -184,9 +172,7 @@ def _push(study: Path, address: str | None, wait_s: float, *, trials: bool) -> N
         entry = optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
         if trials or "row" not in entry.user_attrs:
             rows = [{str(k): v for k, v in values.items()} for values in record.trials.to_dict("records")]
-            ended = {
-                values["trial"]: values for values in rows if values["state"] in ("complete", "diverged", "failed")
-            }
+            ended = {each["trial"]: each for each in rows if each["state"] in ("complete", "diverged", "failed")}
             known = {t.user_attrs.get("trial"): t.user_attrs.get("state") for t in entry.get_trials(deepcopy=False)}
             if any(number not in ended or ended[number]["state"] != state for number, state in known.items()):
                 # A failed trial has been trained again; Optuna keeps ended trials as they are, so the study is entered anew.
@@ -221,11 +207,7 @@ def _frozen(values: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _open_storage(root: Path, address: str | None, wait_s: float) -> Iterator[Any]:
-    """Open the ledger as an Optuna storage, Optuna's own messages kept back; who else is writing it is waited for.
-
-    Raises:
-        RecordError: it cannot be reached, is locked for longer than that, or damaged; no message holds a password.
-    """
+    """Open the ledger as an Optuna storage, Optuna's own messages kept back; who else is writing it is waited for."""
     url = shared_url(address)
     _check_installed()
     import optuna
@@ -270,10 +252,8 @@ def _explained(error: Exception, file: Path, url: str | None, wait_s: float) -> 
         return None
     where = _without_password(url or str(file), url)
     line = _without_password(" ".join(_UNSAID.split(str(cause), maxsplit=1)[0].split()), url)
-    if "locked" in line and url is None:
-        return f"the ledger {where} is locked by {lock_holders(file)}; waited {wait_s:g} s for it"
-    if "lock timeout" in line:
-        return f"the ledger {where} is locked by another session of the database; waited {wait_s:g} s for it"
+    if "lock timeout" in line or ("locked" in line and url is None):
+        return _locked(where, "process" if url is None else "session of the database", wait_s)
     return f"cannot use the ledger {where} ({line})"
 
 
@@ -293,41 +273,16 @@ def _without_password(text: str, url: str | None) -> str:
     return redact(text)
 
 
-def _wait_for_lock(file: Path, wait_s: float) -> None:
-    """Return once no other process writes an SQLite file, at once where it is none; a `RecordError` names who holds it for longer."""
-    if not file.exists():
-        return
+def _check_unlocked(file: Path, wait_s: float) -> None:
+    """Wait until nobody writes an SQLite file; one that is damaged may be replaced at once."""
     with contextlib.closing(sqlite3.connect(file, timeout=wait_s, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             if "locked" in str(error):
-                raise RecordError(
-                    f"the ledger {file} is locked by {lock_holders(file)}; waited {wait_s:g} s for it"
-                ) from None
-        except sqlite3.DatabaseError:  # damaged: what is made anew need not be whole
-            pass
+                raise RecordError(_locked(str(file), "process", wait_s)) from None
 
 
-def lock_holders(file: Path) -> str:
-    """Return which processes hold a lock on an SQLite file or its -wal and -shm, in words; Linux tells, other systems do not."""
-    inodes, pids = set(), set()
-    for suffix in ("", "-wal", "-shm"):
-        with contextlib.suppress(OSError):
-            inodes.add(os.stat(f"{file}{suffix}").st_ino)
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            words = [word for word in line.split() if word != "->"]
-            if int(words[5].rpartition(":")[2]) in inodes and "WRITE" in words:
-                pids.add(int(words[4]))
-    held = []
-    for pid in sorted(pids - {-1, os.getpid()}):
-        command = "unknown"
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
-            command = redact(" ".join(words))[:120] or "unknown"
-        held.append(f"process {pid} ({command})")
-    if not held:
-        return "a process that cannot be seen from here (another machine that shares the folder, perhaps)"
-    return f"{' and '.join(held)} on {socket.gethostname()}"
+def _locked(where: str, who: str, wait_s: float) -> str:
+    return f"the ledger {where} is locked by another {who}; waited {wait_s:g} s for it"

@@ -34,13 +34,7 @@ EXTRA = {
 
 
 def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for every study under `root`, with its `path`, and why the others could not be read.
-
-    Damaged studies, those of a newer version, and folders with a study.json that is none of ours are such others.
-
-    Raises:
-        RecordError: there is no such folder.
-    """
+    """Return a row for every study under `root`, with its `path`, and why the others could not be read."""
     rows, problems = [], []
     for folder in study_folders(root):
         try:
@@ -53,22 +47,14 @@ def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def check_extra(extra: Sequence[str]) -> None:
-    """Check that every further column is one that there is.
-
-    Raises:
-        UsageError: it is not; the nearest is named.
-    """
+    """Check that every further column is one that there is."""
     for name in extra:
         if name not in EXTRA:
             raise UsageError(f"the table of studies has no further column {name!r}.{nearest(name, list(EXTRA))}")
 
 
 def study_folders(root: Path) -> list[Path]:
-    """Return the folders of all studies under `root`.
-
-    Raises:
-        RecordError: there is no such folder.
-    """
+    """Return the folders of all studies under `root`."""
     if not root.is_dir():
         raise RecordError(
             f"{root} is no folder of studies. Run a diagnosis first, or give the folder: workbench studies DIR."

@@ -34,9 +34,6 @@ from workbench.report.html import STATUS, render, shown_line
 OUT = "out"
 """The parameter that names the folder of a notebook's study."""
 
-WORST_SHOWN = 3
-"""Codes of the worst findings that a row names."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class NotebookRun:
@@ -65,6 +62,11 @@ class NotebookRun:
     def verdict(self) -> str | None:
         """The worst verdict that it shows; None where it shows none."""
         return worst([v["verdict"] for v in self.verdicts]) if self.verdicts else None
+
+    @property
+    def said(self) -> str:
+        """Its verdict, or how it ended where it did not reach its end."""
+        return self.state if self.state != "complete" else self.verdict or "none"
 
     def counts(self) -> dict[str, int]:
         """Return how many findings have each status."""
@@ -140,19 +142,10 @@ class NotebookRuns:
         """Return the table, what crashed, and where the copies are."""
         if not self.runs:
             return f"{self.title}: no run yet."
-        names = self._differing()
-        rows = [("run", *names, "verdict", *STATUSES, "worst")]
-        for run in self.runs:
-            given = [str(_shown(run.parameters.get(name, "default"))) for name in names]
-            codes = run.worst_codes()
-            more = f", {len(codes) - WORST_SHOWN} more" if len(codes) > WORST_SHOWN else ""
-            said = run.state if run.state != "complete" else run.verdict or "none"
-            counts = [str(count) for count in run.counts().values()]
-            rows.append((str(run.number), *given, said, *counts, ", ".join(codes[:WORST_SHOWN]) + more))
-        wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows]
+        shown = self.table[["run", *self._differing(), "verdict", *STATUSES, "worst"]]
+        rows = shown.assign(verdict=[run.said for run in self.runs]).to_string(index=False, max_colwidth=60)
         failed = [f"run {run.number} {run.state}: {shown_line(str(run.error))}" for run in self.crashed]
-        return "\n".join([*lines, *failed, f"Summary: {self.folder / 'summary.html'}"])
+        return "\n".join([rows, *failed, f"Summary: {self.folder / 'summary.html'}"])
 
     def _repr_html_(self) -> str:
         return self._table_html(relative_to=Path.cwd())
@@ -176,11 +169,7 @@ class NotebookRuns:
 
 
 def write_summary(runs: NotebookRuns) -> Path:
-    """Write `summary.csv` and `summary.html` into the folder of the runs, and return the page's path.
-
-    Raises:
-        RecordError: the folder cannot be written.
-    """
+    """Write `summary.csv` and `summary.html` into the folder of the runs, and return the page's path."""
     write_atomic(runs.folder / "summary.csv", runs.table.to_csv(index=False, lineterminator="\n").encode())
     target = runs.folder / "summary.html"
     body = runs._table_html(relative_to=runs.folder, heading=True)

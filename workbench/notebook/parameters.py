@@ -49,11 +49,7 @@ class NotebookParameter:
         return _fits(value, _annotation(self.type))
 
     def parse(self, text: str) -> Any:
-        """Return the value that `text`, from a command line, stands for.
-
-        Raises:
-            UsageError: nothing of the declared type can be read from it.
-        """
+        """Return the value that `text`, from a command line, stands for."""
         readings: list[Any] = []
         if text.lower() in _WORDS:
             readings.append(_WORDS[text.lower()])
@@ -101,12 +97,7 @@ def read_parameters(source: str) -> tuple[NotebookParameter, ...]:
 
 
 def check_parameters(declared: Iterable[NotebookParameter], given: Mapping[str, Any]) -> None:
-    """Hold `given` against what the notebook declares.
-
-    Raises:
-        UnknownNameError: a name that the notebook does not have; the nearest one is named.
-        UsageError: a value of another type.
-    """
+    """Hold `given` against what the notebook declares."""
     known = {parameter.name: parameter for parameter in declared}
     for name, value in given.items():
         if name not in known:
@@ -116,12 +107,7 @@ def check_parameters(declared: Iterable[NotebookParameter], given: Mapping[str, 
 
 
 def parse_parameters(declared: Iterable[NotebookParameter], texts: Iterable[str]) -> dict[str, Any]:
-    """Read the `name=value` words of a command line.
-
-    Raises:
-        UnknownNameError: a name that the notebook does not have.
-        UsageError: a word without "=", a name given twice, or a value of another type.
-    """
+    """Read the `name=value` words of a command line."""
     known = {parameter.name: parameter for parameter in declared}
     values: dict[str, Any] = {}
     for text in texts:
@@ -312,12 +298,7 @@ def split_values(text: str) -> list[str]:
 
 
 def read_rows(declared: Sequence[NotebookParameter], path: str | Path) -> list[dict[str, Any]]:
-    """Read a file of parameters, one run a row: a .json list of objects, or a .csv, an empty cell of which is the default.
-
-    Raises:
-        UnknownNameError: a name that the notebook does not have.
-        UsageError: no such file, another ending, no rows, or a value of another type; the row is named.
-    """
+    """Read a file of parameters, one run a row: a .json list of objects, or a .csv, an empty cell of which is the default."""
     source = Path(path)
     readers = {".json": _json_rows, ".csv": _csv_rows}
     if source.suffix.lower() not in readers:

@@ -1,7 +1,4 @@
-"""`controls_panel`: controls above words and a picture that answer them; one picture where nobody can move a control.
-
-A panel holds no numbers of its own: its answer calls `diagnose_x` for the words and `plot_x` for the picture.
-"""
+"""`controls_panel`: controls above words and a picture that answer them; one picture where nobody can move a control."""
 
 from __future__ import annotations
 

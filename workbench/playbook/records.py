@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.stored import read_diagnosis
+from workbench.findings.diagnosis import Diagnosis, read_diagnosis
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.registry import STUDIES

@@ -45,11 +45,7 @@ def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str
 
 
 def check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
-    """Make the folder where there is none, and refuse one that is not this study's.
-
-    Raises:
-        RecordError: not writable, a file, other files without a study, or a study with another identity.
-    """
+    """Make the folder where there is none, and refuse one that is not this study's."""
     if path.is_file():
         raise RecordError(f"out={str(path)!r} is a file, and a study needs a folder. Give another name with out=...")
     try:
@@ -73,11 +69,7 @@ def check_folder(path: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def check_fingerprint(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare what the workload's code and data gave when the study was begun with what they give now.
-
-    Raises:
-        RecordError: they have changed since.
-    """
+    """Compare what the workload's code and data gave when the study was begun with what they give now."""
     difference = fingerprint_difference(stored, wanted)
     if difference is not None:
         key, there, here = difference
@@ -115,11 +107,7 @@ def _difference(key: str, stored: Any, wanted: Any) -> str:
 
 
 def lock(path: Path) -> IO[str]:
-    """Hold the folder for this process until the returned file is closed.
-
-    Raises:
-        RecordError: another process holds it.
-    """
+    """Hold the folder for this process until the returned file is closed."""
     try:
         file = (path / ".lock").open("w")
     except OSError as error:
@@ -167,11 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write `content` to `path` through a temporary name and a rename.
-
-    Raises:
-        RecordError: the disk is full or the folder is not writable; what was there before is untouched.
-    """
+    """Write `content` to `path` through a temporary name and a rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

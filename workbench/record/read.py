@@ -1,7 +1,4 @@
-"""Reading a study: `StudyRecord` and `TrialRecord`, finished or running, from disk.
-
-The folder is the truth: `study.json`, `steps/` and `evals/` as Parquet parts, `trials/<n>/`.
-"""
+"""Reading a study: `StudyRecord` and `TrialRecord`, finished or running, from disk."""
 
 from __future__ import annotations
 
@@ -25,19 +22,8 @@ SCHEMA = 1
 """Of `study.json`: raised when an older version of this package would read a folder wrongly."""
 
 STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
-EVAL_COLUMNS = [
-    "trial",
-    "step",
-    "split",
-    "setting",
-    "metric",
-    "value",
-    "num_examples",
-    "num_correct",
-    "seconds",
-    "subset",
-]
-
+EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
+EVAL_COLUMNS += ["subset"]
 PREDICTION_COLUMNS = ["trial", "step", "split", "example", "prediction", "label", "loss"]
 
 _FROM_EVENTS = ("state", "best_step", "best_value", "steps_run", "seconds", "gradients", "lanes")
@@ -65,11 +51,7 @@ class StudyRecord:
 
     @cached_property
     def study(self) -> dict[str, Any]:
-        """The contents of `study.json`.
-
-        Raises:
-            RecordError: it is missing, damaged, or of a newer version of this package.
-        """
+        """The contents of `study.json`."""
         return _checked(self.path, read_json(self.path / "study.json"))
 
     @property

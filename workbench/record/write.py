@@ -129,11 +129,7 @@ class StudyWriter:
 
     @classmethod
     def reopen(cls, path: Path, *, when_closed: Callable[[Path], None] | None = None) -> StudyWriter:
-        """Open a study that is there, to add rows to it.
-
-        Raises:
-            RecordError: there is no study, or another process is writing it.
-        """
+        """Open a study that is there, to add rows to it."""
         read_json(path / "study.json")
         held = lock(path)
         tell("on_study", path, created=False)
@@ -146,11 +142,7 @@ class StudyWriter:
         return StudyRecord(self.path)
 
     def hold_against(self, fingerprint: Mapping[str, Any]) -> None:
-        """Keep what the workload's code and data give, or compare it with what they gave when the study was begun.
-
-        Raises:
-            RecordError: they have changed since.
-        """
+        """Keep what the workload's code and data give, or compare it with what they gave when the study was begun."""
         study = read_json(self.path / "study.json")
         wanted = json.loads(dumps(dict(fingerprint)))
         if "fingerprint" in study:
@@ -294,11 +286,7 @@ def _before(table: pd.DataFrame, *, trial: int, last: int) -> pd.Series:
 
 
 class SilentStudy(StudyWriter):
-    """The study of a host that trains along and writes nothing, because one host writes for all (P7.2).
-
-    Args:
-        path: the folder, as the host that writes it calls it.
-    """
+    """The study of a host that trains along and writes nothing, because one host writes for all (P7.2)."""
 
     writes = False
 

@@ -35,14 +35,7 @@ _SWEEPS = ("lr_sweep", "instability", "diagnosis")
 
 
 def study_table(root: Path, *, ledger: str | None = None) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table of studies, the newest first, and why some could not be read.
-
-    Those of other machines, in a shared ledger (see `list_studies`), have no `path`.
-
-    Raises:
-        RecordError: the ledger cannot be reached.
-        UsageError: `ledger` is no address.
-    """
+    """Return the table of studies, the newest first, and why some could not be read."""
     if ledger is None:
         rows, problems = read_folders(root) if root.is_dir() else ([], [])
         table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "reproduce", "path"])
@@ -175,12 +168,7 @@ class Side:
 
 
 def side(path: str | Path, trial: int | None = None) -> Side:
-    """Read one side: a trial, or the study's best one.
-
-    Raises:
-        RecordError: there is no such study or trial, or it is damaged.
-        UsageError: the study has no trial.
-    """
+    """Read one side: a trial, or the study's best one."""
     record = StudyRecord(Path(path))
     trials = best_trials(record)
     if not len(trials):

@@ -7,6 +7,7 @@ Unlike the recorder of a training step it need not be able to repeat them: `if` 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from workbench.train.rng import isolated_rng
 
@@ -32,23 +33,20 @@ _SOURCES = ("empty", "zeros", "ones", "full", "rand", "new_", "arange", "bernoul
 class Node:
     """One tensor at one time: made by an operation, or met as it was."""
 
-    op: str
-    """Name of the operation, without the underscore of an in-place one; "" for a tensor that was met."""
-    inputs: tuple[int, ...]
-    """Places in the graph of the tensors that it was made of; tensors of integers lead nowhere and are left out."""
-    roles: tuple[str, ...]
-    """Names of the arguments that they were."""
-    kind: Kind
-    """"data" where it depends on the batch, "parameter" where on parameters alone, else "constant"."""
+    op: str  # name of the operation, without the underscore of an in-place one; "" for a tensor that was met
+    inputs: tuple[
+        int, ...
+    ]  # places in the graph of the tensors that it was made of, but for those of integers, which lead nowhere
+    roles: tuple[str, ...]  # names of the arguments that they were
+    kind: Kind  # "data" where it depends on the batch, "parameter" where on parameters alone, else "constant"
     name: str
-    module: str
-    """Innermost module that was running; "" is the model itself."""
+    module: str  # innermost module that was running; "" is the model itself
     shape: tuple[int, ...]
     floating: bool
-    zero: bool = False
-    """Of a parameter, whether all of it is 0."""
-    sizes: tuple[float, ...] = ()
-    """Of an addition of two data tensors, root mean square of each input and of the result."""
+    zero: bool = False  # of a parameter, whether all of it is 0
+    sizes: tuple[
+        float, ...
+    ] = ()  # of an addition of two data tensors, root mean square of each input and of the result
 
 
 @dataclass
@@ -110,7 +108,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.running: list[str] = []
         self._parameters = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
         self._by_memory = {_memory(p): name for name, p in model.named_parameters() if _memory(p)}
-        self._batch = {_memory(t) for t in tree_flatten(batch)[0] if isinstance(t, Tensor)}
+        self._batch = {_memory(t) for t in tree_leaves(batch) if isinstance(t, Tensor)}
         self._places: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._views: dict[int, list[weakref.ref[Tensor]]] = {}
 
@@ -123,46 +121,45 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operation and note what it made of what."""
         kwargs = dict(kwargs or {})
-        given = [(role, t) for role, value in _named(func, args, kwargs) for t in _tensors(value)]
-        inputs = [(role, self._place(t)) for role, t in given]
-        data = [t for (_, t), (_, i) in zip(given, inputs, strict=True) if self.flow.nodes[i].kind == "data"]
+        names = [argument.name for argument in func._schema.arguments] if hasattr(func, "_schema") else []
+        named = [*zip(itertools.chain(names, itertools.repeat("")), args, strict=False), *kwargs.items()]
+        inputs = [(role, t, self._place(t)) for role, value in named for t in _tensors(value)]
+        data = [t for _, t, i in inputs if self.flow.nodes[i].kind == "data"]
         op = str(func.overloadpacket.__name__).removesuffix("_") if hasattr(func, "overloadpacket") else str(func)
         adds = op in _ADDITIONS and len(data) == 2
-        sizes = [_size(t) for t in data] if adds else []
+        sizes = [_size(t) for t in data] if adds else []  # before it is written in place
         out = func(*args, **kwargs)
+        source = op.startswith(_SOURCES) or op.endswith("_like")
+        kinds = {"constant"} if source else {self.flow.nodes[i].kind for _, _, i in inputs}
+        kind: Kind = "data" if "data" in kinds else "parameter" if "parameter" in kinds else "constant"
+        kept = [(role, i) for role, _, i in inputs if self.flow.nodes[i].floating and not source]
+        roles, places = tuple(role for role, _ in kept), tuple(i for _, i in kept)
         for tensor in _tensors(out):
-            self._note(tensor, op, inputs, sizes=(*sizes, _size(tensor)) if adds else ())
+            known = self._known(tensor)
+            place = self._append(tensor, op, places, roles, kind=kind, sizes=(*sizes, _size(tensor)) if adds else ())
+            if self._watch is not None and kind == "data":
+                self._watch(op, self.flow.nodes[place].module, tensor)
+            if known is not None:  # it was written in place: all that lies in the same memory depends on it
+                self._write_through(tensor, place)
         return out
 
-    def _note(self, tensor: Tensor, op: str, inputs: list[tuple[str, int]], *, sizes: tuple[float, ...]) -> None:
-        known = self._places.get(id(tensor))
-        source = op.startswith(_SOURCES) or op.endswith("_like")
-        kinds = {"constant"} if source else {self.flow.nodes[i].kind for _, i in inputs}
-        kind: Kind = "data" if "data" in kinds else "parameter" if "parameter" in kinds else "constant"
-        kept = [] if source else [(role, i) for role, i in inputs if self.flow.nodes[i].floating]
-        roles, places = tuple(role for role, _ in kept), tuple(i for _, i in kept)
-        place = self._append(tensor, op, places, roles, kind=kind, sizes=sizes)
-        if self._watch is not None and kind == "data":
-            self._watch(op, self.flow.nodes[place].module, tensor)
-        if known is not None and known[0]() is tensor:  # it was written in place
-            self._write_through(tensor, place)
-
     def _write_through(self, written: Tensor, place: int) -> None:
-        """Let all that lies in the same memory depend on what was written."""
-        memory, kind = _memory(written), self.flow.nodes[place].kind
+        memory = _memory(written)
         others = {id(other): other for ref in self._views.get(memory, []) if (other := ref()) is not None}
         for other in others.values():
             if other is not written and _memory(other) == memory:
-                before = self._place(other)
-                own = self.flow.nodes[before].kind
-                self._append(
-                    other, "alias", (before, place), ("self", "written"), kind="data" if kind == "data" else own
-                )
+                before, kind = self._place(other), self.flow.nodes[place].kind
+                kind = kind if kind == "data" else self.flow.nodes[before].kind
+                self._append(other, "alias", (before, place), ("self", "written"), kind=kind)
+
+    def _known(self, tensor: Tensor) -> int | None:
+        ref, place = self._places.get(id(tensor), (None, 0))
+        return place if ref is not None and ref() is tensor else None
 
     def _place(self, tensor: Tensor) -> int:
-        known = self._places.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
+        known = self._known(tensor)
+        if known is not None:
+            return known
         name = self._parameters.get(id(tensor)) or self._by_memory.get(_memory(tensor), "")
         kind: Kind = "parameter" if name else "data" if _memory(tensor) in self._batch else "constant"
         return self._append(tensor, "", kind=kind, name=name, zero=bool(name) and not bool(tensor.detach().any()))
@@ -179,18 +176,10 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return place
 
 
-def _named(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of an operation with the names that its schema gives them."""
-    names = [argument.name for argument in func._schema.arguments] if hasattr(func, "_schema") else []
-    for position, value in enumerate(args):
-        yield (names[position] if position < len(names) else "", value)
-    yield from kwargs.items()
-
-
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    return [t for t in tree_flatten(value)[0] if isinstance(t, Tensor)] if isinstance(value, (list, tuple)) else []
+    return [t for t in tree_leaves(value) if isinstance(t, Tensor)] if isinstance(value, (list, tuple)) else []
 
 
 def _floating(tensor: Tensor) -> bool:
@@ -211,9 +200,8 @@ def _size(tensor: Tensor) -> float:
 @contextlib.contextmanager
 def buffers_put_back(model: nn.Module) -> Iterator[None]:
     """Put every buffer back: the same tensor in its place, with the values that it had."""
-    before = [
-        (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
-    ]
+    held = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    before = [(*each, each[2].detach().clone()) for each in held]
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -16,25 +17,19 @@ import pandas as pd
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Codes, Finding, named
 
 CODES = Codes({
     "architecture.no_residual": "F2.5", "architecture.no_norm": "F2.5", "architecture.norm_after_add": "F2.7",
     "architecture.branch_not_zero": "F2.8",
 })  # fmt: skip
-_JOIN = (
+_JOIN = [
     "module", "skip", "placement", "norm", "layers", "last_weight", "zero_parameters", "skip_rms", "branch_rms", "sum_rms",
-)  # fmt: skip
-_DEPTH = ("variant", "depth", "stable_lr", "unstable_lr", "censored", "best_lr", "best_loss", "identity_at_start")
-
-
+]  # fmt: skip
+_DEPTH = ["variant", "depth", "stable_lr", "unstable_lr", "censored", "best_lr", "best_loss", "identity_at_start"]
 _NORMED = ("pre", "branch")
 """Placements of a norm by which the size of a branch does not depend on that of its skip: sums grow by addition alone."""
-
-
 _HOW = "read from one traced forward pass of a fresh model on its first batch, and from the module tree"
-
-
 NAMED = 8  # names that a sentence or its evidence holds
 
 
@@ -53,21 +48,17 @@ def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: 
         `architecture.no_residual`, `architecture.no_norm`, `architecture.norm_after_add` and
         `architecture.branch_not_zero`, once each.
     """
-    facts = record.facts.get("architecture")
-    if not facts or facts.get("reason"):
-        otherwise = (
-            facts["reason"] if facts else "this study has no audit of the model; wb.architecture.Study makes one"
-        )
-        reason = why_missing(record.facts, "architecture", otherwise)
-        findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
-    else:
-        deep = facts["weight_layers"] >= deep_layers
-        findings = (
-            _no_residual(facts, deep=deep, deep_layers=deep_layers),
-            _no_norm(facts, deep=deep, deep_layers=deep_layers),
-            _norm_after_add(facts, deep=deep, deep_layers=deep_layers),
-            _branch_not_zero(facts, deep=deep, growth=growth),
-        )
+    facts = record.facts.get("architecture") or {
+        "reason": "this study has no audit of the model; wb.architecture.Study makes one"
+    }
+    if facts.get("reason"):
+        reason = why_missing(record.facts, "architecture", facts["reason"])
+        return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
+    limit = deep_layers if facts["weight_layers"] >= deep_layers else None
+    findings = (
+        _no_residual(facts, limit, deep_layers), _no_norm(facts, limit), _norm_after_add(facts, limit, deep_layers),
+        _branch_not_zero(facts, deep=limit is not None, growth=growth),
+    )  # fmt: skip
     return Diagnosis.of(record, findings)
 
 
@@ -78,8 +69,7 @@ def architecture_joins(record: RecordLike) -> pd.DataFrame:
     Norm(x + f(x)), "pre" x + f(Norm(x)), "inside", "none"), norm, layers (weight layers of the branch), last_weight,
     zero_parameters (that end the branch), and the root mean squares skip_rms, branch_rms (0: it begins at zero), sum_rms.
     """
-    joins = (record.facts.get("architecture") or {}).get("joins", [])
-    return pd.DataFrame([{name: join[name] for name in _JOIN} for join in joins], columns=list(_JOIN))
+    return pd.DataFrame((record.facts.get("architecture") or {}).get("joins", []), columns=_JOIN)
 
 
 def architecture_depths(record: RecordLike) -> pd.DataFrame:
@@ -89,8 +79,7 @@ def architecture_depths(record: RecordLike) -> pd.DataFrame:
     censored ("above": all that were tried are stable; "below": none is; "untrained": none learns anything; None), best_lr,
     best_loss, and identity_at_start: whether the fresh network returns what it returns without its blocks (F2.8).
     """
-    rows = record.facts.get("architecture_depths") or []
-    table = pd.DataFrame([{name: row[name] for name in _DEPTH} for row in rows], columns=list(_DEPTH))
+    table = pd.DataFrame(record.facts.get("architecture_depths") or [], columns=_DEPTH)
     for name in ("stable_lr", "unstable_lr", "best_lr", "best_loss"):
         table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
     known = table["censored"].notna()
@@ -125,21 +114,18 @@ def _evidence(facts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"weight_layers": facts["weight_layers"], "residual_connections": facts["num_joins"], **more, "source": _HOW}
 
 
-def _no_residual(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
-    code, layers, count = "architecture.no_residual", facts["weight_layers"], facts["num_joins"]
-    modules = [join["module"] for join in facts["joins"]]
-    numbers: dict[str, Any] = {
-        "value": float(layers), "unit": "weight layers", "threshold": float(deep_layers),
-        "evidence": _evidence(facts, modules=_first(modules)),
-    }  # fmt: skip
+def _no_residual(facts: Mapping[str, Any], limit: int | None, deep_layers: int) -> Finding:
+    layers, count, modules = facts["weight_layers"], facts["num_joins"], [join["module"] for join in facts["joins"]]
+    say = partial(
+        CODES.finding, "architecture.no_residual", value=float(layers), unit="weight layers", threshold=float(deep_layers),
+        evidence=_evidence(facts, modules=_first(modules)),
+    )  # fmt: skip
     if count:
-        said = f"{_times(count, 'residual connection')} over {layers} weight layers: {_named(modules)}."
-        return CODES.finding(code, "ok", said, **numbers)
-    if not deep:
-        said = f"No residual connection, and with {_times(layers, 'weight layer')} on its longest way the model needs none."
-        return CODES.finding(code, "ok", said, **numbers)
-    return CODES.finding(
-        code, "warn", f"No residual connection over {layers} weight layers in a row.", **numbers,
+        return say("ok", f"{_times(count, 'residual connection')} over {layers} weight layers: {named(modules)}.")
+    if limit is None:
+        return say("ok", f"No residual connection, and with {_times(layers, 'weight layer')} on its longest way the model needs none.")  # fmt: skip
+    return say(
+        "warn", f"No residual connection over {layers} weight layers in a row.",
         advice=(
             "Add what goes into a block to what comes out of it, x + Norm(f(x)), every two or three weight layers.",
             "Where the shapes differ, project x by a single linear layer or a 1x1 convolution.",
@@ -147,24 +133,20 @@ def _no_residual(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> F
     )  # fmt: skip
 
 
-def _no_norm(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
-    code, layers, norms, joins = "architecture.no_norm", facts["weight_layers"], facts["norms"], facts["joins"]
+def _no_norm(facts: Mapping[str, Any], limit: int | None) -> Finding:
+    layers, norms, joins = facts["weight_layers"], facts["norms"], facts["joins"]
     unused = facts["norm_modules"] if not norms else []
     evidence = _evidence(facts, norms=_first(norms), modules_that_did_not_run=_first(unused))
-    numbers: dict[str, Any] = {"value": float(len(norms)), "unit": "normalisations", "evidence": evidence}
+    say = partial(CODES.finding, "architecture.no_norm", value=float(len(norms)), unit="normalisations", evidence=evidence)  # fmt: skip
     if norms:
-        return CODES.finding(code, "ok", f"{_times(len(norms), 'normalisation')}: {_named(norms)}.", **numbers)
+        return say("ok", f"{_times(len(norms), 'normalisation')}: {named(norms)}.")
     if joins and all(join["branch_rms"] == 0 for join in joins):
-        said = "No normalisation, and none is needed at the start: every residual branch begins at zero."
-        return CODES.finding(code, "ok", said, **numbers)
-    if not deep:
-        said = (
-            f"No normalisation, and with {_times(layers, 'weight layer')} on its longest way the model can do without."
-        )
-        return CODES.finding(code, "ok", said, **numbers)
+        return say("ok", "No normalisation, and none is needed at the start: every residual branch begins at zero.")
+    if limit is None:
+        return say("ok", f"No normalisation, and with {_times(layers, 'weight layer')} on its longest way the model can do without.")  # fmt: skip
     idle = f" {_times(len(unused), 'norm module')} did not run." if unused else ""
-    return CODES.finding(
-        code, "warn", f"No normalisation over {layers} weight layers, deep from {deep_layers} on.{idle}", **numbers,
+    return say(
+        "warn", f"No normalisation over {layers} weight layers, deep from {limit} on.{idle}",
         advice=(
             "Normalise as the last operation of a block before it joins the residual: x + Norm(f(x)).",
             "Or let the branches begin at zero, which needs no norm (ReZero).",
@@ -172,23 +154,24 @@ def _no_norm(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Findi
     )  # fmt: skip
 
 
-def _norm_after_add(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -> Finding:
-    code, joins = "architecture.norm_after_add", facts["joins"]
-    after = [join for join in joins if join["placement"] == "after_add"]
+def _norm_after_add(facts: Mapping[str, Any], limit: int | None, deep_layers: int) -> Finding:
+    joins = facts["joins"]
+    after = [join["norm"] for join in joins if join["placement"] == "after_add"]
     places = dict(Counter(join["placement"] for join in joins))
-    evidence = _evidence(facts, placements=places, norms=_first([join["norm"] for join in after]))
-    numbers: dict[str, Any] = {"value": float(len(after)), "unit": "residual connections", "evidence": evidence}
+    say = partial(
+        CODES.finding, "architecture.norm_after_add", value=float(len(after)), unit="residual connections",
+        evidence=_evidence(facts, placements=places, norms=_first(after)),
+    )  # fmt: skip
     if not joins:
-        return CODES.finding(code, "ok", "No residual connection, so no norm after one.", **numbers)
+        return say("ok", "No residual connection, so no norm after one.")
     if not after:
-        said = f"No norm stands after a residual addition ({', '.join(f'{n} {place}' for place, n in places.items())})."
-        return CODES.finding(code, "ok", said, **numbers)
-    said = f"Norm(x + f(x)) in {len(after)} of {_times(len(joins), 'residual connection')}: {_named([j['norm'] for j in after])}"
-    if not deep:
-        said += f"; below {deep_layers} weight layers that is seldom a trouble."
-        return CODES.finding(code, "ok", said, **numbers)
-    return CODES.finding(
-        code, "warn", f"{said}. No way through the depth stays without a norm, which can cause trouble.", **numbers,
+        where = ", ".join(f"{n} {place}" for place, n in places.items())
+        return say("ok", f"No norm stands after a residual addition ({where}).")
+    said = f"Norm(x + f(x)) in {len(after)} of {_times(len(joins), 'residual connection')}: {named(after)}"
+    if limit is None:
+        return say("ok", f"{said}; below {deep_layers} weight layers that is seldom a trouble.")
+    return say(
+        "warn", f"{said}. No way through the depth stays without a norm, which can cause trouble.",
         advice=(
             "Move the norm into the branch: x + Norm(f(x)), or x + f(Norm(x)) with one more norm before the head "
             "(norm_first=True in torch's transformer layers).",
@@ -198,34 +181,26 @@ def _norm_after_add(facts: Mapping[str, Any], *, deep: bool, deep_layers: int) -
 
 
 def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool, growth: float) -> Finding:
-    code, joins = "architecture.branch_not_zero", facts["joins"]
+    joins, say = facts["joins"], partial(CODES.finding, "architecture.branch_not_zero")
     if not joins:
-        said = "No residual connection, so no branch that could begin at zero."
-        return CODES.finding(code, "ok", said, evidence=_evidence(facts))
-    other = [join for join in joins if join["branch_rms"] != 0]
+        return say("ok", "No residual connection, so no branch that could begin at zero.", evidence=_evidence(facts))
+    other = _first([join["last_weight"] or join["module"] for join in joins if join["branch_rms"] != 0])
+    begin = sum(join["branch_rms"] == 0 for join in joins)
     zeros = [name for join in joins for name in join["zero_parameters"] if join["branch_rms"] == 0]
     measured = _growth(joins)
-    not_zero = _first([join["last_weight"] or join["module"] for join in other])
-    evidence = _evidence(
-        facts, begin_at_zero=len(joins) - len(other), zero_parameters=_first(zeros), not_zero=not_zero, growth=measured
-    )
+    evidence = _evidence(facts, begin_at_zero=begin, zero_parameters=_first(zeros), not_zero=other, growth=measured)
     numbers: dict[str, Any] = {"value": measured, "unit": "times", "threshold": growth, "evidence": evidence}
-    if not other:
-        by = f", by {_named(zeros)}" if zeros else ""
-        return CODES.finding(code, "ok", f"All {len(joins)} residual branches begin at zero{by}.", **numbers)
-    said = f"{len(other)} of {_times(len(joins), 'residual branch', 'residual branches')} do not begin at zero"
+    if begin == len(joins):
+        by = f", by {named(zeros)}" if zeros else ""
+        return say("ok", f"All {len(joins)} residual branches begin at zero{by}.", **numbers)
+    said = f"{len(joins) - begin} of {_times(len(joins), 'residual branch', 'residual branches')} do not begin at zero"
     if measured is None:
-        return CODES.finding(code, "not_measured", f"{said}, and how the sums grow is unknown: they are not finite.")
+        return say("not_measured", f"{said}, and how the sums grow is unknown: they are not finite.")
     grown = f"at initialisation the sums grow by a factor of {measured:.3g}"
     if not deep or measured <= growth:
-        return CODES.finding(code, "ok", f"{said}; {grown}, which is little to gain from.", **numbers)
-    return CODES.finding(
-        code, "warn", f"{said}, and {grown}.", **numbers,
-        advice=(
-            f"Begin each branch at zero: the gain of its last norm, its last weight ({not_zero[0]}, ...), or a "
-            "scalar in front of it (ReZero).",
-        ),
-    )  # fmt: skip
+        return say("ok", f"{said}; {grown}, which is little to gain from.", **numbers)
+    fix = f"Begin each branch at zero: the gain of its last norm, its last weight ({other[0]}, ...), or a scalar in front of it (ReZero)."
+    return say("warn", f"{said}, and {grown}.", **numbers, advice=(fix,))
 
 
 def _growth(joins: Sequence[Mapping[str, Any]]) -> float | None:
@@ -250,8 +225,3 @@ def _times(count: int, one: str, many: str | None = None) -> str:
 
 def _first(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))[:NAMED]
-
-
-def _named(names: Sequence[str], *, shown: int = 3) -> str:
-    kept = list(dict.fromkeys(name or "the model" for name in names))
-    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")

@@ -48,38 +48,24 @@ _ROOTS = frozenset(
     {"rsqrt", "sqrt", "reciprocal", "pow", "add", "clamp", "clamp_min", "maximum", "div", "mul", *_VIEWS}
 )
 _MOMENTS = frozenset({"mean", "sum", "var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"})
+_ERRORS = frozenset({"pow", "square", "abs", "linalg_vector_norm"})
 _NORM_CLASS = re.compile(r"norm(alization)?\d*[dD]?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """One residual addition.
+    """One residual addition."""
 
-    Attributes:
-        at: its place in the graph.
-        module: the module that adds.
-        skip: how the skip connection gets there.
-        placement: of the norm: "branch" x + Norm(f(x)), "after_add" Norm(x + f(x)), "pre" x + f(Norm(x)), "inside" elsewhere in
-            f, "none".
-        norm: which one, None without.
-        layers: weight layers on the longest way through the branch.
-        last_weight: weights of the branch's last layer, as far as it has one.
-        zero_parameters: parameters of zeros that end the branch.
-        skip_rms: root mean square of what is added to.
-        branch_rms: of what is added; 0 is a branch that begins at zero.
-        sum_rms: of the sum.
-    """
-
-    at: int
-    module: str
-    skip: Skip
-    placement: NormPlace
-    norm: str | None
-    layers: int
-    last_weight: str | None
-    zero_parameters: tuple[str, ...]
-    skip_rms: float
-    branch_rms: float
+    at: int  # its place in the graph
+    module: str  # that adds
+    skip: Skip  # how the skip connection gets there
+    placement: NormPlace  # "branch" x + Norm(f(x)), "after_add" Norm(x + f(x)), "pre" x + f(Norm(x)), "inside" elsewhere in f, "none"
+    norm: str | None  # which one
+    layers: int  # weight layers on the longest way through the branch
+    last_weight: str | None  # of the branch's last layer, as far as it has one
+    zero_parameters: tuple[str, ...]  # parameters of zeros that end the branch
+    skip_rms: float  # root mean square of what is added to
+    branch_rms: float  # of what is added; 0 is a branch that begins at zero
     sum_rms: float
 
 
@@ -104,7 +90,9 @@ def find_joins(flow: Dataflow) -> list[Join]:
 def _find(flow: Dataflow, ops: Operations, at: int) -> _Found | None:
     """Look backwards from both summands for the tensor that both were made of."""
     one, other = flow.data(at)
-    if len(flow.nodes[at].shape) == 0 or _is_error(flow, at):
+    users = {flow.nodes[i].op for i in flow.users.get(at, [])}
+    error = flow.nodes[at].op in ("sub", "rsub") and users and users <= _ERRORS  # a difference that is only squared
+    if len(flow.nodes[at].shape) == 0 or error:
         return None
     marks, ahead = {one: 1, other: 2}, [-one, -other]
     heapq.heapify(ahead)
@@ -128,7 +116,7 @@ def _at_origin(flow: Dataflow, ops: Operations, at: int, origin: int, marks: dic
     for here in sorted(i for i in marks if i > origin):
         before = [i for i in flow.data(here) if i in fewest]
         if before:
-            fewest[here] = min(fewest[i] for i in before) + ops.is_weight_layer(here)
+            fewest[here] = min(fewest[i] for i in before) + (here in ops.weight_layers)
             if ops.is_light(here) and light.issuperset(before):
                 light.add(here)
     one, other = flow.data(at)
@@ -145,23 +133,15 @@ def _at_origin(flow: Dataflow, ops: Operations, at: int, origin: int, marks: dic
     return None
 
 
-def _is_error(flow: Dataflow, at: int) -> bool:
-    """Whether a difference is only squared, as the error of a reconstruction is, and goes no further."""
-    if flow.nodes[at].op not in ("sub", "rsub"):
-        return False
-    users = {flow.nodes[i].op for i in flow.users.get(at, [])}
-    return bool(users) and users <= {"pow", "square", "abs", "linalg_vector_norm"}
-
-
 def _described(flow: Dataflow, ops: Operations, join: _Found, *, carried: bool) -> Join:
     last = ops.back(join.branch)
     region = sorted(join.region - {join.origin})
-    inside = [at for at in region if ops.is_norm(at)]
+    inside = [at for at in region if at in ops.normed]
     after = _norms_after(flow, ops, join.at)
     placement: NormPlace
     if after and carried:
         placement, norm = "after_add", after[0]
-    elif ops.is_norm(last):
+    elif last in ops.normed:
         placement, norm = "branch", last
     elif inside and _begins_with_norm(flow, ops, join, region):
         placement, norm = "pre", inside[0]
@@ -174,7 +154,7 @@ def _described(flow: Dataflow, ops: Operations, join: _Found, *, carried: bool) 
     layers, zeros = _end_of_branch(flow, ops, join)
     depth = {join.origin: 0}
     for at in region:
-        depth[at] = max((depth[i] for i in flow.data(at) if i in depth), default=0) + ops.is_weight_layer(at)
+        depth[at] = max((depth[i] for i in flow.data(at) if i in depth), default=0) + (at in ops.weight_layers)
     node = flow.nodes[join.at]
     sizes = dict(zip((*(i for i in node.inputs if flow.nodes[i].kind == "data"), -1), node.sizes, strict=True))
     return Join(
@@ -188,9 +168,9 @@ def _begins_with_norm(flow: Dataflow, ops: Operations, join: _Found, region: lis
     """Whether every way into the branch's first weight layers leads through a norm."""
     bare = {join.origin}
     for at in region:
-        if bare.isdisjoint(flow.data(at)) or ops.is_norm(at):
+        if bare.isdisjoint(flow.data(at)) or at in ops.normed:
             continue
-        if ops.is_weight_layer(at):
+        if at in ops.weight_layers:
             return False
         bare.add(at)
     return True
@@ -202,7 +182,7 @@ def _norms_after(flow: Dataflow, ops: Operations, at: int) -> list[int]:
     while todo:
         here = todo.pop()
         for user in flow.users.get(here, []):
-            if ops.is_norm(user):
+            if user in ops.normed:
                 found.append(user)
             elif ops.passes(user):
                 todo.append(user)
@@ -222,8 +202,8 @@ def _end_of_branch(flow: Dataflow, ops: Operations, join: _Found) -> tuple[tuple
         without = ("bias", "self") if node.op in ("addmm", "baddbmm", "addbmm", "addmv") else ("bias",)
         if node.op not in ("add", "sub"):
             zeros |= dict.fromkeys(p.name for p in flow.parameters(at, without=without) if p.zero)
-        if ops.is_weight_layer(at):
-            layers += ops.weights(at)
+        if at in ops.weight_layers:
+            layers += ops.weight_layers[at]
             continue
         for i in flow.data(at):
             if i in join.region and i != join.origin and i not in seen:
@@ -239,18 +219,6 @@ class Operations:
         self.flow = flow
         recurrent = (nn.RNNBase, nn.RNNCellBase)
         self._recurrent = {name for name, kind in flow.modules.items() if issubclass(kind, recurrent)}
-
-    def is_weight_layer(self, at: int) -> bool:
-        """A product of data with a matrix or kernel of parameters."""
-        return at in self._weight_layers
-
-    def weights(self, at: int) -> tuple[str, ...]:
-        """Return the names of the matrices or kernels of a weight layer."""
-        return self._weight_layers.get(at, ())
-
-    def is_norm(self, at: int) -> bool:
-        """A normalisation, or a part of one that is written out."""
-        return at in self._norms
 
     def norm_name(self, at: int) -> str:
         """Return what a person would look for: the module, or the operation and the module that it is called in."""
@@ -271,12 +239,12 @@ class Operations:
 
     def is_light(self, at: int) -> bool:
         """What a skip connection may do on its way, without being a branch: project, normalise, pool, move or scale."""
-        projects = self.is_weight_layer(at) and len(self.flow.data(at)) == 1
-        return self.passes(at) or self.is_norm(at) or self.flow.nodes[at].op in _POOLS or projects
+        projects = (at in self.weight_layers) and len(self.flow.data(at)) == 1
+        return self.passes(at) or at in self.normed or self.flow.nodes[at].op in _POOLS or projects
 
     def back(self, at: int) -> int:
         """Return the first node, from `at` backwards, that does more than to move, scale, shift or gate what it gets."""
-        while self.flow.nodes[at].op and not self.is_norm(at):
+        while self.flow.nodes[at].op and at not in self.normed:
             ahead = self.flow.data(at)
             if self.passes(at):
                 at = ahead[0]
@@ -289,14 +257,14 @@ class Operations:
     def norm_before(self, at: int) -> int | None:
         """Return the norm that gives `at`, through activations too; None where it is not normalised."""
         at = self.back(at)
-        while self.flow.nodes[at].op in _POINTWISE and not self.is_norm(at):
+        while self.flow.nodes[at].op in _POINTWISE and at not in self.normed:
             at = self.back(self.flow.data(at)[0])
-        return at if self.is_norm(at) else None
+        return at if at in self.normed else None
 
     def behind_norm(self, at: int) -> int | None:
         """Return what was normalised to give `at`; None where it is not normalised."""
         norm = self.norm_before(at)
-        while norm is not None and self.is_norm(norm):
+        while norm is not None and norm in self.normed:
             norm = min(self.flow.data(norm), default=None)
         return None if norm is None else self.back(norm)
 
@@ -306,16 +274,17 @@ class Operations:
         found: list[int] = []
         for at in range(len(self.flow.nodes)):
             before = max((found[i] for i in self.flow.data(at)), default=0)
-            found.append(before + self.is_weight_layer(at))
+            found.append(before + (at in self.weight_layers))
         return found
 
     @cached_property
     def norms(self) -> list[str]:
         """Names of the normalisations that ran, in their order, each once."""
-        return list(dict.fromkeys(self.norm_name(at) for at in sorted(self._norms)))
+        return list(dict.fromkeys(self.norm_name(at) for at in sorted(self.normed)))
 
     @cached_property
-    def _weight_layers(self) -> dict[int, tuple[str, ...]]:
+    def weight_layers(self) -> dict[int, tuple[str, ...]]:
+        """The products of data with matrices or kernels of parameters, with the names of these."""
         found: dict[int, tuple[str, ...]] = {}
         seen: set[str] = set()
         for at, node in enumerate(self.flow.nodes):
@@ -330,7 +299,8 @@ class Operations:
         return found
 
     @cached_property
-    def _norms(self) -> set[int]:
+    def normed(self) -> set[int]:
+        """The normalisations, and the parts of those that are written out."""
         nodes = self.flow.nodes
         found = {at for at, node in enumerate(nodes) if node.op in _NORMS and node.kind == "data"}
         for at, node in enumerate(nodes):
@@ -343,7 +313,7 @@ class Operations:
     @cached_property
     def _modules_with_layers(self) -> set[str]:
         inside: set[str] = set()
-        for at in self._weight_layers:
+        for at in self.weight_layers:
             path = self.flow.nodes[at].module
             while path:
                 inside.add(path)

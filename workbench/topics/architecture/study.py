@@ -18,7 +18,7 @@ from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.record.read import StudyRecord
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.architecture.dataflow import Dataflow, trace_dataflow
+from workbench.topics.architecture.dataflow import trace_dataflow
 from workbench.topics.architecture.joins import Join, Operations, find_joins
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.batches import train_batches
@@ -107,44 +107,45 @@ class ArchitectureStudy(Study):
         rows: list[dict[str, Any]] = []
         for depth in self.depths:
             for name, make in variants.items():
-                rows.append(self._swept(session, name, depth, _made(name, make, depth)))
+                workload: Any = make(depth)
+                if not isinstance(workload, Workload):
+                    kind = type(workload).__name__
+                    raise UsageError(f"variants[{name!r}]({depth}) returned {kind}, but must return a Workload.")
+                rows.append(self._swept(session, name, depth, workload))
                 session.facts(architecture_depths=rows)
 
     def _swept(self, session: Session, name: str, depth: int, workload: Workload) -> dict[str, Any]:
         folder = session.writer.path / "variants" / f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}_{depth}"
-        sweep = LRSweep(lrs=self.lrs, seeds=self.seeds, steps=self.steps)
-        record = sweep.run(
-            workload, session.trainer, out=folder, note=f"{name} at depth {depth}, part of an architecture study"
-        )
-        audit = collect_architecture(workload, workload.config, session.device)
-        joins = audit.get("joins") or []
+        sweep, note = LRSweep(lrs=self.lrs, seeds=self.seeds, steps=self.steps), f"{name} at depth {depth}, part of an architecture study"  # fmt: skip
+        record = sweep.run(workload, session.trainer, out=folder, note=note)
+        joins = collect_architecture(workload, workload.config, session.device).get("joins") or []
         starts = bool(joins) and all(join["branch_rms"] == 0 for join in joins)
         return {"variant": name, "depth": depth, **_limits(record, max(self.lrs)), "identity_at_start": starts}
-
-
-def _made(name: str, make: Variant, depth: int) -> Workload:
-    workload = make(depth)
-    if not isinstance(workload, Workload):
-        raise UsageError(f"variants[{name!r}]({depth}) returned {type(workload).__name__}, but must return a Workload.")
-    return workload
 
 
 def _limits(record: StudyRecord, highest: float) -> dict[str, Any]:
     """Return the largest stable lr of a sweep with what bounds it, and its best lr."""
     table = judged(record).sweep()
     best, bracket = lr_best(table), unstable_bracket(table)
-    found: dict[str, Any] = {"stable_lr": math.nan, "unstable_lr": math.nan, "censored": None}
+    stable = unstable = math.nan
+    censored: str | None = "above"
     if best is None:
         none_stable = bool(table.points) and all(point.unstable for point in table.points)
-        found |= {"censored": "below", "unstable_lr": table.points[0].lr} if none_stable else {"censored": "untrained"}
-        return found | {"best_lr": math.nan, "best_loss": math.nan}
-    if bracket is None:
-        found |= {"stable_lr": highest, "censored": "above"}
+        censored, unstable = ("below", table.points[0].lr) if none_stable else ("untrained", math.nan)
+    elif bracket is None:
+        stable = highest
     elif bracket.lower is None:
-        found |= {"unstable_lr": bracket.upper, "censored": "below"}
+        censored, unstable = "below", bracket.upper
     else:
-        found |= {"stable_lr": bracket.lower, "unstable_lr": bracket.upper}
-    return found | {"best_lr": best.lr, "best_loss": best.point.loss}
+        censored, stable, unstable = None, bracket.lower, bracket.upper
+    best_lr, best_loss = (math.nan, math.nan) if best is None else (best.lr, best.point.loss)
+    return {
+        "stable_lr": stable,
+        "unstable_lr": unstable,
+        "censored": censored,
+        "best_lr": best_lr,
+        "best_loss": best_loss,
+    }
 
 
 def collect_architecture(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
@@ -153,10 +154,6 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
     A fresh model sees its first micro-batch in training mode, and a second time in evaluation mode where a branch was 0, so
     that a branch that was only dropped by chance is not taken for one that begins at zero. The caller's random state is
     left bit for bit as it was, also when it is interrupted.
-
-    Args:
-        config: how it would be trained: the seed of the initialisation, the batch.
-        device: where.
 
     Returns:
         "reason" (None, or why nothing could be traced), "weight_layers" (on the longest way), "norms", "norm_modules" (modules
@@ -172,19 +169,14 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
         try:
             batch, _ = next(train_batches(workload, config, device))[0]
 
-            def trace() -> Dataflow:
-                def call() -> Any:
-                    with autocast(device, config.precision):
-                        return workload.forward(model, batch)
+            def call() -> Any:
+                with autocast(device, config.precision):
+                    return workload.forward(model, batch)
 
-                return trace_dataflow(model, call, batch)
-
-            model.train()
-            flow = trace()
+            flow = trace_dataflow(model.train(), call, batch)
             joins = find_joins(flow)
             if any(join.branch_rms == 0 for join in joins):
-                model.eval()
-                joins = _zero_in_both(joins, find_joins(trace()))
+                joins = _zero_in_both(joins, find_joins(trace_dataflow(model.eval(), call, batch)))
         except WorkbenchError:
             raise
         except Exception as error:

@@ -18,7 +18,7 @@ from workbench.errors import UsageError
 from workbench.findings.audited import Audit
 from workbench.topics.data.order import loader_order, probe_workers, stream_order, trainer_order
 from workbench.topics.data.overlap import chance_bits, find_overlap, joined
-from workbench.topics.data.rows import Rows, Sample, exact_hashes, fetch_rows, read_rows, split_sample
+from workbench.topics.data.rows import Sample, exact_hashes, fetch_rows, read_rows, split_sample
 from workbench.topics.data.scale import (
     codes_in_the_model,
     far_in_the_model,
@@ -34,10 +34,8 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 
 MANY_CLASSES = 1000
-PROBED = 8
-"""Examples that are read again to see whether items are random (rule of thumb)."""
-LARGEST = 10_000_000
-"""Examples of a dataset whose order is looked up, at most."""
+PROBED = 8  # examples that are read again to see whether items are random (rule of thumb)
+LARGEST = 10_000_000  # examples of a dataset whose order is looked up, at most
 
 
 class DataAudit(Audit):
@@ -72,25 +70,20 @@ def audit_data(
     """
     if max_examples is not None:
         check_integer("max_examples", max_examples, low=2, hint=", or None for all")
+    limits: dict[str, Any] = {"max_examples": max_examples, "near": near, "memory_mb": memory_mb}
     if isinstance(data, Workload):
         if validation is not None or test is not None:
             raise UsageError("a workload has its splits: leave validation= and test= out, or pass a loader instead.")
-        return DataAudit(
-            facts={"data": collect_data(data, max_examples=max_examples, near=near, memory_mb=memory_mb)},
-            workload=data.name,
-        )
+        return DataAudit(facts={"data": collect_data(data, **limits)}, workload=data.name)
     if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")) or isinstance(data, (str, bytes, dict)):
         raise UsageError(
             f"data must be a Workload, a DataLoader or a dataset, not {type(data).__name__} ({str(data)[:60]}). "
             "Give the loader that you train with."
         )
     others = {"validation": validation, "test": test}
-    splits = {name: getattr(d, "dataset", d) if isinstance(d, DataLoader) else d for name, d in others.items() if d is not None}  # fmt: skip
+    splits = {name: d.dataset if isinstance(d, DataLoader) else d for name, d in others.items() if d is not None}
     loader = data if isinstance(data, DataLoader) else None
-    found = _facts(
-        data.dataset if loader is not None else data, splits, loader=loader, trainer=False, num_workers=0,
-        max_examples=max_examples, near=near, memory_mb=memory_mb,
-    )  # fmt: skip
+    found = _facts(data.dataset if loader is not None else data, splits, loader=loader, **limits)
     return DataAudit(facts={"data": found}, workload=type(getattr(data, "dataset", data)).__name__)
 
 
@@ -112,11 +105,10 @@ def collect_data(
     """
     device = device or torch.device("cpu")
     splits = paired(workload, device)
-    target = splits["train"].target if isinstance(splits["train"], Paired) else 1
+    train = splits.pop("train")
     found = _facts(
-        splits.pop("train"), splits, loader=None, trainer=True, num_workers=workload.num_workers,
-        max_examples=max_examples, near=near, memory_mb=memory_mb,
-    )  # fmt: skip
+        train, splits, workers=workload.num_workers, max_examples=max_examples, near=near, memory_mb=memory_mb
+    )
     with isolated_rng():
         seen = model_scale(workload, device, most=max_examples)
         if "inputs" in found["far"]:
@@ -124,75 +116,48 @@ def collect_data(
             inputs["far"] = far_in_the_model(workload, device, inputs["far"], most=max_examples)
         found["codes"] = codes_in_the_model(workload, device, found["codes"], most=max_examples)
     found["scale"] = (found["scale"] if seen.pop("unseen", False) else {}) | seen
-    return found | {"target_part": target}
+    return found | {"target_part": train.target if isinstance(train, Paired) else 1}
 
 
 def _facts(
-    train: Any,
-    others: dict[str, Any],
-    *,
-    loader: DataLoader[Any] | None,
-    trainer: bool,
-    num_workers: int,
-    max_examples: int | None,
-    near: bool,
-    memory_mb: float,
-) -> dict[str, Any]:
+    train: Any, others: dict[str, Any], *, loader: DataLoader[Any] | None = None, workers: int | None = None,
+    max_examples: int | None, near: bool, memory_mb: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the facts; `workers` is how many this package's own trainer starts, None where it does not train on them."""
+    size, is_stream = memory_mb / 8, _is_stream(train)
     with isolated_rng():
         order: dict[str, Any] | None = None
-        if _is_stream(train):
+        kept: Any = train
+        if is_stream:
             order, rows = stream_order(train if loader is None else loader, max_examples=max_examples or 200_000)
-            kept: Any = _Read(rows)
             labels = rows.labels
+            kept = list(zip(rows.inputs, itertools.repeat(None) if labels is None else labels, strict=False))
         else:
-            kept = train
-            labels = joined([rows.labels for rows in read_rows(train, memory_mb=memory_mb / 8, first=max_examples)])
+            labels = joined([rows.labels for rows in read_rows(train, memory_mb=size, first=max_examples)])
             if loader is not None:
                 order = loader_order(loader, max_examples=max_examples or 20_000)
-            elif trainer:
+            elif workers is not None:
                 order = trainer_order(train, labels)
         held = {n: list(itertools.islice(iter(d), max_examples)) if _is_stream(d) else d for n, d in others.items()}
         reading = _reading(kept)
         samples = {
-            name: split_sample(data, split=name, most=max_examples, memory_mb=memory_mb / 8)
+            name: split_sample(data, split=name, most=max_examples, memory_mb=size)
             for name, data in {"train": kept, **held}.items()
         }
         sample, overlap = samples.pop("train"), None
-        if reading in ("fixed", "augmented") and len(kept):
+        if reading in ("fixed", "augmented") and kept:
             steady: Any = (lambda data: data) if reading == "fixed" else _Steady
-            overlap = find_overlap(
-                steady(kept), {name: steady(data) for name, data in held.items()}, near=near, memory_mb=memory_mb, max_rows=max_examples
-            )  # fmt: skip
+            alike = {name: steady(data) for name, data in held.items()}
+            overlap = find_overlap(steady(kept), alike, near=near, memory_mb=memory_mb, max_rows=max_examples)
         return {
             "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
-            "read": len(kept) if max_examples is None else min(len(kept), max_examples),
-            "reading": reading,
-            "overlap": overlap,
-            "order": order,
-            "classes": _classes(labels),
-            "bits": chance_bits(sample),
-            "ids": sample.ids,
-            "stream": _is_stream(train),
-            "scale": input_scale(sample),
-            "far": far_rows(sample),
-            "codes": missing_codes(sample),
+            "read": len(kept) if max_examples is None else min(len(kept), max_examples), "reading": reading, "overlap": overlap,
+            "order": order, "classes": _classes(labels), "bits": chance_bits(sample), "ids": sample.ids, "stream": is_stream,
+            "scale": input_scale(sample), "far": far_rows(sample), "codes": missing_codes(sample),
             "shift": {name: {"inputs": input_shift(sample, s), "targets": target_shift(sample, s)} for name, s in samples.items()},
             "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
-            "workers": _workers(train, loader, num_workers),
+            "workers": _workers(train, loader, workers or 0),
         }  # fmt: skip
-
-
-class _Read:
-    """Rows that were read from a stream, as a map-style dataset."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows.inputs)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.rows.inputs[index], None if self.rows.labels is None else self.rows.labels[index]
 
 
 def _is_stream(data: Any) -> bool:
@@ -258,17 +223,16 @@ def _classes(labels: NDArray[Any] | None) -> dict[str, int] | None:
     if labels is None or labels.dtype.kind == "f" or not len(labels):
         return None
     counts = Counter(labels.tolist())
-    if len(counts) > min(MANY_CLASSES, max(2, len(labels) / 2)):
-        return None
-    return {str(label): int(count) for label, count in counts.most_common()}
+    many = len(counts) > min(MANY_CLASSES, max(2, len(labels) / 2))
+    return None if many else {str(label): int(count) for label, count in counts.most_common()}
 
 
-def _workers(train: Any, loader: DataLoader[Any] | None, num_workers: int) -> dict[str, Any] | None:
+def _workers(train: Any, loader: DataLoader[Any] | None, own: int) -> dict[str, Any] | None:
     """Return what `probe_workers` finds; None for a stream in workers, of which nobody can ask for one example twice."""
-    count = loader.num_workers if loader is not None else num_workers
+    count = loader.num_workers if loader is not None else own
     if _is_stream(train) and count > 0:
         return None
-    if loader is None or count < 1:
+    if loader is None or not count:
         return probe_workers(train, num_workers=count)
     return probe_workers(
         train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context,

@@ -25,40 +25,39 @@ def _scale(
     far_share: float,
 ) -> Finding:  # fmt: skip
     """Judge the size of inputs and targets; the arguments are those of `diagnose_data`."""
-    found = facts["scale"]
-    single = _code(facts.get("codes") or ()) or _far(facts.get("far") or {}, far_ratio, far_share)
+    found, say = facts["scale"], partial(CODES.finding, "data.scale")
+    single = _code(facts.get("codes")) or _far(facts.get("far") or {}, far_ratio, far_share)
     if single is not None:
         return single
     targets = _targets(found.get("targets"), target, output_ratio)
     if "size" not in found:
-        if targets is not None:
-            return targets
-        return CODES.finding("data.scale", "ok", f"Does not apply: {found.get('reason', 'nothing was read')}.")
-    name, kind = found["layer"] or ("", "")
-    where = f" where they reach the first layer ({name or 'the model'}, {kind})" if found["layer"] else ""
-    size, ratio = found["size"], found["largest"] / found["smallest"]
-    numbers: dict[str, Any] = {"value": size, "unit": "input", "threshold": largest, "evidence": dict(found)}
+        return targets or say("ok", f"Does not apply: {found.get('reason', 'nothing was read')}.")
+    size, median, top = found["size"], found["median"], found["largest"]
+    where = ""
+    if found["layer"]:
+        name, kind = found["layer"]
+        where = f" where they reach the first layer ({name or 'the model'}, {kind})"
+    value, limit, said, least = size, largest, "", f"feature {found['largest_at']} is {top:.3g}"
     if size > largest:
-        far = f"; feature {found['largest_at']} is {found['largest']:.3g}, half of the features less than {found['median']:.3g}" if found["largest"] > feature_ratio**0.5 * found["median"] else ""  # fmt: skip
-        return CODES.finding("data.scale", "warn", f"Inputs are of size {size:.3g}{where}, far from 1{far}: gradients of the first layer are as many times too large, and the loss is steeper by the square.", advice=(_STANDARDISE,), **numbers)  # fmt: skip
-    if found["median"] < smallest and size < 100 * smallest:
-        return CODES.finding("data.scale", "warn", f"Half of the inputs are smaller than {found['median']:.2g}{where}: the first layer hardly sees them beside its bias.", advice=(_STANDARDISE,), **{**numbers, "value": found["median"], "threshold": smallest})  # fmt: skip
-    if found["quarter"] * feature_ratio < found["largest"]:
-        return CODES.finding(
-            "data.scale", "warn", f"A quarter of the features is smaller than {found['quarter']:.2g}{where}, and feature {found['largest_at']} "
-            f"is {found['largest']:.3g}: a model sees little but the large ones.", advice=(_STANDARDISE,), **numbers,
-        )  # fmt: skip
-    if targets is not None:
-        return targets
-    return CODES.finding("data.scale", "ok", f"Inputs are of size {size:.3g}{where}; no feature is more than {ratio:.3g} times another.", **numbers)  # fmt: skip
+        far = f"; {least}, half of the features less than {median:.3g}" if top > feature_ratio**0.5 * median else ""
+        said = f"Inputs are of size {size:.3g}{where}, far from 1{far}: gradients of the first layer are as many times too large, and the loss is steeper by the square."
+    elif median < smallest and size < 100 * smallest:
+        value, limit = median, smallest
+        said = f"Half of the inputs are smaller than {median:.2g}{where}: the first layer hardly sees them beside its bias."
+    elif found["quarter"] * feature_ratio < top:
+        said = f"A quarter of the features is smaller than {found['quarter']:.2g}{where}, and {least}: a model sees little but the large ones."
+    numbers: dict[str, Any] = {"value": value, "unit": "input", "threshold": limit, "evidence": dict(found)}
+    if said:
+        return say("warn", said, advice=(_STANDARDISE,), **numbers)
+    ratio = top / found["smallest"]
+    return targets or say("ok", f"Inputs are of size {size:.3g}{where}; no feature is more than {ratio:.3g} times another.", **numbers)  # fmt: skip
 
 
-def _code(codes: Sequence[Facts]) -> Finding | None:
+def _code(codes: Sequence[Facts] | None) -> Finding | None:
     """Return the finding on values that stand for missing ones, if there are some."""
     if not codes:
         return None
-    first = codes[0]
-    columns = first["columns"]
+    first, columns = codes[0], codes[0]["columns"]
     where = f" of {columns} column{'s' if columns > 1 else ''} of the inputs" if columns else " of the inputs"
     others = ", ".join(f"{code['value']:g}" for code in codes[1:4])
     more = f"; {others} too" if others else ""
@@ -75,10 +74,9 @@ def _far(facts: Facts, ratio: float, share: float) -> Finding | None:
     for kind, known in facts.items():
         far = [(place, away) for place, away in known["far"] if away > ratio]
         if far and len(far) <= max(1, share * known["rows"]):
-            few = f"{len(far)} of {known['rows']:,} training examples that were looked at have {kind}"
             return CODES.finding(
-                "data.scale", "warn", f"{few} more than {ratio:g} times as far from the middle as the median example: example {far[0][0]} "
-                f"lies {far[0][1]:.3g} times as far. Each of them is a spike of the gradient.",
+                "data.scale", "warn", f"{len(far)} of {known['rows']:,} training examples that were looked at have {kind} more than {ratio:g} times as "
+                f"far from the middle as the median example: example {far[0][0]} lies {far[0][1]:.3g} times as far. Each of them is a spike of the gradient.",
                 value=far[0][1], unit="times the median", threshold=ratio, evidence={kind: far},
                 advice=("Look at these examples for wrong units and codes of missing values; drop or clip them before training.",),
             )  # fmt: skip
@@ -93,8 +91,11 @@ def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding 
     large = size > limit and size > output_ratio * outputs
     if not large and not (size < 1 / limit and outputs > output_ratio * size):
         return None
-    lost = "any error that matters is lost in the loss"
-    effect = "the loss and its gradients start at the square of it" if large else lost
+    effect = (
+        "the loss and its gradients start at the square of it"
+        if large
+        else "any error that matters is lost in the loss"
+    )
     return CODES.finding(
         "data.scale", "warn", f"Targets are of size {size:.3g}, what the untrained model says of {outputs:.2g}: {effect}.", value=size,
         unit="target", threshold=limit if large else 1 / limit, evidence=dict(found),
@@ -150,91 +151,79 @@ def diagnose_data(
     """
     facts = record.facts.get("data")
     if not facts:
-        reason = why_missing(
-            record.facts, "data", "nobody looked at the data; `workbench diagnose` and `wb.data.audit` do"
-        )
-        findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
-    else:
-        order, gap = unshuffled(facts, alpha), gap_of(record.facts)
-        shifted = {"alpha": alpha, "small": small_shift, "large": large_shift}
-        findings = (
-            leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha),
-            duplicates(facts, limit=repeated_share, blank=blank_share),
-            order,
-            weak_shuffle(facts, alpha, order),
-            no_signal(facts, record.facts.get("generalisation")),
-            label_shift(facts, gap, **{**shifted, "alpha": 10 * alpha}),
-            train_validation_shift(facts, gap, **shifted),
-            _scale(
-                facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
-                output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
-            ),
-            _imbalance(facts, class_ratio, record.facts.get("evaluation_sample") or ({} if "preflight" in record.facts else None)),
-            worker_rng_finding(facts),
-        )  # fmt: skip
+        nobody = "nobody looked at the data; `workbench diagnose` and `wb.data.audit` do"
+        reason = why_missing(record.facts, "data", nobody)
+        return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
+    order, gap = unshuffled(facts, alpha), gap_of(record.facts)
+    sample = record.facts.get("evaluation_sample") or ({} if "preflight" in record.facts else None)
+    findings = (
+        leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha),
+        duplicates(facts, limit=repeated_share, blank=blank_share),
+        order,
+        weak_shuffle(facts, alpha, order),
+        no_signal(facts, record.facts.get("generalisation")),
+        label_shift(facts, gap, alpha=10 * alpha, small=small_shift, large=large_shift),
+        train_validation_shift(facts, gap, alpha=alpha, small=small_shift, large=large_shift),
+        _scale(
+            facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
+            output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
+        ),
+        _imbalance(facts, class_ratio, sample),
+        worker_rng_finding(facts),
+    )  # fmt: skip
     return Diagnosis.of(record, findings)
 
 
 def _imbalance(facts: Facts, limit: float, sample: Facts | None) -> Finding:
     """Judge the ratio of classes; where a model was trained, by whether the rare ones are found in `sample`, what is known of validation."""
-    counts = facts["classes"]
+    counts, say = facts["classes"], partial(CODES.finding, "data.imbalance")
     if not counts or len(counts) < 2:
-        return CODES.finding("data.imbalance", "ok", "Does not apply: the labels are no classes, or there is only one.")
+        return say("ok", "Does not apply: the labels are no classes, or there is only one.")
     common, rare = next(iter(counts)), list(counts)[-1]
     ratio = counts[common] / counts[rare]
     evidence = {"classes": len(counts), "counts": dict(list(counts.items())[:50])}
-    numbers: dict[str, Any] = {"value": ratio, "unit": "times", "threshold": limit, "evidence": evidence}
+    say = partial(say, value=ratio, unit="times", threshold=limit, evidence=evidence)
     said = f"The most common of {len(counts)} classes has {ratio:.3g} times as many examples as the rarest ({counts[common]:,} and {counts[rare]:,})"
     if ratio < limit:
-        return CODES.finding("data.imbalance", "ok", f"{said}.", **numbers)
-    missed = None
+        return say("ok", f"{said}.")
     if sample is not None:
-        missed = _missed(sample.get("classes") or (), common, {name for name, n in counts.items() if n * limit <= counts[common]})  # fmt: skip
+        rows = {str(row["class"]): row for row in sample.get("classes") or ()}
+        recall = rows[common]["correct"] / rows[common]["total"] if rows.get(common, {}).get("total") else 0.0
+        suffers = (
+            row for name, row in rows.items()
+            if counts.get(name, counts[common]) * limit <= counts[common] and wilson(row["correct"], row["total"])[1] < 0.6 * recall
+        )  # fmt: skip
+        missed = next(suffers, None)
         if missed is None:
-            return CODES.finding("data.imbalance", "ok", f"{said}; on validation none of the rare ones is seen to suffer.", **numbers)  # fmt: skip
-    return CODES.finding(
-        "data.imbalance", "warn", f"{said}{missed or ''}: accuracy hides the rare ones.",
+            return say("ok", f"{said}; on validation none of the rare ones is seen to suffer.")
+        said += f"; of class {missed['class']} {missed['correct']} of {missed['total']} are right on validation"
+    return say(
+        "warn", f"{said}: accuracy hides the rare ones.",
         advice=(
             "Look at each class by itself: recall with its counts, not accuracy alone.",
             "Weight the loss or sample the rare classes more often only if that metric asks for it.",
         ),
-        **numbers,
     )  # fmt: skip
-
-
-def _missed(rows: Any, common: str, rare: set[str]) -> str | None:
-    """Return which rare class is found far less often than the most common one, by more than chance, and None where none is."""
-    recall = next((r["correct"] / r["total"] for r in rows if str(r["class"]) == common and r["total"]), None)
-    for row in rows:
-        if str(row["class"]) in rare and recall is not None and wilson(row["correct"], row["total"])[1] < 0.6 * recall:
-            return f"; of class {row['class']} {row['correct']} of {row['total']} are right on validation"
-    return None
 
 
 def worker_rng_finding(facts: Facts, *, alpha: float = 1e-4) -> Finding:
     """Return `data.worker_rng`: whether worker processes draw random numbers of their own; "workers" is None where nobody could ask them."""
-    workers, found = facts["workers"], partial(CODES.finding, "data.worker_rng")
+    workers, say = facts["workers"], partial(CODES.finding, "data.worker_rng")
     if workers is None:
         return CODES.not_measured("data.worker_rng", "of a stream nobody can ask for one example twice")
     if not workers["workers"]:
-        return found("ok", "Data are loaded in the training process: there are no workers to draw alike.")
+        return say("ok", "Data are loaded in the training process: there are no workers to draw alike.")
     if not workers["random"]:
-        return found("ok", "Examples are the same each time: workers have nothing to draw.", evidence=dict(workers))
+        return say("ok", "Examples are the same each time: workers have nothing to draw.", evidence=dict(workers))
     said, fix = [], []
     if workers["same_in_workers"] and workers["p"] < alpha:
         said.append("worker processes make the same random draws")
-        fix.append(
-            "Give each worker a generator of its own: worker_init_fn that seeds from torch.initial_seed(), or draw from torch."
-        )
+        fix.append("Give each worker a generator of its own: worker_init_fn that seeds from torch.initial_seed(), or draw from torch.")  # fmt: skip
     if workers["same_in_epochs"] and workers["p"] < alpha:
         said.append("every epoch repeats the draws of the first")
-        fix.append(
-            "Do not make the generator once in __init__, nor seed it with a constant: workers start from a copy each epoch."
-        )
-    numbers: dict[str, Any] = {"value": workers["p"], "unit": "p", "threshold": alpha, "evidence": dict(workers)}
+        fix.append("Do not make the generator once in __init__, nor seed it with a constant: workers start from a copy each epoch.")  # fmt: skip
+    say = partial(say, value=workers["p"], unit="p", threshold=alpha, evidence=dict(workers))
     if not said:
-        return found("ok", "Workers draw random numbers of their own, anew each epoch.", **numbers)
+        return say("ok", "Workers draw random numbers of their own, anew each epoch.")
     text = " and ".join(said)
-    return found(
-        "warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix), **numbers
-    )
+    return say("warn", f"{text[0].upper()}{text[1:]}: augmentation varies less than it seems.", advice=tuple(fix))

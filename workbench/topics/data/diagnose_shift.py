@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,21 +17,19 @@ from workbench.topics.generalisation.diagnose import HARM, Gap
 Facts = Mapping[str, Any]
 
 _SPLIT = "validation"
-FAR = 0.8
-"""Kolmogorov-Smirnov distance of distributions with next to nothing in common: other units, another normalisation."""
-_FEWEST = 20
-"""Rows of either split for that, however they depend on each other (rule of thumb)."""
-_COPIED = 0.5
-"""Share of training rows that are copies, from which on a yardstick knows a row that was left out by its copy (rule of thumb)."""
+FAR = 0.8  # Kolmogorov-Smirnov distance of distributions with next to nothing in common: other units, another normalisation
+_FEWEST = 20  # rows of either split for that, however they depend on each other (rule of thumb)
+_COPIED = 0.5  # share of training rows that are copies, from which on a yardstick knows a left-out row by its copy (rule of thumb)
 _UNSEEN, _LACKING = 0.05, 0.25
 """Shares of validation in classes that are never trained on, and of training in classes that validation lacks (rule of thumb)."""
 _CERTAIN, _LIKE = 3.0, 0.5
 """Standard errors below 0, and share of the correlation within training, from which on predictions have the wrong sign (rule of thumb)."""
-_CHANCE, _MOVED = 1e-4, 0.15
-"""Chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)."""
+_CHANCE, _MOVED = (
+    1e-4,
+    0.15,
+)  # chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)
 _SAME_CONSTANTS = "Prepare both splits by the same code and with the same constants, taken from the training split."
-_FEWEST_CLASSES = 5
-"""With fewer, classes that overlap have as even a tail as wrong labels."""
+_FEWEST_CLASSES = 5  # with fewer, classes that overlap have as even a tail as wrong labels
 
 
 def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
@@ -42,91 +41,76 @@ def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small
         small: distance from which on a gap is put down to it.
         large: distance from which on it is an alarm where no gap was measured.
     """
-    found = facts.get("shift", {}).get(_SPLIT)
+    code, found = "data.train_validation_shift", facts.get("shift", {}).get(_SPLIT)
     if found is None:
-        return CODES.not_measured("data.train_validation_shift", "there is no validation split to compare with")  # fmt: skip
+        return CODES.not_measured(code, "there is no validation split to compare with")
     inputs = found["inputs"]
     worst = None if "reason" in inputs else _worst(inputs, alpha)
     far = worst is not None and worst["distance"] >= large
     if not far and _relation(facts) == "inputs" and (gap is None or gap.share >= 0.5):
         return CODES.finding(
-            "data.train_validation_shift", "fail", f"What a simple model learns from training does not hold on validation, though validation "
+            code, "fail", f"What a simple model learns from training does not hold on validation, though validation "
             f"can be learned by itself ({_scores(facts)}): inputs are prepared in another way, such as other columns or channels.",
             evidence=inputs, advice=(_SAME_CONSTANTS,),
         )  # fmt: skip
     if "reason" in inputs:
-        return CODES.finding(
-            "data.train_validation_shift", "ok", f"Does not apply: {inputs['reason']}.", evidence=inputs
-        )
-    status, why = _status(worst, gap, small=small, large=large)
-    return _judged("train_validation_shift", inputs, worst, status, why, threshold=small, what="inputs")
+        return CODES.finding(code, "ok", f"Does not apply: {inputs['reason']}.", evidence=inputs)
+    return _judged(code, inputs, worst, gap, small=small, large=large, what="inputs")
 
 
 def label_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
     """Judge whether the targets of validation are distributed, and numbered, as those of training; arguments as in `train_validation_shift`."""
-    found = facts.get("shift", {}).get(_SPLIT)
+    code, found = "data.label_shift", facts.get("shift", {}).get(_SPLIT)
     if found is None:
-        return CODES.not_measured("data.label_shift", "there is no validation split to compare with")  # fmt: skip
-    targets = found["targets"]
+        return CODES.not_measured(code, "there is no validation split to compare with")
+    targets, said, fix = found["targets"], "", ""
     renumbered = None if _lost(targets) else _renumbered(facts, gap)
-    if renumbered is not None:
-        return CODES.finding(
-            "data.label_shift", "fail", f"Validation numbers its classes in another way: {renumbered[0]:.0%} of the predictions are right "
-            f"as they are, {renumbered[1]:.0%} with classes matched anew.", evidence=dict(targets),
-            advice=("Number the classes once, for all splits: an offset of one, or a mapping by the order in which they are met, differs between splits.",),
-        )  # fmt: skip
     relation = _relation(facts) if gap is None or gap.share >= 0.5 else None
-    if relation == "sign":
-        return CODES.finding(
-            "data.label_shift", "fail", f"Predictions have the wrong sign on validation: what a simple model learns from training has correlation "
-            f"{max(facts['yardsticks']['score'].values()):.2g} with the targets there, and {facts['yardsticks']['carried']['score']:.2g} with those of "
-            "validation: its targets are negated, or all of its inputs.", evidence=dict(targets),
-            advice=("Prepare the targets of both splits by the same code: is one split a gain, and the other a cost?",),
-        )  # fmt: skip
-    if relation == "targets":
-        return CODES.finding(
-            "data.label_shift", "fail", f"Training can be learned by a simple model, validation cannot, not even from its own examples "
-            f"({_scores(facts)}): its targets do not belong to its inputs.", evidence=dict(targets),
-            advice=("Look at some validation examples with their targets: is one of the two shuffled, or shifted by a row?",),
-        )  # fmt: skip
+    if renumbered is not None:
+        said = f"Validation numbers its classes in another way: {renumbered[0]:.0%} of the predictions are right as they are, {renumbered[1]:.0%} with classes matched anew."
+        fix = "Number the classes once, for all splits: an offset of one, or a mapping by the order in which they are met, differs between splits."
+    elif relation == "sign":
+        sticks = facts["yardsticks"]
+        said = (
+            f"Predictions have the wrong sign on validation: what a simple model learns from training has correlation {max(sticks['score'].values()):.2g} "
+            f"with the targets there, and {sticks['carried']['score']:.2g} with those of validation: its targets are negated, or all of its inputs."
+        )
+        fix = "Prepare the targets of both splits by the same code: is one split a gain, and the other a cost?"
+    elif relation == "targets":
+        said = f"Training can be learned by a simple model, validation cannot, not even from its own examples ({_scores(facts)}): its targets do not belong to its inputs."
+        fix = "Look at some validation examples with their targets: is one of the two shuffled, or shifted by a row?"
+    if said:
+        return CODES.finding(code, "fail", said, evidence=dict(targets), advice=(fix,))
     if "reason" in targets:
-        return CODES.finding("data.label_shift", "ok", f"Does not apply: {targets['reason']}.", evidence=targets)
+        return CODES.finding(code, "ok", f"Does not apply: {targets['reason']}.", evidence=targets)
     if targets["kind"] == "numbers":
-        worst = _worst(targets, alpha)
-        status, why = _status(worst, gap, small=small, large=large)
-        return _judged("label_shift", targets, worst, status, why, threshold=small, what="targets")
-    return _classes(targets, gap, alpha=alpha, small=small, large=large)
+        return _judged(code, targets, _worst(targets, alpha), gap, small=small, large=large, what="targets")
+    return _classes(code, targets, gap, alpha=alpha, small=small, large=large)
 
 
-def _classes(targets: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
+def _classes(code: str, targets: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
     distance, p, missing = targets["distance"], targets["p"], targets["missing"]
-    numbers: dict[str, Any] = {"value": distance, "unit": "share", "threshold": small, "evidence": dict(targets)}
     said = f"The shares of classes differ by {distance:.1%} between training and validation (p = {p:.2g})"
-    unseen, lacking = missing["train"]["share"], missing["other"]["share"]
-    lost = _lost(targets)
-    if p >= alpha or (distance < small and not lost):
-        return CODES.finding("data.label_shift", "ok", f"{said}.", **numbers)
+    lost, scarce, why = _lost(targets), _scarce(targets), ""
+    status: Status = "ok"
+    if p < alpha and lost:
+        name, of, where, lacks = ("train", "validation", "training", missing["train"])
+        if missing["train"]["share"] < _UNSEEN:
+            name, of, where, lacks = ("other", "training", "validation", missing["other"])
+        status = "fail"
+        why = f": {where} has none of class {', '.join(map(str, lacks['classes'][:8]))}, which {lacks['share']:.0%} of {of} are of"
+    elif p < alpha and distance >= small:
+        if scarce is not None and not (gap is not None and gap.harmful):
+            name, found, expected = scarce
+            status = "warn"
+            why = f": validation has {found} examples of class {name}, where its share in training makes {expected:.0f}: how well that is learned is not seen"
+        else:
+            status, why = _status(distance, gap, small=small, large=large)
+            status = "warn" if gap is None and status == "fail" else status
     advice = ("Split at random, or stratified by class: data sorted by class or by time must not be cut in two.",)
-    if lost:
-        name, share, of = ("train", unseen, "validation") if unseen >= _UNSEEN else ("other", lacking, "training")
-        classes = ", ".join(str(c) for c in missing[name]["classes"][:8])
-        lacks = f"{'training' if name == 'train' else 'validation'} has none of class {classes}, which {share:.0%} of {of} are of"
-        return CODES.finding("data.label_shift", "fail", f"{said}: {lacks}.", advice=advice, **numbers)
-    scarce = _scarce(targets)
-    if scarce is not None and not (gap is not None and gap.harmful):
-        name, found, expected = scarce
-        tells = f"validation has {found} examples of class {name}, where its share in training makes {expected:.0f}: how well that is learned is not seen"
-        return CODES.finding("data.label_shift", "warn", f"{said}: {tells}.", advice=advice, **numbers)
-    if gap is not None and not gap.harmful:
-        if distance >= large and gap.share >= HARM:
-            return CODES.finding("data.label_shift", "warn", f"{said}; {_uncertain(gap)}.", advice=advice, **numbers)
-        return CODES.finding("data.label_shift", "ok", f"{said}; {gap.said}.", **numbers)
-    if distance < large and gap is None:
-        return CODES.finding("data.label_shift", "ok", f"{said}.", **numbers)
-    status: Status = "fail" if gap is not None and distance >= large else "warn"
     return CODES.finding(
-        "data.label_shift", status, f"{said}{f'; {gap.said}' if gap else ''}.", advice=advice, **numbers
-    )
+        code, status, f"{said}{why}.", advice=() if status == "ok" else advice, value=distance, unit="share", threshold=small, evidence=dict(targets)
+    )  # fmt: skip
 
 
 def _lost(targets: Facts) -> bool:
@@ -151,8 +135,8 @@ def _worst(tested: Facts, alpha: float) -> Facts | None:
     return max(beyond, key=lambda test: (float(test["distance"]), test["train"][1] or 0.0), default=None)
 
 
-def _status(worst: Facts | None, gap: Gap | None, *, small: float, large: float) -> tuple[Status, str]:
-    distance = 0.0 if worst is None else float(worst["distance"])
+def _status(distance: float, gap: Gap | None, *, small: float, large: float) -> tuple[Status, str]:
+    """Return how bad a distance between the splits is, by what the trained model lost on validation, and that in words."""
     if distance < small:
         return "ok", ""
     if gap is None:
@@ -160,37 +144,35 @@ def _status(worst: Facts | None, gap: Gap | None, *, small: float, large: float)
     if gap.harmful:
         return ("fail" if distance >= large else "warn"), f"; {gap.said}"
     if distance >= large and gap.share >= HARM:
-        return "warn", f"; {_uncertain(gap)}"
+        said = f"; {gap.share:.0%} of what was learned does not hold on validation, by {gap.z:.1f} standard errors"
+        return "warn", said
     return "ok", f"; {gap.said}"
 
 
-def _uncertain(gap: Gap) -> str:
-    return f"{gap.share:.0%} of what was learned does not hold on validation, by {gap.z:.1f} standard errors"
-
-
 def _judged(
-    name: str, tested: Facts, worst: Facts | None, status: Status, why: str, *, threshold: float, what: str
+    code: str, tested: Facts, worst: Facts | None, gap: Gap | None, *, small: float, large: float, what: str
 ) -> Finding:
     evidence = {**tested, "split": _SPLIT}
     if worst is None:
         some = f"{tested['tests']:,} features" if tested["tests"] > 1 else what
-        return CODES.finding(f"data.{name}", "ok", f"Validation and training do not differ beyond chance ({some} compared).", evidence=evidence)  # fmt: skip
-    numbers: dict[str, Any] = {"value": float(worst["distance"]), "unit": "distance", "threshold": threshold, "evidence": evidence}  # fmt: skip
+        return CODES.finding(code, "ok", f"Validation and training do not differ beyond chance ({some} compared).", evidence=evidence)  # fmt: skip
+    distance = float(worst["distance"])
+    status, why = _status(distance, gap, small=small, large=large)
     (mean, sd), (other_mean, other_sd) = ([math.nan if v is None else v for v in worst[s]] for s in ("train", "other"))
     said = (
         f"{worst['name'][0].upper()}{worst['name'][1:]} is {mean:.3g} +- {sd:.2g} in training and {other_mean:.3g} +- "
-        f"{other_sd:.2g} in validation (distance {worst['distance']:.2f} of 1){why}"
+        f"{other_sd:.2g} in validation (distance {distance:.2f} of 1){why}."
     )
     split = "Split at random where examples are independent; where time or source divides them, expect the gap and measure it."
     advice = () if status == "ok" else (_SAME_CONSTANTS, split)
-    return CODES.finding(f"data.{name}", status, f"{said}.", advice=advice, **numbers)
+    return CODES.finding(code, status, said, advice=advice, value=distance, unit="distance", threshold=small, evidence=evidence)  # fmt: skip
 
 
 def _renumbered(facts: Facts, gap: Gap | None) -> tuple[float, float] | None:
     """Return how many predictions on validation are right, and how many with classes matched anew, where that is far more."""
     found = facts.get("yardsticks") or {}
-    carried = found.get("carried") or {}
-    seen = [(carried.get("score"), carried.get("renumbered"), carried.get("rows", 0), max((found.get("score") or {"": 0.0}).values()))]  # fmt: skip
+    carried, own = found.get("carried") or {}, found.get("score") or {"": 0.0}
+    seen = [(carried.get("score"), carried.get("renumbered"), carried.get("rows", 0), max(own.values()))]
     if gap is not None:
         seen.append((gap.score, gap.renumbered, gap.examples, gap.train_score))
     for score, anew, rows, trained in seen:
@@ -207,21 +189,15 @@ def _relation(facts: Facts) -> str | None:
     carried, own = found.get("carried"), found.get("own")
     if not carried or own is None or "reason" in own or max(found["z"].values()) < 10:
         return None
-    overlap = facts.get("overlap") or {}
-    if overlap.get("train_duplicates", 0) >= _COPIED * max(overlap.get("train_rows", 0), 1):
-        return None
-    learned = max(found["score"].values())
-    rows = carried["rows"]
+    overlap, learned, rows = facts.get("overlap") or {}, max(found["score"].values()), carried["rows"]
+    copied = overlap.get("train_duplicates", 0) >= _COPIED * max(overlap.get("train_rows", 0), 1)
     spread = math.sqrt(max(learned * (1 - learned), 0.25 / rows) / rows) if found["classes"] else 1 / math.sqrt(rows)
-    if learned - carried["score"] < 6 * spread:
+    if copied or learned - carried["score"] < 6 * spread or _renumbered(facts, None) is not None:
         return None
-    targets = facts["shift"][_SPLIT]["targets"]
-    if _renumbered(facts, None) is not None:
-        return None
+    inputs, targets = (facts["shift"][_SPLIT][kind] for kind in ("inputs", "targets"))
     if targets.get("kind") == "classes" and targets["distance"] >= 0.15:  # that alone moves an accuracy
         return None
     if not found["classes"] and carried["score"] < -max(_CERTAIN * spread, _LIKE * learned):
-        inputs = facts["shift"][_SPLIT]["inputs"]
         moved = None if "reason" in inputs else _worst(inputs, _CHANCE)
         if moved is None or moved["distance"] < _MOVED:
             return "sign"
@@ -246,41 +222,36 @@ def no_signal(
         neighbour_z: deviations of chance by which the target of the next row is found instead.
         few_rows: on which finding nothing says nothing (rule of thumb).
     """
-    found = facts.get("yardsticks") or {"reason": "they were not fitted"}
+    found, code = facts.get("yardsticks") or {"reason": "they were not fitted"}, "data.no_signal"
     if found.get("constant"):
         return CODES.finding(
-            "data.no_signal", "fail", f"The inputs are the same in all {found['rows']:,} examples that were read: nothing can be told from them.",
+            code, "fail", f"The inputs are the same in all {found['rows']:,} examples that were read: nothing can be told from them.",
             advice=("Look at one example as the model gets it: an empty picture, a transform that clips, a column that was not filled.",),
         )  # fmt: skip
     if "reason" in found:
-        return CODES.finding("data.no_signal", "ok", f"Does not apply: {found['reason']}.")
+        return CODES.finding(code, "ok", f"Does not apply: {found['reason']}.")
     z, limit = max(found["z"].values()), float(stats.norm.isf(chance / found["tests"]))
-    numbers: dict[str, Any] = {"value": z, "unit": "deviations of chance", "threshold": limit, "evidence": dict(found)}
-    beside = {name: found.get(name) for name in ("next", "before") if found.get(name) is not None}
-    misplaced = max(beside, key=lambda name: float(beside[name] or 0.0), default=None)
-    if z < limit and misplaced is not None and float(beside[misplaced] or 0.0) >= neighbour_z:
-        row = "after" if misplaced == "next" else "before"
-        return CODES.finding(
-            "data.no_signal", "fail", f"An example says nothing of its own target, and much of that of the row {row} it: inputs and targets are shifted by a row.",
-            advice=("Pair each input with its own target: look for a header, a dropped row, or a lag that was applied to one of the two.",), **numbers,
+    say = partial(CODES.finding, code, value=z, unit="deviations of chance", threshold=limit, evidence=dict(found))
+    beside = {row: float(found.get(name) or 0.0) for name, row in (("next", "after"), ("before", "before"))}
+    row = max(beside, key=lambda name: beside[name])
+    if z < limit and beside[row] >= neighbour_z:
+        return say(
+            "fail", f"An example says nothing of its own target, and much of that of the row {row} it: inputs and targets are shifted by a row.",
+            advice=("Pair each input with its own target: look for a header, a dropped row, or a lag that was applied to one of the two.",),
         )  # fmt: skip
     what = "accuracy" if found["classes"] else "correlation"
     said = f"{what} {found['score']['linear']:.2g} of a linear model and {found['score']['neighbours']:.2g} of nearest neighbours on rows left out, {found['chance']:.2g} by chance"
     if z >= limit:
-        return CODES.finding("data.no_signal", "ok", f"The targets can be told from the inputs: {said}.", **numbers)
+        return say("ok", f"The targets can be told from the inputs: {said}.")
     nothing = f"Neither a linear model nor nearest neighbours can tell the targets from the inputs ({said})"
     if found["rows"] < few_rows:
-        return CODES.finding(
-            "data.no_signal", "ok", f"{nothing}; {found['rows']} examples are too few to say more.", **numbers
-        )
+        return say("ok", f"{nothing}; {found['rows']} examples are too few to say more.")
     status, why = _trained(trained or {})
     advice = (
         "Look at some examples with their targets: are they shuffled, or joined by the wrong key?",
         "Fit a simple model to the inputs by hand, before a network is tuned.",
     )
-    return CODES.finding(
-        "data.no_signal", status, f"{nothing}{why}.", advice=() if status == "ok" else advice, **numbers
-    )
+    return say(status, f"{nothing}{why}.", advice=() if status == "ok" else advice)
 
 
 def _trained(found: Facts) -> tuple[Status, str]:

@@ -10,22 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import chi2, norm, poisson, rankdata
-from torch.utils.data import DataLoader, IterableDataset
+from scipy.stats import chi2_contingency, norm, poisson, rankdata
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from workbench.topics.data.rows import Rows, exact_hashes, fetch_rows, split_item
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset
 
 BLOCKS = 20
-BUFFER_DELAY = 2 / np.e
-"""Mean distance from its place of an item that waits in a shuffle buffer of size 1: the waiting time is exponential."""
-MAX_INDICES = 200_000
-"""Indices of an epoch that are looked at, at most: an order this long that looks random is."""
-WORKERS = 2
-EXAMPLES = 4
-VISITS = 5
-"""Times that a worker is asked for each of the examples."""
+BUFFER_DELAY = (
+    2 / np.e
+)  # mean distance from its place of an item in a shuffle buffer of size 1: the waiting time is exponential
+MAX_INDICES = 200_000  # of an epoch that are looked at, at most: an order this long that looks random is
+WORKERS, EXAMPLES, VISITS = 2, 4, 5  # visits: how often a worker is asked for each of the examples
+_UNKNOWN = dict.fromkeys(("indices", "labels", "stored_labels", "epochs"))
 
 
 def index_order(indices: NDArray[np.int64]) -> dict[str, Any]:
@@ -38,8 +36,7 @@ def index_order(indices: NDArray[np.int64]) -> dict[str, Any]:
         of the shuffle buffer that would give this displacement.
     """
     n = len(indices)
-    places = rankdata(indices)
-    distance = np.abs(places - np.arange(1, n + 1))
+    distance = np.abs(rankdata(indices) - np.arange(1, n + 1))
     mean, deviation = (n * n - 1) / 3, np.sqrt((n + 1) * (2 * n * n + 7) / 45)
     follows = int((np.diff(indices) == 1).sum())
     return {
@@ -71,15 +68,29 @@ def label_order(labels: NDArray[Any]) -> dict[str, Any]:
         p = float(norm.sf((serial + 1 / (n - 1)) * np.sqrt(n)))
         return {"examples": n, "neighbours": serial, "neighbours_p": p, "drift_p": None}
     counts = np.bincount(codes).astype(np.float64)
-    equal = float((codes[1:] == codes[:-1]).sum())
-    expected, deviation = _joins(counts)
-    most = n - len(values)
+    equal, most = float((codes[1:] == codes[:-1]).sum()), n - len(values)
+    squares, cubes = (counts**2).sum(), (counts**3).sum()
+    expected = (squares - n) / n  # mean and variance over all orders: Mood 1940, on runs
+    variance = (squares * (squares + n * (n + 1)) - 2 * n * cubes - n**3) / (n**2 * (n - 1))
     return {
         "examples": n,
-        "neighbours": (equal - expected) / max(most - expected, 1e-9) if most > expected else 0.0,
-        "neighbours_p": float(norm.sf((equal - 0.5 - expected) / deviation)) if deviation > 0 else 1.0,
+        "neighbours": float((equal - expected) / max(most - expected, 1e-9)) if most > expected else 0.0,
+        "neighbours_p": float(norm.sf((equal - 0.5 - expected) / np.sqrt(variance))) if variance > 0 else 1.0,
         "drift_p": _drift(codes, counts),
     }
+
+
+def _drift(codes: NDArray[np.int64], counts: NDArray[np.float64]) -> float | None:
+    """Return the chance of classes as unevenly spread over blocks of the order; None where a cell expects too few."""
+    blocks = int(min(BLOCKS, counts.min() / 5))
+    blocks = blocks if blocks >= 2 else min(BLOCKS, len(codes) // 50)
+    kept = counts >= 5 * blocks
+    if blocks < 2 or kept.sum() < 2:
+        return None
+    table = np.zeros((blocks, len(counts)))
+    np.add.at(table, (np.arange(len(codes)) * blocks // len(codes), codes), 1.0)
+    table = table[:, kept]
+    return float(chi2_contingency(table[table.any(1)], correction=False).pvalue)
 
 
 def epoch_agreement(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]:
@@ -98,63 +109,23 @@ def epoch_agreement(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]
     return {"same": same} | {name: found[name] for name in ("displacement", "displacement_p")}
 
 
-def _joins(counts: NDArray[np.float64]) -> tuple[float, float]:
-    """Return mean and deviation of the number of neighbours of one class over all orders (Mood 1940, on runs)."""
-    n = counts.sum()
-    squares, cubes = (counts**2).sum(), (counts**3).sum()
-    mean = (squares - n) / n
-    variance = (squares * (squares + n * (n + 1)) - 2 * n * cubes - n**3) / (n**2 * (n - 1))
-    return float(mean), float(np.sqrt(max(variance, 0.0)))
-
-
-def _drift(codes: NDArray[np.int64], counts: NDArray[np.float64]) -> float | None:
-    """Return the chance of classes as unevenly spread over blocks of the order; None where a cell expects too few."""
-    n = len(codes)
-    blocks = int(min(BLOCKS, n * counts.min() / n / 5))
-    if blocks < 2:
-        blocks = min(BLOCKS, n // 50)
-        if blocks < 2:
-            return None
-    block = np.arange(n) * blocks // n
-    table = np.zeros((blocks, len(counts)))
-    np.add.at(table, (block, codes), 1.0)
-    kept = counts / blocks >= 5
-    if kept.sum() < 2:
-        return None
-    table = table[:, kept]
-    expected = np.outer(table.sum(1), table.sum(0)) / table.sum()
-    return float(chi2.sf(((table - expected) ** 2 / expected).sum(), (blocks - 1) * (kept.sum() - 1)))
-
-
-def _facts(source: str, examples: int, **known: Any) -> dict[str, Any]:
-    return {
-        "source": source,
-        "examples": examples,
-        "indices": None,
-        "labels": None,
-        "stored_labels": None,
-        "epochs": None,
-    } | known
-
-
 def trainer_order(data: Any, labels: NDArray[Any] | None) -> dict[str, Any]:
     """Return the order of this package's own trainer over a map-style dataset: drawn anew each epoch, by construction."""
-    return _facts("trainer", len(data), stored_labels=None if labels is None else label_order(labels))
+    stored = None if labels is None else label_order(labels)
+    return {"source": "trainer", "examples": len(data)} | _UNKNOWN | {"stored_labels": stored}
 
 
 def loader_order(loader: DataLoader[Any], *, max_examples: int) -> dict[str, Any]:
     """Return the order of a loader over a map-style dataset, from its sampler alone, and of the labels of its first `max_examples`."""
     with untouched(loader):
         first, second = (_indices(loader) for _ in range(2))
-    data, read = loader.dataset, first[:max_examples].tolist()
-    rows = fetch_rows(data, read) if read else Rows(0, np.empty((0, 0)), None)
-    return _facts(
-        "loader", len(data),  # type: ignore[arg-type]
-        sampler=type(loader.sampler).__name__,
-        indices=index_order(first) if len(first) > 1 else None,
-        labels=None if rows.labels is None else label_order(rows.labels),
-        epochs=epoch_agreement(first, second) if len(first) > 1 else None,
-    )  # fmt: skip
+    data: Any = loader.dataset
+    labels = fetch_rows(data, first[:max_examples].tolist()).labels if len(first) else None
+    return {"source": "loader", "examples": len(data), "sampler": type(loader.sampler).__name__} | _UNKNOWN | {
+        "indices": index_order(first) if len(first) > 1 else None,
+        "epochs": epoch_agreement(first, second) if len(first) > 1 else None,
+        "labels": None if labels is None else label_order(labels),
+    }  # fmt: skip
 
 
 def stream_order(stream: Any, *, max_examples: int) -> tuple[dict[str, Any], Rows]:
@@ -167,16 +138,14 @@ def stream_order(stream: Any, *, max_examples: int) -> tuple[dict[str, Any], Row
     batched = isinstance(stream, DataLoader)
     with untouched(stream) if batched else isolated_rng():
         first, second = (_read(stream, max_examples, batched=batched) for _ in range(2))
-    return _facts(
-        "loader of a stream" if batched else "stream", len(first.inputs),
-        labels=None if first.labels is None else label_order(first.labels),
-        epochs=epoch_agreement(exact_hashes(first.inputs), exact_hashes(second.inputs)),
-    ), first  # fmt: skip
+    known = {"source": "loader of a stream" if batched else "stream", "examples": len(first.inputs)} | _UNKNOWN
+    agreement = epoch_agreement(exact_hashes(first.inputs), exact_hashes(second.inputs))
+    return known | {"labels": None if first.labels is None else label_order(first.labels), "epochs": agreement}, first
 
 
 def _indices(loader: DataLoader[Any]) -> NDArray[np.int64]:
-    drawn: Iterator[Any] = iter(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
-    flat = itertools.chain.from_iterable(drawn) if loader.batch_sampler is not None else drawn
+    batches = loader.batch_sampler
+    flat = iter(loader.sampler) if batches is None else itertools.chain.from_iterable(iter(batches))
     return np.fromiter((int(i) for i in itertools.islice(flat, MAX_INDICES)), dtype=np.int64)
 
 
@@ -191,25 +160,20 @@ def _read(stream: Any, most: int, *, batched: bool) -> Rows:
             items.extend(inputs if batched else [item])
         if len(items) >= most:
             break
-    if not items:
-        return Rows(0, np.empty((0, 0)), None)
-    return fetch_rows(items[:most], list(range(min(most, len(items)))))
+    return fetch_rows(items, range(min(most, len(items)))) if items else Rows(0, np.empty((0, 0)), None)
 
 
 @contextmanager
 def untouched(loader: DataLoader[Any]) -> Iterator[None]:
     """Leave the global random state and the loader's own generators as they were."""
-    holders = (
-        (loader, loader.sampler, loader.batch_sampler) if not isinstance(loader.dataset, IterableDataset) else (loader,)
-    )
-    found = [getattr(holder, "generator", None) for holder in holders]
-    generators = [g for g in found if isinstance(g, torch.Generator)]
-    states = [g.get_state() for g in generators]
+    stream = isinstance(loader.dataset, IterableDataset)
+    found = [getattr(holder, "generator", None) for holder in ((loader,) if stream else (loader, loader.sampler, loader.batch_sampler))]  # fmt: skip
+    states = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
     try:
         with isolated_rng():
             yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
+        for generator, state in states:
             generator.set_state(state)
 
 
@@ -241,38 +205,33 @@ def probe_workers(
     if num_workers < 1:
         return {"workers": 0, "random": None, "same_in_workers": None, "same_in_epochs": None, "p": None, "visits": 0}
     used = min(WORKERS, num_workers)
-    if indices:
-        examples = [k for place, k in enumerate(indices[: 8 * EXAMPLES]) if k not in indices[:place]][:EXAMPLES]
-    else:
-        examples = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))]
-    asked = [index for _ in range(VISITS) for index in examples]
+    spread = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))] if not indices else []
+    examples = list(dict.fromkeys(indices[: 8 * EXAMPLES]))[:EXAMPLES] if indices else spread
+    asked = examples * VISITS
     loader: DataLoader[Any] = DataLoader(
-        _Hashed(data),
-        batch_sampler=[[index] for index in asked for _ in range(used)],  # batch k goes to worker k % used
-        num_workers=used,
-        worker_init_fn=worker_init_fn,
-        multiprocessing_context=context,
-        timeout=timeout_s,
+        _Hashed(data), batch_sampler=[[index] for index in asked for _ in range(used)],  # batch k goes to worker k % used
+        num_workers=used, worker_init_fn=worker_init_fn, multiprocessing_context=context, timeout=timeout_s,
         persistent_workers=persistent,
-    )
+    )  # fmt: skip
     with isolated_rng():
         drawn = [np.array([int(batch) for batch in loader], dtype=np.int64) for _ in range(2)]
-    epochs = [epoch.reshape(len(asked), used).T for epoch in drawn]  # shape (workers, visits)
-    one = epochs[0][0].reshape(VISITS, len(examples))
-    agree = float((one[1:] == one[:-1]).mean())
+    first, second = (epoch.reshape(len(asked), used).T for epoch in drawn)  # shape (workers, visits)
+    visits = first[0].reshape(VISITS, len(examples))
+    agree = float((visits[1:] == visits[:-1]).mean())
     random = agree < 1
     return {
         "workers": num_workers,
         "random": random,
-        "same_in_workers": bool(random and (epochs[0][0] == epochs[0][-1]).all()) if used > 1 else None,
-        "same_in_epochs": bool(random and (epochs[0][0] == epochs[1][0]).all()),
-        # of the few draws there were, none may have agreed
-        "p": float(max(agree, 1 / 3) ** len(asked)) if random else None,
+        "same_in_workers": bool(random and (first[0] == first[-1]).all()) if used > 1 else None,
+        "same_in_epochs": bool(random and (first[0] == second[0]).all()),
+        "p": float(max(agree, 1 / 3) ** len(asked))
+        if random
+        else None,  # of the few draws there were, none may have agreed
         "visits": len(asked),
     }
 
 
-class _Hashed(torch.utils.data.Dataset[int]):
+class _Hashed(Dataset[int]):
     """Hashes of the items of a dataset, taken in the worker."""
 
     def __init__(self, data: Any) -> None:

@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
 from workbench.errors import ConfigError
 from workbench.topics.data.rows import (
     NEAR_VALUES,
-    NearTables,
+    Floats,
     Numbers,
-    Rows,
     Sample,
+    Words,
     as_objects,
     exact_hashes,
     fetch_rows,
     is_ids,
+    near_hasher,
     read_rows,
     split_sample,
     standardised,
     text_of,
 )  # fmt: skip
 
-Floats = NDArray[np.float64]
-Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
 SHOWN = 20
-PEEKED = 64
-"""Rows that tell whether all are of one size, at most."""
-COMPARED = 4096
-"""Pairs of one block that share a near hash and are compared number by number, at most."""
-CONFIRMED = 1000
-"""Near rows that are held against unrelated ones, at most; the others count in proportion."""
-BACKGROUND = 300
-"""Unrelated training rows for that (rule of thumb)."""
-NEIGHBOURS = (10, 20)
-"""By the distances to which of the nearest rows it is told in how many directions rows vary."""
-CLOSE = 0.1
-"""Of the distance at which chance has the nearest row: closer ones are copies (rule of thumb)."""
-LARGE = 10.0
-"""A column that is as many times larger than three quarters of the columns hides what rows differ by (rule of thumb)."""
-LARGEST = 1e100
-"""Numbers beyond it are as good as infinite: their squares would be."""
-CERTAIN = 1e6
-"""Bits of rows that never agree by chance."""
-ROWS = 20_000
-"""Training rows that neighbours are looked for among, at most: 4 s for rows of 15 columns that depend on nothing."""
-CLUMPS = 1000
-"""Of these, whose own neighbours tell what comes by chance, at most."""
-_EQUAL = 1e-9
-"""Distance of rows that are equal but for rounding, in scaled columns."""
+PEEKED = 64  # rows that are read at a time where their places are known
+CONFIRMED = 1000  # near rows that are held against unrelated ones, at most; the others count in proportion
+BACKGROUND = 300  # unrelated training rows for that (rule of thumb)
+NEIGHBOURS = (10, 20)  # by the distances to which of the nearest rows it is told in how many directions rows vary
+CLOSE = 0.1  # of the distance at which chance has the nearest row: closer ones are copies (rule of thumb)
+LARGE = 10.0  # times three quarters of the columns: a larger column hides what rows differ by (rule of thumb)
+LARGEST = 1e100  # numbers beyond it are as good as infinite: their squares would be
+CERTAIN = 1e6  # bits of rows that never agree by chance
+ROWS = 20_000  # training rows that neighbours are looked for among, at most: 4 s for rows of 15 columns that depend on nothing
+CLUMPS = 1000  # of these, whose own neighbours tell what comes by chance, at most
+_EQUAL = 1e-9  # distance of rows that are equal but for rounding, in scaled columns
 
 
 def find_overlap(
@@ -64,9 +52,9 @@ def find_overlap(
     memory_mb: float = 256.0,
     max_rows: int | None = None,
 ) -> dict[str, Any]:
-    """Return JSON facts on which rows of `others` are in `train` too; every hit is compared number by number.
+    """Return JSON facts on which rows of `others` are in `train` too.
 
-    Exact: equal inputs. Near: numbers that agree after each row is standardised by its own mean and deviation, to a
+    Exact: equal inputs, by a hash of 64 bits. Near: numbers that agree after each row is standardised by its own mean and deviation, to a
     distance of `tolerance` deviations (the same picture brighter, in other units, with a little noise); text that agrees
     without case, white space and punctuation. Not found: what was shifted, cropped, mirrored, resized, or said in other
     words; near integers (tokens) and near rows of different sizes. Near rows that are no closer than unrelated ones come by chance do
@@ -78,8 +66,7 @@ def find_overlap(
         others: split name -> map-style dataset.
         near: look for near duplicates too.
         tolerance: root mean square difference of two standardised rows that still counts as near (rule of thumb).
-        memory_mb: of the blocks that are in memory at a time, in units of 1e6 bytes; hashes take 8 bytes a training row and
-            some 110 a row of `others` beyond that.
+        memory_mb: of the blocks that are in memory at a time, in units of 1e6 bytes; hashes take 40 bytes a row beyond that.
         max_rows: of each split, the first ones; None is all.
 
     Returns:
@@ -95,161 +82,135 @@ def find_overlap(
         raise ConfigError(f"memory_mb={memory_mb!r} must be above 0: the size of the blocks that are read at a time.")
     if not 0 < tolerance < 1:
         raise ConfigError(f"tolerance={tolerance!r} must lie between 0 and 1; unrelated rows differ by 1.4.")
-    size = memory_mb / 8  # a block, its copies, and the rows it is compared with
-    first, *rest = (_peeked(data, size, max_rows) for data in (train, *others.values()))
-    if any(rows.shape[1:] != first.shape[1:] for rows in rest if len(rows)):  # those of objects have one axis
-        first = as_objects(first)
-    sample = split_sample(train, split="train", most=max_rows, memory_mb=size, rows=BACKGROUND)
-    measured = not (first.dtype == object or is_ids(first) or first.dtype.kind == "b")  # no text, tokens or flags
-    tables = None
-    if near and measured and first.shape[1] >= NEAR_VALUES:
-        inputs = sample.inputs
-        whole = inputs is not None and inputs.shape[1] == first.shape[1]
-        tables = NearTables(first.shape[1], view=comparable(inputs) if whole and inputs is not None else None)
-    narrow = near and measured and first.ndim == 2 and 0 < first.shape[1] < NEAR_VALUES
-    sides = [_Side(name, data, like=first, tables=tables, size=size, most=max_rows) for name, data in others.items()]
-    seen: list[Words] = []
-    labels: list[NDArray[Any] | None] = []
-    kept: list[Floats] = []
-    for rows in read_rows(train, memory_mb=size, first=max_rows):
-        alike = rows._replace(inputs=_alike(rows.inputs, first))
-        hashes = exact_hashes(alike.inputs)
-        seen.append(hashes)
-        labels.append(rows.labels)
-        if narrow and rows.start + len(rows.inputs) <= ROWS:
-            kept.append(alike.inputs.astype(np.float64))
-        close = _near_hashes(alike.inputs, tables) if near else None
-        for side in sides:
-            side.match(alike, hashes, close, tolerance)
-    every = np.concatenate(seen) if seen else np.empty(0, dtype=np.uint64)
-    if tables is not None:
-        for side in sides:
-            side.confirm(train, sample, len(every))
-    table = np.concatenate(kept) if kept else np.empty((0, 0))
-    told = [side.search(table, joined(labels)) for side in sides if len(table) == len(every) > 0]
-    own = repeats(every, joined(labels))
+    search = _Search(train, others, near=near, tolerance=tolerance, size=memory_mb / 8, most=max_rows)
+    ours, hashed = search.ours, {name: search.hashed(data, name) for name, data in others.items()}
+    found = {name: search.find(name, others[name], mine) for name, mine in hashed.items()}
+    repeated = {name: repeats(mine.exact, mine.labels) for name, mine in {"train": ours, **hashed}.items()}
     return {
-        "train_rows": own["rows"],
-        "train_duplicates": own["repeated"],
-        "near": near and (tables is not None or (bool(told) and all(told)) or _are_text(first)),
-        "repeats": {"train": own} | {side.name: repeats(side.exact, side.labels) for side in sides},
-        "splits": {side.name: side.facts(every) for side in sides},
-    }
+        "train_rows": len(ours.exact), "train_duplicates": repeated["train"]["repeated"], "near": search.looked, "repeats": repeated,
+        "splits": found,
+    }  # fmt: skip
 
 
-class _Side:
-    """A split that is looked for in the training split: its hashes, and where its rows were found."""
+class _Hashed(NamedTuple):
+    """The rows of a split, in order: hashes of shape (rows,), near hashes of shape (rows, tables), labels, whether all have one size."""
+
+    exact: Words
+    near: Words | None
+    labels: NDArray[Any] | None
+    uniform: bool
+
+
+class _Search:
+    """A training split, and how other splits are looked for in it."""
 
     def __init__(
-        self, name: str, data: Any, *, like: NDArray[Any], tables: NearTables | None, size: float, most: int | None
+        self, train: Any, others: Mapping[str, Any], *, near: bool, tolerance: float, size: float, most: int | None
     ) -> None:
-        self.name, self.data, self.tables = name, data, tables
-        exact, close, labels = [], [], []
-        for rows in read_rows(data, memory_mb=size, split=name, first=most):
-            inputs = _alike(rows.inputs, like)
+        self.train, self.tolerance, self.size, self.most = train, tolerance, size, most
+        self.view: Any = np.asarray
+        first, *rest = (self._peeked(data) for data in (train, *others.values()))
+        if any(rows.shape[1:] != first.shape[1:] for rows in rest if len(rows)):  # those of objects have one axis
+            first = as_objects(first)
+        self.like = first
+        self.background = split_sample(train, split="train", most=most, memory_mb=size, rows=BACKGROUND)
+        self.text = near and first.dtype == object and len(first) > 0 and not isinstance(first[0], Numbers)
+        numbers = near and not (first.dtype == object or is_ids(first) or first.dtype.kind == "b")  # no tokens or flags
+        self.wide = numbers and first.shape[1] >= NEAR_VALUES
+        self.hasher: Callable[[NDArray[Any]], Words] | None = None
+        if self.text:
+            self.hasher = lambda rows: exact_hashes(np.array([text_of(v) for v in rows], dtype=object))[:, None]
+        if self.wide:
+            inputs = self.background.inputs
+            if inputs is not None and inputs.shape[1] == first.shape[1]:
+                self.view = comparable(inputs)
+            self.hasher = near_hasher(first.shape[1], self.view)
+        self.looked = self.text or self.wide
+        self.ours = self.hashed(train, "train")
+        count, self.table = len(self.ours.exact), None
+        if numbers and not self.wide and first.shape[1] > 0 and 0 < count <= ROWS:
+            self.table = np.concatenate(list(self._blocks(train, np.arange(count), "train"))).astype(np.float64)
+
+    def _peeked(self, data: Any) -> NDArray[Any]:
+        """Return the inputs of the first rows."""
+        if not len(data):
+            return np.empty((0, 0))
+        held = max(1, int(self.size * 1e6) // max(1, fetch_rows(data, [0]).inputs.nbytes))
+        return fetch_rows(data, range(min(PEEKED, held, len(data), self.most or len(data)))).inputs
+
+    def hashed(self, data: Any, split: str) -> _Hashed:
+        """Return the hashes of a split."""
+        exact, close, labels, uniform = [np.empty(0, dtype=np.uint64)], [], [], True
+        for rows in read_rows(data, memory_mb=self.size, split=split, first=self.most):
+            inputs = _alike(rows.inputs, self.like)
+            uniform &= inputs.dtype == self.like.dtype
             exact.append(exact_hashes(inputs))
-            close.append(_near_hashes(inputs, tables))
+            close.append(self.hasher(inputs) if self.hasher and uniform else None)
             labels.append(rows.labels)
-        self.exact = np.concatenate(exact) if exact else np.empty(0, dtype=np.uint64)
-        self.close, self.labels = joined(close), joined(labels)
-        self.order = np.argsort(self.exact, kind="stable")
-        self.orders = None if self.close is None else np.argsort(self.close, axis=0, kind="stable")
-        count = len(self.exact)
-        self.found = np.full(count, -1, dtype=np.int64)
-        self.distance = np.full(count, np.inf)
-        self.equal, self.agrees, self.labelled = (np.zeros(count, dtype=bool) for _ in range(3))
-        self.scale, self.by_chance = 1.0, 0.0
+        return _Hashed(np.concatenate(exact), joined(close), joined(labels), uniform)
 
-    def match(self, rows: Rows, exact: NDArray[Any], close: NDArray[Any] | None, tolerance: float) -> None:
-        """Note which rows of this split are among these of the training split."""
-        self._note(rows, *_pairs(self.exact, self.order, exact), 0.0)
-        if close is None or self.close is None or self.orders is None or close.shape[1] != self.close.shape[1]:
-            return
-        for table in range(close.shape[1]):
-            self._note(rows, *_pairs(self.close[:, table], self.orders[:, table], close[:, table]), tolerance)
+    def _blocks(self, data: Any, places: Places, split: str) -> Iterator[NDArray[Any]]:
+        for start in range(0, len(places), PEEKED):
+            yield _alike(fetch_rows(data, places[start : start + PEEKED].tolist(), split=split).inputs, self.like)
 
-    def _note(self, rows: Rows, mine: NDArray[Any], theirs: NDArray[Any], tolerance: float) -> None:
-        exact = tolerance == 0
-        open_ = ~self.equal[mine] if exact else ~np.isfinite(self.distance[mine])
-        mine, theirs = mine[open_], theirs[open_]
-        for start in range(0, len(mine) if exact else min(len(mine), COMPARED), COMPARED // 8):
-            part = slice(start, start + COMPARED // 8)
-            i, j = mine[part], theirs[part]
-            here, there = fetch_rows(self.data, i.tolist(), split=self.name).inputs, rows.inputs[j]
-            here = _alike(here, there)
-            if not exact and self.tables is not None:
-                here, there = self.tables.view(here), self.tables.view(there)
-            distance = _distances(here, there, exact=exact)
-            better = (distance <= tolerance) & ((distance < self.distance[i]) | exact)
-            i, j = i[better], j[better]
-            self.equal[i] = exact
-            self.found[i], self.distance[i] = rows.start + j, distance[better]
-            if self.labels is not None and rows.labels is not None:
-                self.agrees[i], self.labelled[i] = self.labels[i] == rows.labels[j], True
-
-    def confirm(self, train: Any, sample: Sample, rows: int) -> None:
-        """Drop the near rows that are no closer than unrelated training rows, `sample`, come by chance among so many `rows`."""
-        near = np.flatnonzero((self.found >= 0) & ~self.equal)
-        if not near.size or sample.inputs is None:
-            return
-        checked = near[np.linspace(0, near.size - 1, min(near.size, CONFIRMED)).astype(int)]
-        ours, theirs = (
-            np.concatenate([block[:, sample.columns].astype(np.float64) for block in _blocks(data, places)])
-            for data, places in ((self.data, checked), (train, self.found[checked]))
-        )
-        told = closer_than_chance(ours, theirs, sample.inputs, rows=rows)
-        kept, self.by_chance = (np.zeros(len(checked), dtype=bool), 1.0) if told is None else told
-        self.scale = near.size / len(checked)
-        dropped = np.setdiff1d(near, checked[kept])
-        self.found[dropped], self.distance[dropped] = -1, np.inf
-        self.agrees[dropped], self.labelled[dropped] = False, False
-
-    def search(self, train: Floats, labels: NDArray[Any] | None) -> bool:
-        """Look for near copies of few columns among all training rows; False where nobody can tell them from neighbours."""
-        different = np.flatnonzero(~self.equal)
-        if not different.size:
-            return True
-        asked = different[np.linspace(0, different.size - 1, min(different.size, CONFIRMED)).astype(int)]
-        blocks = _blocks(self.data, asked, self.name)
-        if any(block.dtype == object or block.shape[1] != train.shape[1] for block in blocks):
-            return False
-        told = narrow_copies(np.concatenate(blocks).astype(np.float64), train)
-        if told is None:
-            return False
-        hits, places = asked[told.copies], told.nearest[told.copies]
-        self.found[hits], self.distance[hits] = places, told.distance[told.copies]
-        if self.labels is not None and labels is not None:
-            self.agrees[hits], self.labelled[hits] = self.labels[hits] == labels[places], True
-        self.scale, self.by_chance = different.size / len(asked), told.by_chance
-        return True
-
-    def facts(self, train: Words) -> dict[str, Any]:
-        """Return what was found as JSON values, `train` being the hashes of the training rows."""
-        hits = np.flatnonzero(self.found >= 0)
-        shown = hits[np.argsort(self.distance[hits], kind="stable")][:SHOWN]
+    def find(self, name: str, data: Any, mine: _Hashed) -> dict[str, Any]:
+        """Return where rows of a split are in the training split, as JSON values."""
+        found = _first(self.ours.exact, mine.exact)
+        equal = found >= 0
+        distance, scale, chance = np.where(equal, 0.0, np.inf), 1.0, 0.0
+        if mine.near is not None and self.ours.near is not None:
+            for k in range(mine.near.shape[1]):
+                places = _first(self.ours.near[:, k], mine.near[:, k])
+                asked = np.flatnonzero((places >= 0) & (found < 0))
+                apart = self._apart(name, data, asked, places[asked])
+                hits = asked[apart <= self.tolerance]
+                found[hits], distance[hits] = places[hits], apart[apart <= self.tolerance]
+        asked = np.flatnonzero(~equal & (found >= 0) if self.wide else ~equal)
+        checked = asked[np.linspace(0, len(asked) - 1, min(len(asked), CONFIRMED)).astype(int)]
+        if len(asked) and self.wide and self.background.inputs is not None:
+            a, b = (
+                np.concatenate([block[:, self.background.columns].astype(np.float64) for block in self._blocks(*side)])
+                for side in ((data, checked, name), (self.train, found[checked], "train"))
+            )
+            told = closer_than_chance(a, b, self.background.inputs, rows=len(self.ours.exact))
+            close, chance = (np.zeros(len(checked), dtype=bool), 1.0) if told is None else told
+            found[np.setdiff1d(asked, checked[close])] = -1
+        elif len(asked) and self.table is not None and mine.uniform:
+            rows = np.concatenate(list(self._blocks(data, checked, name))).astype(np.float64)
+            copies = narrow_copies(rows, self.table)
+            if copies is not None:
+                hits, chance = checked[copies.copies], copies.by_chance
+                found[hits], distance[hits] = copies.nearest[copies.copies], copies.distance[copies.copies]
+        if len(asked) and (self.wide or self.table is not None):
+            scale = len(asked) / len(checked)
+        self.looked = self.looked or (self.table is not None and len(self.table) >= 3 * NEIGHBOURS[1])
+        hits = np.flatnonzero(found >= 0)
+        shown = hits[np.argsort(distance[hits], kind="stable")][:SHOWN]
+        agree = None
+        if mine.labels is not None and self.ours.labels is not None:
+            agree = mine.labels[hits] == self.ours.labels[found[hits]]
         return {
-            "rows": len(self.exact),
-            "exact": int(self.equal[hits].sum()),
-            "near": round(float((~self.equal[hits]).sum()) * self.scale),
-            "by_chance": self.by_chance,
-            "same": bool(len(train) == len(self.exact) > 0 and (train == self.exact).all()),
-            "pairs": [[int(i), int(self.found[i]), round(float(self.distance[i]), 4)] for i in shown],
-            "same_label": int(self.agrees[hits].sum()),
-            "labelled": int(self.labelled[hits].sum()),
-        }
+            "rows": len(found), "exact": int(equal.sum()), "near": round(float((~equal[hits]).sum()) * scale), "by_chance": chance,
+            "same": len(found) > 0 and np.array_equal(mine.exact, self.ours.exact),
+            "pairs": [[int(i), int(found[i]), round(float(distance[i]), 4)] for i in shown],
+            "same_label": int(np.sum(agree)) if agree is not None else 0, "labelled": len(hits) if agree is not None else 0,
+        }  # fmt: skip
+
+    def _apart(self, name: str, data: Any, mine: Places, theirs: Places) -> Floats:
+        """Return how far rows are apart, in deviations of a row; infinite for rows of equal values."""
+        if self.text:
+            return np.full(len(mine), 1e-3)
+        found = [np.empty(0)]
+        for here, there in zip(self._blocks(data, mine, name), self._blocks(self.train, theirs, "train"), strict=True):
+            a, b = standardised(self.view(here)), standardised(self.view(there))
+            found.append(np.where(a.any(1) & b.any(1), np.sqrt(((a - b) ** 2).mean(1)), np.inf))
+        return np.concatenate(found)
 
 
-def _peeked(data: Any, size: float, most: int | None) -> NDArray[Any]:
-    """Return the inputs of the first rows, of as many as `size` times 1e6 bytes hold, and `most`."""
-    if not len(data):
-        return np.empty((0, 0))
-    held = max(1, int(size * 1e6) // max(1, fetch_rows(data, [0]).inputs.nbytes))
-    return fetch_rows(data, range(min(PEEKED, held, len(data), most or len(data)))).inputs
-
-
-def _blocks(data: Any, places: NDArray[Any], split: str = "train") -> list[NDArray[Any]]:
-    parts = np.array_split(places, -(-len(places) // PEEKED))
-    return [fetch_rows(data, part.tolist(), split=split).inputs for part in parts]
+def _first(theirs: Words, mine: Words) -> Places:
+    """Return where each of `mine` is among `theirs` first, -1 where it is not."""
+    values, first = np.unique(theirs, return_index=True)
+    return np.asarray(np.append(first, -1)[pd.Index(values).get_indexer(pd.Index(mine))])
 
 
 def joined(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
@@ -258,49 +219,11 @@ def joined(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
     return np.concatenate(known) if known and len(known) == len(parts) else None
 
 
-def _near_hashes(rows: NDArray[Any], tables: NearTables | None) -> Words | None:
-    if _are_text(rows):
-        return exact_hashes(np.array([text_of(value) for value in rows], dtype=object))[:, None]
-    return None if tables is None or rows.dtype == object else tables.hashes(rows)
-
-
-def _are_text(rows: NDArray[Any]) -> bool:
-    return bool(rows.dtype == object and len(rows) and not isinstance(rows[0], Numbers))
-
-
 def _alike(rows: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     """Return `rows` in the type of `like`, where one split holds integers and the other does not; sizes have to agree."""
     if object in (rows.dtype, like.dtype) or rows.shape[1] != like.shape[1]:
         return as_objects(rows)
     return rows.astype(like.dtype) if rows.dtype.kind != like.dtype.kind else rows
-
-
-def _pairs(
-    mine: NDArray[Any], order: NDArray[Any], theirs: NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (index in mine, index in theirs) of equal hashes: every one of mine, each with one of theirs."""
-    if not len(mine) or not len(theirs):
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    sorted_ = mine[order]
-    low, high = np.searchsorted(sorted_, theirs, "left"), np.searchsorted(sorted_, theirs, "right")
-    hits = np.flatnonzero(high > low)
-    _, once = np.unique(theirs[hits], return_index=True)
-    hits = hits[once]
-    counts = (high - low)[hits]
-    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return order[np.repeat(low[hits], counts) + offsets].astype(np.int64), np.repeat(hits, counts).astype(np.int64)
-
-
-def _distances(a: NDArray[Any], b: NDArray[Any], *, exact: bool) -> NDArray[np.float64]:
-    """Return how far rows are apart: 0 for equal ones, else in deviations of a row; infinite for what cannot be compared."""
-    if object in (a.dtype, b.dtype):
-        a, b = as_objects(a), as_objects(b)
-        same = [text_of(x) == text_of(y) if not exact else x == y for x, y in zip(a, b, strict=True)]
-        return np.where(same, 0.0 if exact else 1e-3, np.inf)
-    if exact:
-        return np.where(np.isclose(a, b, rtol=1e-6, atol=0, equal_nan=True).all(axis=1), 0.0, np.inf)
-    apart: NDArray[np.float64] = np.sqrt(((standardised(a) - standardised(b)) ** 2).mean(axis=1))
-    return apart
 
 
 def repeats(hashes: Words, labels: NDArray[Any] | None) -> dict[str, Any]:
@@ -320,14 +243,8 @@ def repeats(hashes: Words, labels: NDArray[Any] | None) -> dict[str, Any]:
         differing = int((labels[again] != labels[first[which[again]]]).sum())
         values, own = np.unique(labels[first], return_counts=True)
         majority = int((labels[again] == values[own.argmax()]).sum())
-    top = int(counts.argmax())
-    return {
-        "rows": len(hashes),
-        "repeated": len(again),
-        "top": [int(counts[top]), int(first[top])],
-        "contradicting": differing,
-        "majority": majority,
-    }
+    top = [int(counts.max()), int(first[counts.argmax()])]
+    return {"rows": len(hashes), "repeated": len(again), "top": top, "contradicting": differing, "majority": majority}
 
 
 def chance_bits(sample: Sample) -> float | None:
@@ -367,27 +284,30 @@ def closer_than_chance(
     near, far = NEIGHBOURS
     if len(background) < 3 * far:
         return None
+    close, chance = np.zeros(len(ours), dtype=bool), 0.0
     ours, theirs, background = (np.nan_to_num(each) for each in (ours, theirs, background))
-    found: list[tuple[NDArray[np.bool_], float]] = []
     for view in (standardised, by_column(background)):
         a, b, c = view(ours), view(theirs), view(background)
         apart = np.sqrt(((a - b) ** 2).mean(1))
         between = np.maximum((a**2).mean(1)[:, None] + (c**2).mean(1) - 2 * (a @ c.T) / a.shape[1], 0)
         first, second = np.sqrt(np.partition(between, (near - 1, far - 1), axis=1)[:, [near - 1, far - 1]]).T
-        steps = np.log(np.maximum(second, 1e-12) / np.maximum(first, 1e-12))
-        directions = np.log(far / near) / max(float(np.median(steps)), 1e-6)
+        directions = _directions(first, second)
         expected = first * (len(background) / (near * max(rows, len(background)))) ** (1 / directions)
-        found.append((apart <= CLOSE * expected, min(1.0, CLOSE**directions)))
-    (rowwise, one), (columnwise, two) = found
-    return rowwise | columnwise, min(1.0, one + two)
+        close |= apart <= CLOSE * expected
+        chance = min(1.0, chance + min(1.0, CLOSE**directions))
+    return close, chance
 
 
-def comparable(background: Floats) -> Callable[[Floats], Floats] | None:
-    """Return the function that puts columns on one scale, where a few are so much larger that all rows look alike; else None."""
-    if not len(background):
-        return None
+def _directions(near: Floats, far: Floats) -> float:
+    """Return in how many directions rows vary, from the distances to the two of `NEIGHBOURS`."""
+    steps = np.log(np.maximum(far, 1e-12) / np.maximum(near, 1e-12))
+    return float(np.log(NEIGHBOURS[1] / NEIGHBOURS[0]) / max(float(np.median(steps)), 1e-6))
+
+
+def comparable(background: Floats) -> Callable[[Floats], Floats]:
+    """Return the function that puts columns on one scale, where a few are so much larger that all rows look alike; else none does."""
     size = np.sqrt(np.square(np.clip(np.nan_to_num(background), -LARGEST, LARGEST)).mean(0))
-    return by_column(np.nan_to_num(background)) if size.max() > LARGE * np.quantile(size, 0.75) > 0 else None
+    return by_column(np.nan_to_num(background)) if size.max() > LARGE * np.quantile(size, 0.75) > 0 else np.asarray
 
 
 def by_column(background: Floats) -> Callable[[Floats], Floats]:
@@ -395,18 +315,14 @@ def by_column(background: Floats) -> Callable[[Floats], Floats]:
     low, middle, high = np.quantile(background, (0.25, 0.5, 0.75), axis=0)
     spread = np.where(high > low, high - low, np.std(background, axis=0))
     spread[spread == 0] = 1.0
-
-    def scaled(rows: Floats) -> Floats:
-        return np.asarray((rows - middle) / spread)
-
-    return scaled
+    return lambda rows: np.asarray((rows - middle) / spread)
 
 
 class NarrowCopies(NamedTuple):
     """Which rows are near copies, the nearest training row of each and its distance, and the share that chance makes."""
 
     copies: NDArray[np.bool_]
-    nearest: NDArray[np.int64]
+    nearest: Places
     distance: Floats
     by_chance: float
 
@@ -416,9 +332,9 @@ def narrow_copies(rows: Floats, train: Floats) -> NarrowCopies | None:
 
     The distance at which chance has the nearest row follows from the 10th and the 20th, as in `closer_than_chance`. Rows of tables also
     come in clumps, by categories or by time: what that makes is counted on training rows, each against all others. None where the
-    training split is too small or too large.
+    training split is too small.
     """
-    if not len(rows) or not 3 * NEIGHBOURS[1] <= len(train) <= ROWS:
+    if len(train) < 3 * NEIGHBOURS[1]:
         return None
     train, rows = (np.clip(np.nan_to_num(each), -LARGEST, LARGEST) for each in (train, rows))
     scaled = by_column(train)
@@ -428,8 +344,7 @@ def narrow_copies(rows: Floats, train: Floats) -> NarrowCopies | None:
     own = np.linspace(0, len(theirs) - 1, min(len(theirs), CLUMPS)).astype(int)
     others = tree.query(theirs[own], k=NEIGHBOURS[1] + 1)[0][:, 1:]
     near, far = (k - 1 for k in NEIGHBOURS)
-    ratio = np.maximum(others[:, far], 1e-12) / np.maximum(others[:, near], 1e-12)
-    directions = np.log(NEIGHBOURS[1] / NEIGHBOURS[0]) / max(float(np.median(np.log(ratio))), 1e-6)
+    directions = _directions(others[:, near], others[:, far])
     limit = CLOSE * NEIGHBOURS[0] ** (-1 / directions)
     copies, clumps = ((d[:, 0] > _EQUAL) & (d[:, 0] <= limit * d[:, near]) for d in (found, others))
     chance = min(1.0, max(CLOSE**directions, float(clumps.mean())))

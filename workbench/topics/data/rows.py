@@ -17,18 +17,19 @@ from workbench.workloads.items import IndexedDataset, plain_tensors
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
+NEAR_VALUES = 16  # rows with fewer values are near each other by chance (rule of thumb)
+TABLES, DIRECTIONS, WIDTH = (
+    4,
+    8,
+    0.25,
+)  # near hashes of a row, projections of each, and the step these are rounded to, in deviations
+SAMPLE_ROWS = (
+    2000  # of a split that are looked at, at most: enough for a difference of a tenth of a deviation (rule of thumb)
+)
+COLUMNS = 1024  # that are kept of a wide row, drawn at random, the same ones for every split (rule of thumb)
+AXIS = 64  # longest axis of an example along which means are taken (rule of thumb)
 _TARGETS = ("label", "labels", "target", "targets", "y", "class")
-BLOCK_BYTES = 2**23
-"""Rule of thumb: smaller blocks stay in the cache, but two threads of a product then wait for each other."""
-NEAR_VALUES = 16
-"""Rows with fewer values are near each other by chance (rule of thumb)."""
-SAMPLE_ROWS = 2000
-"""Rows of a split that are looked at, at most: enough for a difference of a tenth of a deviation (rule of thumb)."""
-COLUMNS = 1024
-"""Columns that are kept of a wide row, drawn at random, the same ones for every split (rule of thumb)."""
-AXIS = 64
-"""Longest axis of an example along which means are taken (rule of thumb)."""
-_HASH_SEED, _SAMPLE_SEED = 20_261_122, 20_261_123
+_SEED = 20_261_123
 
 
 class Numbers(bytes):
@@ -38,12 +39,14 @@ class Numbers(bytes):
 class Rows(NamedTuple):
     """Examples `start` to `start + len(inputs)` of a split."""
 
-    start: int  # index of the first one
-    # shape (rows, values); of type object where inputs are text or, as `Numbers`, their sizes differ
-    inputs: NDArray[Any]
+    start: int
+    inputs: NDArray[
+        Any
+    ]  # shape (rows, values); of type object where inputs are text or, as `Numbers`, their sizes differ
     labels: NDArray[Any] | None  # shape (rows,); None where an item has no single label
-    # numbers, shape (rows, values of a target), one or more; None where an item has none, or they differ in number
-    targets: NDArray[Any] | None = None
+    targets: NDArray[Any] | None = (
+        None  # numbers, shape (rows, values of a target); None where an item has none, or they differ in number
+    )
 
 
 def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int | None = None) -> Iterator[Rows]:
@@ -66,9 +69,8 @@ def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int |
 def fetch_rows(data: Any, indices: Sequence[int], *, split: str = "train") -> Rows:
     """Return the rows of these examples; `start` is the first index."""
     if type(data) in (Subset, TensorDataset):  # others' indices may be keys
-        where: Any = (
-            slice(indices[0], indices[-1] + 1) if isinstance(indices, range) else torch.as_tensor(list(indices))
-        )
+        in_a_row = isinstance(indices, range)
+        where: Any = slice(indices[0], indices[-1] + 1) if in_a_row else torch.as_tensor(list(indices))
         held = data
         while type(held) is Subset:
             chosen = held.indices[where] if isinstance(where, slice) else [held.indices[int(i)] for i in where]
@@ -78,11 +80,11 @@ def fetch_rows(data: Any, indices: Sequence[int], *, split: str = "train") -> Ro
             targets = _flat(tensors[1][where]) if len(tensors) > 1 else None
             return Rows(indices[0], _flat(tensors[0][where]), _single(targets), targets)
     items = [split_item(item) for item in IndexedDataset(data, split=split).__getitems__(list(indices))]
-    values, given = [x for x, _ in items], [y for _, y in items]
+    given = [y for _, y in items]
     found = [a for a in map(_array, given) if a is not None and a.size]
     targets = np.stack(found) if len(found) == len(given) and len({a.size for a in found}) == 1 else None
     texts = np.array(given) if all(isinstance(y, str) for y in given) else None
-    return Rows(indices[0], _stack(values), texts if targets is None else _single(targets), targets)
+    return Rows(indices[0], _stack([x for x, _ in items]), texts if targets is None else _single(targets), targets)
 
 
 def split_item(item: Any) -> tuple[Any, Any]:
@@ -150,97 +152,46 @@ def exact_hashes(rows: NDArray[Any]) -> Words:
     Numbers are compared as float32, integers above 2**24 as themselves; 0 and -0 are one, so are all NaN. Objects are text,
     bytes or `Numbers`.
     """
-    if rows.dtype == object:
-        data = [v if isinstance(v, bytes) else str(v).encode("utf-8", "surrogatepass") for v in rows]
-        digests = [int.from_bytes(hashlib.blake2b(each, digest_size=8).digest(), "little") for each in data]
-        return np.array(digests, dtype=np.uint64)
-    count = _words(rows[:1]).shape[1] if len(rows) else 0
-    factors = np.random.default_rng(_HASH_SEED).integers(0, 2**64, (2, count), dtype=np.uint64) | np.uint64(1)
-    step = max(1, BLOCK_BYTES // max(1, 8 * count))
-    found = np.empty(len(rows), dtype=np.uint64)
-    for start in range(0, len(rows), step):
-        words = _words(rows[start : start + step])
-        for factor in factors:  # twice: a product carries upwards only, and the topmost bits of two words would cancel
-            words ^= words >> np.uint64(32)
-            words *= factor
-        found[start : start + step] = _mixed(words.sum(axis=1, dtype=np.uint64))
-    return found
+    each: Any = (
+        [v if isinstance(v, bytes) else str(v).encode("utf-8", "surrogatepass") for v in rows]
+        if rows.dtype == object
+        else rows
+    )
+    if is_ids(rows):
+        each = np.ascontiguousarray(rows, dtype=np.int64)
+    elif rows.dtype != object:
+        each = rows.astype(np.float32, order="C") + np.float32(0)  # -0 becomes 0
+        each[np.isnan(each)] = np.nan
+    return np.frombuffer(b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in each), dtype=np.uint64)
 
 
-def _words(block: NDArray[Any]) -> Words:
-    """Return a copy of rows as words of 64 bits, shape (rows, words)."""
-    if is_ids(block):
-        return block.astype(np.int64).view(np.uint64)
-    values = block.astype(np.float32)
-    values += np.float32(0)  # -0 becomes 0
-    if not np.isfinite(values.sum()):
-        values[np.isnan(values)] = np.float32("nan")
-    if values.shape[1] % 2:
-        values = np.pad(values, ((0, 0), (0, 1)))
-    return values.view(np.uint64)
+def near_hasher(
+    values: int, view: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray
+) -> Callable[[NDArray[Any]], Words]:
+    """Return the function rows -> locality-sensitive hashes, shape (rows, tables): rows that differ little share one of them.
 
-
-def _mixed(words: Words) -> Words:
-    """Return the words with every bit spread over all of them (the finaliser of MurmurHash3)."""
-    words = words ^ (words >> np.uint64(33))
-    words = words * np.uint64(0xFF51AFD7ED558CCD)
-    words = words ^ (words >> np.uint64(33))
-    words = words * np.uint64(0xC4CEB9FE1A85EC53)
-    return words ^ (words >> np.uint64(33))
-
-
-class NearTables:
-    """Locality-sensitive hashes: rows that differ little share one of several (Datar et al. 2004).
-
-    A row is standardised by its own mean and deviation, so that brightness, contrast and units fall out, projected on random
-    directions and rounded.
-
-    Args:
-        values: per row.
-        tables: hashes of a row.
-        directions: projections that one hash is made of.
-        width: of a rounding step, in deviations of a row.
-        view: what rows go through first; None leaves them as they are.
+    A row goes through `view`, is standardised by its own mean and deviation, so that brightness, contrast and units fall out, projected
+    on random directions and rounded (Datar et al. 2004). Rows of equal values share all.
     """
+    rng = np.random.default_rng(_SEED)
+    axes = (rng.standard_normal((values, TABLES * DIRECTIONS)) / np.sqrt(values)).astype(np.float32)
+    offsets = rng.random(TABLES * DIRECTIONS)
 
-    def __init__(
-        self, values: int, *, tables: int = 4, directions: int = 8, width: float = 0.25, view: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
-    ) -> None:  # fmt: skip
-        self.view = view or np.asarray
-        rng = np.random.default_rng(_HASH_SEED + 1)
-        axes = rng.standard_normal((values, tables * directions)) / np.sqrt(values)
-        self._axes = axes.astype(np.float32)
-        self._sums = self._axes.sum(axis=0)
-        self._offsets = rng.random(tables * directions).astype(np.float32)
-        self._factors = rng.integers(0, 2**64, (tables, directions), dtype=np.uint64) | np.uint64(1)
-        self._width = np.float32(width)
+    def hashes(rows: NDArray[Any]) -> Words:
+        with np.errstate(all="ignore"):  # rows that are not finite are near none
+            cells = np.floor(standardised(view(rows)) @ axes / WIDTH + offsets)
+            return np.stack([exact_hashes(part) for part in np.split(cells, TABLES, axis=1)], axis=1)
 
-    def hashes(self, rows: NDArray[Any]) -> Words:
-        """Return the hashes of each row, shape (rows, tables); a row of equal values has none that another could share."""
-        tables, directions = self._factors.shape
-        found = np.empty((len(rows), tables), dtype=np.uint64)
-        step = max(1, BLOCK_BYTES // max(1, 4 * rows.shape[1]))
-        for start in range(0, len(rows), step):
-            block = np.ascontiguousarray(self.view(rows[start : start + step]), dtype=np.float32)
-            mean = block.mean(axis=1, keepdims=True)
-            spread = np.sqrt(np.maximum(np.einsum("ij,ij->i", block, block)[:, None] / block.shape[1] - mean**2, 0))
-            flat = ~(spread > 1e-6 * np.abs(mean)) | ~np.isfinite(spread)
-            along = (block @ self._axes - mean * self._sums) / np.where(flat, 1, spread)
-            cells = np.floor(np.where(flat, 0, along) / self._width + self._offsets * len(self._offsets))
-            parts = cells.astype(np.int64).view(np.uint64).reshape(-1, tables, directions)
-            joined = _mixed((_mixed(parts) * self._factors).sum(axis=2, dtype=np.uint64))
-            found[start : start + step] = joined
-            if flat.any():
-                found[start : start + step][flat[:, 0]] = exact_hashes(block[flat[:, 0]])[:, None]
-        return found
+    return hashes
 
 
-def standardised(rows: NDArray[Any]) -> Floats:
+def standardised(rows: NDArray[Any]) -> NDArray[Any]:
     """Return rows of mean 0 and deviation 1, shape (rows, values); rows of equal values become zeros."""
-    values = rows.astype(np.float64)
-    values -= values.mean(axis=1, keepdims=True)
+    values = rows.astype(np.result_type(rows.dtype, np.float32))
+    mean = values.mean(axis=1, keepdims=True)
+    values -= mean
     spread = values.std(axis=1, keepdims=True)
-    scaled: Floats = np.divide(values, spread, out=np.zeros_like(values), where=spread > 0)
+    scaled: NDArray[Any] = np.divide(values, spread, out=np.zeros_like(values), where=spread > 1e-6 * np.abs(mean))
     return scaled
 
 
@@ -261,12 +212,12 @@ class Sample(NamedTuple):
     """Random examples of a split."""
 
     places: NDArray[np.int64]  # of them in the split, in order, shape (rows,)
-    # shape (rows, columns), at most `COLUMNS` of a row; None for text and examples of different sizes
-    inputs: Floats | None
+    inputs: (
+        Floats | None
+    )  # shape (rows, columns), at most `COLUMNS` of a row; None for text and examples of different sizes
     columns: NDArray[np.int64]  # which places of a flattened row these are
-    # mean, deviation and means along each axis of an example, shape (rows, values); without values for flat rows
-    outline: Floats
-    outline_names: list[str]  # of these
+    outline: Floats  # mean, deviation and means along each axis of an example, shape (rows, values); without values for flat rows
+    outline_names: list[str]
     integers: bool  # whether the inputs are
     ids: bool  # whether they are integers that a model looks up
     targets: Floats | None  # shape (rows, values of a target); None where an item has none
@@ -283,48 +234,36 @@ def split_sample(data: Any, *, split: str, most: int | None, memory_mb: float, r
         rows: to draw, at most.
     """
     count = len(data) if most is None else min(most, len(data))
-    places = np.sort(np.random.default_rng(_SAMPLE_SEED).permutation(count)[:rows])
+    places = np.sort(np.random.default_rng(_SEED).permutation(count)[:rows])
     if not count:
         return Sample(places, None, places, np.empty((0, 0)), [], False, False, None, False)
-    first = fetch_rows(data, [0], split=split).inputs
-    step = max(1, int(memory_mb * 1e6) // max(1, first.nbytes))
-    value = split_item(data[0])[0]
+    first, value = fetch_rows(data, [0], split=split).inputs, split_item(data[0])[0]
     shape = tuple(value.shape) if isinstance(value, (Tensor, np.ndarray)) else first.shape[1:]
     axes = [axis for axis, size in enumerate(shape) if 1 < size <= AXIS] if len(shape) > 1 else []
     width = first.shape[1] if first.ndim == 2 else 0
-    kept = np.sort(np.random.default_rng(_SAMPLE_SEED).permutation(width)[:COLUMNS])
-    inputs, outlines, targets, classes = [], [], [], True
+    columns = np.sort(np.random.default_rng(_SEED).permutation(width)[:COLUMNS])
+    inputs, outlines, targets = [], [], []
+    step = max(1, int(memory_mb * 1e6) // max(1, first.nbytes))
     for start in range(0, len(places), step):
         block = fetch_rows(data, places[start : start + step].tolist(), split=split)
-        if block.inputs.ndim != 2 or block.inputs.shape[1] != width or block.inputs.dtype == object:
-            width = 0
-        if width:
-            values = block.inputs.astype(np.float64)
-            outlines.append(_outline(values, shape, axes))
-            inputs.append(values[:, kept])
         if block.targets is not None:
-            classes &= block.targets.dtype.kind in "iub"
-            targets.append(block.targets.astype(np.float64))
+            targets.append(block.targets)
+        if not width or block.inputs.dtype == object or block.inputs.shape[1] != width:
+            width = 0
+            continue
+        values = block.inputs.astype(np.float64)
+        inputs.append(values[:, columns])
+        examples = values.reshape(-1, *shape)
+        means = [examples.mean(tuple(k + 1 for k in range(len(shape)) if k != axis)) for axis in axes]
+        outlines.append(np.concatenate([values.mean(1, keepdims=True), values.std(1, keepdims=True), *means], axis=1))
+    names = ["the mean of an example", "the deviation within an example"]
+    names += [f"the mean at place {k} of axis {axis}" for axis in axes for k in range(shape[axis])]
+    outlined = bool(width) and len(shape) > 1
     whole = len({t.shape[1] for t in targets}) == 1 and sum(map(len, targets)) == len(places)
-    along = [f"the mean at place {k} of axis {axis}" for axis in axes for k in range(shape[axis])]
     return Sample(
-        places=places,
-        inputs=np.concatenate(inputs) if width else None,
-        columns=kept,
-        outline=np.concatenate(outlines) if width else np.empty((len(places), 0)),
-        outline_names=["the mean of an example", "the deviation within an example", *along]
-        if width and len(shape) > 1
-        else [],
-        integers=first.dtype.kind in "iu",
-        ids=is_ids(first),
-        targets=np.concatenate(targets) if whole else None,
-        classes=classes and whole,
-    )
-
-
-def _outline(values: Floats, shape: Sequence[int], axes: Sequence[int]) -> Floats:
-    if len(shape) < 2:
-        return np.empty((len(values), 0))
-    examples = values.reshape(-1, *shape)
-    means = [examples.mean(tuple(k + 1 for k in range(len(shape)) if k != axis)) for axis in axes]
-    return np.concatenate([values.mean(1, keepdims=True), values.std(1, keepdims=True), *means], axis=1)
+        places=places, inputs=np.concatenate(inputs) if width else None, columns=columns,
+        outline=np.concatenate(outlines) if outlined else np.empty((len(places), 0)), outline_names=names if outlined else [],
+        integers=first.dtype.kind in "iu", ids=is_ids(first),
+        targets=np.concatenate(targets).astype(np.float64) if whole else None,
+        classes=whole and all(t.dtype.kind in "iub" for t in targets),
+    )  # fmt: skip

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from workbench.errors import WorkbenchError
-from workbench.topics.data.rows import Sample
+from workbench.topics.data.rows import Floats, Sample
 from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
 from workbench.train.lane_stack import build_model
@@ -27,14 +26,11 @@ TAIL = 30.0
 there (rule of thumb: of 2,000 log-normal values of deviation 1 the largest lies as far)."""
 LEAST, MOST_HELD = 0.001, 0.2
 """Share of a column's cells that a code makes up (rule of thumb: fewer are single rows, more are a kind of example)."""
-_FEWEST = 8
-"""Other cells of a column, from which on it has a deviation (rule of thumb)."""
-MOST = 4096
-"""Examples that the model is shown: a batch of the config, and no more than these (rule of thumb)."""
+MOST = 4096  # examples that the model is shown: a batch of the config, and no more than these (rule of thumb)
+FEW = 8  # rows, or other cells of a column, from which on they have a middle and a deviation (rule of thumb)
 _WEIGHED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-_NORMS = (
-    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm,
-)  # fmt: skip
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def input_scale(sample: Sample) -> dict[str, Any]:
@@ -56,12 +52,10 @@ def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
     kinds = {"inputs": None if sample.ids else sample.inputs, "targets": None if sample.classes else sample.targets}
     found = {}
     for kind, rows in kinds.items():
-        if rows is None or len(rows) < 8:
-            continue
-        away = _distances(rows, rows)
+        away = None if rows is None or len(rows) < FEW else _distances(rows, rows)
         if away is not None:
             order = np.argsort(-away, kind="stable")[:most]
-            found[kind] = {"rows": len(rows), "far": [[int(sample.places[i]), float(away[i])] for i in order]}
+            found[kind] = {"rows": len(away), "far": [[int(sample.places[i]), float(away[i])] for i in order]}
     return found
 
 
@@ -85,9 +79,12 @@ def model_scale(workload: Workload, device: torch.device, *, most: int | None = 
     seen = _shown(workload, device, shown)
     if seen is None:
         return {"unseen": True}
-    return _first(seen.called, seen.names) | {
-        "targets": _targets(seen.outputs, label_of(workload.loss, seen.batch, seen.examples))
-    }
+    targets, labels = None, label_of(workload.loss, seen.batch, seen.examples)
+    numbers = isinstance(seen.outputs, Tensor) and labels is not None and labels.is_floating_point()
+    if labels is not None and numbers and seen.outputs.numel() == labels.numel():  # they are compared number by number
+        outputs = float(seen.outputs.detach().double().square().mean().sqrt())
+        targets = _sizes(labels.detach().double().cpu().reshape(len(labels), -1).numpy()) | {"outputs": outputs}
+    return _first_layer(seen) | {"targets": targets}
 
 
 def far_in_the_model(
@@ -98,9 +95,8 @@ def far_in_the_model(
     count = len(data) if most is None else min(most, len(data))
     spread = np.linspace(0, count - 1, others + len(places)).astype(int).tolist()
     rest = [i for i in spread if i not in set(places)]
-    if in_its_own_order(data) or len(rest) < others // 2:
-        return [list(pair) for pair in far]
-    reached = _reached(workload, device, places + rest)
+    alone = in_its_own_order(data) or len(rest) < others // 2
+    reached = None if alone else _reached(workload, device, places + rest)
     if reached is None:
         return [list(pair) for pair in far]
     values = reached.flatten(1).numpy()
@@ -113,17 +109,14 @@ def codes_in_the_model(
     workload: Workload, device: torch.device, codes: Sequence[dict[str, Any]], *, most: int | None = None
 ) -> list[dict[str, Any]]:
     """Return those of `missing_codes` that reach the first layer with weights: a model may put something else in their place."""
-    data = workload.train_data
+    data, kept = workload.train_data, []
     if in_its_own_order(data):
         return list(codes)
     count = len(data) if most is None else min(most, len(data))
-    kept = []
     for code in codes:
         spread = np.linspace(0, count - 1, min(count, int(len(code["places"]) / MOST_HELD))).astype(int).tolist()
         values = _reached(workload, device, sorted({*code["places"], *spread}))
-        if values is None or any(
-            True for _ in apart((values.flatten(1) if values.dim() == 2 else values.reshape(-1, 1)).numpy())
-        ):
+        if values is None or any(apart((values if values.dim() == 2 else values.reshape(-1, 1)).numpy())):
             kept.append(code)
     return kept
 
@@ -135,7 +128,7 @@ def _reached(workload: Workload, device: torch.device, places: list[int]) -> Ten
     return taken.detach().double().cpu() if isinstance(taken, Tensor) and len(taken) == len(places) else None
 
 
-def _distances(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64] | None:
+def _distances(rows: Floats, others: Floats) -> Floats | None:
     """Return how far rows lie from the median of others, in units of the median distance of these; None where that is 0."""
     rows, others = (np.clip(np.nan_to_num(r, nan=0.0, posinf=0.0, neginf=0.0), -1e150, 1e150) for r in (rows, others))
     middle = np.median(others, axis=0)
@@ -163,7 +156,7 @@ def _shown(workload: Workload, device: torch.device, count: int) -> _Seen | None
     handles = [
         module.register_forward_pre_hook(lambda m, args: called.append((m, args[0] if args else None)))
         for module in model.modules()
-        if isinstance(module, (*_WEIGHED, *_NORMS, nn.Embedding, nn.EmbeddingBag))
+        if isinstance(module, (*_WEIGHED, *_NORMS, *_LOOKUPS))
     ]
     try:
         with torch.no_grad(), autocast(device, config.precision):
@@ -176,33 +169,23 @@ def _shown(workload: Workload, device: torch.device, count: int) -> _Seen | None
     return _Seen(called, outputs, batch, examples, {module: name for name, module in model.named_modules()})
 
 
-def _first(called: Sequence[tuple[nn.Module, Any]], names: dict[nn.Module, str]) -> dict[str, Any]:
-    kinds = [module for module, _ in called]
-    weighed = next((k for k, module in enumerate(kinds) if isinstance(module, _WEIGHED)), None)
-    if weighed is None or not isinstance(called[weighed][1], Tensor):
+def _first_layer(seen: _Seen) -> dict[str, Any]:
+    kinds = [module for module, _ in seen.called]
+    at = next((k for k, module in enumerate(kinds) if isinstance(module, _WEIGHED)), None)
+    if at is None or not isinstance(seen.called[at][1], Tensor):
         return {"unseen": True}
-    if any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in kinds[:weighed]):
+    if any(isinstance(module, _LOOKUPS) for module in kinds[:at]):
         return {"reason": "the model looks its inputs up in an embedding", "lookup": True}
-    if any(isinstance(module, _NORMS) for module in kinds[: weighed + 2]):
+    if any(isinstance(module, _NORMS) for module in kinds[: at + 2]):
         return {"reason": "the model normalises its inputs, or what its first layer makes of them"}
-    module, values = called[weighed]
+    module, values = seen.called[at]
     rows = values.detach().double().cpu()
     axis = 1 if isinstance(module, nn.modules.conv._ConvNd) and rows.dim() > 2 else rows.dim() - 1
     columns = rows.movedim(axis, -1).reshape(-1, rows.shape[axis]).numpy()
-    return {"layer": [names[module], type(module).__name__]} | _sizes(columns)
+    return {"layer": [seen.names[module], type(module).__name__]} | _sizes(columns)
 
 
-def _targets(outputs: Any, labels: Tensor | None) -> dict[str, Any] | None:
-    """Return the size of targets that the outputs are compared with number by number; None where they are none."""
-    if not isinstance(outputs, Tensor) or labels is None or not labels.is_floating_point():
-        return None
-    if outputs.numel() != labels.numel():
-        return None
-    found = outputs.detach().double().square().mean().sqrt()
-    return _sizes(labels.detach().double().cpu().reshape(len(labels), -1).numpy()) | {"outputs": float(found)}
-
-
-def _sizes(rows: NDArray[Any]) -> dict[str, Any]:
+def _sizes(rows: Floats) -> dict[str, Any]:
     """Return the sizes of columns; a column that never varies has none."""
     values = np.where(np.isfinite(rows), rows, 0.0)
     varies = np.flatnonzero(values.max(0) > values.min(0)) if len(values) else np.empty(0, dtype=np.int64)
@@ -214,14 +197,10 @@ def _sizes(rows: NDArray[Any]) -> dict[str, Any]:
     sizes[sizes == 0] = np.nan
     size = np.nanmedian(sizes, axis=0)
     return known | {
-        "size": float(np.sqrt((share * size**2).mean())),
-        "smallest": float(size.min()),
-        "quarter": float(np.quantile(size, 0.25)),
-        "median": float(np.median(size)),
-        "largest": float(size.max()),
-        "smallest_at": int(varies[size.argmin()]),
-        "largest_at": int(varies[size.argmax()]),
-    }
+        "size": float(np.sqrt((share * size**2).mean())), "median": float(np.median(size)), "quarter": float(np.quantile(size, 0.25)),
+        "smallest": float(size.min()), "smallest_at": int(varies[size.argmin()]),
+        "largest": float(size.max()), "largest_at": int(varies[size.argmax()]),
+    }  # fmt: skip
 
 
 def missing_codes(sample: Sample, *, cells: int = 3, rows: int = 12) -> list[dict[str, Any]]:
@@ -250,7 +229,7 @@ def missing_codes(sample: Sample, *, cells: int = 3, rows: int = 12) -> list[dic
         count, share = int(held.sum()), float(held.mean())
         if count < cells or not LEAST <= share <= MOST_HELD:
             continue
-        places = np.flatnonzero(held.any(1) if flat else held.reshape(sample.inputs.shape).any(1))[:rows]
+        places = np.flatnonzero(held.reshape(len(sample.inputs), -1).any(1))[:rows]
         codes.append({
             "value": value, "share": share, "cells": count, "columns": len(known) if flat else None,
             "deviations": min(d for _, d in known), "places": sample.places[places].tolist(),
@@ -258,20 +237,17 @@ def missing_codes(sample: Sample, *, cells: int = 3, rows: int = 12) -> list[dic
     return sorted(codes, key=lambda code: -code["share"])
 
 
-def apart(values: NDArray[np.float64]) -> Iterator[tuple[int, float, float]]:
+def apart(values: Floats) -> Iterator[tuple[int, float, float]]:
     """Yield the ends of columns that no other finite value comes near: column, value, deviations from the mean of the others."""
     for column, cells in enumerate(values.T):
         finite = cells[np.isfinite(cells)]
-        if not len(finite):
+        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+        rest = finite[(finite > low) & (finite < high)]
+        if len(rest) < FEW:
             continue
-        ends = (float(finite.min()), float(finite.max()))
-        rest = finite[(finite > ends[0]) & (finite < ends[1])]
-        if len(rest) < _FEWEST:
-            continue
-        middle, deviation = float(np.median(rest)), float(rest.std())
+        middle, mean, deviation = float(np.median(rest)), float(rest.mean()), float(rest.std())
         robust = 1.4826 * float(np.median(np.abs(rest - middle)))  # 0 where half of them are equal
-        tails = (middle - float(rest.min()), float(rest.max()) - middle)
-        gaps = (float(rest.min()) - ends[0], ends[1] - float(rest.max()))
-        for end, gap, tail in zip(ends, gaps, tails, strict=True):
+        for end, nearest in ((low, float(rest.min())), (high, float(rest.max()))):
+            gap, tail = abs(end - nearest), abs(nearest - middle)
             if end != 0 and gap >= APART * deviation and tail <= TAIL * robust and robust > 0:
-                yield column, end, abs(end - float(rest.mean())) / deviation
+                yield column, end, abs(end - mean) / deviation

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, optimize, sparse, stats
 
-from workbench.topics.data.rows import Sample
+from workbench.topics.data.rows import Floats, Sample
 from workbench.topics.evaluation.skew import class_test
 
-MOST_ROWS = 1000
-"""Rows that either is fitted to: a correlation of 0.13 stands out from chance by four deviations (rule of thumb)."""
-FEWEST_ROWS = 40
-MOST_CLASSES = 100
-NEIGHBOURS = 10
-PENALTIES = (0.1, 3.0, 100.0)
-"""Of the linear model, over the mean eigenvalue of the Gram matrix (rule of thumb)."""
-COUNTED, BUCKETS = 1024, 4096
-"""Tokens that are told apart, by the yardsticks and between splits; larger ids share a bucket."""
+MOST_ROWS = (
+    1000  # that either is fitted to: a correlation of 0.13 stands out from chance by four deviations (rule of thumb)
+)
+FEWEST_ROWS, MOST_CLASSES, NEIGHBOURS = 40, 100, 10
+PENALTIES = (0.1, 3.0, 100.0)  # of the linear model, over the mean eigenvalue of the Gram matrix (rule of thumb)
+COUNTED, BUCKETS = (
+    1024,
+    4096,
+)  # tokens that are told apart, by the yardsticks and between splits; larger ids share a bucket
 SHOWN = 10
-REDRAWN = 100
-"""Splits of the same examples that are drawn anew, for how far token frequencies differ by chance."""
-
-Floats = NDArray[np.float64]
-
-
-class _Yardstick(NamedTuple):
-    """A model that is linear in the targets."""
-
-    # predictions of each row by all others, from targets of mean 0, shape (rows, columns)
-    left_out: Callable[[Floats], Floats]
-    # predictions of other rows, from their Gram matrix with these rows, shape (others, rows), and the targets
-    new: Callable[[Floats, Floats], Floats]
-
-
-class _Targets(NamedTuple):
-    """Targets as columns: one for each class, or the numbers themselves."""
-
-    columns: Floats
-    classes: Floats | None
+REDRAWN = 100  # splits of the same examples that are drawn anew, for how far token frequencies differ by chance
 
 
 def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None = None) -> dict[str, Any]:
@@ -58,72 +38,70 @@ def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None
     Returns:
         "rows", "columns", "classes" (how many; None for numbers), "z" (of each yardstick: the best correlation between what is
         predicted and what is, over columns and penalties, in deviations of chance) and "tests" (how many of these), "score" (of
-        each: accuracy, or correlation), "ranks" (how many labels stand at which place of the linear model's order of classes), "chance" (share of the most common class, or 0), "next" and "before" (the larger z where
-        each row is given the target of the row after it, or before), "carried" (of the better one: "rows" and "score" on the other
-        split, and "renumbered", the score where its classes are matched anew), "own" (of the other split: what this function
-        finds in it alone, where little was carried over).
-        "reason" where it does not apply, and "constant" where the inputs never vary.
+        each: accuracy, or correlation), "ranks" (how many labels stand at which place of the linear model's order of classes),
+        "chance" (share of the most common class, or 0), "next" and "before" (the larger z where each row is given the target of the
+        row after it, or before), "carried" (of the better one: "rows" and "score" on the other split, and "renumbered", the score
+        where its classes are matched anew), "own" (of the other split: what this function finds in it alone, where little was
+        carried over). "reason" where it does not apply, and "constant" where the inputs never vary.
     """
-    rng = np.random.default_rng(0)
     whole = np.arange(len(train.places)) if train.targets is None else np.flatnonzero(np.isfinite(train.targets).all(1))
-    kept = np.sort(rng.permutation(whole)[:MOST_ROWS])
-    ready = _targets(train, kept)
-    if isinstance(ready, str):
-        return {"reason": ready}
+    kept = np.sort(np.random.default_rng(0).permutation(whole)[:MOST_ROWS])
+    if train.inputs is None or train.targets is None or len(kept) < FEWEST_ROWS:
+        few = "examples have no targets of one size" if train.targets is None else f"{len(kept)} examples are too few"
+        return {"reason": "the inputs are text, or of different sizes" if train.inputs is None else few}
+    targets, classes = train.targets[kept], np.unique(train.targets[kept, 0]) if train.classes else None
+    if classes is None and not (targets.std(0) > 0).any():
+        return {"reason": "the targets never vary"}
+    if classes is not None and (targets.shape[1] > 1 or len(classes) > min(MOST_CLASSES, len(kept) / 4)):
+        return {"reason": "targets are neither one of several classes nor numbers"}
+    if classes is not None and len(classes) < 2:
+        return {"reason": "all examples are of one class"}
+    columns = targets[:, :MOST_CLASSES] if classes is None else (targets == classes).astype(np.float64)
     raw = _features(train)[kept]
     centre, spread = raw.mean(0), raw.std(0)
     varies = spread > 1e-12 * np.maximum(1.0, np.abs(centre))
     if not varies.any():
         return {"reason": "the inputs never vary", "constant": True, "rows": len(kept)}
     features = (raw - centre)[:, varies] / spread[varies]
-    sticks = _yardsticks(features @ features.T / features.shape[1])
-    found = [stick.left_out(_centred(ready.columns)) for stick in sticks]
-    z = [_z(one, ready.columns) for one in found]
+    gram = features @ features.T / features.shape[1]
+    sticks = _yardsticks(gram)
+    mean = columns.mean(0)
+    found = [stick @ (columns - mean) for stick in sticks]
+    z = [_z(one, columns) for one in found]
     linear, best = int(np.argmax(z[:-1])), int(np.argmax(z))
+
+    def score(predicted: Floats) -> float:
+        if classes is None:
+            return float(_correlations(predicted, columns).mean())
+        return float(((predicted + mean).argmax(1) == columns.argmax(1)).mean())
+
     known: dict[str, Any] = {
-        "rows": len(kept),
-        "columns": features.shape[1],
-        "classes": None if ready.classes is None else len(ready.classes),
-        "z": {"linear": z[linear], "neighbours": z[-1]},
-        "tests": len(z) * ready.columns.shape[1],
-        "score": {name: _score(found[k], ready.columns, ready) for name, k in (("linear", linear), ("neighbours", -1))},
-        "ranks": None if ready.classes is None else _ranks(found[linear], ready.columns),
-        "chance": 0.0 if ready.classes is None else float(ready.columns.mean(0).max()),
-    }
-    if stored is not None and train.targets is not None and train.targets.shape[1] == 1:
-        known |= {
-            name: _shifted(sticks, stored, train.places[kept] + by, ready) for name, by in (("next", 1), ("before", -1))
-        }
-    if (
-        other is not None and other.targets is not None and other.inputs is not None and train.inputs is not None
-        and train.classes == other.classes and train.inputs.shape[1] == other.inputs.shape[1]
-    ):  # fmt: skip
-        theirs = np.flatnonzero(np.isfinite(other.targets).all(1))[:MOST_ROWS]
-        rows = (_features(other)[theirs] - centre)[:, varies] / spread[varies]
-        known["carried"] = carried = _carried(sticks[best], features, rows, other.targets[theirs], ready)
+        "rows": len(kept), "columns": features.shape[1], "classes": None if classes is None else len(classes),
+        "z": {"linear": z[linear], "neighbours": z[-1]}, "tests": len(z) * columns.shape[1],
+        "score": {"linear": score(found[linear]), "neighbours": score(found[-1])}, "ranks": None,
+        "chance": 0.0 if classes is None else float(mean.max()),
+    }  # fmt: skip
+    if classes is not None:
+        scores = found[linear] + mean
+        own = (scores * columns).sum(1, keepdims=True)
+        known["ranks"] = np.bincount((scores > own).sum(1), minlength=len(classes)).tolist()
+    if stored is not None and targets.shape[1] == 1:
+        for name, by in (("next", 1), ("before", -1)):
+            known[name] = _shifted(sticks, stored, train.places[kept] + by, classes)
+    if other is None or other.targets is None or other.inputs is None:
+        return known
+    if train.classes != other.classes or train.inputs.shape[1] != other.inputs.shape[1]:
+        return known
+    theirs = np.flatnonzero(np.isfinite(other.targets).all(1))[:MOST_ROWS]
+    labels, rows = other.targets[theirs], (_features(other)[theirs] - centre)[:, varies] / spread[varies]
+    known["carried"] = None
+    if labels.shape[1] == (columns.shape[1] if classes is None else 1) and len(labels) > 1:
+        predicted = _predicted(best, gram, rows @ features.T / features.shape[1], columns - mean) + mean
+        known["carried"] = {"rows": len(rows), **_carried(predicted, labels, classes)}
         learned = known["score"]["linear" if best == linear else "neighbours"] - known["chance"]
-        if carried is not None and carried["score"] - known["chance"] < learned / 2:
+        if known["carried"]["score"] - known["chance"] < learned / 2:
             known["own"] = measure(other)
     return known
-
-
-def _targets(sample: Sample, kept: NDArray[np.int64]) -> _Targets | str:
-    if sample.inputs is None:
-        return "the inputs are text, or of different sizes"
-    if sample.targets is None:
-        return "examples have no targets of one size"
-    if len(kept) < FEWEST_ROWS:
-        return f"{len(kept)} examples are too few"
-    targets = sample.targets[kept]
-    if not sample.classes:
-        varies = (targets.std(0) > 0).any()
-        return _Targets(targets[:, :MOST_CLASSES], None) if varies else "the targets never vary"
-    values = np.unique(targets[:, 0])
-    if targets.shape[1] > 1 or len(values) > MOST_CLASSES or len(values) > len(kept) / 4:
-        return "targets are neither one of several classes nor numbers"
-    if len(values) < 2:
-        return "all examples are of one class"
-    return _Targets((targets == values).astype(np.float64), values)
 
 
 def _features(sample: Sample) -> Floats:
@@ -137,52 +115,42 @@ def _features(sample: Sample) -> Floats:
     return counts
 
 
-def _centred(columns: Floats) -> Floats:
-    return np.asarray(columns - columns.mean(0))
+def _yardsticks(gram: Floats) -> list[Floats]:
+    """Return the matrices that predict each row from the centred targets of all others: ridge for each penalty, then neighbours.
 
-
-def _yardsticks(gram: Floats) -> list[_Yardstick]:
-    """Return the linear model for each penalty, and the neighbours, from the inner products of standardised rows."""
+    Args:
+        gram: inner products of the standardised rows, shape (rows, rows).
+    """
     values, vectors = linalg.eigh(gram)
-    values = np.maximum(values, 0.0)
-    return [*(_ridge(values, vectors, penalty * float(values.mean())) for penalty in PENALTIES), _neighbours(gram)]
+    values, one, found = np.maximum(values, 0.0), np.eye(len(gram)), []
+    for penalty in PENALTIES:
+        hat = (vectors * (values / (values + penalty * values.mean()))) @ vectors.T
+        leverage = np.minimum(np.diagonal(hat) + 1 / len(gram), 1 - 1e-9)
+        found.append(one - (one - hat) / (1 - leverage)[:, None])
+    apart = np.diagonal(gram) - 2 * gram
+    np.fill_diagonal(apart, np.inf)
+    return [*found, _nearest(apart)]
 
 
-def _ridge(values: Floats, vectors: Floats, penalty: float) -> _Yardstick:
-    shrunk = values / (values + penalty)
-    leverage = np.minimum((vectors**2) @ shrunk + 1 / len(vectors), 1 - 1e-9)
-
-    def left_out(targets: Floats) -> Floats:
-        fitted = vectors @ (shrunk[:, None] * (vectors.T @ targets))
-        return np.asarray(targets - (targets - fitted) / (1 - leverage)[:, None])
-
-    def new(gram: Floats, targets: Floats) -> Floats:
-        return np.asarray(gram @ (vectors @ ((vectors.T @ targets) / (values + penalty)[:, None])))
-
-    return _Yardstick(left_out, new)
+def _predicted(stick: int, gram: Floats, across: Floats, targets: Floats) -> Floats:
+    """Return what a yardstick predicts of other rows, whose inner products with the rows are `across`, shape (others, rows)."""
+    if stick == len(PENALTIES):
+        return np.asarray(_nearest(np.diagonal(gram) - 2 * across) @ targets)
+    penalty = PENALTIES[stick] * np.trace(gram) / len(gram)
+    return np.asarray(across @ linalg.solve(gram + penalty * np.eye(len(gram)), targets, assume_a="pos"))
 
 
-def _neighbours(gram: Floats) -> _Yardstick:
-    lengths = np.diagonal(gram)
-    few = min(NEIGHBOURS, len(gram) - 1)
-
-    def nearest(distance: Floats) -> NDArray[np.int64]:
-        return np.argpartition(distance, few - 1, axis=1)[:, :few]
-
-    def left_out(targets: Floats) -> Floats:
-        apart = lengths - 2 * gram
-        np.fill_diagonal(apart, np.inf)
-        return np.asarray(targets[nearest(apart)].mean(1))
-
-    def new(gram: Floats, targets: Floats) -> Floats:
-        return np.asarray(targets[nearest(lengths - 2 * gram)].mean(1))
-
-    return _Yardstick(left_out, new)
+def _nearest(distance: Floats) -> Floats:
+    """Return the matrix that takes the mean of the nearest columns of each row."""
+    few = min(NEIGHBOURS, distance.shape[1] - 1)
+    weights = np.zeros_like(distance)
+    np.put_along_axis(weights, np.argpartition(distance, few - 1, axis=1)[:, :few], 1 / few, axis=1)
+    return weights
 
 
 def _correlations(predicted: Floats, targets: Floats) -> Floats:
     """Return the correlation of each column; 0 where one of the two never varies."""
-    a, b = _centred(predicted), _centred(targets)
+    a, b = predicted - predicted.mean(0), targets - targets.mean(0)
     size = np.sqrt((a**2).sum(0) * (b**2).sum(0))
     return np.asarray(np.divide((a * b).sum(0), size, out=np.zeros_like(size), where=size > 1e-12))
 
@@ -191,47 +159,25 @@ def _z(predicted: Floats, targets: Floats) -> float:
     return float(_correlations(predicted, targets).max() * np.sqrt(len(targets)))
 
 
-def _score(predicted: Floats, targets: Floats, ready: _Targets) -> float:
-    if ready.classes is None:
-        return float(_correlations(predicted, targets).mean())
-    shares = ready.columns.mean(0)
-    return float(((predicted + shares).argmax(1) == targets.argmax(1)).mean())
-
-
-def _ranks(predicted: Floats, columns: Floats) -> list[int]:
-    scores = predicted + columns.mean(0)
-    own = (scores * columns).sum(1, keepdims=True)
-    return [int(n) for n in np.bincount((scores > own).sum(1), minlength=columns.shape[1])]
-
-
-def _shifted(sticks: list[_Yardstick], stored: Floats, places: NDArray[np.int64], ready: _Targets) -> float | None:
+def _shifted(sticks: list[Floats], stored: Floats, places: NDArray[np.int64], classes: Floats | None) -> float | None:
     """Return the best z of targets that stand elsewhere; rows whose target is unknown count as the mean."""
     inside = (places >= 0) & (places < len(stored))
     values = np.where(inside, stored[np.clip(places, 0, len(stored) - 1)], np.nan)
     known = np.isfinite(values)
     if known.sum() < len(places) / 2:
         return None
-    columns = values[:, None] if ready.classes is None else (values[:, None] == ready.classes).astype(np.float64)
+    columns = values[:, None] if classes is None else (values[:, None] == classes).astype(np.float64)
     columns = np.where(known[:, None], columns - columns[known].mean(0), 0.0)
-    return max(_z(stick.left_out(columns), columns) for stick in sticks)
+    return max(_z(stick @ columns, columns) for stick in sticks)
 
 
-def _carried(
-    stick: _Yardstick, features: Floats, theirs: Floats, targets: Floats, ready: _Targets
-) -> dict[str, Any] | None:
-    """Return how well a yardstick that was fitted to training examples does on the other split."""
-    if targets.shape[1] != (1 if ready.classes is not None else ready.columns.shape[1]) or len(targets) < 2:
-        return None
-    predicted = stick.new(theirs @ features.T / features.shape[1], _centred(ready.columns)) + ready.columns.mean(0)
-    known: dict[str, Any] = {"rows": len(theirs)}
-    if ready.classes is None:
-        return known | {"score": float(_correlations(predicted, targets).mean())}
+def _carried(predicted: Floats, targets: Floats, classes: Floats | None) -> dict[str, float]:
+    if classes is None:
+        return {"score": float(_correlations(predicted, targets).mean())}
     labels, said = targets[:, 0], predicted.argmax(1)
-    values = np.unique(labels)
-    table = np.array([[((said == k) & (labels == c)).sum() for c in values] for k in range(len(ready.classes))])
+    table = np.array([[((said == k) & (labels == c)).sum() for c in np.unique(labels)] for k in range(len(classes))])
     matched = optimize.linear_sum_assignment(-table)
-    score = float((ready.classes[said] == labels).mean())
-    return known | {"score": score, "renumbered": float(table[matched].sum() / len(labels))}
+    return {"score": float((classes[said] == labels).mean()), "renumbered": float(table[matched].sum() / len(labels))}
 
 
 def input_shift(train: Sample, other: Sample) -> dict[str, Any]:
@@ -255,11 +201,10 @@ def input_shift(train: Sample, other: Sample) -> dict[str, Any]:
     if train.ids and other.ids:
         found = _token_test(train.inputs, other.inputs)
         return {"rows": rows, "tests": 1, "worst": [found], "farthest": found}
-    features = [f"feature {k}" for k in train.columns]
-    names = [*features, *train.outline_names]
-    a, b = (np.concatenate([s.inputs, s.outline], 1) for s in (train, other) if s.inputs is not None)
-    if a.shape[1] != b.shape[1]:
-        a, b, names = train.inputs, other.inputs, features
+    a, b, names = train.inputs, other.inputs, [f"feature {k}" for k in train.columns]
+    if train.outline.shape[1] == other.outline.shape[1]:
+        a, b = (np.concatenate(parts, 1) for parts in ((a, train.outline), (b, other.outline)))
+        names += train.outline_names
     return {"rows": rows} | _number_tests(a, b, names)
 
 
@@ -287,16 +232,18 @@ def target_shift(train: Sample, other: Sample) -> dict[str, Any]:
 
 
 def _number_tests(a: Floats, b: Floats, names: list[str]) -> dict[str, Any]:
-    distance = _kolmogorov_smirnov(a, b)
-    rows, serial = len(a) * len(b) / (len(a) + len(b)), np.maximum(_serial(a), _serial(b))
-    counts = {"p": rows * (1 - serial) / (1 + serial), "p_rows": rows}  # as many as a first-order autoregression has
-    p = {name: stats.kstwobign.sf(distance * np.sqrt(count)) for name, count in counts.items()}
+    distance, serial = _kolmogorov_smirnov(a, b), np.maximum(_serial(a), _serial(b))
+    rows = len(a) * len(b) / (len(a) + len(b))
+    p_rows = stats.kstwobign.sf(distance * np.sqrt(rows))
+    p = stats.kstwobign.sf(
+        distance * np.sqrt(rows * (1 - serial) / (1 + serial))
+    )  # as many as a first-order autoregression has
 
     def test(k: int) -> dict[str, Any]:
-        known = {"name": names[k], "distance": float(distance[k]), **{name: float(each[k]) for name, each in p.items()}}
+        known = {"name": names[k], "distance": float(distance[k]), "p": float(p[k]), "p_rows": float(p_rows[k])}
         return known | {"train": _moments(a[:, k]), "other": _moments(b[:, k])}
 
-    first = np.lexsort((-distance, p["p"]))[:SHOWN]
+    first = np.lexsort((-distance, p))[:SHOWN]
     return {"tests": len(distance), "worst": [test(int(k)) for k in first], "farthest": test(int(distance.argmax()))}
 
 
@@ -340,11 +287,10 @@ def _token_test(a: Floats, b: Floats) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     drawn = apart(np.stack([rng.permutation(mask) for _ in range(REDRAWN)]).astype(np.float64))
     found = float(apart(mask[None].astype(np.float64))[0])
-    z = (found - drawn.mean()) / max(drawn.std(), 1e-12)
-    distance = max(0.0, found - float(drawn.mean()))
-    p = float(stats.norm.sf(z))
+    beyond = found - float(drawn.mean())
+    p = float(stats.norm.sf(beyond / max(drawn.std(), 1e-12)))
     moments = {"train": _moments(a.ravel()), "other": _moments(b.ravel())}
-    return {"name": "the frequency of tokens", "distance": distance, "p": p, "p_rows": p, **moments}
+    return {"name": "the frequency of tokens", "distance": max(0.0, beyond), "p": p, "p_rows": p, **moments}
 
 
 def _class_test(labels: NDArray[Any], others: NDArray[Any]) -> dict[str, Any]:

@@ -24,10 +24,8 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import CrossEntropy, SquaredError, label_of, prediction_of
 
-EXAMPLES = 1000
-"""Of either split, at most: an accuracy is then known to 1.6 % (rule of thumb)."""
-LAST_STEPS = 0.1
-"""Share of the run whose training losses are what the loss in training mode is at its end."""
+EXAMPLES = 1000  # of either split, at most: an accuracy is then known to 1.6 % (rule of thumb)
+LAST_STEPS = 0.1  # share of the run whose training losses are what the loss in training mode is at its end
 
 
 def collect_generalisation(session: Session) -> dict[str, Any]:
@@ -89,17 +87,14 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
             workload, [model], split=split, batch_size=evaluation_batch(workload, config, session.device), device=session.device,
             precision=config.precision, observe=observe,
         )  # fmt: skip
-        found[split] = _mean(columns["loss"].numpy(), weights.numpy())
-        if len({t.shape[1:] for t in true}) == 1 and sum(map(len, true)) == found[split]["examples"]:
+        losses, weigh = columns["loss"].numpy(), weights.numpy() / weights.numpy().sum()
+        mean = float((losses * weigh).sum())
+        se = float(np.sqrt(((weigh * (losses - mean)) ** 2).sum()))
+        found[split] = {"examples": len(losses), "loss": mean, "se": se}
+        if len({t.shape[1:] for t in true}) == 1 and sum(map(len, true)) == len(losses):
             labels[split] = torch.cat(true)
             found[split] |= _skill(torch.cat(said), labels[split], labels["train"])
     return found
-
-
-def _mean(values: Any, weights: Any) -> dict[str, Any]:
-    mean = float((values * weights).sum() / weights.sum())
-    spread = weights * (values - mean)
-    return {"examples": len(values), "loss": mean, "se": float(np.sqrt((spread**2).sum()) / weights.sum())}
 
 
 def _skill(said: Tensor, true: Tensor, trained: Tensor) -> dict[str, Any]:

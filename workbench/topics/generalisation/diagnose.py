@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.curves.classify import chance_loss, ignorance
@@ -15,10 +16,8 @@ CODES = Codes({"evaluation.generalisation_gap": "P3.2", "evaluation.underfits": 
 _GAP, _FIT = CODES
 HARM = 0.1
 """Share of what was learned that does not hold on validation, from which on a difference between the splits is put down to it."""
-_SURE = 3.0
-"""Standard errors."""
-_LEAST = 0.1
-"""Of the initial loss, that has to be learned for a gap to mean anything (rule of thumb)."""
+_SURE = 3.0  # standard errors
+_LEAST = 0.1  # of the initial loss, that has to be learned for a gap to mean anything (rule of thumb)
 
 
 class Gap(NamedTuple):
@@ -47,8 +46,7 @@ class Gap(NamedTuple):
 
 def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
     """Return the gap of the baseline "at" its last or selected checkpoint; None where none was trained, or it learned nothing to lose."""
-    found = (facts.get("generalisation") or {}).get(at)
-    start = _start(facts)
+    found, start = (facts.get("generalisation") or {}).get(at), _start(facts)
     if not found or start is None:
         return None
     train, held = found["train"], found["validation"]
@@ -59,11 +57,11 @@ def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
         return None
     gap = held["loss"] - train["loss"] if _finite(held["loss"]) else math.inf
     se = math.hypot(train["se"], held["se"]) if _finite(held["se"]) else 0.0
-    is_class = held.get("classes") is not None and classifies(facts)
+    scored = held.get("classes") is not None and classifies(facts)
     return Gap(
         share=gap / learned, z=gap / se if se > 0 else math.copysign(math.inf, gap), train=train["loss"], validation=train["loss"] + gap,
-        train_score=train["score"] if is_class else None,
-        score=held["score"] if is_class else None, renumbered=held["renumbered"] if is_class else None, examples=held["examples"],
+        train_score=train["score"] if scored else None, score=held["score"] if scored else None,
+        renumbered=held["renumbered"] if scored else None, examples=held["examples"],
     )  # fmt: skip
 
 
@@ -93,53 +91,52 @@ def diagnose_generalisation_gap(
     """
     facts = record.facts
     found = facts.get("generalisation") or {}
+    if "last" not in found:
+        return _missing(record, _GAP)
 
     def judged(status: Status, summary: str, *advice: str, **numbers: Any) -> Diagnosis:
+        numbers = {"unit": "of what was learned", "evidence": dict(found), **numbers}
         return Diagnosis.of(record, [CODES.finding(_GAP, status, summary, advice=advice, **numbers)])
 
-    if "last" not in found:
-        return judged("not_measured", _why_missing(facts))
-    known: dict[str, Any] = {"unit": "of what was learned", "evidence": dict(found)}
-    now, mode = found["last"]["train"], found["training_mode"]
+    now, mode, start = found["last"]["train"], found["training_mode"], _start(facts)
     both = f"On training examples the loss is {now['loss']:.3g} in evaluation mode, and {mode['loss']:.3g} in training mode at the end of the run"
-    in_training = _lost_from(mode, now, _start(facts))
+    in_training, noise = _lost_from(mode, now, start), _lost_from(now, mode, start)
     if in_training is not None and in_training >= broken:
         return judged(
             "fail", f"{both}: evaluation measures another model.",
             "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
-            "Look at what differs for the data: a transform that only one of the two gets.", value=in_training, threshold=broken, **known,
+            "Look at what differs for the data: a transform that only one of the two gets.", value=in_training, threshold=broken,
         )  # fmt: skip
-    noise = _lost_from(now, mode, _start(facts))
     if noise is not None and hidden <= noise < math.inf:
         return judged(
             "warn", f"{both}: what training mode adds hides {noise:.0%} of what was learned.",
             "Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under "
-            "`if self.training`.", value=noise, threshold=hidden, **known,
+            "`if self.training`.", value=noise, threshold=hidden,
         )  # fmt: skip
     gap, best = gap_of(facts), gap_of(facts, at="selected")
-    if gap is None:
-        return judged("ok", "The baseline has learned too little on training examples for a gap to open.", **known)
+    if gap is None or start is None:
+        return judged("ok", "The baseline has learned too little on training examples for a gap to open.")
     said = f"Loss {gap.validation:.3g} on validation and {gap.train:.3g} on training examples, both in evaluation mode"
-    known |= {"value": gap.share, "threshold": lost}
-    start, held = _start(facts) or 0.0, found["selected"]["validation"]["loss"]
-    learned = start - gap.train
+    held, learned = found["selected"]["validation"]["loss"], start - gap.train
+    judged = partial(judged, value=gap.share, threshold=lost)
     if gap.share >= 1 - carried and gap.z >= _SURE and not (_finite(held) and start - held >= carried * learned):
         return judged(
             "fail", f"{said}: next to nothing of what is learned holds on validation, at no checkpoint.",
             "Compare the two splits: inputs, targets, and the code that prepares each.",
-            "If they are alike, the model memorises: more examples, augmentation, weight decay, a smaller model.", **known,
+            "If they are alike, the model memorises: more examples, augmentation, weight decay, a smaller model.",
         )  # fmt: skip
     risen = (gap.validation - held) / learned if _finite(held) else 0.0
     if gap.share >= lost and gap.z >= _SURE and risen >= rise:
         earlier = "" if best is None else f", and {best.validation:.3g} at step {found['selected']['step']:,}"
         fix = "Take the selected checkpoint; then more examples, augmentation, weight decay or dropout, or fewer steps."
-        return judged("warn", f"{said}{earlier}: the run overfits in its later part.", fix, **known)
-    return judged("ok", f"{said}: {max(0.0, gap.share):.0%} of what was learned does not carry over.", **known)
+        return judged("warn", f"{said}{earlier}: the run overfits in its later part.", fix)
+    return judged("ok", f"{said}: {max(0.0, gap.share):.0%} of what was learned does not carry over.")
 
 
-def _why_missing(facts: Mapping[str, Any]) -> str:
-    found = facts.get("generalisation") or {}
-    return why_missing(facts, "generalisation", found.get("reason", "this study did not look at its training examples"))
+def _missing(record: Audited, code: str) -> Diagnosis:
+    why = (record.facts.get("generalisation") or {}).get("reason", "this study did not look at its training examples")
+    summary = why_missing(record.facts, "generalisation", why)
+    return Diagnosis.of(record, [CODES.finding(code, "not_measured", summary)])
 
 
 def _lost_from(better: Mapping[str, Any], worse: Mapping[str, Any], start: float | None) -> float | None:
@@ -192,39 +189,34 @@ def diagnose_underfit(
     """
     facts = record.facts
     trained, sticks = facts.get("generalisation") or {}, (facts.get("data") or {}).get("yardsticks") or {}
+    if "last" not in trained:
+        return _missing(record, _FIT)
 
     def judged(status: Status, summary: str, *advice: str, **numbers: Any) -> Diagnosis:
         return Diagnosis.of(record, [CODES.finding(_FIT, status, summary, advice=advice, **numbers)])
 
-    if "last" not in trained:
-        return judged("not_measured", _why_missing(facts))
     models = [m for name in ("last", "selected") if (m := trained[name]["train"]).get("score") is not None]
     other = any(m["classes"] is None for m in models) != (sticks.get("classes") is None)
     if "score" not in sticks or not models or other or not (sticks["classes"] is None or classifies(facts)):
-        said = "Does not apply: no linear model can be held against the trained one by accuracy or correlation."
-        return judged("ok", said)
+        return judged("ok", "Does not apply: no linear model can be held against the trained one by accuracy or correlation.")  # fmt: skip
     name = max(sticks["score"], key=lambda each: float(sticks["score"][each]))
-    theirs, model = float(sticks["score"][name]), max(models, key=_size)
-    ours, what = _size(model), "correlation" if sticks["classes"] is None else "accuracy"
-    se = math.sqrt(max(ours * (1 - ours), 1 / model["examples"]) / model["examples"])
-    needed = sticks["chance"] + least * (theirs - sticks["chance"])
+    # a correlation without its sign: the output may be a distance, or a score that is better where it is low
+    theirs, model = float(sticks["score"][name]), max(models, key=lambda m: abs(float(m["score"])))
+    ours, chance, what = abs(float(model["score"])), sticks["chance"], "correlation" if sticks["classes"] is None else "accuracy"  # fmt: skip
+    high = ours + ses * math.sqrt(max(ours * (1 - ours), 1 / model["examples"]) / model["examples"])
+    needed = chance + least * (theirs - chance)
     who = {"linear": "a linear model", "neighbours": "nearest neighbours"}[name]
     said = f"{what} {ours:.2g} on {model['examples']:,} training examples, {theirs:.2g} of {who} on rows left out of its fit"
     numbers: dict[str, Any] = {
         "value": ours, "unit": what, "threshold": needed,
-        "evidence": {"trained": dict(model), "yardsticks": sticks["score"], "chance": sticks["chance"]},
+        "evidence": {"trained": dict(model), "yardsticks": sticks["score"], "chance": chance},
     }  # fmt: skip
-    if theirs - sticks["chance"] < skill or ours + ses * se >= needed:
+    if theirs - chance < skill or high >= needed:
         return judged("ok", f"The trained model holds its own: {said}.", **numbers)
-    far = ours + ses * se < sticks["chance"] + broken * (theirs - sticks["chance"])
+    far = high < chance + broken * (theirs - chance)
     return judged(
         "fail" if far else "warn", f"The trained model is {'far ' if far else ''}behind {who}: {said}.",
         "Something keeps this model from what the inputs tell: look for dropout that drops what it should keep (p is the share that is "
         "dropped), a bottleneck, inputs that are transformed on their way, and weight decay.",
         "Overfit a few examples first; add layers one at a time to a model that works.", **numbers,
     )  # fmt: skip
-
-
-def _size(model: Mapping[str, Any]) -> float:
-    """Return accuracy, or correlation without its sign: the output may be a distance, or a score that is better where it is low."""
-    return abs(float(model["score"]))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from workbench.config import TrainConfig
 from workbench.topics.architecture.dataflow import buffers_put_back
@@ -76,43 +77,50 @@ class OneBatch:
         """Return the batch with `change` made to each tensor that has a row for each example, or to `only` this one."""
         return tree_map(lambda t: change(t) if self.has_rows(t) and (only is None or t is only) else t, self.batch)
 
-    def has_rows(self, value: Any) -> bool:
-        """Whether it is a tensor with one row for each example."""
-        return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.examples
+    def has_rows(self, value: Any, *, floating: bool = False) -> bool:
+        """Whether it is a tensor with one row for each example, and of floating numbers where asked."""
+        rows = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.examples
+        return rows and (not floating or value.is_floating_point())
 
     def inputs(self) -> list[Tensor]:
         """Return the tensors of the batch that have a row for each example, targets among them."""
-        return [t for t in tree_flatten(self.batch)[0] if self.has_rows(t)] if self.exchangeable else []
+        return [t for t in tree_leaves(self.batch) if self.has_rows(t)] if self.exchangeable else []
+
+    @contextlib.contextmanager
+    def evaluated(self, *, train: bool, seed: int = 0) -> Iterator[None]:
+        """Set the mode and the seed of a forward pass, whose precision is that of training; buffers are put back."""
+        self.model.train(train)
+        seed_all(seed)
+        with buffers_put_back(self.model), autocast(self.stack.device, self.stack.precision):
+            yield
 
     def forward(self, batch: Any = None, *, train: bool = False, grad: bool = False, seed: int = 0) -> Any:
-        """Return the outputs for a batch of as many examples (None: its own) under `seed`, in training or evaluation mode.
+        """Return the outputs for a batch of as many examples (None: its own), in training or evaluation mode, without a trace.
 
-        Buffers are put back. Raises TimeoutError when it is late.
+        Raises:
+            TimeoutError: it is late.
         """
         self.check_time()
         given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, self.batch if batch is None else batch)
-        self.model.train(train)
-        seed_all(seed)
-        casting = autocast(self.stack.device, self.stack.precision)
-        with buffers_put_back(self.model), torch.set_grad_enabled(grad), casting:
+        with self.evaluated(train=train, seed=seed), torch.set_grad_enabled(grad):
             return self.workload.forward(self.model, given)
 
     def tensors(self, outputs: Any) -> list[Tensor]:
         """Return the floating tensors of the outputs that have a row for each example."""
-        return [t for t in tree_flatten(outputs)[0] if self.has_rows(t) and t.is_floating_point()]
+        return [t for t in tree_leaves(outputs) if self.has_rows(t, floating=True)]
 
     def flat(self, outputs: Any) -> Tensor:
         """Return all those tensors side by side, shape (examples, values), in float64; no values where there are none."""
-        parts = [(t if t.dim() > 1 else t[:, None]).detach().double().flatten(1) for t in self.tensors(outputs)]
+        parts = [t.detach().double().reshape(self.examples, -1) for t in self.tensors(outputs)]
         return torch.cat(parts, 1) if parts else torch.empty(self.examples, 0)
+
+    def with_tensors(self, outputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        """Return the outputs with `change` made to each tensor of `tensors`."""
+        return tree_map(lambda t: change(t) if self.has_rows(t, floating=True) else t, outputs)
 
     def rolled(self, outputs: Any, shift: int) -> Any:
         """Return the outputs with each row given to the example `shift` places further on."""
         return self.with_tensors(outputs, lambda t: t.roll(shift, 0))
-
-    def with_tensors(self, outputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-        """Return the outputs with `change` made to each tensor of `tensors`."""
-        return tree_map(lambda t: change(t) if self.has_rows(t) and t.is_floating_point() else t, outputs)
 
     def unlike(self, outputs: Any) -> Any:
         """Return the outputs with every value up to a tenth nearer to 0, so that no two rows are alike and none leaves its range."""
@@ -123,8 +131,7 @@ class OneBatch:
     def losses(self, outputs: Any, batch: Any = None) -> Tensor:
         """Return the loss of each example, detached, in float64; the batch is its own where None is given."""
         with torch.no_grad():
-            found = self.workload.loss(outputs, self.batch if batch is None else batch)
-        return found.detach().double()
+            return self.workload.loss(outputs, self.batch if batch is None else batch).detach().double()
 
 
 def first_batch(workload: Workload, config: TrainConfig, device: torch.device) -> OneBatch:
@@ -132,14 +139,12 @@ def first_batch(workload: Workload, config: TrainConfig, device: torch.device) -
 
     A micro-batch of the config, cut to 128 examples; a small one of small examples is filled up to 16.
     """
-    stack = LaneStack(workload, [config], device)
+    stack, read = LaneStack(workload, [config], device), workload.replace(num_workers=0)
     micro = config.batch_size // config.accumulate_steps
-    read = workload.replace(num_workers=0)
     batch, examples = next(train_batches(read, config, device))[0]
-    numbers = sum(t.numel() for t in tree_flatten(batch)[0] if isinstance(t, Tensor)) / micro
-    size = min(
-        len(workload.train_data), MOST_EXAMPLES, max(micro, min(ENOUGH_EXAMPLES, int(SMALL_NUMBERS / max(numbers, 1))))
-    )
+    numbers = sum(t.numel() for t in tree_leaves(batch) if isinstance(t, Tensor)) / micro
+    filled = max(micro, min(ENOUGH_EXAMPLES, int(SMALL_NUMBERS / max(numbers, 1))))
+    size = min(len(workload.train_data), MOST_EXAMPLES, filled)
     if size > micro:
         larger = config.replace(batch_size=size, accumulate_steps=1, eval_batch_size=None)
         batch, examples = next(train_batches(read, larger, device))[0]

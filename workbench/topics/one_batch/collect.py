@@ -30,15 +30,11 @@ from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import LARGER_IS_BETTER
 
-FACTORS = (1.0, 10.0, 0.1, 100.0, 0.01, 1000.0)
-"""Of the person's own lr, in the order in which they are tried."""
-ADAM_LRS = (1e-3, 1e-2)
-"""Tried last: Adam's step does not depend on the scale of the gradient (rule of thumb)."""
+FACTORS = (1.0, 10.0, 0.1, 100.0, 0.01, 1000.0)  # of the person's own lr, in the order in which they are tried
+ADAM_LRS = (1e-3, 1e-2)  # tried last: Adam's step does not depend on the scale of the gradient (rule of thumb)
 EXAMPLES, STEPS, EVERY, SHIFTS = 32, 60, 10, 8
-SOME = 0.05
-"""Progress that ends the search (rule of thumb: chance gives less than 0.01)."""
-ENOUGH = 0.8
-"""Progress that ends a run: by then a metric has to show it (rule of thumb)."""
+SOME = 0.05  # progress that ends the search (rule of thumb: chance gives less than 0.01)
+ENOUGH = 0.8  # progress that ends a run: by then a metric has to show it (rule of thumb)
 
 
 def collect_one_batch(
@@ -54,16 +50,16 @@ def collect_one_batch(
     Raises:
         WorkbenchError: the model cannot be built, or the batch not loaded.
     """
+    stages: list[dict[str, Callable[[OneBatch], Any]]] = [
+        {"loss": find_loss, "layers": find_layers, "spread": find_spread},
+        {"fit": lambda one: _fit(one, config)},
+        {
+            "answer": find_answer, "modes": find_modes, "coupling": find_coupling, "fitted": find_layers, "fitted_spread": find_spread,
+            "affine": find_affine, "unused": find_unused,
+        },
+    ]  # fmt: skip
     with isolated_rng():
         one = first_batch(workload, config.replace(bn_stat_examples=None), device)
-        stages: list[dict[str, Callable[[OneBatch], Any]]] = [
-            {"loss": find_loss, "layers": find_layers, "spread": find_spread},
-            {"fit": lambda one: _fit(one, config)},
-            {
-                "answer": find_answer, "modes": find_modes, "coupling": find_coupling, "fitted": find_layers, "fitted_spread": find_spread,
-                "affine": find_affine, "unused": find_unused,
-            },
-        ]  # fmt: skip
         found: dict[str, Any] = {"examples": one.examples}
         for parts in stages:
             timed = replace(one, until=time.monotonic() + seconds / len(stages))
@@ -71,9 +67,7 @@ def collect_one_batch(
                 try:
                     timed.check_time()
                     found[name] = find(timed)
-                except (
-                    Exception
-                ) as error:  # the person's own code, on batches that were made for this: whatever it raises
+                except Exception as error:  # the person's own code, on batches that were made for this
                     line = (str(error).splitlines() or ["no message"])[0]
                     found[name] = {"reason": f"{type(error).__name__}: {line[:200]}"}
         return found
@@ -83,11 +77,8 @@ def _fit(one: OneBatch, config: TrainConfig) -> dict[str, Any]:
     """Return how far the model fits a few examples of its batch, and leave in it the weights that came furthest.
 
     The gap is the loss when each example gets another one's outputs, less the loss itself, over the former: 0 for outputs that say
-    nothing of their example, however good they are as a constant. It needs no loss whose lowest value is 0.
-
-    Args:
-        one: the batch, of which up to 32 examples are taken, no more than there are trained parameters; its model is trained.
-        config: the person's own: its optimizer is tried at lrs of several decades, its own lr first, then Adam, each at most 60 steps.
+    nothing of their example, however good they are as a constant. It needs no loss whose lowest value is 0. The person's optimizer is
+    tried at lrs of several decades, its own lr first, then Adam, each at most 60 steps.
 
     Returns:
         "examples", "parameters", "informative" (whether a gap can be seen: not where all targets are alike, or none is read), "runs" in the
@@ -99,20 +90,21 @@ def _fit(one: OneBatch, config: TrainConfig) -> dict[str, Any]:
     few = one.rows(torch.arange(count)) if one.exchangeable and count < one.examples else one
     ladder = [config.replace(peak_lr=config.peak_lr * factor) for factor in FACTORS]
     ladder += [config.replace(optimizer="adam", weight_decay=0.0, peak_lr=lr) for lr in ADAM_LRS]
-    start = best = _state(one)
+    tensors = [stack.values, *one.model.buffers()]
+    start = best = [t.clone() for t in tensors]
     informative = _pairs_matter(few)
     runs: list[dict[str, Any]] = []
     moved = torch.zeros(len(stack.slices), dtype=torch.bool)
     furthest = -math.inf
     for each in ladder:
-        _set(one, start)
+        _set(tensors, start)
         runs.append(_run(few, each, moved))
         progress = runs[-1]["progress"] = _progress(runs[-1], informative=informative)
         if progress > furthest:
-            furthest, best = progress, _state(one)
+            furthest, best = progress, [t.clone() for t in tensors]
         if progress >= SOME or one.late:
             break
-    _set(one, best)
+    _set(tensors, best)
     return {
         "examples": few.examples, "parameters": stack.values.numel(), "informative": informative, "runs": runs,
         "cut_short": len(runs) < len(ladder) and furthest < SOME,
@@ -121,15 +113,24 @@ def _fit(one: OneBatch, config: TrainConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
 def _run(one: OneBatch, config: TrainConfig, moved: Tensor) -> dict[str, Any]:
     """Train on the batch at a constant lr; `moved` remembers which parameters ever got a gradient."""
     stack = one.stack
     updater = make_updater([config], stack.values, stack.parameters)
     gradients = LoopGradients(one.workload, stack)
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=stack.device)
-    found: dict[str, Any] = {"lr": config.peak_lr, "optimizer": config.to_dict()["optimizer"]}
-    first, gap, metrics = _look(one)
-    found |= {"loss": [first], "gap": [gap], "metrics": [metrics], "steps": 0, "descent": None}
+    found: dict[str, Any] = {
+        "lr": config.peak_lr,
+        "optimizer": config.to_dict()["optimizer"],
+        "steps": 0,
+        "descent": None,
+    }
+    looks = [_look(one)]
     seed_all(config.shared_seed, config.per_host_seed)
     for step in range(STEPS):
         one.model.train()
@@ -143,16 +144,14 @@ def _run(one: OneBatch, config: TrainConfig, moved: Tensor) -> dict[str, Any]:
             found["steps"] = step + 1
             if found["steps"] % EVERY:
                 continue
-            loss, gap, metrics = _look(one)
+            looks.append(_look(one))
         except (RuntimeError, ValueError, WorkloadError):  # what a loss may say to outputs that are not finite
             if step == 0:
                 raise
-            loss, gap, metrics = math.nan, 0.0, found["metrics"][-1]
-        for name, value in (("loss", loss), ("gap", gap), ("metrics", metrics)):
-            found[name].append(value)
-        if not math.isfinite(loss) or gap >= ENOUGH or one.late:
+            looks.append((math.nan, 0.0, looks[-1][2]))
+        if not math.isfinite(looks[-1][0]) or looks[-1][1] >= ENOUGH or one.late:
             break
-    return found
+    return found | dict(zip(("loss", "gap", "metrics"), map(list, zip(*looks, strict=True)), strict=True))
 
 
 def _look(one: OneBatch) -> tuple[float, float, dict[str, float]]:
@@ -196,13 +195,3 @@ def _progress(run: dict[str, Any], *, informative: bool) -> float:
     if informative:
         return float(gaps[-1] - (gaps[0] if abs(gaps[0]) < SOME else 0.0))
     return float((first - last) / max(abs(first), 1e-30))
-
-
-def _state(one: OneBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    return one.stack.values.clone(), {name: b.clone() for name, b in one.model.named_buffers()}
-
-
-def _set(one: OneBatch, state: tuple[Tensor, dict[str, Tensor]]) -> None:
-    one.stack.values.copy_(state[0])
-    for name, buffer in one.model.named_buffers():
-        buffer.copy_(state[1][name])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,22 +12,15 @@ from workbench.curves.losses import DEEP, bottomless
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding
-from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, Facts, layer_findings, named, part, why_not
+from workbench.findings.finding import Codes, Finding, named
+from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, Facts, layer_findings, part, why_not
 
-FEWEST = 4
-"""Trained parameters from which on a model can be asked to fit as many examples (rule of thumb)."""
+FEWEST = 4  # trained parameters from which on a model can be asked to fit as many examples (rule of thumb)
 _LOSS = ("loss.unbounded", "loss.broadcast", "loss.double_softmax", "loss.output_range")
 CODES = Codes(
-    dict.fromkeys(
-        (
-            "loop.train_mode_in_eval", "loop.eval_mode_in_training", "evaluation.nondeterministic", "loop.batch_dependence",
-            "loop.sees_target", "input.unused_features",
-        ), "F1.1",
-    )
-    | {"init.constant_output": "F2.4"}
-    | dict.fromkeys((*_LOSS, "loss.metric_disagrees"), "F1.1")
-    | LAYER_CODES
+    dict.fromkeys(("loop.train_mode_in_eval", "loop.eval_mode_in_training", "evaluation.nondeterministic", "loop.batch_dependence",
+                   "loop.sees_target", "input.unused_features"), "F1.1")
+    | {"init.constant_output": "F2.4"} | dict.fromkeys((*_LOSS, "loss.metric_disagrees"), "F1.1") | LAYER_CODES
     | {"loop.overfit_one_batch": "F1.1"}
 )  # fmt: skip
 
@@ -67,21 +61,20 @@ def diagnose_one_batch(
     if not facts:
         otherwise = "nobody looked at one batch; `workbench diagnose` does, before it trains"
         reason = why_missing(record.facts, "one_batch", otherwise)
-        found = [CODES.finding(code, "not_measured", reason) for code in CODES]
-    else:
-        fits = _fits(facts, least_progress)
-        found = [
-            *_modes(facts, random),
-            _coupling(facts, coupled),
-            _answer(facts),
-            _unused(facts, unused_columns, unused_slices),
-            _constant(facts, constant),
-            *_losses(facts, record, deep, nothing),
-            _metrics(facts),
-            *layer_findings(facts, fits=fits.status != "fail"),
-            fits,
-        ]
-    return Diagnosis.of(record, tuple(found))
+        return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
+    fits = _fits(facts, least_progress)
+    findings = (
+        *_modes(facts, random),
+        _coupling(facts, coupled),
+        _answer(facts),
+        _unused(facts, unused_columns, unused_slices),
+        _constant(facts, constant),
+        *_losses(facts, record, deep, nothing),
+        _metrics(facts),
+        *layer_findings(facts, fits=fits.status != "fail"),
+        fits,
+    )
+    return Diagnosis.of(record, findings)
 
 
 def _has_numbers(*values: Any) -> bool:
@@ -89,39 +82,33 @@ def _has_numbers(*values: Any) -> bool:
 
 
 def _modes(facts: Facts, limit: float) -> list[Finding]:
-    modes, loss = part(facts, "modes"), part(facts, "loss")
+    modes = part(facts, "modes")
     if modes is None:
         return [CODES.not_measured(code, why_not(facts, "modes")) for code in list(CODES)[:3]]
-    after_eval = CODES.finding(
-        "loop.train_mode_in_eval", "ok", "After model.eval() every dropout and batch norm is in evaluation mode.",
-        evidence={"modules": modes["train_in_eval"]},
+    kept = {name: kind for name, kind in modes["eval_in_train"].items() if kind != "frozen"}
+    frozen = len(modes["eval_in_train"]) - len(kept)
+    design = f", but for {frozen} in parts that are frozen on purpose" if frozen else ""
+    sides = (
+        ("loop.train_mode_in_eval", modes["train_in_eval"], modes["train_in_eval"], True, "After model.eval() {} is still in training mode: it {}.",
+         "evaluates with the statistics of its batch, and changes its own", "drops units in evaluation",
+         "After model.eval() every dropout and batch norm is in evaluation mode.", "train()"),
+        ("loop.eval_mode_in_training", kept, modes["eval_in_train"], False, "In training {} is in evaluation mode: it {}.",
+         "normalises by statistics that were never taken", "drops nothing",
+         f"After model.train() every dropout and batch norm is in training mode{design}.", "eval()"),
     )  # fmt: skip
-    if left := modes["train_in_eval"]:
+    found = []
+    for code, left, every, serious, wrong, by_norm, by_dropout, right, call in sides:
         norms = [name for name, kind in left.items() if kind == "batch_norm"]
-        does = (
-            "evaluates with the statistics of its batch, and changes its own" if norms else "drops units in evaluation"
+        say = partial(CODES.finding, code, evidence={"modules": every})
+        if not left:
+            found.append(say("ok", right))
+            continue
+        said = wrong.format(named(norms or list(left)), by_norm if norms else by_dropout)
+        advice = f"Let train(mode) of the model pass `mode` on to every module, and call {call} nowhere in forward."
+        found.append(
+            say("fail" if norms and serious else "warn", said, value=float(len(left)), unit="modules", advice=[advice])
         )
-        after_eval = CODES.finding(
-            "loop.train_mode_in_eval", "fail" if norms else "warn",
-            f"After model.eval() {named(norms or list(left))} is still in training mode: it {does}.",
-            value=float(len(left)), unit="modules", evidence={"modules": left},
-            advice=["Let train(mode) of the model pass `mode` on to every module, and call train() nowhere in forward."],
-        )  # fmt: skip
-    evidence = {"modules": modes["eval_in_train"]}
-    if left := {name: kind for name, kind in modes["eval_in_train"].items() if kind != "frozen"}:
-        norms = [name for name, kind in left.items() if kind == "batch_norm"]
-        does = "normalises by statistics that were never taken" if norms else "drops nothing"
-        after_train = CODES.finding(
-            "loop.eval_mode_in_training", "warn", f"In training {named(norms or list(left))} is in evaluation mode: it {does}.",
-            value=float(len(left)), unit="modules", evidence=evidence,
-            advice=["Let train(mode) of the model pass `mode` on to every module, and call eval() nowhere in forward."],
-        )  # fmt: skip
-    else:
-        frozen = len(modes["eval_in_train"])
-        said = "After model.train() every dropout and batch norm is in training mode"
-        said += f", but for {frozen} in parts that are frozen on purpose." if frozen else "."
-        after_train = CODES.finding("loop.eval_mode_in_training", "ok", said, evidence=evidence)
-    return [after_eval, after_train, _nondeterministic(modes, loss, limit)]
+    return [*found, _nondeterministic(modes, part(facts, "loss"), limit)]
 
 
 def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:
@@ -130,24 +117,19 @@ def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding
     if not _has_numbers(change, size):
         return CODES.not_measured(code, "the outputs of the untrained model are not finite", evidence=evidence)
     ratio = change / size if size else float(change > 0)
-    known: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": evidence}
+    say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=limit, evidence=evidence)
     if ratio <= limit:
-        return CODES.finding(code, "ok", "Two evaluations of one batch give the same outputs.", **known)
+        return say("ok", "Two evaluations of one batch give the same outputs.")
     said = f"Two evaluations of one batch differ by {ratio:.2g} times what examples differ by"
     if modes["train_in_eval"]:
-        return CODES.finding(code, "ok", f"{said}, by modules that stay in training mode.", **known)
+        return say("ok", f"{said}, by modules that stay in training mode.")
     if modes["masks"]:
-        return CODES.finding(
-            code, "warn", f"{said}: dropout is applied in evaluation, in {named(modes['masks'])}.", **known,
-            advice=["Pass training=self.training to F.dropout, or use nn.Dropout; or leave it, if many draws are averaged on purpose."],
-        )  # fmt: skip
+        fix = "Pass training=self.training to F.dropout, or use nn.Dropout; or leave it, if many draws are averaged on purpose."
+        return say("warn", f"{said}: dropout is applied in evaluation, in {named(modes['masks'])}.", advice=[fix])
     if loss is None or loss["kind"] is None:
-        said += ": the model draws random numbers, as a model of a distribution may."
-        return CODES.finding(code, "ok", said, **known)
-    return CODES.finding(
-        code, "warn", f"{said}: {named(modes['draws']) or 'the model'} draws random numbers in evaluation.", **known,
-        advice=["Add noise only `if self.training`; or leave it, if many draws are averaged on purpose."],
-    )  # fmt: skip
+        return say("ok", f"{said}: the model draws random numbers, as a model of a distribution may.")
+    fix = "Add noise only `if self.training`; or leave it, if many draws are averaged on purpose."
+    return say("warn", f"{said}: {named(modes['draws']) or 'the model'} draws random numbers in evaluation.", advice=[fix])  # fmt: skip
 
 
 def _coupling(facts: Facts, limit: float) -> Finding:
@@ -156,23 +138,19 @@ def _coupling(facts: Facts, limit: float) -> Finding:
         return CODES.not_measured(code, why_not(facts, "coupling"))
     ratio = found["ratio"]
     if ratio is None:
-        said = "Does not apply: no outputs that differ from example to example."
-        return CODES.finding(code, "ok", said, evidence=found)
-    known: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": found}
+        return CODES.finding(code, "ok", "Does not apply: no outputs that differ from example to example.", evidence=found)  # fmt: skip
+    say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=limit, evidence=found)
     if ratio <= limit:
-        said = "In evaluation the outputs of an example do not depend on the others."
-        return CODES.finding(code, "ok", said, **known)
+        return say("ok", "In evaluation the outputs of an example do not depend on the others.")
     said = f"In evaluation the outputs of an example depend on the other examples of its batch ({ratio:.2g} times as much as on itself)"
     if "batch_norm" in modes.get("train_in_eval", {}).values():
-        return CODES.finding(code, "ok", f"{said}, by batch norm that stays in training mode.", **known)
+        return say("ok", f"{said}, by batch norm that stays in training mode.")
     if modes.get("batch_statistics"):
-        return CODES.finding(
-            code, "warn", f"{said}: {named(modes['batch_statistics'])} keeps no running statistics.", **known,
-            advice=["Set track_running_stats=True, or take GroupNorm: otherwise a prediction depends on its batch."],
-        )  # fmt: skip
+        fix = "Set track_running_stats=True, or take GroupNorm: otherwise a prediction depends on its batch."
+        return say("warn", f"{said}: {named(modes['batch_statistics'])} keeps no running statistics.", advice=[fix])
     loss = part(facts, "loss")
-    return CODES.finding(
-        code, "warn" if loss is not None and loss["kind"] is None else "fail", f"{said}.", **known,
+    return say(
+        "warn" if loss is not None and loss["kind"] is None else "fail", f"{said}.",
         advice=[
             "Look for a view or reshape that mixes the batch axis with another, and for a mean, softmax or norm over axis 0.",
             "Set batch_first=True where nn.RNN, LSTM, GRU, MultiheadAttention or Transformer get (batch, length, width).",
@@ -186,17 +164,16 @@ def _answer(facts: Facts) -> Finding:
         return CODES.not_measured(code, why_not(facts, "answer"))
     if not found:
         return CODES.finding(code, "ok", "Does not apply: the targets are no tokens of the inputs.")
-    known: dict[str, Any] = {"value": found["agree"], "unit": "share", "evidence": dict(found)}
+    say = partial(CODES.finding, code, value=found["agree"], unit="share", evidence=dict(found))
     if not found["sees"]:
-        said = "The output of a position does not depend on the token that it has to predict."
-        return CODES.finding(code, "ok", said, **known)
+        return say("ok", "The output of a position does not depend on the token that it has to predict.")
     if found["offset"]:
-        return CODES.finding(
-            code, "fail", "The output of a position depends on later tokens, and the next one is its target: the model is shown the answer.", **known,
+        return say(
+            "fail", "The output of a position depends on later tokens, and the next one is its target: the model is shown the answer.",
             advice=["Mask later positions in attention (is_causal=True, or a causal mask), and read sequences in one direction alone."],
         )  # fmt: skip
-    return CODES.finding(
-        code, "warn", "The target of each position is its own input token, which its output sees: there is nothing to predict.", **known,
+    return say(
+        "warn", "The target of each position is its own input token, which its output sees: there is nothing to predict.",
         advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
     )  # fmt: skip
 
@@ -206,19 +183,18 @@ def _unused(facts: Facts, columns: float, slices: float) -> Finding:
     if not isinstance(found, list):
         return CODES.not_measured(code, why_not(facts, "unused"))
     if not found:
-        said = "Does not apply: no inputs that vary and whose parts can be exchanged between examples."
-        return CODES.finding(code, "ok", said)
+        return CODES.finding(code, "ok", "Does not apply: no inputs that vary and whose parts can be exchanged between examples.")  # fmt: skip
     limits = [columns if len(each["shape"]) == 1 else slices for each in found]
     shares = [(len(each["unused"]) / each["looked"], limit, each) for each, limit in zip(found, limits, strict=True)]
     share, limit, worst = max(shares, key=lambda s: s[0] / s[1])
-    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": {"axes": found}}
     unused, axis = worst["unused"], worst["axis"]
+    say = partial(CODES.finding, code, value=share, unit="share", threshold=limit, evidence={"axes": found})
     if share < limit:
         left = f"; {share:.0%} along axis {axis} make no difference" if share else ""
-        return CODES.finding(code, "ok", f"The inputs that vary reach the outputs{left}.", **known)
+        return say("ok", f"The inputs that vary reach the outputs{left}.")
     some = ", ".join(map(str, unused[:8])) + (", ..." if len(unused) > 8 else "")
-    return CODES.finding(
-        code, "warn", f"{len(unused)} of {worst['looked']} slices of the inputs along axis {axis} never reach the outputs: {some}.", **known,
+    return say(
+        "warn", f"{len(unused)} of {worst['looked']} slices of the inputs along axis {axis} never reach the outputs: {some}.",
         advice=["Check slices and indices in the forward pass, and the number of input channels; drop inputs that are not meant to count."],
     )  # fmt: skip
 
@@ -230,26 +206,24 @@ def _constant(facts: Facts, limit: float) -> Finding:
     if not before["outputs"] or not before["inputs_vary"]:
         said = "Does not apply: inputs do not vary, or outputs have no row for each example."
         return CODES.finding(code, "ok", said, evidence=before)
-    evidence = {"fresh": before, "fitted": after}
+    say = partial(CODES.finding, code, evidence={"fresh": before, "fitted": after})
     finite = [each for each in (before, after) if _has_numbers(each["spread"], each["size"])]
     if not finite:
-        said = "Does not apply: the outputs are not finite, as other findings say."
-        return CODES.finding(code, "ok", said, evidence=evidence)
+        return say("ok", "Does not apply: the outputs are not finite, as other findings say.")
     ratio = max(each["spread"] / each["size"] if each["size"] else 0.0 for each in finite)
-    known: dict[str, Any] = {"value": ratio, "unit": "ratio", "threshold": limit, "evidence": evidence}
+    say = partial(say, value=ratio, unit="ratio", threshold=limit)
     if ratio > limit:
-        return CODES.finding(code, "ok", "The outputs differ from example to example.", **known)
-    return CODES.finding(
-        code, "fail", "The outputs are the same for all examples, in the fresh model and after it was fitted to one batch.", **known,
+        return say("ok", "The outputs differ from example to example.")
+    return say(
+        "fail", "The outputs are the same for all examples, in the fresh model and after it was fitted to one batch.",
         advice=["Check that the forward pass uses its input, and that no layer returns a constant: units that are off for all examples, or weights of zero."],
     )  # fmt: skip
 
 
 def _losses(facts: Facts, record: RecordLike, deep: float, nothing: float) -> list[Finding]:
     loss = part(facts, "loss")
-    if loss is None:
-        found = [CODES.not_measured(code, why_not(facts, "loss")) for code in _LOSS]
-    else:
+    found = [CODES.not_measured(code, why_not(facts, "loss")) for code in _LOSS]
+    if loss is not None:
         found = [_unbounded(loss), _broadcast(loss), _double(loss), _range(loss)]
     if found[0].status != "fail":
         found[0] = _unbounded_by_runs(record, deep, nothing) or found[0]
@@ -258,11 +232,11 @@ def _losses(facts: Facts, record: RecordLike, deep: float, nothing: float) -> li
 
 def _unbounded_by_runs(record: RecordLike, deep: float, nothing: float) -> Finding | None:
     """Return a failure where the loss of a run has no end, or asks nothing of the inputs."""
-    code, found, constant = "loss.unbounded", bottomless(record, deep=deep), record.facts.get("chance_loss")
+    found, constant = bottomless(record, deep=deep), record.facts.get("chance_loss")
     if found is not None:
         lowest, lr, start = found
         return CODES.finding(
-            code, "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and on: it has no minimum.",
+            "loss.unbounded", "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and on: it has no minimum.",
             value=lowest, unit="loss",
             advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
                     "exponential of a log variance, a missing square.",),
@@ -271,44 +245,35 @@ def _unbounded_by_runs(record: RecordLike, deep: float, nothing: float) -> Findi
     if constant is None or first is None or not 0 <= constant < nothing * first:
         return None
     return CODES.finding(
-        code, "fail", f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: it asks nothing of the inputs.",
+        "loss.unbounded", "fail", f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: it asks nothing of the inputs.",
         value=constant, unit="loss", threshold=nothing * first,
         advice=("Look for a term that is missing, such as the logarithm of a variance that the error is divided by, and for targets that "
                 "are all the same.",),
     )  # fmt: skip
 
 
-_NEGATE = ("Negate the loss: what is minimised is the error, or the negative log-likelihood.",)
-
-
 def _unbounded(loss: Facts, limit: float = 10.0) -> Finding:
     """Judge how many times its first value the loss falls, far away from the outputs: beyond `limit` it has no bound (rule of thumb)."""
-    code, found = "loss.unbounded", loss["escape"]
+    found, say = loss["escape"], partial(CODES.finding, "loss.unbounded")
+    negate = ("Negate the loss: what is minimised is the error, or the negative log-likelihood.",)
     if loss["reversed"]:
-        said = "The loss of every example falls as the output of the right class falls: its sign is wrong."
-        return CODES.finding(code, "fail", said, advice=_NEGATE)
+        return say("fail", "The loss of every example falls as the output of the right class falls: its sign is wrong.", advice=negate)  # fmt: skip
     if found is None or not _has_numbers(*found["falls"]):
-        said = "The loss takes no outputs far from those of the model, or is infinite there."
-        return CODES.finding(code, "ok", said)
+        return say("ok", "The loss takes no outputs far from those of the model, or is infinite there.")
     grows = all(later < 3 * earlier < 0 for earlier, later in pairwise(found["falls"]))
     value = -found["falls"][-1] / max(found["start"], 1e-30)
-    known: dict[str, Any] = {"value": value, "unit": "times", "threshold": limit, "evidence": found}
+    say = partial(say, value=value, unit="times", threshold=limit, evidence=found)
     if not (grows and value > limit and found["share"] >= 0.9):
-        return CODES.finding(code, "ok", "The loss does not fall without end as outputs go far away.", **known)
-    said = (
-        "The loss falls without end as outputs go wrong, for every example and in every direction: its sign is wrong."
-    )
-    return CODES.finding(code, "fail", said, **known, advice=_NEGATE)
+        return say("ok", "The loss does not fall without end as outputs go far away.")
+    return say("fail", "The loss falls without end as outputs go wrong, for every example and in every direction: its sign is wrong.", advice=negate)  # fmt: skip
 
 
 def _broadcast(loss: Facts) -> Finding:
-    over = loss["broadcast"]
+    over, say = loss["broadcast"], partial(CODES.finding, "loss.broadcast")
     if over is None:
-        return CODES.finding(
-            "loss.broadcast", "ok", "The loss compares the outputs of an example with its own targets."
-        )
-    return CODES.finding(
-        "loss.broadcast", "fail", f"The loss of an example is a mean over the {over} of all examples, which is best at one constant output.",
+        return say("ok", "The loss compares the outputs of an example with its own targets.")
+    return say(
+        "fail", f"The loss of an example is a mean over the {over} of all examples, which is best at one constant output.",
         evidence={"over": over},
         advice=["Make the shapes equal before they are compared: outputs (batch, 1) against targets (batch,) broadcast to (batch, batch); .squeeze(-1)."],
     )  # fmt: skip
@@ -318,59 +283,46 @@ def _double(loss: Facts) -> Finding:
     code = "loss.double_softmax"
     if loss["kind"] not in ("classes", "binary"):
         return CODES.finding(code, "ok", "Does not apply: the loss is no cross-entropy of logits.")
+    floor, reachable = loss["floor"], loss["reachable"]
     evidence = {name: loss[name] for name in ("kind", "head", "floor", "reachable", "ignorant", "classes")}
-    known: dict[str, Any] = {
-        "value": loss["reachable"],
-        "unit": "loss",
-        "threshold": loss["floor"],
-        "evidence": evidence,
-    }
-    inside, ends = _is_double(loss), loss["head"] in ("Softmax", "Sigmoid")
-    if not inside and not (ends and loss["reachable"] > loss["floor"] + 0.1 * loss["ignorant"]):
-        return CODES.finding(code, "ok", "The loss takes logits, and gets them.", **known)
+    say = partial(CODES.finding, code, value=reachable, unit="loss", threshold=floor, evidence=evidence)
+    # ideal logits leave exactly what a second softmax leaves, log(C - 1 + e) - 1 of log(C), or a second sigmoid, which takes 1 and 0 of
+    # the first for logits, and 1/2 where nothing is known
+    wrong: tuple[float, ...] = ((math.log(loss["classes"] - 1 + math.e) - 1) / math.log(loss["classes"]),)
+    if loss["kind"] == "binary":
+        wrong = (math.log1p(math.exp(-1)) / math.log1p(math.exp(-0.5)), math.log(2) / math.log1p(math.exp(0.5)))
+    inside = all(min(abs(ratio - each) for each in wrong) < 1e-3 for ratio in loss["floor_ratios"])
+    if not inside and not (loss["head"] in ("Softmax", "Sigmoid") and reachable > floor + 0.1 * loss["ignorant"]):
+        return say("ok", "The loss takes logits, and gets them.")
     where = "the loss applies softmax or sigmoid twice"
     if not inside:
         where = f"the model ends in a {loss['head'].lower()}, and the loss applies its own"
-    return CODES.finding(
-        code, "fail", f"Probabilities are taken for logits: {where}. The loss cannot fall below {loss['reachable']:.3g}.", **known,
+    return say(
+        "fail", f"Probabilities are taken for logits: {where}. The loss cannot fall below {reachable:.3g}.",
         advice=["Give the loss the logits: drop the softmax or sigmoid before it, and use it for predictions alone."],
     )  # fmt: skip
 
 
-def _is_double(loss: Facts) -> bool:
-    """Whether ideal logits leave exactly what a second softmax (or sigmoid) leaves: log(C - 1 + e) - 1 of log(C)."""
-    wrong: Sequence[float] = [(math.log(loss["classes"] - 1 + math.e) - 1) / math.log(loss["classes"])]
-    if (
-        loss["kind"] == "binary"
-    ):  # a second sigmoid takes 1 and 0 of the first for logits, and 1/2 where nothing is known
-        wrong = (math.log1p(math.exp(-1)) / math.log1p(math.exp(-0.5)), math.log(2) / math.log1p(math.exp(0.5)))
-    return all(min(abs(ratio - each) for each in wrong) < 1e-3 for ratio in loss["floor_ratios"])
-
-
 def _range(loss: Facts, limit: float = 0.05) -> Finding:
     """Judge the share of what there is to learn that the last activation function puts out of reach (limit: rule of thumb)."""
-    code, kind, reachable = "loss.output_range", loss["kind"], loss.get("reachable")
+    kind, reachable, say = loss["kind"], loss.get("reachable"), partial(CODES.finding, "loss.output_range")
     if kind is None or loss["range"] is None:
-        why = (
-            "the last operation of the model has no bounds" if kind else "what the loss asks of the outputs is unknown"
-        )
-        return CODES.finding(code, "ok", f"Does not apply: {why}.")
+        bounds = "the last operation of the model has no bounds"
+        return say("ok", f"Does not apply: {bounds if kind else 'what the loss asks of the outputs is unknown'}.")
     if kind != "regression" and loss["head"] in ("Softmax", "Sigmoid"):
-        said = "Does not apply: loss.double_softmax judges probabilities that are taken for logits."
-        return CODES.finding(code, "ok", said)
+        return say("ok", "Does not apply: loss.double_softmax judges probabilities that are taken for logits.")
     learnable = loss["ignorant"] - loss["floor"]
     share = (reachable - loss["floor"]) / learnable if learnable > 0 else 0.0
-    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": dict(loss)}
+    say = partial(say, value=share, unit="share", threshold=limit, evidence=dict(loss))
     ends = f"The model ends in a {loss['head'].lower()}"
     if share <= limit:
-        return CODES.finding(code, "ok", f"{ends}, whose range reaches the targets.", **known)
+        return say("ok", f"{ends}, whose range reaches the targets.")
     asked = "the loss takes logits of any size"
     if kind == "regression":
         asked = f"targets go from {loss['target_low']:.3g} to {loss['target_high']:.3g}"
-    return CODES.finding(
-        code, "fail" if share >= 0.5 else "warn",
-        f"{ends}, but {asked}: whatever it learns, the loss of this batch is no less than {reachable:.3g}"
-        f"{', more than' if share > 1 else '; it is'} {loss['ignorant']:.3g} for one and the same output without such bounds.", **known,
+    return say(
+        "fail" if share >= 0.5 else "warn", f"{ends}, but {asked}: whatever it learns, the loss of this batch is no less than {reachable:.3g}"
+        f"{', more than' if share > 1 else '; it is'} {loss['ignorant']:.3g} for one and the same output without such bounds.",
         advice=["End the model in a linear layer, or scale the targets into the range of its activation function."],
     )  # fmt: skip
 
@@ -386,20 +338,18 @@ def _metrics(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Finding:
     run = max(fit["runs"], key=lambda r: r["gap"][-1] if _has_numbers(r["gap"][-1]) else -1.0)
     gap, first, last = run["gap"][-1], run["metrics"][0], run["metrics"][-1]
     start, end = run["loss"][0], run["loss"][-1]
-    evidence = {"gap": gap, "loss": [start, end], "first": first, "last": last}
-    ignorant, floor = start, 0.0
-    if loss is not None and loss["kind"] in ("classes", "binary"):
-        ignorant, floor = loss["ignorant"], loss["floor"]
+    say = partial(CODES.finding, code, evidence={"gap": gap, "loss": [start, end], "first": first, "last": last})
+    logits = loss is not None and loss["kind"] in ("classes", "binary")
+    ignorant, floor = (loss["ignorant"], loss["floor"]) if loss is not None and logits else (start, 0.0)
     if not _has_numbers(gap) or gap < fitted or not floor <= end < floor + 0.5 * (ignorant - floor):
-        said = "Does not apply: one batch was not fitted so far that a metric has to show it."
-        return CODES.finding(code, "ok", said, evidence=evidence)
+        return say("ok", "Does not apply: one batch was not fitted so far that a metric has to show it.")
     worse = [n for n in names if last[n] < first[n] - drop or (last[n] < 0.5 and last[n] < first[n] + drop)]
     if not worse:
-        return CODES.finding(code, "ok", f"As one batch is fitted, {', '.join(names)} improves.", evidence=evidence)
+        return say("ok", f"As one batch is fitted, {', '.join(names)} improves.")
     name = worse[0]
-    return CODES.finding(
-        code, "warn", f"One batch is fitted (loss {start:.3g} to {end:.3g}), but its {name} goes from {first[name]:.3g} to {last[name]:.3g}.",
-        value=last[name] - first[name], unit=name, evidence=evidence,
+    return say(
+        "warn", f"One batch is fitted (loss {start:.3g} to {end:.3g}), but its {name} goes from {first[name]:.3g} to {last[name]:.3g}.",
+        value=last[name] - first[name], unit=name,
         advice=["Check that loss and metric read the same target, and that the metric takes the outputs as the loss does."],
     )  # fmt: skip
 
@@ -412,30 +362,27 @@ def _fits(facts: Facts, least: float) -> Finding:
         return CODES.finding(code, "ok", f"Does not apply: {fit['parameters']} parameters cannot tell examples apart.")
     runs, lrs = fit["runs"], [run["lr"] for run in fit["runs"]]
     progress = [run["progress"] for run in runs]
-    best = max(progress)
-    run, start = runs[progress.index(best)], runs[0]["loss"][0]
+    best, start = max(progress), runs[0]["loss"][0]
+    run = runs[progress.index(best)]
     evidence = {
         "lrs": lrs, "optimizers": [run["optimizer"] for run in runs], "progress": progress, "first_loss": start,
         "last_losses": [run["loss"][-1] for run in runs], "examples": fit["examples"],
     }  # fmt: skip
-    known: dict[str, Any] = {"value": best, "unit": "share", "threshold": least, "evidence": evidence}
+    say = partial(CODES.finding, code, value=best, unit="share", threshold=least, evidence=evidence)
     if runs[0]["descent"] is not None and runs[0]["descent"] < 0:
-        return CODES.finding(
-            code, "fail", "The optimizer moves up the gradient: its first update makes the loss larger.", **known,
-            advice=["Leave out maximize=True, or negate what the optimizer gets; a loss is minimised."],
-        )  # fmt: skip
+        fix = "Leave out maximize=True, or negate what the optimizer gets; a loss is minimised."
+        return say("fail", "The optimizer moves up the gradient: its first update makes the loss larger.", advice=[fix])
     if best >= least:
         took = f"{run['steps']} steps at lr {run['lr']:.3g} take its loss from {run['loss'][0]:.4g} to {run['loss'][-1]:.4g}"
-        return CODES.finding(code, "ok", f"One batch can be fitted: {took}.", **known)
+        return say("ok", f"One batch can be fitted: {took}.")
     if fit["cut_short"]:
         said = f"{sum(run['steps'] for run in runs)} steps on one batch took too long to try other learning rates"
         return CODES.not_measured(code, said, evidence=evidence)
     if not abs(start or 0.0) > 0:
         return CODES.finding(code, "ok", "Does not apply: the loss of the fresh model is 0.", evidence=evidence)
-    return CODES.finding(
-        code, "fail",
-        f"{fit['examples']} examples of one batch cannot be fitted at any of {len(runs)} learning rates from {min(lrs):.3g} to {max(lrs):.3g}: "
-        "the outputs do not tell them apart.", **known,
+    return say(
+        "fail", f"{fit['examples']} examples of one batch cannot be fitted at any of {len(runs)} learning rates from {min(lrs):.3g} to {max(lrs):.3g}: "
+        "the outputs do not tell them apart.",
         advice=[
             "Look for what keeps inputs, targets or gradients from the model: the findings beside this one name it where they can.",
             "Make the model fit these examples before anything else is tuned.",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding, Status
+from workbench.findings.finding import Codes, Finding, Status, named
 
 LAYER_CODES = Codes({
     "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4",
@@ -42,12 +43,6 @@ def why_not(facts: Facts, name: str) -> str:
     return str(found.get("reason", "")) if isinstance(found, Mapping) else "nobody looked"
 
 
-def named(names: Sequence[str], *, shown: int = 3) -> str:
-    """Return the first names of modules, each once; "" is the model itself."""
-    kept = list(dict.fromkeys(name or "the model" for name in names))
-    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
-
-
 def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     """Return the findings of `LAYER_CODES` from the facts of one batch; `fits` says whether the model can fit it."""
     fresh, fitted = part(facts, "layers"), part(facts, "fitted")
@@ -58,13 +53,8 @@ def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     bad: Status = "warn" if fits else "fail"
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
-    return [
-        equal,
-        _dead(units, bad),
-        _saturated(units, bad),
-        _linear(part(facts, "affine"), fresh),
-        *_signals(fresh, bad, apart=equal.status == "ok"),
-    ]
+    linear, signals = _linear(part(facts, "affine"), fresh), _signals(fresh, bad, apart=equal.status == "ok")
+    return [equal, _dead(units, bad), _saturated(units, bad), linear, *signals]
 
 
 def _equal(fresh: Facts, fitted: Facts) -> Finding:
@@ -74,101 +64,96 @@ def _equal(fresh: Facts, fitted: Facts) -> Finding:
     alike = [each["name"] for each in fresh["equal"] if each["product"] and not each["zero"]]
     names = stuck or [name for name in alike if name not in unused]
     evidence = {"equal_at_first": first, "equal_after_updates": sorted(later)}
-    known: dict[str, Any] = {"value": float(len(names)), "unit": "layers", "evidence": evidence}
+    say = partial(LAYER_CODES.finding, "units.equal", value=float(len(names)), unit="layers", evidence=evidence)
     if not names:
-        zeros = " Weights that begin at zero move apart." if first else ""
-        return LAYER_CODES.finding("units.equal", "ok", f"The units of each layer differ.{zeros}", **known)
+        return say("ok", f"The units of each layer differ.{' Weights that begin at zero move apart.' if first else ''}")
     then = "and stay so after the first updates" if stuck else "and only chance, such as dropout, moves them apart"
-    return LAYER_CODES.finding(
-        "units.equal", "fail" if stuck else "warn", f"All units of {named(names)} begin with equal weights, {then}: a layer is one unit.",
-        **known,
+    return say(
+        "fail" if stuck else "warn", f"All units of {named(names)} begin with equal weights, {then}: a layer is one unit.",
         advice=["Initialise weights at random (PyTorch's default will do); zeros are for biases, and for the last layer of a branch or of the model."],
     )  # fmt: skip
 
 
 def _dead(units: list[dict[str, Any]], bad: Status) -> Finding:
-    code, relus = "units.dead", [u for u in units if "dead" in u]
+    relus, say = [u for u in units if "dead" in u], partial(LAYER_CODES.finding, "units.dead")
     if not relus:
-        return LAYER_CODES.finding(code, "ok", "Does not apply: no ReLU was seen.")
+        return say("ok", "Does not apply: no ReLU was seen.")
     shares = [(min(u["dead"], u["later"]["dead"]), u) for u in relus]
     share = max(share for share, _ in shares)
     layers = [{"module": u["module"], "units": u["units"], "dead": u["dead"]} for u in relus][:50]
-    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": DEAD, "evidence": {"layers": layers}}
+    say = partial(say, value=share, unit="share", threshold=DEAD, evidence={"layers": layers})
     off = [u["module"] for s, u in shares if s >= DEAD and (u["units"] >= FEW_UNITS or s == 1)]
     if not off:
-        said = f"At most {share:.0%} of a layer's ReLU units are off for every example."
-        return LAYER_CODES.finding(code, "ok", said, **known)
-    return LAYER_CODES.finding(
-        code, bad, f"{share:.0%} of the ReLU units in {named(off)} are off for every example, and get no gradient.", **known,
-        advice=["Begin biases at 0 and scale inputs and weights to unit size; or use leaky ReLU, GELU, or a norm before the ReLU."],
-    )  # fmt: skip
+        return say("ok", f"At most {share:.0%} of a layer's ReLU units are off for every example.")
+    fix = "Begin biases at 0 and scale inputs and weights to unit size; or use leaky ReLU, GELU, or a norm before the ReLU."
+    return say(bad, f"{share:.0%} of the ReLU units in {named(off)} are off for every example, and get no gradient.", advice=[fix])  # fmt: skip
 
 
 def _saturated(units: list[dict[str, Any]], bad: Status) -> Finding:
-    code, bounded = "units.saturated", [u for u in units if "saturated" in u]
+    bounded, say = [u for u in units if "saturated" in u], partial(LAYER_CODES.finding, "units.saturated")
     if not bounded:
-        return LAYER_CODES.finding(code, "ok", "Does not apply: no sigmoid, tanh or attention weights were seen.")
+        return say("ok", "Does not apply: no sigmoid, tanh or attention weights were seen.")
     share = max(u["saturated"] for u in bounded)
     layers = [{k: u[k] for k in ("module", "op", "saturated")} for u in bounded][:50]
-    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": SATURATED, "evidence": {"layers": layers}}
+    say = partial(say, value=share, unit="share", threshold=SATURATED, evidence={"layers": layers})
     off = [u for u in bounded if u["saturated"] >= SATURATED and u.get("one_sided", 1.0) >= BOTH_SIDES]
     if not off:
-        said = f"At most {share:.0%} of a layer's values lie at the bounds of its activation function."
-        return LAYER_CODES.finding(code, "ok", said, **known)
+        return say("ok", f"At most {share:.0%} of a layer's values lie at the bounds of its activation function.")
     where, op = named([u["module"] for u in off]), off[0]["op"].strip("_")
-    return LAYER_CODES.finding(
-        code, bad, f"{share:.0%} of the values in {where} lie at the bounds of {op}, where the gradient is almost 0.", **known,
+    return say(
+        bad, f"{share:.0%} of the values in {where} lie at the bounds of {op}, where the gradient is almost 0.",
         advice=["Scale the inputs to unit size, and initialise the weights smaller: 1/sqrt(fan_in); attention divides its scores by sqrt(width)."],
     )  # fmt: skip
 
 
 def _linear(affine: Facts | None, fresh: Facts) -> Finding:
-    code, layers = "units.linear", [each["module"] for each in fresh["layers"]]
+    layers, say = [each["module"] for each in fresh["layers"]], partial(LAYER_CODES.finding, "units.linear")
     if affine is None or len(layers) < 2:
-        said = "Does not apply: fewer than two layers between numbers and outputs that vary."
-        return LAYER_CODES.finding(code, "ok", said)
-    far, evidence = affine["deviation"], {"layers": layers[:50]}
-    known: dict[str, Any] = {"value": far, "unit": "ratio", "threshold": LINEAR, "evidence": evidence}
+        return say("ok", "Does not apply: fewer than two layers between numbers and outputs that vary.")
+    far = affine["deviation"]
+    say = partial(say, value=far, unit="ratio", threshold=LINEAR, evidence={"layers": layers[:50]})
     if not far <= LINEAR:
-        return LAYER_CODES.finding(code, "ok", "The outputs are no linear function of the inputs.", **known)
-    return LAYER_CODES.finding(
-        code, "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.", **known,
+        return say("ok", "The outputs are no linear function of the inputs.")
+    return say(
+        "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.",
         advice=["Put an activation function (nn.ReLU, nn.GELU) between layers; where a linear model is meant, leave it as it is."],
     )  # fmt: skip
 
 
 def _signals(fresh: Facts, bad: Status, *, apart: bool) -> list[Finding]:
     """Judge last layer's signal over the first, and first layer's gradient over the last, where there are two to compare."""
-    codes = ("gradients.vanishing", "gradients.exploding")
-    if not apart:
-        said = "Does not apply: units that are equal have no gradients of their own."
-        return [LAYER_CODES.finding(code, "ok", said) for code in codes]
+    vanishing, exploding = (
+        partial(LAYER_CODES.finding, f"gradients.{name}", unit="ratio") for name in ("vanishing", "exploding")
+    )
     layers = [each for each in fresh["layers"] if _positive(each["signal"])]
     gradients = [each["gradient"] for each in layers if _positive(each["gradient"])]
-    if len(layers) < 2 or len(gradients) < 2:
-        said = "Does not apply: fewer than two layers carry a signal and a gradient."
-        return [LAYER_CODES.finding(code, "ok", said) for code in codes]
+    if not apart or len(layers) < 2 or len(gradients) < 2:
+        why = (
+            "fewer than two layers carry a signal and a gradient"
+            if apart
+            else "units that are equal have no gradients of their own"
+        )
+        return [LAYER_CODES.finding(code, "ok", f"Does not apply: {why}.") for code in list(LAYER_CODES)[-2:]]
     first = fresh["inputs"] if _positive(fresh["inputs"]) else layers[0]["signal"]
     forward, backward = layers[-1]["signal"] / first, gradients[0] / gradients[-1]
     least, most = min(forward, backward), max(forward, backward)
     both = {"last_signal_over_first": forward, "first_gradient_over_last": backward}
-    said = f"the last layer has {forward:.2g} of the first one's signal, and the first {backward:.2g} of the last one's gradient"
-    low: dict[str, Any] = {"value": least, "threshold": VANISHING, "evidence": {**both, "layers": fresh["layers"][:50]}}
-    high: dict[str, Any] = {"value": most, "threshold": EXPLODING, "evidence": both}
-    found = [LAYER_CODES.finding(codes[0], "ok", f"T{said[1:]}.", unit="ratio", **low)]
+    said = f"he last layer has {forward:.2g} of the first one's signal, and the first {backward:.2g} of the last one's gradient"
+    low = partial(vanishing, value=least, threshold=VANISHING, evidence={**both, "layers": fresh["layers"][:50]})
+    high = partial(exploding, value=most, threshold=EXPLODING, evidence=both)
+    found = [low("ok", f"T{said}."), high("ok", f"Neither signal nor gradient grows by more than {most:.3g} times through the layers.")]  # fmt: skip
     if least < VANISHING:
-        found = [LAYER_CODES.finding(
-            codes[0], bad, f"The signal dies out in the fresh model: {said}.", unit="ratio", **low,
+        found[0] = low(
+            bad, f"The signal dies out in the fresh model: t{said}.",
             advice=["Initialise weights to keep the signal's size (Kaiming for ReLU, Xavier for tanh); replace sigmoids; add norms or residual connections."],
-        )]  # fmt: skip
-    if most <= EXPLODING:
-        said = f"Neither signal nor gradient grows by more than {most:.3g} times through the layers."
-        return [*found, LAYER_CODES.finding(codes[1], "ok", said, unit="ratio", **high)]
-    return [*found, LAYER_CODES.finding(
-        codes[1], "warn", f"The fresh model blows up: the signal grows {forward:.2g} times from the inputs to the last layer, the gradient "
-        f"{backward:.2g} times on its way back.", unit="ratio", **high,
-        advice=["Initialise weights to keep the signal's size (1/sqrt(fan_in), Kaiming for ReLU), or add norms."],
-    )]  # fmt: skip
+        )  # fmt: skip
+    if not most <= EXPLODING:
+        found[1] = high(
+            "warn", f"The fresh model blows up: the signal grows {forward:.2g} times from the inputs to the last layer, the gradient "
+            f"{backward:.2g} times on its way back.",
+            advice=["Initialise weights to keep the signal's size (1/sqrt(fan_in), Kaiming for ReLU), or add norms."],
+        )  # fmt: skip
+    return found
 
 
 def _positive(value: Any) -> bool:
@@ -191,71 +176,65 @@ def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diag
     facts = record.facts.get("parameters")
     if not facts:
         reason = why_missing(record.facts, "parameters", "nobody looked at the parameters that are not trained")
-        findings = [PARAMETER_CODES.finding(code, "not_measured", reason) for code in PARAMETER_CODES]
-    else:
-        total = max(int(facts["numbers"]), 1)
-        frozen = _frozen(facts["frozen"], total, small_frac)
-        findings = [frozen, _outside(facts["outside"], total) or _unowned(facts["unowned"], total)]
-    return Diagnosis.of(record, tuple(findings))
+        return Diagnosis.of(record, [PARAMETER_CODES.finding(code, "not_measured", reason) for code in PARAMETER_CODES])
+    total = max(int(facts["numbers"]), 1)
+    return Diagnosis.of(record, [_frozen(facts["frozen"], total, small_frac), _unowned(facts, total)])
 
 
 def _frozen(rows: Sequence[Facts], total: int, small: float) -> Finding:
-    code, (random, share) = "loop.frozen_random", _random([row for row in rows if not row.get("waves")], total)
-    known: dict[str, Any] = {
-        "value": share, "unit": "share of all parameters", "threshold": small, "evidence": {"parameters": random},
-    }  # fmt: skip
+    random, share = _random([row for row in rows if not row.get("waves")], total)
+    waves, few = _random(rows, total)[0], "No parameter is frozen."
     if random:
         said = f"{share:.0%} of the parameters are frozen at their random initialisation: {named(random, shown=4)}."
-    elif waves := _random(rows, total)[0]:
+    elif waves:
         said = f"{named(waves, shown=4)}: frozen at random, and only a sine or cosine takes what they make, as in random Fourier features."
     else:
-        said = (
-            f"{len(rows)} parameter tensors are frozen, none at a random initialisation."
-            if rows
-            else "No parameter is frozen."
-        )
-    if not random or share <= small:
-        return PARAMETER_CODES.finding(code, "ok", said, **known)
+        said = f"{len(rows)} parameter tensors are frozen, none at a random initialisation." if rows else few
+    wrong = bool(random) and share > small
     return PARAMETER_CODES.finding(
-        code, "warn", said, **known,
+        "loop.frozen_random", "warn" if wrong else "ok", said, value=share, unit="share of all parameters", threshold=small,
+        evidence={"parameters": random},
         advice=[
             "Load the weights that were to be kept (load_state_dict in build_model), or train them: requires_grad_(True).",
             "Where random features are meant, hold them as buffers (register_buffer), which say so.",
-        ],
+        ] if wrong else (),
     )  # fmt: skip
 
 
-def _outside(rows: Sequence[Facts], total: int) -> Finding | None:
-    """Judge what the optimizer cannot train because the model does not know it; None where it holds nothing random."""
-    random, share = _random(rows, total)
-    if not random:
-        return None
-    by_loss = all(row.get("by_loss") for row in rows if row["random"])
-    kept = "Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."
+def _unowned(facts: Facts, total: int) -> Finding:
+    """Judge random parameters that the optimizer cannot train because the model does not know them, or was not given."""
+    random, share = _random(facts["outside"], total)
+    rows = facts["outside"] if random else facts["unowned"]
+    names, status, advice = [str(row["name"]) for row in rows], "warn", ""
+    evidence: dict[str, Any] = {"parameters": names, "random": random, "outside": True}
+    if random:
+        by_loss = all(row.get("by_loss") for row in rows if row["random"])
+        said = (
+            f"The {'loss' if by_loss else 'forward pass'} uses {named(random, shown=4)}, which model.parameters() does not hold: {share:.0%} of all "
+            "parameters are never trained."
+        )
+        advice = "Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."
+        if by_loss:
+            advice = "Make what the loss trains a part of the model; freeze or load what it only measures with."
+    else:
+        random, share = _random(rows, total)
+        evidence = {"parameters": names, "random": random}
+        said = f"The optimizer was not given {named(names, shown=4)}"
+        if random:
+            said += f": they stay as they are initialised, {share:.0%} of all parameters at random."
+            advice = (
+                "Give the optimizer model.parameters(), or freeze by requires_grad_(False) what is not to be trained."
+            )
+        else:
+            status = "ok"
+            said = (
+                f"{said}, which hold no random initialisation."
+                if rows
+                else "The optimizer has every parameter that is not frozen."
+            )
     return PARAMETER_CODES.finding(
-        "loop.unowned_parameters", "warn",
-        f"The {'loss' if by_loss else 'forward pass'} uses {named(random, shown=4)}, which model.parameters() does not hold: {share:.0%} of all "
-        "parameters are never trained.",
-        value=share, unit="share of all parameters",
-        evidence={"parameters": [str(row["name"]) for row in rows], "random": random, "outside": True},
-        advice=["Make what the loss trains a part of the model; freeze or load what it only measures with." if by_loss else kept],
-    )  # fmt: skip
-
-
-def _unowned(rows: Sequence[Facts], total: int) -> Finding:
-    """Judge parameters of the model that the optimizer was not given."""
-    code, (random, share) = "loop.unowned_parameters", _random(rows, total)
-    names = [str(row["name"]) for row in rows]
-    evidence = {"parameters": names, "random": random}
-    known: dict[str, Any] = {"value": share, "unit": "share of all parameters", "evidence": evidence}
-    if not rows:
-        return PARAMETER_CODES.finding(code, "ok", "The optimizer has every parameter that is not frozen.", **known)
-    said = f"The optimizer was not given {named(names, shown=4)}"
-    if not random:
-        return PARAMETER_CODES.finding(code, "ok", f"{said}, which hold no random initialisation.", **known)
-    return PARAMETER_CODES.finding(
-        code, "warn", f"{said}: they stay as they are initialised, {share:.0%} of all parameters at random.", **known,
-        advice=["Give the optimizer model.parameters(), or freeze by requires_grad_(False) what is not to be trained."],
+        "loop.unowned_parameters", "warn" if status == "warn" else "ok", said, value=share, unit="share of all parameters", evidence=evidence,
+        advice=[advice] if advice else (),
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     outputs = one.forward(train=True, grad=True)
     tensors = one.tensors(outputs)
     out = tensors[0] if len(tensors) == 1 else None
-    head = None if out is None else "Softmax" if _are_probabilities(out) else _head(out)
+    head = None if out is None else _head(out)
     span = _RANGES.get(head or "", (-INF, INF))
     facts: dict[str, Any] = {
         "kind": None, "head": head, "range": list(span) if head in _RANGES else None, "reversed": False,
@@ -62,12 +62,15 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
             found = _at_targets(at, ideal, span) if kind == "regression" else _at_logits(at, kind, ideal, span)
             if found is not None:
                 return facts | {"kind": kind, **found}
-    logits = [ideal for kind, ideal in ideals if kind != "regression"]
-    return facts | {"reversed": any(_reversed(at, ideal, span) for ideal in logits)}
+    return facts | {"reversed": any(_reversed(at, ideal, span) for kind, ideal in ideals if kind != "regression")}
 
 
 def _head(out: Tensor) -> str | None:
-    """Return the name of the operation that made the outputs, views left out."""
+    """Return the name of the operation that made the outputs, views left out; "Softmax" where they are probabilities, however made."""
+    if out.dim() > 1 and bool((out >= 0).all()):
+        sums = [out.detach().float().sum(axis) for axis in {1, out.dim() - 1} if out.shape[axis] > 1]
+        if any(bool(((total - 1).abs() < 1e-4).all()) for total in sums):
+            return "Softmax"
     node: Any = out.grad_fn
     while node is not None:
         name = type(node).__name__.split("Backward")[0]
@@ -75,14 +78,6 @@ def _head(out: Tensor) -> str | None:
             return name
         node = node.next_functions[0][0]
     return None
-
-
-def _are_probabilities(out: Tensor) -> bool:
-    """Whether all rows along an axis of classes are at least 0 and sum to 1, however they were made."""
-    if out.dim() < 2 or not bool((out >= 0).all()):
-        return False
-    sums = [out.detach().float().sum(axis) for axis in {1, out.dim() - 1} if out.shape[axis] > 1]
-    return any(bool(((total - 1).abs() < 1e-4).all()) for total in sums)
 
 
 def _ideals(one: OneBatch, out: Tensor) -> list[tuple[str, Tensor]]:
@@ -98,12 +93,12 @@ def _ideals(one: OneBatch, out: Tensor) -> list[tuple[str, Tensor]]:
             found.append(("regression", shaped))
             if bool(((shaped == 0) | (shaped == 1)).all()):
                 found.append(("binary", 2 * shaped - 1))
-        if not target.is_floating_point() and out.dim() > 1:
-            for axis in {1, out.dim() - 1}:
-                if target.numel() * out.shape[axis] == out.numel() and out.shape[axis] > 1:
-                    shape, count = [n for i, n in enumerate(out.shape) if i != axis], out.shape[axis]
-                    hot = F.one_hot(target.reshape(shape).long().clamp(0, count - 1), count).to(out.dtype)
-                    found.append(("classes", 2 * hot.movedim(-1, axis) - 1))
+        for axis in () if target.is_floating_point() or out.dim() < 2 else {1, out.dim() - 1}:
+            count = out.shape[axis]
+            if count > 1 and target.numel() * count == out.numel():
+                shape = [n for i, n in enumerate(out.shape) if i != axis]
+                hot = F.one_hot(target.reshape(shape).long().clamp(0, count - 1), count).to(out.dtype)
+                found.append(("classes", 2 * hot.movedim(-1, axis) - 1))
     return found
 
 
@@ -123,9 +118,8 @@ def _at_targets(at: LossAt, ideal: Tensor, span: Span) -> dict[str, Any] | None:
 
 def _at_logits(at: LossAt, kind: str, ideal: Tensor, span: Span) -> dict[str, Any] | None:
     """Return what the loss is at ideal logits; None where it does not fall as the right logit rises."""
-    ignorant = at(torch.zeros_like(ideal))
-    steps = torch.stack([at(ideal * stretch) for stretch in STRETCHES])
-    best, wrong = steps.amin(0), at(-ideal * 4)
+    ignorant, wrong = at(torch.zeros_like(ideal)), at(-ideal * 4)
+    best = torch.stack([at(ideal * stretch) for stretch in STRETCHES]).amin(0)
     if not bool((best <= ignorant).all() & (wrong >= ignorant).all() & (best < wrong).any()):
         return None
     limited = torch.stack([at((ideal * s).clamp(*span)) for s in STRETCHES])
@@ -147,6 +141,11 @@ def _reversed(at: LossAt, ideal: Tensor, span: Span) -> bool:
     return bool((far < right).all() and (math.isfinite(sum(span)) or (far < near - 100).all()))
 
 
+def _scale(t: Tensor) -> float:
+    spread = float(t.detach().float().std()) if t.numel() > 1 else 0.0
+    return spread if math.isfinite(spread) and spread > 0 else 1.0
+
+
 def _noisy(one: OneBatch, outputs: Any) -> Any:
     """Return the outputs moved at random, so far that most losses move by a tenth where the loss allows it."""
     there = one.losses(outputs)
@@ -155,11 +154,6 @@ def _noisy(one: OneBatch, outputs: Any) -> Any:
         if float((one.losses(moved) - there).abs().median()) > 0.1 * float(there.abs().median()):
             return moved
     return one.unlike(one.with_tensors(outputs, lambda t: t.detach()))
-
-
-def _scale(t: Tensor) -> float:
-    spread = float(t.detach().float().std()) if t.numel() > 1 else 0.0
-    return spread if math.isfinite(spread) and spread > 0 else 1.0
 
 
 def _broadcast(one: OneBatch, outputs: Any) -> str | None:
@@ -171,30 +165,23 @@ def _broadcast(one: OneBatch, outputs: Any) -> str | None:
     n = one.examples
     if n < 4 or not one.exchangeable:
         return None
+    places, half = torch.randperm(n, generator=torch.Generator().manual_seed(0)), torch.arange(n) % (n // 2)
     try:
         held = _noisy(one, outputs)
-        there = one.losses(held)
-        places = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-        moved = one.losses(held, one.taken(places))
-        half = torch.arange(n) % (n // 2)
-        other = one.losses(held, one.taken(half))
+        there, moved, other = one.losses(held), one.losses(held, one.taken(places)), one.losses(held, one.taken(half))
         turned = one.losses(one.with_tensors(held, lambda t: t.index_select(0, places.to(t.device))))
     except REFUSED:
         return None
     if not there.shape == moved.shape == other.shape == turned.shape or not bool(torch.isfinite(there).all()):
         return None
-    close = 1e-4 * float(there.abs().max()) + 1e-12
 
-    def same(values: Tensor) -> bool:
-        return bool(((values - there).abs() <= close).all())
+    def same(values: Tensor, first: int = n) -> bool:
+        return bool(((values - there)[:first].abs() <= 1e-4 * float(there.abs().max()) + 1e-12).all())
 
-    kept = torch.arange(n) < n // 2
-    if same(moved) and bool(((other - there).abs() > close)[kept].any()):
-        return "targets"
+    if same(moved):
+        return None if same(other, n // 2) else "targets"
     noise = one.with_tensors(held, lambda t: t + torch.randn_like(t) * _scale(t))
-    if same(turned) and not same(moved) and not same(one.losses(noise)):
-        return "outputs"
-    return None
+    return "outputs" if same(turned) and not same(one.losses(noise)) else None
 
 
 def _escape(one: OneBatch, outputs: Any, span: Span) -> dict[str, Any] | None:
@@ -202,12 +189,11 @@ def _escape(one: OneBatch, outputs: Any, span: Span) -> dict[str, Any] | None:
 
     A loss that is to be minimised rises on average; one whose sign is wrong falls without end, for every example.
     """
+    falls, share = [], 0.0
     try:
         start = one.losses(outputs)
-        falls, share = [], 0.0
         for scale in SCALES:
-            generator = torch.Generator().manual_seed(1)
-            each = []
+            generator, each = torch.Generator().manual_seed(1), []
             for _ in range(4):
                 steps = [
                     torch.randn(t.shape, generator=generator).to(t) * _scale(t) * scale for t in one.tensors(outputs)

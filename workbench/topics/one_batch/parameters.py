@@ -41,15 +41,13 @@ def collect_parameters(workload: Workload, config: TrainConfig, device: torch.de
     with isolated_rng():
         model = build_model(workload, config, device)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-        unowned = {}
+        frozen, unowned = {name: p for name, p in model.named_parameters() if not p.requires_grad}, {}
         if callable(config.optimizer):
             optimizer = config.optimizer(list(trained.values()), config.peak_lr)
             owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
             unowned = {name: p for name, p in trained.items() if id(p) not in owned}
         used = _used(workload, config, model, device)
-        outside = _outside(model, used)
-        idle = frozen | unowned
+        outside, idle = _outside(model, used), frozen | unowned
         random: set[str] = set()
         if idle or outside:
             second = build_model(workload, config.replace(shared_seed=config.shared_seed + 1), device)
@@ -60,21 +58,15 @@ def collect_parameters(workload: Workload, config: TrainConfig, device: torch.de
                 again = _outside(second, _used(workload, config, second, device))
                 random |= _random_outside(model, outside, again, seeded=seeded)
     in_use = {name: p for name, p in outside.items() if p.requires_grad}
+    frozen |= {name: p for name, p in outside.items() if name not in in_use and id(p) not in used.by_loss}
     counted = (*model.parameters(), *(p for name, p in outside.items() if name in random))
-    return {
-        "numbers": sum(p.numel() for p in counted),
-        **{
-            kind: [
-                {"name": name, "numbers": p.numel(), "random": name in random, "waves": id(p) in used.waves, "by_loss": id(p) in used.by_loss}
-                for name, p in each.items()
-            ]
-            for kind, each in (
-                ("frozen", frozen | {name: p for name, p in outside.items() if name not in in_use and id(p) not in used.by_loss}),
-                ("unowned", unowned),
-                ("outside", in_use),
-            )
-        },
-    }  # fmt: skip
+    found: dict[str, Any] = {"numbers": sum(p.numel() for p in counted)}
+    for kind, each in (("frozen", frozen), ("unowned", unowned), ("outside", in_use)):
+        found[kind] = [
+            {"name": name, "numbers": p.numel(), "random": name in random, "waves": id(p) in used.waves, "by_loss": id(p) in used.by_loss}
+            for name, p in each.items()
+        ]  # fmt: skip
+    return found
 
 
 class _Used(NamedTuple):
@@ -98,59 +90,48 @@ def _used(workload: Workload, config: TrainConfig, model: nn.Module, device: tor
             finally:
                 for p in asleep:
                     p.requires_grad_(False)
-            forward = _Graph(leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
-            graph = _Graph([losses.grad_fn])
-            parameters = [node.variable for node in graph.leaves]
-            by_model = {id(node.variable) for node in forward.leaves}
-            return _Used(
-                parameters,
-                {id(p) for p in parameters if id(p) not in by_model},
-                {id(node.variable) for node in graph.leaves if graph.only_waves_take(node)},
-            )
+            by_model, _ = _graph(leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+            leaves, takers = _graph([losses.grad_fn])
+            waves = {at for at, leaf in leaves.items() if _only_waves_take(leaf, takers)}
+            return _Used([leaf.variable for leaf in leaves.values()], leaves.keys() - by_model.keys(), waves)
     return _Used([], set(), set())  # the pre-flight says what is wrong
 
 
-class _Graph:
-    """What a backward pass from some nodes would reach, and from where; `leaves` are the nodes of parameters, each once."""
+def _graph(roots: Iterable[Any]) -> tuple[dict[int, Any], dict[Any, list[Any]]]:
+    """Return the nodes of parameters, by their ids, that a backward pass from some nodes would reach, and who takes what each node makes."""
+    waiting, takers, leaves = [root for root in roots if root is not None], dict[Any, list[Any]](), dict[int, Any]()
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            leaves[id(node.variable)] = node
+        for child in (child for child, _ in node.next_functions if child is not None):
+            takers.setdefault(child, []).append(node)
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return leaves, takers
 
-    def __init__(self, roots: Iterable[Any]) -> None:
-        waiting, self.takers = [root for root in roots if root is not None], dict[Any, list[Any]]()
-        self.leaves: list[Any] = []
-        seen = set()
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if isinstance(getattr(node, "variable", None), nn.Parameter):
-                self.leaves.append(node)
-            for child, _ in node.next_functions:
-                if child is not None:
-                    self.takers.setdefault(child, []).append(node)
-                    waiting.append(child)
 
-    def only_waves_take(self, leaf: Any) -> bool:
-        """Tell whether all that is made of a leaf, by linear operations, goes into a sine or a cosine."""
-        waiting = [leaf]
-        while waiting:
-            node = waiting.pop()
-            if node.name() in _WAVES:
-                continue
-            if node.name().rsplit("::")[-1] not in _LINEAR or not self.takers.get(node):
+def _only_waves_take(leaf: Any, takers: Mapping[Any, Sequence[Any]]) -> bool:
+    """Tell whether all that is made of a leaf, by linear operations, goes into a sine or a cosine."""
+    waiting = [leaf]
+    while waiting:
+        node = waiting.pop()
+        if node.name() not in _WAVES:
+            if node.name().rsplit("::")[-1] not in _LINEAR or not takers.get(node):
                 return False
-            waiting.extend(self.takers[node])
-        return True
+            waiting.extend(takers[node])
+    return True
 
 
 def _outside(model: nn.Module, used: _Used) -> dict[str, nn.Parameter]:
     """Return what is used and `model.parameters()` does not hold."""
     known, places = {id(p) for p in model.parameters()}, {id(p): name for name, p in _held_in_containers(model)}
-    found = [p for p in used.parameters if id(p) not in known]
-    named = {
-        places.get(id(p), f"a parameter of shape {tuple(p.shape)}{f' ({k + 1})' if k else ''}"): p
-        for k, p in enumerate(found)
-    }
-    return dict(sorted(named.items()))
+    found = {}
+    for k, p in enumerate(p for p in used.parameters if id(p) not in known):
+        found[places.get(id(p), f"a parameter of shape {tuple(p.shape)}{f' ({k + 1})' if k else ''}")] = p
+    return dict(sorted(found.items()))
 
 
 def _random_outside(
@@ -160,17 +141,15 @@ def _random_outside(
 
     Where the builds are `seeded` and do not differ at all, equal values tell nothing of those that were made anew to be trained.
     """
-    own = list(model.parameters())
-    made_anew = {name for name, p in outside.items() if not any(p is q for q in again.values())}
-    return {
-        name
-        for name in made_anew
-        if not any(_same(outside[name], q) for q in own)
-        and (
-            not any(_same(outside[name], q) for q in again.values())
-            or (seeded and outside[name].requires_grad and bool((outside[name] != outside[name].flatten()[0]).any()))
-        )
-    }
+    others = list(again.values())
+
+    def is_random(p: nn.Parameter) -> bool:
+        if any(p is q for q in others) or any(_same(p, q) for q in model.parameters()):
+            return False
+        alike = any(_same(p, q) for q in others)
+        return not alike or (seeded and p.requires_grad and bool((p != p.flatten()[0]).any()))
+
+    return {name for name, p in outside.items() if is_random(p)}
 
 
 def _same(p: Tensor, q: Tensor) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from workbench.topics.architecture.dataflow import buffers_put_back, trace_dataflow
+from workbench.topics.architecture.dataflow import trace_dataflow
 from workbench.topics.one_batch.batch import OneBatch
 from workbench.train.forward import autocast
-from workbench.train.rng import seed_all
 
 MOST_SLICES, PASSES = 64, 6
-FEWEST = 4
-"""Positions of a sequence of tokens (rule of thumb)."""
-AGREE = 0.95
-"""Share of the targets that are the input `offset` places further on (rule of thumb: masked positions agree in fewer)."""
+FEWEST = 4  # positions of a sequence of tokens (rule of thumb)
+AGREE = 0.95  # share of the targets that are the input `offset` places further on (rule of thumb: masked positions agree in fewer)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd, *_RECURRENT, nn.MultiheadAttention, nn.Bilinear)
 _MASKS = frozenset({"bernoulli", "native_dropout", "_fused_dropout", "alpha_dropout", "feature_dropout"})
@@ -25,7 +23,9 @@ _DRAWS = ("normal", "rand", "uniform", "exponential", "multinomial", "poisson", 
 
 
 def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
+    """Return the root mean square; infinite where values are not finite."""
+    found = float(values.square().mean().sqrt())
+    return found if math.isfinite(found) else math.inf
 
 
 def find_layers(one: OneBatch) -> dict[str, Any]:
@@ -50,14 +50,11 @@ def find_layers(one: OneBatch) -> dict[str, Any]:
     with torch.no_grad(), autocast(one.stack.device, one.stack.precision):
         flow = trace_dataflow(one.model, lambda: one.workload.forward(one.model, one.batch), one.batch, watch=watch)
     met = {node.name for node in flow.nodes if node.name}
-    layers, none = _gradients(one)
+    layers, none = _gradients(one, modules)
     inputs = [t.detach().double().reshape(one.examples, -1) for t in one.inputs() if t.is_floating_point()]
     return {
-        "inputs": max((_signal(v) for v in inputs), default=None),
-        "units": units,
-        "layers": layers,
-        "not_in_graph": none,
-        "not_in_forward": [name for name in none if name not in met],
+        "inputs": max((_rms(v - v.mean(0)) for v in inputs), default=None), "units": units, "layers": layers,
+        "not_in_graph": none, "not_in_forward": [name for name in none if name not in met],
         "equal": [
             {"name": name, "zero": not bool(p.any()), "product": isinstance(modules[name.rpartition(".")[0]], _PRODUCTS)}
             for name, p in zip(one.stack.names, one.stack.parameters[0], strict=True)
@@ -66,25 +63,16 @@ def find_layers(one: OneBatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _signal(values: Tensor) -> float:
-    """Return the root mean square of what differs between examples; infinite where values are not finite."""
-    found = _rms(values - values.mean(0))
-    return found if math.isfinite(found) else math.inf
-
-
 def _unit(op: str, out: Tensor) -> dict[str, Any] | None:
     if out.dim() < 2 or not out.numel() or not out.is_floating_point():
         return None
     units = out.shape[1] if out.dim() != 3 else out.shape[2]
     if op in ("relu", "threshold") or (op == "hardtanh" and float(out.min()) >= 0):
         zero = out == 0
-        if zero.dim() == 3:  # either may be the units
-            rows, columns = zero.flatten(0, 1).all(0), zero.all(2).all(0)
-            return {"units": units, "dead": min(float(rows.float().mean()), float(columns.float().mean()))}
-        return {
-            "units": units,
-            "dead": float((zero if zero.dim() == 2 else zero.flatten(2).all(2)).all(0).float().mean()),
-        }
+        sides = [zero.flatten(2).all(2).all(0) if out.dim() > 2 else zero.all(0)]
+        if out.dim() == 3:  # either may be the units
+            sides.append(zero.flatten(0, 1).all(0))
+        return {"units": units, "dead": min(float(off.float().mean()) for off in sides)}
     if op == "tanh":
         return {"units": units, "saturated": float((out.abs() > 0.99).float().mean())}
     if op == "sigmoid":
@@ -95,27 +83,19 @@ def _unit(op: str, out: Tensor) -> dict[str, Any] | None:
     return None
 
 
-def _gradients(one: OneBatch) -> tuple[list[dict[str, Any]], list[str]]:
+def _gradients(one: OneBatch, modules: dict[str, nn.Module]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the layers with their gradients, and the trained parameters that the loss does not hang on."""
-    seen: list[tuple[str, Tensor]] = []
+    names, seen = {module: name for name, module in modules.items()}, list[tuple[str, Tensor]]()
 
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
-            out = output[0] if isinstance(output, tuple) else output
-            if isinstance(out, Tensor) and out.requires_grad and out.is_floating_point() and out.dim() > 1:
-                seen.append((name, out))
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
+        out = output[0] if isinstance(output, tuple) else output
+        if isinstance(out, Tensor) and out.requires_grad and out.is_floating_point() and out.dim() > 1:
+            seen.append((names[module], out))
 
-        return hook
-
-    handles = [
-        m.register_forward_hook(keep(name))
-        for name, m in one.model.named_modules()
-        if any(p.dim() > 1 for p in m.parameters(recurse=False))
-    ]
+    weighed = [m for m in modules.values() if any(p.dim() > 1 for p in m.parameters(recurse=False))]
+    handles = [m.register_forward_hook(keep) for m in weighed]
     try:
-        one.model.train()
-        seed_all(0)
-        with buffers_put_back(one.model), autocast(one.stack.device, one.stack.precision):
+        with one.evaluated(train=True):
             outputs = one.workload.forward(one.model, one.taken(torch.arange(one.examples)))
             loss = one.workload.loss(outputs, one.batch).mean()
             by = [*(out for _, out in seen), *one.stack.parameters[0]]
@@ -126,9 +106,8 @@ def _gradients(one: OneBatch) -> tuple[list[dict[str, Any]], list[str]]:
     layers = []
     for (name, out), grad in zip(seen, grads, strict=False):
         values = out.detach().double().flatten(1)
-        size, norm = _rms(values), None if grad is None else float(grad.double().norm())
-        size = size if math.isfinite(size) else math.inf
-        layers.append({"module": name, "size": size, "signal": _signal(values), "gradient": norm})
+        norm = None if grad is None else float(grad.double().norm())
+        layers.append({"module": name, "size": _rms(values), "signal": _rms(values - values.mean(0)), "gradient": norm})
     pairs = zip(one.stack.names, grads[len(seen) :], strict=True)
     return layers, [name for name, grad in pairs if grad is None]
 
@@ -145,26 +124,29 @@ def find_modes(one: OneBatch) -> dict[str, Any]:
     first = one.flat(one.forward())
     left = {name: kind for name, kind in kinds.items() if modules[name].training}
     second = one.flat(one.forward(seed=1))
-    size = _rms(first - first.mean(0)) if first.numel() else 0.0
-    apart = _rms(first - second) if first.numel() and first.shape == second.shape else 0.0
-    found: dict[str, Any] = {"train_in_eval": left, "change": apart, "size": size, "masks": [], "draws": [], "batch_statistics": [
-        name for name, m in modules.items() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None
-    ]}  # fmt: skip
+    some = bool(first.numel())
+    apart = _rms(first - second) if some and first.shape == second.shape else 0.0
+    norms = [name for name, m in modules.items() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None]  # fmt: skip
+    found: dict[str, Any] = {
+        "train_in_eval": left,
+        "change": apart,
+        "size": _rms(first - first.mean(0)) if some else 0.0,
+    }
+    found |= {"masks": [], "draws": [], "batch_statistics": norms}
     if apart > 0:
         one.model.eval()
         with torch.no_grad():
             flow = trace_dataflow(one.model, lambda: one.workload.forward(one.model, one.batch), one.batch)
-        found["masks"] = [node.module for node in flow.nodes if node.op in _MASKS]
-        draws = [node for node in flow.nodes if node.op not in _MASKS and node.op.startswith(_DRAWS)]
-        found["draws"] = [node.module for node in draws]
+        for node in flow.nodes:
+            if node.op in _MASKS or node.op.startswith(_DRAWS):
+                found["masks" if node.op in _MASKS else "draws"].append(node.module)
     one.forward(train=True)
-    frozen = set()
-    for name, m in modules.items():
-        parameters = list(m.parameters())
-        if parameters and not any(p.requires_grad for p in parameters):
-            frozen |= {f"{name}.{inner}".strip(".") for inner, _ in m.named_modules()} | {name}
+    frozen = set[nn.Module]()
+    for m in modules.values():
+        if list(m.parameters()) and not any(p.requires_grad for p in m.parameters()):
+            frozen |= set(m.modules())
     found["eval_in_train"] = {
-        name: "frozen" if name in frozen or (kind == "batch_norm" and _was_set(modules[name])) else kind
+        name: "frozen" if modules[name] in frozen or (kind == "batch_norm" and _was_set(modules[name])) else kind
         for name, kind in kinds.items()
         if not modules[name].training
     }
@@ -215,9 +197,8 @@ def find_coupling(one: OneBatch) -> dict[str, Any]:
     there, first, last = (whole.flat(one.rows(torch.cat(order)).forward()) for order in ((a, b), (a, a), (b, b)))
     if not there.numel() or not there.shape == first.shape == last.shape:
         return {"ratio": None}
-    stayed = torch.cat([first[:half] - there[:half], last[half:] - there[half:]])
-    moved = torch.cat([first[half:] - there[half:], last[:half] - there[:half]])
-    own, other = _rms(moved), _rms(stayed)
+    other = _rms(torch.cat([first[:half] - there[:half], last[half:] - there[half:]]))
+    own = _rms(torch.cat([first[half:] - there[half:], last[:half] - there[:half]]))
     return {"own": own, "other": other, "ratio": other / own if own > 0 else None}
 
 
@@ -248,7 +229,7 @@ def _slices(
     one: OneBatch, tensor: Tensor, axis: int, there: Tensor, generator: torch.Generator
 ) -> tuple[int, list[int]]:
     """Return how many slices along an axis were looked at, and which of them never made a difference."""
-    n, across = one.examples, tensor.movedim(axis, 1).flatten(2) if tensor.dim() > 2 else tensor[:, :, None]
+    n, across = one.examples, tensor.movedim(axis, 1).reshape(one.examples, tensor.shape[axis], -1)
     shape = [n, *(tensor.shape[axis] if i == axis else 1 for i in range(1, tensor.dim()))]
     varies = (across != across[:1]).any(0).any(-1).nonzero().flatten().cpu()
     looked = varies[torch.randperm(len(varies), generator=generator)[:MOST_SLICES]]
@@ -270,9 +251,7 @@ def _slices(
     todo, unused = [looked[~reached]], list[int]()
     while todo:
         few = todo.pop()
-        if not len(few):
-            continue
-        if not moved(slice(None), few, 1).any():
+        if len(few) and not moved(slice(None), few, 1).any():
             unused += few.tolist()
         elif len(few) > 1:
             todo += [few[: len(few) // 2], few[len(few) // 2 :]]
@@ -288,21 +267,20 @@ def find_affine(one: OneBatch) -> dict[str, Any] | None:
     if one.examples < 2 or not any(t.is_floating_point() for t in one.inputs()):
         return None
 
-    def flat(floating: Any, other: Any) -> Tensor:
-        return one.flat(one.forward(one.changed(lambda t: floating(t) if t.is_floating_point() else other(t))))
+    def flat(share: float, *, floating: bool) -> Tensor:
+        """Return the outputs with inputs of one kind moved by a share of the way to another example's."""
 
-    def same(t: Tensor) -> Tensor:
-        return t
+        def move(t: Tensor) -> Tensor:
+            return (t + t.roll(1, 0)) / 2 if share == 0.5 else t.roll(1, 0)
 
-    def rolled(t: Tensor) -> Tensor:
-        return t.roll(1, 0)
+        return one.flat(one.forward(one.changed(lambda t: move(t) if t.is_floating_point() == floating else t)))
 
     own = one.flat(one.forward())
     if not own.numel() or not torch.equal(
-        own, flat(same, rolled)
+        own, flat(1, floating=False)
     ):  # a product with an embedding is no matter of layers
         return None
-    moved, between = flat(rolled, same), flat(lambda t: (t + t.roll(1, 0)) / 2, same)
+    moved, between = flat(1, floating=True), flat(0.5, floating=True)
     if own.shape != moved.shape or own.shape != between.shape:
         return None
     apart = float((own - moved).abs().max())
@@ -320,12 +298,11 @@ def find_answer(one: OneBatch) -> dict[str, Any] | None:
     outputs = _by_position(one, None)
     if outputs is None:
         return None
-    for given in tokens:
-        for target in (t for t in tokens if t is not given and t.shape == given.shape):
-            for offset in (0, 1):
-                agree = _agreement(given, target, offset)
-                if agree >= AGREE and (sees := _depends(one, given, outputs, offset)) is not None:
-                    return {"offset": offset, "agree": agree, "sees": sees}
+    for given, target in itertools.permutations(tokens, 2):
+        for offset in (0, 1) if target.shape == given.shape else ():
+            agree = _agreement(given, target, offset)
+            if agree >= AGREE and (sees := _depends(one, given, outputs, offset)) is not None:
+                return {"offset": offset, "agree": agree, "sees": sees}
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from workbench.errors import UsageError
 from workbench.plots.style import BAD, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
 
-MAX_SHOWN = 12
-"""Predictions written out beside the curve; more would overlap."""
+MAX_SHOWN = 12  # predictions written out beside the curve; more would overlap
 MAX_CHARACTERS = 28
 
 
@@ -32,11 +31,6 @@ class ExampleHistory:
     right: Sequence[bool | None]
 
     @property
-    def last_loss(self) -> float:
-        """Loss at the last evaluation; NaN where it is not finite."""
-        return float(self.losses[-1]) if np.isfinite(self.losses[-1]) else float("nan")
-
-    @property
     def changes(self) -> int:
         """How often the prediction changed from one evaluation to the next."""
         each = [np.asarray(prediction) for prediction in self.predictions]
@@ -45,21 +39,9 @@ class ExampleHistory:
     @property
     def right_since(self) -> int | None:
         """Step from which on the prediction stayed the label to the end; None where the last one is not."""
-        since = None
-        for step, right in zip(self.steps[::-1], list(self.right)[::-1], strict=True):
-            if right is not True:
-                break
-            since = int(step)
-        return since
-
-
-def _of_trial(predictions: pd.DataFrame, trial: int | None) -> pd.DataFrame:
-    """Return the rows of a trial, None being the first; none of them is a `UsageError`."""
-    number = int(predictions["trial"].iloc[0]) if trial is None else trial
-    mine = predictions[predictions["trial"] == number].sort_values("step", kind="stable")
-    if mine.empty:
-        raise UsageError(f"trial={trial} has no tracked predictions; there are trials {_listed(predictions['trial'])}.")
-    return mine
+        wrong = [k for k, right in enumerate(self.right) if right is not True]
+        first = wrong[-1] + 1 if wrong else 0
+        return int(self.steps[first]) if first < len(self.steps) else None
 
 
 def prediction_history(predictions: pd.DataFrame, *, trial: int | None = None) -> list[ExampleHistory]:
@@ -68,17 +50,25 @@ def prediction_history(predictions: pd.DataFrame, *, trial: int | None = None) -
     Raises:
         UsageError: the trial has none.
     """
-    found = []
-    for example, rows in _of_trial(predictions, trial).groupby("example") if len(predictions) else ():
-        label = rows["label"].iloc[-1]
-        found.append(
-            ExampleHistory(
-                example=int(str(example)), label=label, steps=rows["step"].to_numpy(dtype=np.int64),
-                losses=rows["loss"].to_numpy(dtype=np.float64, na_value=np.nan), predictions=rows["prediction"].tolist(),
-                right=[same_prediction(prediction, label) for prediction in rows["prediction"]],
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda one: (-np.nan_to_num(one.last_loss, nan=np.inf), one.example))
+    if not len(predictions):
+        return []
+    number = int(predictions["trial"].iloc[0]) if trial is None else trial
+    mine = predictions[predictions["trial"] == number].sort_values("step", kind="stable")
+    if mine.empty:
+        raise UsageError(f"trial={trial} has no tracked predictions; there are trials {_listed(predictions['trial'])}.")
+    found = [
+        ExampleHistory(
+            example=int(str(example)), label=rows["label"].iloc[-1], steps=rows["step"].to_numpy(dtype=np.int64),
+            losses=rows["loss"].to_numpy(dtype=np.float64, na_value=np.nan), predictions=rows["prediction"].tolist(),
+            right=[same_prediction(prediction, rows["label"].iloc[-1]) for prediction in rows["prediction"]],
+        )
+        for example, rows in mine.groupby("example")
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: -one.losses[-1] if np.isfinite(one.losses[-1]) else -np.inf)
+
+
+def _listed(values: pd.Series) -> str:
+    return ", ".join(str(v) for v in sorted(values.unique())[:20])
 
 
 def same_prediction(prediction: Any, label: Any) -> bool | None:
@@ -89,13 +79,8 @@ def same_prediction(prediction: Any, label: Any) -> bool | None:
     return bool((one == other).all())
 
 
-class _WithPredictions(Protocol):
-    @property
-    def predictions(self) -> pd.DataFrame: ...
-
-
 def plot_predictions(
-    record: _WithPredictions,
+    record: Any,
     example: int | None = None,
     *,
     trial: int | None = None,
@@ -126,52 +111,38 @@ def plot_predictions(
         table = getattr(record, "predictions", pd.DataFrame())
         if not len(table):
             return not_measured(axes, "the record has no tracked predictions (Trainer(track=...))")
-        rows = _rows_of(_of_trial(table, trial), example)
-        values, steps = (rows[name].to_numpy(dtype=np.float64) for name in ("loss", "step"))
-        number, label = int(rows["example"].iloc[0]), rows["label"].iloc[-1]
+        histories = {one.example: one for one in prediction_history(table, trial=trial)}
+        if example is None:
+            example = max(histories, key=lambda k: np.nan_to_num(histories[k].losses[-1], nan=-np.inf, posinf=-np.inf))
+        if example not in histories:
+            known = _listed(table["example"])
+            raise UsageError(f"example={example} was not tracked; these were: {known}. Choose others with Trainer(track=[...]).")  # fmt: skip
+        one = histories[example]
+        steps, values, right = one.steps, one.losses, np.array(one.right, dtype=object)
         if not np.isfinite(values).any():
-            return not_measured(axes, f"the loss of example {number} is never finite")
-        right = [same_prediction(p, label) for p in rows["prediction"]]
+            return not_measured(axes, f"the loss of example {example} is never finite")
         axes.plot(steps, values, color=GOOD, label="loss of the example")
         marks = ((True, "o", GOOD, "prediction is the label"), (False, "x", BAD, "prediction is another"))
         for wanted, marker, color, name in marks:
-            at = np.array([r is wanted for r in right])
+            at = right == wanted
             if at.any():
                 axes.plot(steps[at], values[at], linestyle="none", marker=marker, color=color, label=name)
         if step is not None:
             axes.axvline(step, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"step {step:,}", zorder=1.5)
-        written = _write(axes, steps, values, rows["prediction"].tolist())
+        written = _write(axes, steps, values, one.predictions)
         left_out = 0 < written < len(steps)
         said = f"step (a number is a prediction: {written} of {len(steps)} are written)" if left_out else "step"
-        axes.set(xlabel=said, ylabel="loss", title=f"Example {number}, label {prediction_text(label)}")
+        axes.set(xlabel=said, ylabel="loss", title=f"Example {example}, label {prediction_text(one.label)}")
         if np.nanmin(values) > 0 and np.nanmax(values) > 20 * np.nanmin(values):
             log_scale(axes, "y")
         axes.margins(x=0.06, y=0.16)
         if data is not None:
-            _show_input(axes, data[number], image_shape)
+            _show_input(axes, data[example], image_shape)
         legend(axes, loc="best")
     return axes
 
 
-def _rows_of(mine: pd.DataFrame, example: int | None) -> pd.DataFrame:
-    if example is None:
-        last = mine[mine["step"] == mine["step"].max()]
-        losses = last["loss"].to_numpy(dtype=np.float64)
-        example = int(last["example"].iloc[int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf)))])
-    rows = mine[mine["example"] == example]
-    if rows.empty:
-        known = _listed(mine["example"])
-        raise UsageError(
-            f"example={example} was not tracked; these were: {known}. Choose others with Trainer(track=[...])."
-        )
-    return rows
-
-
-def _listed(values: pd.Series) -> str:
-    return ", ".join(str(v) for v in sorted(values.unique())[:20])
-
-
-def _write(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], predictions: list[Any]) -> int:
+def _write(axes: Axes, steps: NDArray[np.int64], values: NDArray[np.float64], predictions: Sequence[Any]) -> int:
     """Write predictions beside the curve, and return how many of them; 0 for lists, which say their step."""
     shown = np.unique(np.linspace(0, len(steps) - 1, min(MAX_SHOWN, len(steps))).astype(int))
     if np.asarray(predictions[0]).ndim:  # lists get a line each below one another

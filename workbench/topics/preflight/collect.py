@@ -62,53 +62,48 @@ def _scan(
     workload: Workload, stack: LaneStack, split: str, *, config: TrainConfig, device: torch.device, max_examples: int
 ) -> dict[str, Any]:
     """Read a split once: non-finite values, losses of the untrained model, classes."""
-    seen = 0
-    bad_in: Counter[str] = Counter()
-    first_bad: tuple[int, int] | None = None
+    seen, bad_in = 0, Counter[str]()
+    first_bad: tuple[int | None, int | None] = (None, None)
     losses_seen: list[Tensor] = []
     counts: Tensor | None = None
     classes: int | None = None
     wrong: str | None = None
     stack.models[0].eval()
+    size = evaluation_batch(workload, config, device)
     with torch.no_grad():
-        size = evaluation_batch(workload, config, device)
         for batch, examples in eval_batches(workload, split, size, device, config.precision):
             bad, first = _not_finite(batch, examples, label_of(workload.loss, batch, examples))
-            if bad and first_bad is None:
+            if bad and not bad_in:
                 first_bad = (seen + first[0], seen + first[1])
             bad_in.update(bad)
-            where = f"in the batch of the {split} split that begins with example {seen}"
+            losses = torch.full((examples,), math.nan)
             try:
+                where = f"in the batch of the {split} split that begins with example {seen}"
                 with explained(workload, where), autocast(device, config.precision):
                     outputs, losses, weights = per_example(workload, stack.models[0], batch, examples)
-            except TargetError as error:
-                wrong = str(error).removeprefix(f"workload {workload.name!r}, ")
-                losses = torch.full((examples,), math.nan)
-            except WorkloadError:
-                if not bad:
-                    raise
-                losses = torch.full((examples,), math.nan)  # the data are to blame
-            else:
                 classes = classes_of(workload.loss, outputs)
                 losses = losses if weights is None else losses[weights > 0]
+            except TargetError as error:
+                wrong = str(error).removeprefix(f"workload {workload.name!r}, ")
+            except WorkloadError:
+                if not bad:  # else the data are to blame
+                    raise
             losses_seen.append(losses.cpu().double())
             if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and classes is not None:
-                counts = _add_counts(counts, workload.loss.targets(batch), classes)
+                targets = workload.loss.targets(batch)
+                if isinstance(targets, Tensor) and not targets.is_floating_point():
+                    valid = targets[(targets >= 0) & (targets < classes)].cpu()
+                    counts = torch.bincount(valid, minlength=classes) + (0 if counts is None else counts)
             seen += examples
             if seen >= max_examples or wrong is not None:
                 break
     finite = torch.cat(losses_seen)
     return {
-        "read": seen,
-        "nonfinite_values": bad_in.total(),
-        "nonfinite_in": dict(bad_in),
-        "nonfinite_from_example": None if first_bad is None else first_bad[0],
-        "nonfinite_to_example": None if first_bad is None else first_bad[1],
-        "loss": float(finite.mean()) if finite.isfinite().all() else None,
-        "classes": classes,
-        "misnumbered": wrong,
+        "read": seen, "nonfinite_values": bad_in.total(), "nonfinite_in": dict(bad_in),
+        "nonfinite_from_example": first_bad[0], "nonfinite_to_example": first_bad[1],
+        "loss": float(finite.mean()) if finite.isfinite().all() else None, "classes": classes, "misnumbered": wrong,
         "class_counts": None if counts is None or len(counts) > 1000 else counts.tolist(),
-    }
+    }  # fmt: skip
 
 
 def _not_finite(batch: Any, examples: int, labels: Tensor | None) -> tuple[dict[str, int], tuple[int, int]]:
@@ -130,14 +125,6 @@ def _not_finite(batch: Any, examples: int, labels: Tensor | None) -> tuple[dict[
     return bad, first
 
 
-def _add_counts(counts: Tensor | None, targets: Any, classes: int) -> Tensor | None:
-    if not isinstance(targets, Tensor) or targets.is_floating_point():
-        return counts
-    valid = targets.reshape(-1)
-    found = torch.bincount(valid[(valid >= 0) & (valid < classes)].cpu(), minlength=classes)
-    return found if counts is None else counts + found
-
-
 def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Take one step: which parameters get a gradient, and which ones move."""
     stack.models[0].train()
@@ -152,15 +139,11 @@ def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, devic
     for step in range(2):  # some optimizers hold their first update back
         moved |= updater.update(stack.values, stack.grad, lr, step) != 0
     parts = list(zip(stack.names, stack.slices, strict=True))
-    no_gradient = [name for name, where in parts if not bool(stack.grad[0, where].any())]
-    no_update = [name for name, where in parts if not bool(moved[0, where].any())]
+    still = {kind: [name for name, where in parts if not bool(tensor[0, where].any())] for kind, tensor in (("no_gradient", stack.grad), ("no_update", moved))}  # fmt: skip
+    named = {*still["no_gradient"], *still["no_update"]}
     return {
-        "first_loss": loss,
-        "parameters": int(stack.values.numel()),
-        "tensors": len(parts),
+        "first_loss": loss, "parameters": int(stack.values.numel()), "tensors": len(parts), **still,
         "frozen": [name for name, p in stack.models[0].named_parameters() if not p.requires_grad],
-        "no_gradient": no_gradient,
-        "no_update": no_update,
-        "sizes": {name: w.stop - w.start for name, w in parts if name in {*no_gradient, *no_update}},
-        "nonfinite_gradient": [name for name, w in parts if not bool(torch.isfinite(stack.grad[0, w]).all())],
-    }
+        "sizes": {name: where.stop - where.start for name, where in parts if name in named},
+        "nonfinite_gradient": [name for name, where in parts if not bool(torch.isfinite(stack.grad[0, where]).all())],
+    }  # fmt: skip

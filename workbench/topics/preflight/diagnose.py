@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.curves.classify import chance_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.data.diagnose_shift import wrong_labels
 
 CODES = Codes({
@@ -56,17 +57,16 @@ def diagnose_preflight(
     facts, one_batch = record.facts.get("preflight"), record.facts.get("one_batch") or {}
     if not facts:
         reason = "this study has no pre-flight; `workbench diagnose` makes one"
-        findings = [CODES.not_measured(code, reason) for code in CODES]
-    else:
-        unowned = {str(row["name"]) for row in (record.facts.get("parameters") or {}).get("unowned", ())}
-        findings = [
-            _nonfinite(facts),
-            _labels(facts, record.facts.get("data") or {}, min_class_frac),
-            _init_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
-            _no_gradient(facts, one_batch, cut_share, unused_share, cancelled_share),
-            _no_update(facts, unowned, cut_share),
-        ]
-    return Diagnosis.of(record, tuple(findings))
+        return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
+    unowned = {str(row["name"]) for row in (record.facts.get("parameters") or {}).get("unowned", ())}
+    findings = (
+        _nonfinite(facts),
+        _labels(facts, record.facts.get("data") or {}, min_class_frac),
+        _init_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
+        _no_gradient(facts, one_batch, cut_share, unused_share, cancelled_share),
+        _no_update(facts, unowned, cut_share),
+    )
+    return Diagnosis.of(record, findings)
 
 
 def spoilt_splits(facts: Facts) -> dict[str, int]:
@@ -84,19 +84,21 @@ def misnumbered(facts: Facts) -> list[str]:
 
 
 def _nonfinite(facts: Facts) -> Finding:
-    code, bad, gradient = "data.nonfinite", spoilt_splits(facts), facts["nonfinite_gradient"]
+    bad, gradient = spoilt_splits(facts), facts["nonfinite_gradient"]
     read = {split: facts[split]["read"] for split in SPLITS}
     evidence = {"nonfinite_values": bad, "examples_read": read, "nonfinite_gradient": gradient}
+    say = partial(CODES.finding, "data.nonfinite", evidence=evidence)
     if not bad and not gradient:
         shown, masked = (
             " and ".join(f"{n} {s}" for s, n in read.items()),
             sum(facts[s]["nonfinite_values"] for s in SPLITS),
         )
-        said = f"All values of {shown} examples are finite."
         if masked:
-            said = f"{masked} values of {shown} examples are not finite; the loss of every example is."
-        return CODES.finding(code, "ok", said, evidence=evidence)
-    where, advice = [], []
+            return say("ok", f"{masked} values of {shown} examples are not finite; the loss of every example is.")
+        return say("ok", f"All values of {shown} examples are finite.")
+    where, advice = [f"the gradient of {', '.join(gradient[:3])}"], ["Look at logarithms and divisions."]
+    if bad:
+        where, advice = [], []
     for split, count in bad.items():
         known = facts[split].get("nonfinite_in") or {}  # older records do not know
         parts = " and ".join(known if len(known) == 1 else [f"{n} in {part}" for part, n in known.items()])
@@ -108,45 +110,43 @@ def _nonfinite(facts: Facts) -> Finding:
         elif first == last:
             look = f"Look at example {first} of the {split} data: it is the first."
         advice.append(look)
-    if not bad:
-        where, advice = [f"the gradient of {', '.join(gradient[:3])}"], ["Look at logarithms and divisions."]
-    return CODES.finding(
-        code, "fail", f"NaN or infinite values: {', '.join(where)}.", value=float(sum(bad.values())), unit="values", evidence=evidence,
+    return say(
+        "fail", f"NaN or infinite values: {', '.join(where)}.", value=float(sum(bad.values())), unit="values",
         advice=[*advice, "Replace or drop missing values before training."],
     )  # fmt: skip
 
 
 def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
-    code, counts, wrong = "data.labels", facts["train"]["class_counts"], misnumbered(facts)
+    counts, wrong, say = facts["train"]["class_counts"], misnumbered(facts), partial(CODES.finding, "data.labels")
     if wrong:
-        return CODES.finding(
-            code, "fail", f"Targets are no classes of the model: {wrong[0]}", evidence={"misnumbered": wrong},
+        return say(
+            "fail", f"Targets are no classes of the model: {wrong[0]}", evidence={"misnumbered": wrong},
             advice=["Number the classes from 0, in every split alike.", "Give the model as many outputs as there are classes."],
         )  # fmt: skip
     evidence, total = {"class_counts": counts}, sum(counts or ())
+    say = partial(say, evidence=evidence)
     tokens = total != facts["train"]["read"]  # a vocabulary may well have symbols that a text has not
     if counts is not None and len(counts) > 1 and max(counts) == total > 0 and not tokens:
-        said = f"All {total:,} training examples are of class {counts.index(total)}."
         advice = ["Look at how the targets are made, and at what was filtered or cut off."]
-        return CODES.finding(code, "fail", said, evidence=evidence, advice=advice)
+        return say("fail", f"All {total:,} training examples are of class {counts.index(total)}.", advice=advice)
     flipped = wrong_labels(data)
     if flipped is not None:
         return CODES.finding(
-            code, "warn", f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
+            "data.labels", "warn", f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
             f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.",
             value=flipped["share"], unit="share", evidence={**evidence, **flipped},
             advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
         )  # fmt: skip
     if counts is None:
         said = "Does not apply: the loss is not one of classification(...), so the targets are no classes that could be counted."
-        return CODES.finding(code, "ok", said)
+        return CODES.finding("data.labels", "ok", said)
     rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
     if len(counts) > 50 or tokens or not rare:
         said = f"All targets lie in 0 to {len(counts) - 1}; the rarest class has {min(counts)} of {total} examples."
-        return CODES.finding(code, "ok", said, value=float(min(counts)), unit="examples", evidence=evidence)
-    return CODES.finding(
-        code, "warn", f"The model has {len(counts)} outputs, but no training example is of class {', '.join(map(str, rare[:8]))}.",
-        value=float(len(rare)), unit="classes", evidence=evidence,
+        return say("ok", said, value=float(min(counts)), unit="examples")
+    return say(
+        "warn", f"The model has {len(counts)} outputs, but no training example is of class {', '.join(map(str, rare[:8]))}.",
+        value=float(len(rare)), unit="classes",
         advice=["Check how targets are numbered, and whether the split lost a class.", "Give the model fewer outputs."],
     )  # fmt: skip
 
@@ -170,36 +170,36 @@ def _init_loss(facts: Facts, one_batch: Facts, ratio: float, spread_ratio: float
         said = f"equal logits give {chance:.4g}"
     else:
         return _init_scale(losses[0], one_batch, spread_ratio, offset)
-    said = f"The initial loss is {loss:.4g}; {said}"
-    evidence = {"loss": loss, "chance": chance, "classes": classes}
-    known: dict[str, Any] = {"value": loss, "unit": "loss", "threshold": ratio * chance, "evidence": evidence}
-    if loss <= ratio * chance:
-        return CODES.finding(code, "ok", f"{said}.", **known)
-    return CODES.finding(code, "warn", f"{said}: the untrained model is confidently wrong.", advice=_SMALLER, **known)
+    said, wrong = f"The initial loss is {loss:.4g}; {said}", loss > ratio * chance
+    return CODES.finding(
+        code, "warn" if wrong else "ok", f"{said}: the untrained model is confidently wrong." if wrong else f"{said}.", value=loss, unit="loss",
+        threshold=ratio * chance, evidence={"loss": loss, "chance": chance, "classes": classes}, advice=_SMALLER if wrong else (),
+    )  # fmt: skip
 
 
 def _init_scale(loss: float, one_batch: Facts, spread_limit: float, offset_limit: float) -> Finding:
     """Judge a regression: its fresh outputs may be wrong, but neither vary far more than the targets nor lie far from them."""
-    code, asked, outputs = "init.loss", one_batch.get("loss") or {}, one_batch.get("spread") or {}
+    asked, outputs = one_batch.get("loss") or {}, one_batch.get("spread") or {}
     targets, spread, mean = asked.get("target_spread"), outputs.get("spread"), outputs.get("mean")
+    say = partial(CODES.finding, "init.loss")
     if asked.get("kind") != "regression" or not targets or not all(isinstance(v, (int, float)) for v in (spread, mean)):
         said = "Does not apply: the loss is neither cross-entropy over classes nor an error, so what guessing costs is unknown."
-        return CODES.finding(code, "ok", said, evidence={"loss": loss})
+        return say("ok", said, evidence={"loss": loss})
     ratio, offset = spread / targets, abs(mean - asked["target_mean"]) / targets
     evidence = {
         "loss": loss, "output_spread": spread, "output_mean": mean, "target_spread": targets, "target_mean": asked["target_mean"],
     }  # fmt: skip
     if ratio > spread_limit:
-        return CODES.finding(
-            code, "warn", f"The fresh model's outputs vary {ratio:.3g} times as much as the targets.",
+        return say(
+            "warn", f"The fresh model's outputs vary {ratio:.3g} times as much as the targets.",
             value=ratio, unit="times", threshold=spread_limit, evidence=evidence, advice=_SMALLER,
         )  # fmt: skip
-    known: dict[str, Any] = {"value": offset, "unit": "deviations", "threshold": offset_limit, "evidence": evidence}
+    say = partial(say, value=offset, unit="deviations", threshold=offset_limit, evidence=evidence)
     said = f"The fresh model's outputs lie {offset:.3g} standard deviations of the targets from their mean"
     if offset <= offset_limit:
-        return CODES.finding(code, "ok", f"{said}.", **known)
+        return say("ok", f"{said}.")
     advice = ["Standardise the targets, or begin the last layer's bias at their mean."]
-    return CODES.finding(code, "warn", f"{said}: training has to find their mean first.", advice=advice, **known)
+    return say("warn", f"{said}: training has to find their mean first.", advice=advice)
 
 
 def _no_gradient(
@@ -207,38 +207,36 @@ def _no_gradient(
 ) -> Finding:
     """Judge tensors that got no gradient in the first step, nor in those in which one batch was fitted."""
     code, tensors, frozen = "loop.no_gradient", facts["tensors"], facts["frozen"]
-    fit, layers = one_batch.get("fit") or {}, one_batch.get("layers") or {}
-    later = fit.get("without_gradient")
+    layers, later = one_batch.get("layers") or {}, (one_batch.get("fit") or {}).get("without_gradient")
     names = [name for name in facts["no_gradient"] if later is None or name in later]
     unused = [name for name in names if name in layers.get("not_in_forward", ())]
     cut = [name for name in names if name in layers.get("not_in_graph", ()) and name not in unused]
     evidence = {"parameters": names, "unused": unused, "cut_off": cut, "frozen_on_purpose": frozen, "tensors": tensors}
-    share, few = _share(facts, names), _few(names)
-    known: dict[str, Any] = {"value": share, "unit": "share", "evidence": evidence}
+    share, few = _share(facts, names), named(names, shown=4)
+    say = partial(CODES.finding, code, value=share, unit="share", evidence=evidence)
     if not tensors:
         return CODES.not_measured(code, _NO_STEP)
     if not names:
         kept = f"; {len(frozen)} are frozen on purpose" if frozen else ""
-        said = f"Every one of {tensors} trained parameter tensors gets a gradient{kept}."
-        return CODES.finding(code, "ok", said, **known)
+        return say("ok", f"Every one of {tensors} trained parameter tensors gets a gradient{kept}.")
     if cut:
         heavy = _share(facts, cut) >= cut_share or len(cut) >= tensors / 4
-        return CODES.finding(
-            code, "fail" if heavy else "warn",
-            f"{_share(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {_few(cut)}.", threshold=cut_share, **known,
+        return say(
+            "fail" if heavy else "warn", threshold=cut_share,
+            summary=f"{_share(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {named(cut, shown=4)}.",
             advice=["Look for detach(), no_grad(), .item(), .data or NumPy behind them; freeze on purpose with requires_grad_(False)."],
         )  # fmt: skip
     if len(unused) == len(names):
-        said = f"{share:.0%} of the trained parameters are not used by the forward pass: {few}."
-        if share < unused_share:
-            return CODES.finding(code, "ok", said, threshold=unused_share, **known)
-        advice = ["Call the layers in forward, or delete them."]
-        return CODES.finding(code, "warn", said, threshold=unused_share, advice=advice, **known)
+        few_enough = share < unused_share
+        return say(
+            "ok" if few_enough else "warn", f"{share:.0%} of the trained parameters are not used by the forward pass: {few}.",
+            threshold=unused_share, advice=() if few_enough else ["Call the layers in forward, or delete them."],
+        )  # fmt: skip
     if share <= cancelled_share:
         said = f"{len(names)} of {tensors} parameter tensors, {share:.1%} of the parameters, have no effect on the loss: {few}."
-        return CODES.finding(code, "ok", said, threshold=cancelled_share, **known)
-    return CODES.finding(
-        code, "fail" if len(names) == tensors else "warn", f"{len(names)} of {tensors} parameter tensors get no gradient: {few}.", **known,
+        return say("ok", said, threshold=cancelled_share)
+    return say(
+        "fail" if len(names) == tensors else "warn", f"{len(names)} of {tensors} parameter tensors get no gradient: {few}.",
         advice=[
             "Check that the forward pass uses them, and that nothing detaches the graph before them.",
             "A branch that is multiplied by zero, an input that is always 0, or a ReLU that is off everywhere also shows here.",
@@ -252,14 +250,14 @@ def _no_update(facts: Facts, unowned: set[str], limit: float) -> Finding:
     names = [name for name in facts["no_update"] if name not in facts["no_gradient"] and name not in unowned]
     evidence = {"parameters": names, "frozen_on_purpose": facts["frozen"], "tensors": facts["tensors"]}
     share = _share(facts, names)
-    known: dict[str, Any] = {"value": share, "unit": "share", "threshold": limit, "evidence": evidence}
+    say = partial(CODES.finding, code, value=share, unit="share", threshold=limit, evidence=evidence)
     if not facts["tensors"]:
         return CODES.not_measured(code, _NO_STEP)
     if not names:
-        return CODES.finding(code, "ok", "Every parameter tensor that gets a gradient gets an update.", **known)
-    return CODES.finding(
-        code, "fail" if share >= limit else "warn",
-        f"{share:.0%} of the trained parameters get a gradient, but the optimizer does not move them: {_few(names)}.", **known,
+        return say("ok", "Every parameter tensor that gets a gradient gets an update.")
+    return say(
+        "fail" if share >= limit else "warn",
+        f"{share:.0%} of the trained parameters get a gradient, but the optimizer does not move them: {named(names, shown=4)}.",
         advice=["Give the optimizer all of model.parameters(), after every layer is made; freeze on purpose with requires_grad_(False)."],
     )  # fmt: skip
 
@@ -268,7 +266,3 @@ def _share(facts: Facts, names: Sequence[str]) -> float:
     """Return the share of the trained parameters in these tensors."""
     sizes = facts.get("sizes", {})
     return float(sum(sizes.get(name, 0) for name in names) / max(1, facts["parameters"]))
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
