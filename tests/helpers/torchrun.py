@@ -13,14 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def torchrun(
-    module: str,
-    *args: str | Path,
-    hosts: int = 2,
-    options: Sequence[str] = (),
-    seconds: float = 240,
-    succeeds: bool = True,
-) -> str:
-    """Run a module of ours on so many hosts; return what was printed, or fail with it where it does not end as it should."""
+    target: str, *args: str | Path, hosts: int = 2, options: Sequence[str] = (), succeeds: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a module of ours, or a script, on so many processes, and fail with what was printed where it does not end as it should."""
     command = [
         sys.executable,
         "-m",
@@ -30,8 +25,16 @@ def torchrun(
         "--nproc-per-node",
         str(hosts),
     ]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", *options, "-m", module, *map(str, args)]
+    command += [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        *options,
+        *([] if target.endswith(".py") else ["-m"]),
+        target,
+    ]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    done = subprocess.run(
+        [*command, *map(str, args)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
     assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
-    return done.stdout
+    return done

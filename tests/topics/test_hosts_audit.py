@@ -21,7 +21,6 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from workbench.errors import UsageError
@@ -136,68 +135,6 @@ def test_calls_past_the_wrapper_are_counted(alone: None, tmp_path: Path, module:
     assert seen(tmp_path / "facts", work)["calls"]["raw"] == raw
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_parts_that_are_computed_again_in_backward_are_not_called_past_the_wrapper(
-    alone: None, tmp_path: Path, reentrant: bool
-) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.part = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
-
-        def forward(self, inputs: Tensor) -> Any:
-            return checkpoint(self.part, self.first(inputs), use_reentrant=reentrant)
-
-    def work() -> None:
-        net = Net()
-        model = DistributedDataParallel(net)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for called in (model, model, net):
-            step(optimizer, called)
-
-    assert seen(tmp_path / "facts", work)["calls"] == {"wrapped": 2, "raw": 1, "other": 0}
-
-
-def test_an_update_made_of_others_is_one(tmp_path: Path) -> None:
-    class Outer(torch.optim.Optimizer):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__(model.parameters(), {})
-            self.inner = torch.optim.SGD([next(iter(model.parameters()))], 0.1)
-
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            self.inner.step()
-
-    def work() -> None:
-        model = nn.Linear(3, 1)
-        outer = Outer(model)
-        for _ in range(3):
-            step(outer, model)
-
-    found = seen(tmp_path, work)
-    assert found["steps"] == 3
-    assert {row["optimizer"] for row in found["parameters"]} == {0}
-
-
-def test_steps_are_counted_by_whichever_optimizer_makes_them(tmp_path: Path) -> None:
-    """One that is never used, one for the head, then two that take turns: five and four updates of each."""
-
-    def work() -> None:
-        model = nn.Linear(3, 1)
-        torch.optim.SGD(model.parameters(), 0.1)
-        head = torch.optim.SGD([model.bias], 0.1)
-        for _ in range(5):
-            step(head, model)
-        both = [torch.optim.SGD([p], 0.1) for p in model.parameters()]
-        for _ in range(4):
-            model(torch.ones(2, 3)).sum().backward()
-            for optimizer in both:
-                optimizer.step()
-
-    assert (
-        seen(tmp_path, work)["steps"] == 5 + 3
-    )  # the first of the new ones shows only afterwards that the old one is over
-
-
 def test_gradients_are_seen_where_backward_ends_where_the_script_joins_them_and_where_they_are_used(
     alone: None, tmp_path: Path
 ) -> None:
@@ -277,25 +214,7 @@ def test_a_rank_is_not_busy_while_its_last_gradient_is_averaged(alone: None, tmp
     assert all(step - busy >= 0.9 * WAIT_S for step, busy in zip(times["step_s"], times["busy_s"], strict=True))
 
 
-def test_hashes_tell_sparse_gradients_and_shapes_apart() -> None:
-    def gradient(place: int, value: float, times: int = 1) -> Tensor:
-        return torch.sparse_coo_tensor([[place] * times], [value / times] * times, (5,), check_invariants=True)
-
-    first = hash_of([gradient(1, 2.0)])
-    assert first == hash_of([gradient(1, 2.0)]) == hash_of([gradient(1, 2.0, 2)])
-    assert len({first, hash_of([gradient(2, 2.0)]), hash_of([gradient(1, 3.0)])}) == 3
-    assert hash_of([torch.empty(3, device="meta")]) != hash_of([torch.empty(4, device="meta")])
-
-
 # Data.
-
-
-def test_indices_are_those_of_the_data_that_parts_were_taken_from(tmp_path: Path) -> None:
-    part = Subset(Subset(data(), range(2, 12)), [0, 3, 5])
-    (found,) = passes(tmp_path, DataLoader(part, batch_size=2))
-    assert found["indices"] == [2, 5, 7]
-    assert [length for length, _ in found["levels"]] == [3, 10]
-    assert (found["dataset"]["length"], found["exhausted"]) == (12, True)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +263,10 @@ def test_contents_and_data_sets_are_told_apart_and_found_again(tmp_path: Path) -
     assert once["contents"] == twice["contents"]
     assert len(set(once["contents"])) == 12
     assert once["dataset"]["hash"] == twice["dataset"]["hash"] != changed["dataset"]["hash"]
+    part = Subset(Subset(data(), range(2, 12)), [0, 3, 5])
+    (found,) = passes(tmp_path / "part", DataLoader(part, batch_size=2))
+    assert (found["indices"], found["dataset"]["length"]) == ([2, 5, 7], 12)
+    assert [length for length, _ in found["levels"]] == [3, 10]
     (found,) = passes(tmp_path / "stream", DataLoader(Stream(), batch_size=4))
     assert found["dataset"]["stream"]
     assert (found["indices"], len(set(found["contents"]))) == ([], 6)
@@ -373,19 +296,6 @@ def test_what_examples_draw_from_is_named(tmp_path: Path, source: str, generator
     found = seen(tmp_path, lambda: list(DataLoader(Augmented(source), num_workers=workers)))["draws"]
     assert {row["generator"] for row in found} == generator
     assert {row["worker"] for row in found} <= {None if workers == 0 else 0}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_same_seed_draws_alike_and_another_does_not(tmp_path: Path, workers: int) -> None:
-    def states(name: str, seed: int) -> set[tuple[Any, ...]]:
-        torch.manual_seed(seed)
-        found = seen(tmp_path / name, lambda: list(DataLoader(Augmented("torch"), num_workers=workers)))["draws"]
-        return {(row["worker"], row["state"]) for row in found}
-
-    first = states("a", 1)
-    assert len(first) == 4
-    assert first == states("b", 1)
-    assert not {state for _, state in first} & {state for _, state in states("c", 2)}
 
 
 def test_draws_are_seen_where_they_come_before_the_model_and_those_for_an_order_are_no_augmentation(
@@ -460,6 +370,9 @@ def test_names_that_a_script_has_imported_before_are_watched_and_put_back(alone:
         del sys.modules["a_script"]
     assert found["joined"]["training"] == [0]
     assert vars(script) == before
+    assert seen(tmp_path / "made of others", lambda: dist.all_gather_object([None], "part"))["joined"]["training"] == [
+        0
+    ]
 
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "copy"])
@@ -483,10 +396,6 @@ def test_what_joins_hosts_after_any_look_at_a_model_belongs_to_an_evaluation(
 
     joined = seen(tmp_path / "facts", work)["joined"]
     assert joined == ({"evaluation": [1], "training": [2]} if looks else {"evaluation": [], "training": [1, 2]})
-
-
-def test_a_collective_that_is_made_of_others_is_one(alone: None, tmp_path: Path) -> None:
-    assert seen(tmp_path / "facts", lambda: dist.all_gather_object([None], "part"))["joined"]["training"] == [0]
 
 
 def test_a_group_that_something_else_began_is_noticed(tmp_path: Path) -> None:

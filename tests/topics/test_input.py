@@ -22,7 +22,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.json_values import dumps
 from workbench.topics.input.diagnose import CODES
 from workbench.topics.input.loaders import Spent
-from workbench.topics.input.variants import cached_items, items_repeat, stream_epochs
+from workbench.topics.input.variants import stream_epochs
 from workbench.train.rng import capture_rng
 
 QUICK: dict[str, Any] = {"seconds": 6.0, "max_workers": 2}
@@ -164,19 +164,6 @@ def test_what_cannot_be_timed_is_refused_in_a_persons_own_words(
     assert time.perf_counter() - start < 10
 
 
-class Noisy(Items):
-    def __getitem__(self, index: int) -> Any:
-        return self.x[index] + torch.rand(()), index % 4
-
-
-@pytest.mark.parametrize(
-    ("data", "repeat"), [(Items(40), True), (Noisy(40), False), (Stream(20), None)], ids=["same", "random", "stream"]
-)
-def test_items_are_asked_for_twice(data: Any, repeat: bool | None) -> None:
-    own = loader(data, shuffle=None if repeat is None else True)
-    assert items_repeat(data, cached_items(own, seconds=1.0), seconds=1.0) is repeat
-
-
 def test_random_state_of_caller_and_loader_is_put_back() -> None:
     own = torch.Generator().manual_seed(5)
     training = loader(Items(64), shuffle=True, generator=own)
@@ -223,12 +210,6 @@ def test_a_stream_that_ends_is_counted() -> None:
     assert two is not None
     assert (one["same"], one["with_workers"]) == (True, 8)
     assert (two["same"], two["with_workers"]) == (False, 16)
-
-
-def test_more_workers_are_tried_until_as_many_as_there_are() -> None:
-    own = loader(Items(80), num_workers=2)
-    facts = wb.input.audit(own, 0.05, seconds=0.4, max_workers=4).facts["input_pipeline"]
-    assert [r["workers"] for r in facts["variants"] if r["change"] == "workers"][:2] == [1, 2]
 
 
 def test_a_thread_that_never_slept_was_not_waiting_for_a_disk() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,20 +20,17 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Subset,
-    SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
     get_worker_info,
 )
 
 import workbench as wb
 from tests.helpers.input_loaders import Items, Stream, TrainStep, loader
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.data.order import untouched
 from workbench.topics.input.loaders import batches_of, closed, timed_loader
-from workbench.topics.input.loop import LOADING, STEP, run_loop
-from workbench.topics.input.variants import STORAGES, Dropping, compare_storage, drain, null_transform
+from workbench.topics.input.loop import LOADING, STEP
+from workbench.topics.input.variants import STORAGES, Dropping, compare_storage, null_transform
 from workbench.workloads.items import content_hash
 
 QUICK: dict[str, Any] = {"seconds": 0.6, "max_workers": 0}
@@ -70,11 +66,6 @@ class Named(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return {"x": X[index], "y": Y[index]}
-
-
-class Described(Named):
-    def __getitem__(self, index: int) -> Any:
-        return {**super().__getitem__(index), "index": index, "file": f"images/{index}.png"}
 
 
 class Keyed(Dataset[Any]):
@@ -158,23 +149,13 @@ class Renaming(DataLoader[Any]):
 numbers = np.random.default_rng(0)  # of a sampler that goes on from epoch to epoch
 ORDINARY: dict[str, tuple[Callable[[], Any], Any]] = {
     "tensors": (lambda: DataLoader(DATA, batch_size=8, shuffle=True), pair),
-    "pinned": (lambda: DataLoader(DATA, batch_size=8, pin_memory=True), pair),
     "dicts": (lambda: DataLoader(Named(), batch_size=8, shuffle=True), named),
-    "an index and a file name": (lambda: DataLoader(Described(), batch_size=8), named),
     "labels that are taken out": (lambda: DataLoader(Named(), batch_size=8), taking),
     "own collate": (lambda: DataLoader(Named(), batch_size=8, collate_fn=columns), named),
     "a table": (lambda: DataLoader(Table(), batch_size=8, collate_fn=of_table, shuffle=True), named),  # type: ignore[arg-type]
     "a stream": (lambda: DataLoader(Shared(), batch_size=32), pair),
-    "weighted": (lambda: DataLoader(DATA, batch_size=8, sampler=WeightedRandomSampler(torch.ones(96), 40)), pair),
-    "a part": (lambda: DataLoader(DATA, batch_size=8, sampler=SubsetRandomSampler(range(40))), pair),
     "subset of two": (lambda: DataLoader(Subset(ConcatDataset([DATA, DATA]), range(50, 130)), batch_size=8), pair),
-    "a dropping batch sampler": (
-        lambda: DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 10, drop_last=True)), pair
-    ),
     "a batch sampler of one's own": (lambda: DataLoader(DATA, batch_sampler=Batches(lambda: list(range(8)))), pair),
-    "python's shuffle": (
-        lambda: DataLoader(DATA, batch_sampler=Batches(lambda: random.sample(range(8), 8))), pair
-    ),
     "a sampler with a generator": (
         lambda: DataLoader(DATA, batch_sampler=Batches(lambda: numbers.permutation(8).tolist())), pair
     ),
@@ -186,7 +167,6 @@ ORDINARY: dict[str, tuple[Callable[[], Any], Any]] = {
     "a subclass": (lambda: Renaming(DATA, batch_size=8), named),
     "a generator function": (lambda: generated, pair),
     "a generator": (generated, pair),
-    "a list": (lambda: list(generated()), pair),
 }  # fmt: skip
 
 
@@ -206,7 +186,7 @@ def test_an_ordinary_loader_is_not_accused(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["keys", "pairs as indices, no length", "whole batches", "a sampler with a generator", "a table"])  # fmt: skip
+@pytest.mark.parametrize("name", ["keys", "whole batches", "a sampler with a generator"])
 def test_nor_is_it_with_workers(name: str) -> None:
     made, step = ORDINARY[name]
     plain = made()
@@ -215,16 +195,6 @@ def test_nor_is_it_with_workers(name: str) -> None:
     found = said(DataLoader(plain.dataset, **settings, **batches), step, max_workers=1)
     accused = [f for f in found if f.code != "input.bound" and f.status != "ok"]
     assert not accused, accused
-
-
-def test_a_generator_function_is_called_for_each_epoch_and_needs_no_arguments() -> None:
-    def of_size(size: int) -> Iterator[Any]:
-        yield from generated()
-
-    facts = wb.input.audit(generated, pair, **QUICK)
-    assert facts.facts["input_pipeline"]["loader"]["batches"] == 3
-    with pytest.raises(UsageError, match="of_size needs arguments"):
-        wb.input.audit(of_size, pair, **QUICK)
 
 
 def test_a_sampler_whose_length_lies() -> None:
@@ -267,15 +237,6 @@ def test_a_timed_loader_gives_the_batches_of_the_loader_it_was_made_from(name: s
     assert hashes(timed_loader(MADE[name]())) == plain
 
 
-def test_every_number_of_workers_gives_the_same_examples() -> None:
-    def examples(count: int) -> list[int]:
-        own = MADE["shuffled"]()
-        with untouched(own), closed(timed_loader(own, num_workers=count)) as made:
-            return sorted(int(i) for batch in batches_of(made, timeout_s=20) for i in batch.data[1])
-
-    assert examples(3) == examples(1) == examples(0) == list(range(20))
-
-
 class Part(Dataset[Any]):
     part = 0
 
@@ -315,14 +276,6 @@ def test_each_batch_of_a_stream_is_timed_by_itself_and_transforms_and_features_a
     plain, names = null_transform(data)
     assert (names, plain.transform(7)) == (["transform=Identity"], 7)
     assert isinstance(data.transform, torch.nn.Identity)
-
-
-def test_a_drain_leaves_out_the_first_batch_and_epochs_follow_without_a_gap() -> None:
-    row, indices = drain(loader(Items(80, first_s=0.5)), {"workers": 0}, None, seconds=0.1, timeout_s=9.0)
-    assert row["batch_s"] < 0.05
-    assert list(indices[0]) == list(range(8))
-    with closed(timed_loader(loader(Items(16)), endless=True)) as made:
-        assert run_loop(made, seconds=9.0, most=6, timeout_s=9.0).first == [True] + [False] * 5
 
 
 def test_a_trace_has_spans_for_loading_and_for_the_step(tmp_path: Path) -> None:

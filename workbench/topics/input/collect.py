@@ -41,6 +41,8 @@ ROUNDS = 3
 """Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
 SLICES = 26
 """Parts that the budget is cut into; about so many pieces are timed."""
+WORTH = 0.1
+"""Share of waiting from which a change is tried in full."""
 VISITS = 4 * 20
 """Items that `probe_workers` asks for in all, by two workers in two epochs."""
 
@@ -49,13 +51,12 @@ VISITS = 4 * 20
 class Budget:
     """How long to look: about `seconds` in all, `timeout_s` for a batch, at most `max_workers` worker processes.
 
-    `worth` is the share of waiting from which a change is tried in full. A number that is out of its range is a `ConfigError`.
+    A number that is out of its range is a `ConfigError`.
     """
 
     seconds: float
     timeout_s: float
     max_workers: int
-    worth: float = 0.1
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -76,8 +77,7 @@ class Stepping:
     kind: str  # "none", "seconds", "function" or "workload"
     step: Step | None  # called with every batch; None does nothing
     device: Device  # that it runs on
-    # what reads a batch, where that is not the step itself; called with what `prepare` returns
-    read: Step | None = None
+    read: Step | None = None  # reads a batch, where that is not the step itself; called with what `prepare` returns
     prepare: Step | None = None  # done to a batch before it is read
 
 
@@ -113,9 +113,8 @@ def _described(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
 
 def _no_batch(loader: Any, own: DataLoader[Any] | None) -> DataError:
     if own is None:
-        return DataError(
-            f"the loader ({type(loader).__name__}) gives no batch: an iterator that is used up, or an empty source."
-        )
+        name = type(loader).__name__
+        return DataError(f"the loader ({name}) gives no batch: an iterator that is used up, or an empty source.")
     length, name = dataset_length(own.dataset), type(own.dataset).__name__
     if length == 0:
         return DataError(f"the loader gives no batch: its dataset {name} has 0 examples.")
@@ -158,7 +157,7 @@ class _Audit:
             self._workers(own)
         found = Pipeline(facts)
         fix, facts["fix"] = find_cause(found).fix, None
-        if own is not None and fix is not None and (step is None or found.now.wait_share >= self.budget.worth):
+        if own is not None and fix is not None and (step is None or found.now.wait_share >= WORTH):
             self._try(own, fix.change, fix.value)
         return facts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,9 @@ BLOCKS = 10
 
 
 def diagnose_input_pipeline(
-    record: Audited,
-    *,
-    warn_share: float = 0.1,
-    high_share: float = 0.2,
-    least_wait_s: float = 1e-3,
-    busy_share: float = 0.2,
-    unused_share: float = 0.05,
-    least_unused_bytes: float = 4096,
-    sync_share: float = 0.5,
-) -> Diagnosis:
+    record: Audited, *, warn_share: float = 0.1, high_share: float = 0.2, least_wait_s: float = 1e-3, busy_share: float = 0.2,
+    unused_share: float = 0.05, least_unused_bytes: float = 4096, sync_share: float = 0.5,
+) -> Diagnosis:  # fmt: skip
     """Judge the facts that were collected about an input pipeline.
 
     Args:
@@ -62,19 +56,17 @@ def diagnose_input_pipeline(
     if not facts:
         reason = "nobody timed the input pipeline; `workbench input` and `wb.input.audit` do"
         return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
-    shares = {
+    limits = {
         "warn_share": warn_share,
         "high_share": high_share,
         "least_wait_s": least_wait_s,
         "busy_limit": busy_share,
     }
-    return Diagnosis.of(
-        record,
-        [
-            bound_finding(Pipeline(facts), **shares), _unused(facts, unused_share, least_unused_bytes), _syncs(facts, sync_share),
-            _count(facts), _draws(facts),
-        ],
-    )  # fmt: skip
+    findings = [
+        bound_finding(Pipeline(facts), **limits), _unused(facts, unused_share, least_unused_bytes), _syncs(facts, sync_share),
+        _count(facts), _draws(facts),
+    ]  # fmt: skip
+    return Diagnosis.of(record, findings)
 
 
 def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
@@ -93,16 +85,16 @@ def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
     total, wasted = sum(reads["bytes"].values()), sum(unread.values())
     share = wasted / total if total else 0.0
     evidence = {"bytes_per_example": stages, "unread": unread, "read": reads["read"]}
-    numbers: dict[str, Any] = {"value": share, "unit": "of the bytes", "threshold": limit, "evidence": evidence}
+    say = partial(CODES.finding, code, value=share, unit="of the bytes", threshold=limit, evidence=evidence)
     listed = ", ".join(f"{_bytes(value)} {name}" for name, value in stages.items()) + " an example"
     if not unread:
-        return CODES.finding(code, "ok", f"The step reads all of a batch: {listed}.", **numbers)
+        return say("ok", f"The step reads all of a batch: {listed}.")
     names = ", ".join(sorted(unread, key=lambda path: -unread[path])[:4])
     said = f"The step never reads {names}: {share:.1%} of a batch's bytes ({listed})"
     if share < limit or wasted < least_bytes:
-        return CODES.finding(code, "ok", f"{said}, too few to matter.", **numbers)
+        return say("ok", f"{said}, too few to matter.")
     fix = f"Leave {names} out where items are made, in the dataset's __getitem__, or when the data are stored."
-    return CODES.finding(code, "warn", f"{said}.", advice=(fix,), **numbers)
+    return say("warn", f"{said}.", advice=(fix,))
 
 
 def _bytes(value: float) -> str:
@@ -115,20 +107,20 @@ def _syncs(facts: Facts, limit: float) -> Finding:
     if not found:
         return CODES.not_measured(code, "there is no step of a person's own to watch")
     share = found["share"]
-    numbers: dict[str, Any] = {"value": share, "unit": "of the steps", "threshold": limit, "evidence": dict(found)}
+    say = partial(CODES.finding, code, value=share, unit="of the steps", threshold=limit, evidence=dict(found))
     if share < limit:
         often = "No step fetches" if not share else f"{share:.0%} of the steps fetch"
-        return CODES.finding(code, "ok", f"{often} a number from the device.", **numbers)
+        return say("ok", f"{often} a number from the device.")
     places = ", ".join(list(found["places"])[:3])
     costs = "" if facts["ahead"] else " Here, on the CPU, it costs nothing; on an accelerator loading cannot run ahead."
-    return CODES.finding(
-        code, "warn", f"{share:.0%} of the steps fetch a number from the device, {found['per_step']:.3g} times each: {places}.{costs}",
-        advice=(
-            "Add the loss to a tensor on the device, and fetch it every hundred steps: total += loss.detach().",
-            "Look for .item(), float(), .cpu(), print and `if` on a tensor in the lines that are named.",
-        ),
-        **numbers,
-    )  # fmt: skip
+    said = (
+        f"{share:.0%} of the steps fetch a number from the device, {found['per_step']:.3g} times each: {places}.{costs}"
+    )
+    advice = (
+        "Add the loss to a tensor on the device, and fetch it every hundred steps: total += loss.detach().",
+        "Look for .item(), float(), .cpu(), print and `if` on a tensor in the lines that are named.",
+    )
+    return say("warn", said, advice=advice)
 
 
 def _draws(facts: Facts) -> Finding:
@@ -146,56 +138,48 @@ def _count(facts: Facts) -> Finding:
     workers = loader.get("num_workers") or 0
     rows = [r for r in facts.get("variants", ()) if "same_order" in r]
     evidence = {"length": length, "epochs": epochs, "workers_compared": [r["workers"] for r in rows]}
-
-    def wrong(value: float, unit: str, said: str, fix: str) -> Finding:
-        return CODES.finding(
-            code, "warn", said, value=value, unit=unit, threshold=1.0, advice=(fix,), evidence=evidence
-        )
-
+    say = partial(CODES.finding, code, evidence=evidence)
+    wrong = partial(say, "warn", threshold=1.0)
     repeated = ""
     if epochs and not epochs["same"]:
         one, more, used = epochs["without"], epochs["with_workers"], epochs["workers"]
-        counted = None not in (one, more)
+        value, unit = float(used), "times"
         repeated = f"{used} workers begin with the same {epochs.get('alike')} batches each"
-        if counted:
+        if None not in (one, more):
+            value = float(more / max(1, one))
             repeated = f"An epoch gives {one:,} examples without workers and {more:,} with {used}"
         repeated += ": the stream does not share its examples out among them."
         if workers > 1:
             fix = "Let each worker read its own part: see torch.utils.data.get_worker_info()."
-            return wrong(float(more / max(1, one) if counted else used), "times", repeated, fix)
+            return wrong(repeated, value=value, unit=unit, advice=(fix,))
     # each worker may drop an incomplete batch
     lost = max(1, workers) * ((loader.get("batch_size") or 1) - 1) if loader.get("drop_last") else 0
+    fix = "steps, epochs and schedules are counted by it."
     if None not in (claimed, given) and what == "batches" and claimed != given:
         said = (
             f"The sampler ({loader.get('sampler')}) says that an epoch has {claimed:,} batches, and it gives {given:,}."
         )
-        fix = "Make the sampler's __len__ true: steps, epochs and schedules are counted by it."
-        return wrong(given / max(1, claimed), "of the length", said, fix)
+        value, fix = given / max(1, claimed), f"Make the sampler's __len__ true: {fix}"
+        return wrong(said, value=value, unit="of the length", advice=(fix,))
     both = claimed and given is not None and what != "batches"
     if both and not (math.isclose(claimed, given) or 0 < claimed - given <= lost):
         said = f"The dataset says that it has {claimed:,} examples, and an epoch gives {given:,}."
-        return wrong(
-            given / claimed, "of the length", said, "Make __len__ true: steps, epochs and schedules are counted by it."
-        )
+        return wrong(said, value=given / claimed, unit="of the length", advice=(f"Make __len__ true: {fix}",))
     if rows:
         counts = ", ".join(str(n) for n in sorted({r["workers"] for r in rows}))
         if all(r["same_order"] for r in rows):
-            return CODES.finding(
-                code, "ok", f"The same examples in the same order with {counts} workers.", evidence=evidence
-            )
+            return say("ok", f"The same examples in the same order with {counts} workers.")
         said = f"With {counts} workers examples come in different orders, random state being equal."
-        advice = ("Set in_order=True: without it the order depends on which worker is quickest.",)
-        return CODES.finding(code, "warn", said, advice=advice, evidence=evidence)
+        return say(
+            "warn", said, advice=("Set in_order=True: without it the order depends on which worker is quickest.",)
+        )
     if loader.get("dataset") is None:
-        said = "Batches are made in the training process: there are no workers to compare."
-    elif given is None and not repeated:
-        by_hand = ("Before raising num_workers count an epoch's examples with and without workers: they must share the stream out by "
-                   "torch.utils.data.get_worker_info().",)  # fmt: skip
-        reason = "no epoch came to its end in time"
-        return CODES.not_measured(code, reason, advice=by_hand if loader.get("stream") else (), evidence=evidence)
-    else:
-        said = repeated or f"An epoch gives {given or 0:,} {what}, as often as asked."
-    return CODES.finding(code, "ok", said, evidence=evidence)
+        return say("ok", "Batches are made in the training process: there are no workers to compare.")
+    if given is None and not repeated:
+        by_hand = "Before raising num_workers count an epoch's examples with and without workers: they must share the stream out by torch.utils.data.get_worker_info()."
+        advice = (by_hand,) if loader.get("stream") else ()
+        return say("not_measured", "Not measured: no epoch came to its end in time.", advice=advice)
+    return say("ok", repeated or f"An epoch gives {given or 0:,} {what}, as often as asked.")
 
 
 def diagnose_input_share(
@@ -229,22 +213,23 @@ def diagnose_input_share(
         alone = [t for t in alone if t not in together]
     shares = {t: found for t in alone if (found := _share(steps[steps["trial"] == t], least_steps)) is not None}
     if not shares:
-        none = f"no trial of at least {least_steps} steps has finite times"
-        lane = "all trials trained together, and share the loading of each batch; `workbench input` measures it"
-        return Diagnosis.of(record, [CODES.not_measured(code, lane if len(record.trials) > 0 and not alone else none)])
+        reason = f"no trial of at least {least_steps} steps has finite times"
+        if len(record.trials) > 0 and not alone:
+            reason = "all trials trained together, and share the loading of each batch; `workbench input` measures it"
+        return Diagnosis.of(record, [CODES.not_measured(code, reason)])
     share, wait_s, step_s = (float(value) for value in np.median(list(shares.values()), axis=0))
     evidence = {"trials": list(shares), "wait_s": wait_s, "step_s": step_s}
-    numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share, "evidence": evidence}
+    say = partial(CODES.finding, code, value=share, unit="of the step", threshold=warn_share, evidence=evidence)
     said = f"{share:.0%} of a step waits for data ({wait_s * 1e3:.3g} of {step_s * 1e3:.3g} ms)"
     own = record.facts.get("own_config") or record.config
     if share < warn_share or wait_s < least_wait_s or wait_s * int(own.get("total_steps") or 0) < least_total_s:
         few = "" if share < warn_share else ": too little time to matter"
-        return Diagnosis.of(record, [CODES.finding(code, "ok", f"{said}{few}.", **numbers)])
+        return Diagnosis.of(record, [say("ok", f"{said}{few}.")])
     advice = (
         f"Ask where it goes, and what would help: workbench input {record.workload}.",
         "Load ahead in worker processes: num_workers of the workload.",
     )
-    return Diagnosis.of(record, [CODES.finding(code, "warn", f"{said}.", advice=advice, **numbers)])
+    return Diagnosis.of(record, [say("warn", f"{said}.", advice=advice)])
 
 
 def _share(rows: pd.DataFrame, least_steps: int) -> tuple[float, float, float] | None:

@@ -186,10 +186,8 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         return
 
     def stop(_: int, frame: FrameType | None) -> None:
-        raise TimedOut(
-            f"{what} for {seconds:g} s, which is the time limit (timeout_s). It was in {_place(frame)}. Look at what it waits "
-            "for, or raise the limit."
-        )
+        limit = f"{what} for {seconds:g} s, which is the time limit (timeout_s)"
+        raise TimedOut(f"{limit}. It was in {_place(frame)}. Look at what it waits for, or raise the limit.")
 
     before: Any = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -233,14 +231,9 @@ def is_stream(loader: DataLoader[Any]) -> bool:
 
 
 def timed_loader(
-    loader: DataLoader[Any],
-    *,
-    num_workers: int | None = None,
-    persistent_workers: bool | None = None,
-    dataset: Any = None,
-    collate: Callable[[Any], Any] | None = None,
-    endless: bool = False,
-) -> DataLoader[Any]:
+    loader: DataLoader[Any], *, num_workers: int | None = None, persistent_workers: bool | None = None, dataset: Any = None,
+    collate: Callable[[Any], Any] | None = None, endless: bool = False,
+) -> DataLoader[Any]:  # fmt: skip
     """Return a loader like another one, whose batches are `TimedBatch`es; the other one is left alone, its sampler shared.
 
     What is None is as it has. `endless` begins the sampler again when it is through, so that workers never stop; not for streams.

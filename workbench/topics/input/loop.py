@@ -70,17 +70,9 @@ class Loop:
 
 
 def run_loop(
-    loader: Any,
-    step: Step | None = None,
-    device: Device = Device(),
-    *,
-    seconds: float,
-    timeout_s: float,
-    least: int = LEAST,
-    most: int = MOST,
-    epochs: int | None = None,
-    keep: list[Any] | None = None,
-) -> Loop:
+    loader: Any, step: Step | None = None, device: Device = Device(), *, seconds: float, timeout_s: float, least: int = LEAST,
+    most: int = MOST, epochs: int | None = None, keep: list[Any] | None = None,
+) -> Loop:  # fmt: skip
     """Iterate over a loader, epoch after epoch, and time it; worker processes are gone afterwards unless they persist.
 
     Args:

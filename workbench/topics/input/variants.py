@@ -97,13 +97,13 @@ class CachedItems(Dataset[Any]):
 
 
 class CachedStream(IterableDataset[Any]):
-    """Items that are in memory already, in turn, as an iterable dataset of some length."""
+    """Items that are in memory already, in turn, as a long iterable dataset."""
 
-    def __init__(self, items: Sequence[Any], length: int) -> None:
-        self.items, self.length = items, length
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(itertools.cycle(self.items), self.length)
+        return itertools.islice(itertools.cycle(self.items), 100_000)
 
 
 def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> Any:
@@ -118,7 +118,7 @@ def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> 
         if time.perf_counter() - began > seconds:
             break
     if is_stream(loader):
-        return CachedStream(items, 100_000)
+        return CachedStream(items)
     return CachedItems(items, dataset_length(data) or len(items), indices)
 
 
@@ -148,9 +148,7 @@ def draws_alike(loader: DataLoader[Any], *, most: int = 64) -> bool:
 def null_transform(data: Any) -> tuple[Any, list[str]]:
     """Return a shallow copy of a dataset whose transforms do nothing, and their names; (None, []) where it has none."""
     names = [name for name in _TRANSFORMS if callable(getattr(data, name, None))]
-    if not names:
-        return None, []
-    plain = copy.copy(data)
+    plain = copy.copy(data) if names else None
     for name in names:
         setattr(plain, name, _unchanged)
     return plain, [f"{name}={type(getattr(data, name)).__name__}" for name in names]
@@ -273,10 +271,9 @@ def _store(stacked: list[NDArray[Any]], storage: str, folder: Path, shard_exampl
             for k, array in enumerate(shard):
                 files.append(folder / f"{start:08d}.{k}.npy")
                 np.save(files[-1], array)
-            continue
-        files.append(folder / f"{start:08d}.npz")
-        save = np.savez if storage == "npz" else np.savez_compressed
-        save(files[-1], *shard)
+        else:
+            files.append(folder / f"{start:08d}.npz")
+            (np.savez if storage == "npz" else np.savez_compressed)(files[-1], *shard)
     return files
 
 
