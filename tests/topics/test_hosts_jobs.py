@@ -233,7 +233,7 @@ def test_what_cannot_be_run_says_why_before_anything_starts(tmp_path: Path) -> N
         (lambda: wb.hosts.audit_script(tmp_path / "trian.py"), UsageError, r"Did you mean 'train\.py'"),
         (lambda: wb.hosts.audit_script(tmp_path / "empty" / "train.py"), UsageError, "no .py files"),
         (lambda: wb.hosts.Study().run(small_workload(), out=out), UsageError, "other processes cannot load it"),
-        (lambda: wb.hosts.Study(hosts=3).run(named, out=out), ConfigError, "batch_size=64 .* cannot be shared out evenly among 3 hosts"),
+        (lambda: wb.hosts.Study(hosts=3).run(named, out=out), ConfigError, "batch_size=64 .* cannot be shared out evenly among 3 ranks"),
         (lambda: wb.hosts.Study().run("digits_mlp", out=out), UsageError, "must be a Workload"),  # type: ignore[arg-type]
     ):  # fmt: skip
         with pytest.raises(error, match=said):

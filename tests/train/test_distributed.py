@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -94,13 +93,13 @@ def test_a_checkpoint_has_merged_statistics_and_gives_the_metric_that_was_record
     torch.testing.assert_close(stored.model["1.running_var"], sum(variances) / 2 + between)
 
 
-def test_one_host_writes_one_trial_and_all_of_them_return_it(together: Path, seen: list[dict[str, Any]]) -> None:
-    assert [host["rank"] for host in seen] == [0, 1]
+def test_one_rank_writes_one_trial_and_all_of_them_return_it(together: Path, seen: list[dict[str, Any]]) -> None:
+    assert [rank["rank"] for rank in seen] == [0, 1]
     for name in (*cases(), "drawing"):
         assert [p.name for p in (together / name / "trials").iterdir()] == ["0"]
-        states = [event["state"] for event in map(json.loads, _events(together / name)) if "state" in event]
+        states = [event["state"] for event in _events(together / name) if "state" in event]
         assert states == ["running", "complete"], "a second writer would have left events of its own"
-    assert [host["steps"] for host in seen] == [40, 40], "the finished trial came from disk on both"
+    assert [rank["steps"] for rank in seen] == [40, 40], "the finished trial came from disk on both"
 
 
 def test_a_checkpoint_of_many_hosts_shows_whose_statistics_it_holds(together: Path, tmp_path: Path) -> None:
@@ -148,16 +147,16 @@ def test_hosts_draw_differently_and_start_alike(together: Path) -> None:
 def test_what_many_hosts_cannot_do_is_said_on_all_of_them(seen: list[dict[str, Any]], together: Path) -> None:
     for host in seen:
         said = host["refused"]
-        assert said["uneven"].startswith("ConfigError: batch_size=9 is that of all hosts together")
+        assert said["uneven"].startswith("ConfigError: batch_size=9 is that of all ranks together")
         assert "Take 8 or 10" in said["uneven"]
         assert said["study"].startswith("UsageError: a study is run by one process")
-        assert "host 1 differ from those on host 0" in said["weights"]
+        assert "rank 1 differ from those on rank 0" in said["weights"]
         assert said["folder"].startswith("RecordError")
     assert not (together / "study").exists()
 
 
-def _events(folder: Path) -> list[str]:
-    return (folder / "trials" / "0" / "events.jsonl").read_text().splitlines()
+def _events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "trials" / "0" / "events.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -170,9 +169,8 @@ def test_a_killed_host_changes_no_bit(step: int, tmp_path: Path) -> None:
     torchrun(KILLED, tmp_path / "killed-once", marker, str(step), options=["--max-restarts=1"])
     assert marker.exists()
     whole, killed = (open_record(tmp_path / name) for name in ("whole", "killed-once"))
-    events = [json.loads(line) for line in (killed.path / "trials/0/events.jsonl").read_text().splitlines()]
-    resumed = [event for event in events if event["event"] == "resumed"]
-    assert [event["step"] for event in resumed] == [step // 4 * 4], "from the newest checkpoint, one every 4 steps"
+    resumed = [event["step"] for event in _events(killed.path) if event["event"] == "resumed"]
+    assert resumed == [step // 4 * 4], "from the newest checkpoint, one every 4 steps"
     columns = ["step", "loss", "loss_se", "grad_norm", "lr"]
     pd.testing.assert_frame_equal(whole.steps[columns], killed.steps[columns], check_exact=True)
     compared = ["step", "split", "metric", "value", "num_examples"]
@@ -189,8 +187,7 @@ def test_another_number_of_hosts_goes_on_where_the_first_was_killed(tmp_path: Pa
     trainer = wb.Trainer(device="cpu", gradients="loop")
     whole = trainer.run(cases()["tensors"], out=tmp_path / "whole")
     killed = trainer.run(cases()["tensors"], out=tmp_path / "killed")
-    events = [json.loads(line) for line in (killed.path / "trials/0/events.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "resumed"] == [12]
+    assert [event["step"] for event in _events(killed.path) if event["event"] == "resumed"] == [12]
     np.testing.assert_allclose(killed.steps["loss"], whole.steps["loss"], rtol=1e-9)
     np.testing.assert_allclose(killed.evals["value"], whole.evals["value"], rtol=1e-9)
 
@@ -210,20 +207,18 @@ def test_a_share_in_which_nothing_counts_has_no_say_and_where_none_does_nothing_
 # A split shared out over ranks: each example once (P2.11).
 
 
-@pytest.mark.parametrize(
-    ("hosts", "batch_size"), [*itertools.product((1, 2, 4), (1, 10, 103, 128)), (103, 10), (110, 10)]
-)
-def test_one_metric_for_any_number_of_hosts_and_any_batch_size(hosts: int, batch_size: int) -> None:
+@pytest.mark.parametrize(("shards", "batch_size"), [(1, 10), (2, 1), (4, 103), (4, 128), (103, 10), (110, 10)])
+def test_one_metric_for_any_number_of_shards_and_any_batch_size(shards: int, batch_size: int) -> None:
     workload, model = workload_of(), small_net().double()
     whole = evaluate(workload, model, batch_size=EXAMPLES)
-    parts = [evaluate_shard(workload, model, shard, hosts, batch_size=batch_size) for shard in range(hosts)]
+    parts = [evaluate_shard(workload, model, shard, shards, batch_size=batch_size) for shard in range(shards)]
     for one, joined in zip(whole, join_shards(parts), strict=True):
         assert joined.value == pytest.approx(one.value, rel=1e-13)
         assert (joined.metric, joined.num_examples, joined.num_correct) == (one.metric, EXAMPLES, one.num_correct)
     assert sum(part[0].num_examples for part in parts if part) == EXAMPLES
 
 
-def test_weights_are_summed_and_the_mean_of_host_means_would_differ() -> None:
+def test_weights_are_summed_and_the_mean_of_shard_means_would_differ() -> None:
     workload = workload_of(weights=lambda batch: batch[1].abs() * (batch[1] > 0))
     model = small_net().double()
     (whole, _) = evaluate(workload, model, batch_size=16)
@@ -246,10 +241,7 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     model = small_net().double()
     with pytest.raises(UsageError, match="shard=2 must be 0 to 1"):
         evaluate_shard(workload_of(), model, 2, 2, batch_size=4)
-    with pytest.raises(UsageError, match="no example"):
-        join_shards([[], []])
     with pytest.raises(UsageError, match="no example with a weight above 0"):
         join_shards([[PartialSum("loss", 0.0, 0.0, 0, None, 0.1)], []])
-    streamed = workload_of().replace(validation_data=Stream())
     with pytest.raises(DataError, match="iterable only"):
-        evaluate_shard(streamed, model, 0, 2, batch_size=4)
+        evaluate_shard(workload_of().replace(validation_data=Stream()), model, 0, 2, batch_size=4)

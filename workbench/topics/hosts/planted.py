@@ -1,4 +1,4 @@
-"""A small training script on many hosts, right as it stands, and wrong in one way at a time where it is told to.
+"""A small training script on many ranks, right as it stands, and wrong in one way at a time where it is told to.
 
 It knows nothing of the workbench: torch, `DistributedDataParallel` and a sampler, as in many scripts. So it shows what an audit
 finds and what not, and it is an example of a script that does all of P7 right::
@@ -22,18 +22,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 BUGS = {
-    "init_seed": "each host initialises its own model, and nobody sends one around",
-    "data_seed": "augmentation draws the same numbers on all hosts",
-    "overlap": "the hosts' shares of the data overlap",
-    "incomplete": "some examples are on no host",
+    "init_seed": "each rank initialises its own model, and nobody sends one around",
+    "data_seed": "augmentation draws the same numbers on all ranks",
+    "overlap": "the ranks' shares of the data overlap",
+    "incomplete": "some examples are on no rank",
     "no_set_epoch": "set_epoch is never called",
-    "logs": "every host writes the log",
-    "checkpoints": "every host writes the checkpoint",
+    "logs": "every rank writes the log",
+    "checkpoints": "every rank writes the checkpoint",
     "buffers": "batch norm's running statistics are not merged before the evaluation and the checkpoint",
     "padded": "the evaluation counts the sampler's padding",
-    "own_part": "each host reports the metric of its own part",
-    "clip": "only the first host clips",
-    "slow": "the last host is slow",
+    "own_part": "each rank reports the metric of its own part",
+    "clip": "only the first rank clips",
+    "slow": "the last rank is slow",
     "raw_module": "the raw module is called in place of the wrapped one",
 }
 """Every bug that can be planted, by name."""
@@ -104,7 +104,7 @@ def train(bug: str, out: Path, *, epochs: int = 2, batch_size: int = 8, slow_s: 
 
 
 def share(data: Dataset[tuple[Tensor, Tensor]], rank: int, world: int, bug: str) -> Dataset[tuple[Tensor, Tensor]]:
-    """Return this host's part of the data, or all of it where a sampler takes the parts."""
+    """Return this rank's part of the data, or all of it where a sampler takes the parts."""
     size = TRAIN // world
     if bug == "overlap":
         return Subset(data, [i % TRAIN for i in range(rank * size, (rank + 1) * size + 8)])
@@ -114,7 +114,7 @@ def share(data: Dataset[tuple[Tensor, Tensor]], rank: int, world: int, bug: str)
 
 
 def merge_statistics(model: nn.Module) -> None:
-    """Give all hosts the running statistics of all hosts together, by the law of total variance."""
+    """Give all ranks the running statistics of all ranks together, by the law of total variance."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
             mean, square = module.running_mean.clone(), module.running_var + module.running_mean**2
@@ -127,7 +127,7 @@ def merge_statistics(model: nn.Module) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset[tuple[Tensor, Tensor]], rank: int, world: int, bug: str) -> float:
-    """Return the accuracy over all examples, each of which one host has counted."""
+    """Return the accuracy over all examples, each of which one rank has counted."""
     model.eval()
     sampler: DistributedSampler[Any] | None = DistributedSampler(data, shuffle=False) if bug == "padded" else None
     part = data if sampler is not None else Subset(data, range(rank, VALIDATION, world))
@@ -142,7 +142,7 @@ def evaluate(model: nn.Module, data: Dataset[tuple[Tensor, Tensor]], rank: int, 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Train as a script that torchrun has started."""
-    parser = argparse.ArgumentParser(description="A small training on many hosts, with a bug on request.")
+    parser = argparse.ArgumentParser(description="A small training on many ranks, with a bug on request.")
     parser.add_argument("--bug", default="", choices=["", *BUGS])
     parser.add_argument("--out", default="runs/planted")
     parser.add_argument("--epochs", type=int, default=2)

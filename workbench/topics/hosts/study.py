@@ -90,7 +90,7 @@ class HostsStudy:
         check_shares(config, HostGroup(size=self.hosts))
         writer = StudyWriter.open(
             None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings={"hosts": self.hosts, "steps": self.steps},
-            name=name, note=note or f"{workload.name} on {self.hosts} hosts", command=command,
+            name=name, note=note or f"{workload.name} on {self.hosts} ranks", command=command,
             call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"),
             when_closed=pusher(),
         )  # fmt: skip

@@ -43,25 +43,17 @@ TOPIC = Topic(
     figures=(
         Figure(
             name="hosts",
-            shows="Milliseconds of a step that each host is busy, and that it waits for the others.",
-            caption="Bars of one length are healthy; a host that is busy much longer makes all others wait by the difference.",
-            codes=("hosts.straggler",),
-            draw=plot,
-            facts="hosts",
-            size=(NARROW, 3.0),
+            shows="Milliseconds of a step that each rank is busy, and that it waits for the others.",
+            caption="Bars of one length are healthy; a rank that is busy much longer makes all others wait by the difference.",
+            codes=("hosts.straggler",), draw=plot, facts="hosts", size=(NARROW, 3.0),
         ),
         Figure(
             name="shards",
-            shows="Which examples each host trained on.",
-            caption="Every example on one host is healthy; red marks are examples that several hosts saw, and the lowest row those that "
+            shows="Which examples each rank trained on.",
+            caption="Every example on one rank is healthy; red marks are examples that several ranks saw, and the lowest row those that "
             "nobody did.",
-            codes=("hosts.sharding",),
-            draw=lambda record, _, *, ax: plot_shards(record, ax=ax),
-            facts="hosts",
-            size=(NARROW, 3.0),
+            codes=("hosts.sharding",), draw=lambda record, _, *, ax: plot_shards(record, ax=ax), facts="hosts", size=(NARROW, 3.0),
         ),
     ),
-    studies={
-        "hosts": StudyKind(diagnose=diagnose, pictures=("hosts",)),
-    },
-)
+    studies={"hosts": StudyKind(diagnose=diagnose, pictures=("hosts",))},
+)  # fmt: skip

@@ -77,18 +77,14 @@ def run_loop(
 
     Args:
         loader: made by `timed_loader`, or whatever can be iterated over.
-        step: called with each batch; None does nothing.
-        device: to wait for at both ends.
-        seconds: to go on for; the batch in progress is finished.
+        step: called with each batch; None does nothing. The `device` is waited for at both ends.
+        seconds: to go on for, `least` batches at least and `most` at most, or `epochs` epochs; the batch in progress is finished.
         timeout_s: for a batch.
-        least: batches to take all the same.
-        most: batches to take.
-        epochs: to stop after; None is none.
         keep: the first few batches are appended to it, as they are before the step.
     """
     found = Loop()
 
-    def ended() -> Loop:
+    def ended() -> Loop:  # called while the loader is open: what its workers take to stop is none of the loop's time
         device.wait()
         found.total_s = time.perf_counter() - began
         return found

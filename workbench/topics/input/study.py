@@ -287,20 +287,16 @@ def examine_input(
     timeout_s: float = 60.0,
     command: str | None = None,
 ) -> Diagnosis:
-    """Diagnose the input pipeline of a workload, or of a loader, that a name stands for.
+    """Diagnose the input pipeline of a workload or a loader by name; the other arguments are those of `audit_input`.
 
     Args:
         target: a bundled workload, `package.module:attribute` or `path/to/file.py:attribute`; the attribute is a workload, a
             `DataLoader`, or a function that returns one of them when called with nothing.
         step: of a loader: the name of a function of one batch, or the seconds of a step; None looks at the loader alone.
         out: a folder for diagnosis.json, trace.json and pictures; None is a new study for a workload, and nothing for a loader.
-        seconds: to look for, about.
-        max_workers: worker processes to try.
-        timeout_s: that a batch may take.
 
     Raises:
         UsageError: the name stands for something else, or a workload is given a step.
-        DataError: the loader gives nothing, an item raised, or no batch came in time.
     """
     found = load_named(target, what="a workload or a loader")
     limits: dict[str, Any] = {"seconds": seconds, "max_workers": max_workers, "timeout_s": timeout_s}

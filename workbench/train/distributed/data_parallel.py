@@ -127,8 +127,8 @@ def check_shares(config: TrainConfig, hosts: HostGroup) -> None:
         smaller = config.batch_size - config.batch_size % parts
         allowed = f"{smaller} or {smaller + parts}" if smaller else f"{parts}"
         raise ConfigError(
-            f"batch_size={config.batch_size} is that of all hosts together and cannot be shared out evenly among {hosts.size} "
-            f"hosts{micro}. Take {allowed}, or another number of hosts."
+            f"batch_size={config.batch_size} is that of all ranks together and cannot be shared out evenly among {hosts.size} "
+            f"ranks{micro}. Take {allowed}, or another number of ranks."
         )
 
 
@@ -191,7 +191,7 @@ def check_same_weights(hosts: HostGroup, values: Tensor, names: Sequence[str]) -
     others = [rank for rank, known in enumerate(sums) if known != sums[0]]
     if others:
         raise WorkloadError(
-            f"the weights on host {', '.join(map(str, others))} differ from those on host 0 before the first step "
+            f"the weights on rank {', '.join(map(str, others))} differ from those on rank 0 before the first step "
             f"({len(names)} tensors, {names[0]} first). build_model must draw from torch, NumPy or Python's random alone, "
             "which are seeded by shared_seed, and neither from the time nor from the rank (P7.5)."
         )
