@@ -22,7 +22,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.json_values import dumps
 from workbench.topics.input.diagnose import CODES
 from workbench.topics.input.loaders import Spent
-from workbench.topics.input.variants import stream_epochs
+from workbench.topics.input.variants import drain, stream_epochs
 from workbench.train.rng import capture_rng
 
 QUICK: dict[str, Any] = {"seconds": 6.0, "max_workers": 2}
@@ -234,3 +234,9 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     last = ran.stderr.strip().splitlines()[-1]
     assert 'if __name__ == "__main__"' in last
     assert "'spawn'" in last
+
+
+def test_a_drain_leaves_out_the_first_batch_and_epochs_follow_without_a_gap() -> None:
+    row, indices = drain(loader(Items(80, first_s=0.5)), {"workers": 0}, None, seconds=0.1, timeout_s=9.0)
+    assert row["batch_s"] < 0.05
+    assert list(indices[0]) == list(range(8))

@@ -43,7 +43,7 @@ def init_seed(ranks: Ranks) -> Finding:
     """Judge whether all ranks start from the same parameters (P7.5)."""
     code = "hosts.init_seed"
     key = (0, min((optimizer for step, optimizer in _seen_by_all(ranks, "parameters") if step == 0), default=0))
-    first = {r["rank"]: _row(r["parameters"], key) for r in ranks}
+    first = {r["rank"]: _update_row(r["parameters"], key) for r in ranks}
     missing = [rank for rank, row in first.items() if row is None]
     if missing:
         return CODES.not_measured(code, f"no optimizer made an update on {named(missing)}")
@@ -222,7 +222,7 @@ def _sharded(ranks: Ranks) -> bool:
     return any(w.get("sharded") for r in ranks for w in (*r["wrappers"], *r["parameters"]))
 
 
-def _row(rows: Sequence[Row], key: Key) -> Row | None:
+def _update_row(rows: Sequence[Row], key: Key) -> Row | None:
     """Return what was seen before an update."""
     return next((row for row in rows if (row["step"], row["optimizer"]) == key), None)
 
@@ -252,7 +252,7 @@ def _clips(ranks: Ranks) -> dict[int, list[Row]]:
 
 def _values(ranks: Ranks, key: Key, field: str, kind: str = "gradients") -> list[str | None]:
     """Return a field of an update's gradient, or of its parameters, by rank; None where it was not seen."""
-    return [row.get(field) for r in ranks if (row := _row(r[kind], key)) is not None]
+    return [row.get(field) for r in ranks if (row := _update_row(r[kind], key)) is not None]
 
 
 def _same(ranks: Ranks, key: Key, field: str) -> bool:
