@@ -120,7 +120,7 @@ def test_it_ends_with_the_cluster() -> None:
 def test_a_server_that_is_away_is_told_and_waited_for(loop: Loop) -> None:
     loop.train(40)
     seen: list[Any] = []
-    watch = ServerWatch.over(loop.coordinator, loop.placed, seen.append, 0.01)
+    watch = ServerWatch(loop.coordinator, loop.placed, seen.append, 0.01)
     loop.cluster.engine.kill("ps", 1)
     look = watch.look()
     assert look.trouble
@@ -130,7 +130,7 @@ def test_a_server_that_is_away_is_told_and_waited_for(loop: Loop) -> None:
 
 def test_it_counts_what_the_servers_count(loop: Loop) -> None:
     loop.train(40)
-    watch = ServerWatch.over(loop.coordinator, loop.placed, lambda _: None, 1.0)
+    watch = ServerWatch(loop.coordinator, loop.placed, lambda _: None, 1.0)
     assert watch.last is not None
     counted = watch.last.audit.facts["parameter_server"]["0"]
     lags = [count for server in counted["staleness_steps"] for count in server.values()]
@@ -145,7 +145,7 @@ def test_it_rests_so_long_that_looking_costs_a_small_share_of_a_core(
     """A look of 0.1 s at 2 % is followed by 5 s of rest, a quick one by what was asked for."""
     monkeypatch.setattr(server_watch, "SHARE", 0.02)
     times, rests = iter([0.0, 0.1, 3.0, 3.01, 4.0, 4.0]), []
-    watch = ServerWatch.over(loop.coordinator, loop.placed, lambda _: None, 1.0)
+    watch = ServerWatch(loop.coordinator, loop.placed, lambda _: None, 1.0)
     seen = watch.look()
     looks = iter([seen, seen, replace(seen, running=False)])
     monkeypatch.setattr(server_watch, "time", SimpleNamespace(thread_time=lambda: next(times)))

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from workbench.config import TrainConfig
-from workbench.parameter_server.behaviours import BEHAVIOURS, LIMITS, as_markdown, behaviours_table, limits_table
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "behaviours.md"
 NUMBERS = re.compile(r"[Bb]ehaviours? ((?:\d+(?:, | and )?)+)")
 
 
@@ -32,26 +32,12 @@ def held() -> Iterator[tuple[int, str]]:
                     yield from ((int(number), node.name) for number in re.findall(r"\d+", found))
 
 
-def test_each_number_is_there_once_and_in_order() -> None:
-    assert [each.number for each in BEHAVIOURS] == list(range(1, 89))
-    assert [each.clause for each in LIMITS] == [f"T14.{k}" for k in range(1, 16)]
-
-
-def test_some_test_says_of_each_that_it_holds_it() -> None:
-    assert {number for number, _ in held()} == {each.number for each in BEHAVIOURS}
-
-
-def test_where_it_is_not_the_same_the_table_says_how() -> None:
-    for each in BEHAVIOURS:
-        assert (each.ours == "the same") <= (each.fate == "kept"), each
-        assert each.fate != "open"
-    assert {20, 34, 78, 81, 82} <= {each.number for each in BEHAVIOURS if each.fate == "lifted"}
-    assert {79, 87} <= {each.number for each in BEHAVIOURS if each.ours != "the same"}
-    assert len(behaviours_table()) == 88
-    assert list(limits_table().columns) == ["clause", "tensorflow", "fate", "ours"]
-    lines = as_markdown(limits_table()).splitlines()
-    assert len(lines) == 2 + 15
-    assert {line.count(" | ") for line in lines} == {3}
+def test_each_behaviour_of_the_page_is_held_by_a_test_that_names_it() -> None:
+    """The page says where it is not the same."""
+    rows = re.findall(r"^\| (\d+) \| .+ \| (kept|lifted|differs) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 89))
+    assert {int(number) for number, _, _ in rows} == {number for number, _ in held()}
+    assert all(here != "the same" for _, fate, here in rows if fate != "kept")
 
 
 def test_what_was_split_is_stored_whole_and_loads_without_a_cluster(

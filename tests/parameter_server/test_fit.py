@@ -24,10 +24,11 @@ from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.data.distributed_dataset import DatasetCreator, InputContext
+from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.fit.callbacks import Callback
-from workbench.parameter_server.fit.step_runner import AdditiveMetric, Stepped
+from workbench.parameter_server.fit.metrics import AdditiveMetric
+from workbench.parameter_server.fit.step_runner import Stepped
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers import plane as planes
 from workbench.parameter_server.servers import replicas

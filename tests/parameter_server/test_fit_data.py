@@ -17,12 +17,11 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UsageError
 from workbench.parameter_server.context import WorkerContext, get_current_worker_index, on_worker
 from workbench.parameter_server.data import feed as batch_sources
-from workbench.parameter_server.data.datasets import DatasetRecipe
-from workbench.parameter_server.data.distributed_dataset import DatasetCreator
+from workbench.parameter_server.data.datasets import DatasetCreator, DatasetRecipe
 from workbench.parameter_server.data.feed import Batching, as_data, evaluation_feed, training_feed
 from workbench.parameter_server.data.string_lookup import StringLookup
 from workbench.parameter_server.errors import OutOfRangeError
-from workbench.parameter_server.fit.step_runner import AdditiveMetric
+from workbench.parameter_server.fit.metrics import AdditiveMetric
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
 

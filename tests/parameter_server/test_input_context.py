@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.errors import UsageError
-from workbench.parameter_server.data.distributed_dataset import DatasetCreator, InputContext
+from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
 
 DATA = TensorDataset(torch.arange(6.0))
 

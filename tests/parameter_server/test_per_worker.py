@@ -25,7 +25,7 @@ from workbench.parameter_server.context import (
     on_worker,
 )
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.data.distributed_dataset import DatasetCreator
+from workbench.parameter_server.data.datasets import DatasetCreator
 from workbench.parameter_server.errors import ClosureInputError, OutOfRangeError
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.resources import PerWorkerValues, WorkerVariable

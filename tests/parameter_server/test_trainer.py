@@ -119,10 +119,10 @@ def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
 
     real = placed_run.PlacedRun._write_rows
 
-    def stops(self: Any, updates: Any) -> bool:
+    def stops(self: Any, updates: Any, loads: Any) -> bool:
         if self.step >= 20:
             raise KeyboardInterrupt
-        return real(self, updates)
+        return real(self, updates, loads)
 
     monkeypatch.setattr(placed_run.PlacedRun, "_write_rows", stops)
     with pytest.raises((KeyboardInterrupt, StudyInterrupted)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
-from workbench.parameter_server.data.distributed_dataset import InputContext
+from workbench.parameter_server.data.datasets import InputContext
 from workbench.parameter_server.data.visits import count_visits, endless_batches, shard_then_shuffle, shuffle_then_shard
 
 IDS = range(10)

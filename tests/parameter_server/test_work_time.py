@@ -12,8 +12,7 @@ from workbench.config import TrainConfig
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.load import load_facts
-from workbench.parameter_server.trials.work_time import WorkTime
-from workbench.parameter_server.trials.worker_trial import Update
+from workbench.parameter_server.trials.work_time import Update, WorkTime
 
 
 def update(step: int, worker: int, wait_s: float, pull_s: float, compute_s: float, push_s: float) -> Update:

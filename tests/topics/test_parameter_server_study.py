@@ -13,6 +13,7 @@ from torch import nn
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
+from workbench.findings.audited import Audit
 from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import Dispatcher
@@ -22,15 +23,15 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.playbook.walk import diagnose_record
 from workbench.report.page import draw_figures
-from workbench.topics.parameter_server.diagnose import CODES, diagnose_parameter_server, server_remedies
+from workbench.topics.parameter_server.diagnose import diagnose_parameter_server, server_remedies
 from workbench.topics.parameter_server.remedies import lr_load, return_values, vocabulary_load, zipf_shares
-from workbench.topics.parameter_server.server_load import load_ratios, server_load, server_throughput
+from workbench.topics.parameter_server.server_load import CODES, load_ratios, server_throughput
 from workbench.topics.parameter_server.study import ParameterServerStudy, audit_parameter_server
 
-NAP = 0.015
+SLOW = 0.05  # beside which no hand-over between threads counts, on a busy machine either
 
 
-def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nap: float = NAP) -> None:
+def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nap: float = SLOW) -> None:
     """Let a method take so much longer."""
     method = getattr(owner, name)
 
@@ -45,26 +46,6 @@ def trained(out: Path, steps: int = 45, **settings: Any) -> Any:
     workload = small_workload()
     config = workload.config.replace(total_steps=steps, eval_every_steps=steps)
     return wb.open(ParameterServerTrainer(**settings).run(workload, config, out=out).path)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "cause"),
-    [
-        (Dispatcher, "_call", "coordinator"),
-        ("workbench.train.gradients.LoopGradients", "__call__", "worker"),
-        (ServerRuntime, "push", "server"),
-    ],
-)
-def test_a_planted_bottleneck_is_named(
-    owner: Any, name: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if isinstance(owner, str):
-        module, _, attribute = owner.rpartition(".")
-        owner = getattr(__import__(module, fromlist=[attribute]), attribute)
-    slowed(monkeypatch, owner, name)
-    found = diagnose_parameter_server(trained(tmp_path / "run"))["ps.bound"]
-    assert found.evidence["cause"] == cause, found
-    assert found.status == ("ok" if cause == "worker" else "warn")
 
 
 def test_the_walk_and_its_report_have_verdicts_and_figures_of_the_servers(tmp_path: Path) -> None:
@@ -93,7 +74,7 @@ def test_the_record_says_how_time_and_loads_were_spent(tmp_path: Path) -> None:
 
 
 def test_auto_makes_larger_closures_where_dispatching_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slowed(monkeypatch, Dispatcher, "_call")
+    slowed(monkeypatch, Dispatcher, "_call", 0.015)
     facts = trained(tmp_path / "run", 120, workers=2, steps_per_closure="auto").facts["parameter_server"]["0"]
     assert facts["steps_per_closure"] == "auto"
     assert facts["closures_timed"] <= 8 + 20
@@ -102,7 +83,7 @@ def test_auto_makes_larger_closures_where_dispatching_is_slow(tmp_path: Path, mo
 @pytest.mark.slow
 def test_auto_is_far_better_than_one_update_a_closure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How near it comes to the best size is held on simulated stretches (test_parameter_server.py): wall times of one run are noise."""
-    slowed(monkeypatch, Dispatcher, "_call")
+    slowed(monkeypatch, Dispatcher, "_call", 0.015)
     rates = {}
     for size in (1, "auto"):
         facts = trained(tmp_path / str(size), 1000, workers=2, steps_per_closure=size).facts["parameter_server"]["0"]
@@ -169,49 +150,27 @@ def test_what_cannot_be_is_refused(name: str, value: Any) -> None:
         ParameterServerStudy(**{name: value})
 
 
-def test_an_lr_variable_is_found_and_an_lr_schedule_is_not() -> None:
-    audits = {
-        as_variable: diagnose_parameter_server(_audit(lr_load(as_variable, steps=20))) for as_variable in (True, False)
-    }
-    hot = audits[True]["ps.hotspot"]
-    assert hot.status == "warn"
-    assert hot.value == pytest.approx(1.0)
-    assert hot.evidence["variable"] == "lr"
-    assert audits[False]["ps.hotspot"].status == "ok"
-    assert audits[False]["ps.hotspot"].evidence["requests"] == [40.0, 40.0]  # a pull and a push a step
-
-
-def test_sorted_words_load_one_shard_as_their_frequencies_say_and_shuffled_ones_do_not() -> None:
+def test_remedies_of_one_cluster_each_say_what_they_are_worth() -> None:
+    """T11.3, T13.3, T13.4: none sees what another left on the servers."""
     words = 1000
     shares = zipf_shares(words)
     assert float(shares.sum()) == pytest.approx(1.0)
     assert float(shares[0] / shares[9]) == pytest.approx(10.0)
-    loads = vocabulary_load(shuffled=None, words=words, lookups=20)
-    assert _ratio(loads) == pytest.approx(2 * float(shares[: words // 2].sum()), rel=0.02)
-    assert max(_ratio(vocabulary_load(shuffled=seed, words=words, lookups=20)) for seed in range(3)) < 1.3
-    assert diagnose_parameter_server(_audit(loads))["ps.imbalance"].clause == "T13.4"
-
-
-def test_loops_on_one_cluster_do_not_see_what_others_left() -> None:
-    """The loads are those of a cluster of their own."""
-    alone = lr_load(True, steps=20), vocabulary_load(shuffled=0, words=200, lookups=5)
     with create_in_process_cluster(2, 2) as cluster:
-        return_values(values=10, closures=2, rounds=1, cluster=cluster)
-        shared = (
-            lr_load(True, steps=20, cluster=cluster),
-            vocabulary_load(shuffled=0, words=200, lookups=5, cluster=cluster),
+        loads = vocabulary_load(cluster, shuffled=None, words=words, lookups=20)
+        shuffled = [vocabulary_load(cluster, shuffled=seed, words=words, lookups=20) for seed in range(3)]
+        times = return_values(cluster, values=1000, closures=5, rounds=2)
+        variable, planned = (
+            diagnose_parameter_server(_audit(lr_load(cluster, each, steps=20)))["ps.hotspot"] for each in (True, False)
         )
-        lr_load(False, steps=20, cluster=cluster)
         assert [cluster.engine.plane.ask(server, "load_report") for server in range(2)] == [{}, {}]
-    for one, other in zip(alone, shared, strict=True):
-        for name in ("requests", "bytes_in", "bytes_out"):
-            assert [load[name] for load in one["servers"]] == [load[name] for load in other["servers"]]
-
-
-def test_a_return_value_is_timed_against_none() -> None:
-    found = return_values(values=1000, closures=5, rounds=2)
-    assert found["with_s"] > 0
-    assert found["without_s"] > 0
+    assert load_ratios(loads)["bytes"] == pytest.approx(2 * float(shares[: words // 2].sum()), rel=0.02)
+    assert max(load_ratios(each)["bytes"] for each in shuffled) < 1.3
+    assert diagnose_parameter_server(_audit(loads))["ps.imbalance"].clause == "T13.4"
+    assert min(times["with_s"], times["without_s"]) > 0
+    assert (variable.status, variable.value, variable.evidence["variable"]) == ("warn", pytest.approx(1.0), "lr")
+    assert planned.status == "ok"
+    assert planned.evidence["requests"] == [40.0, 40.0]  # a pull and a push a step
 
 
 def test_a_loop_of_ones_own_is_audited() -> None:
@@ -269,9 +228,6 @@ class Loop:
         return audit
 
 
-SLOW = 0.05  # beside which no hand-over between threads counts, on a busy machine either
-
-
 @pytest.mark.parametrize(
     ("naps", "owner", "cause", "advice"),
     [
@@ -289,7 +245,7 @@ def test_a_bottleneck_planted_in_a_loop_of_ones_own_is_named(
 ) -> None:
     """T13.1, T13.5: where workers themselves take the time nothing is wrong."""
     if owner is not None:
-        slowed(monkeypatch, owner, "_call" if owner is Dispatcher else "push", SLOW)
+        slowed(monkeypatch, owner, "_call" if owner is Dispatcher else "push")
     found = diagnose_parameter_server(Loop(**naps).run(one_by_one="loop" in naps))["ps.bound"]
     assert found.evidence["cause"] == cause, found
     assert found.status == ("ok" if cause == "worker" else "warn")
@@ -358,11 +314,5 @@ def test_steps_are_those_that_were_made_here_and_not_a_checkpoint_s() -> None:
     assert [block["version"] for load in facts["servers"] for block in load["blocks"].values()] == [105, 105]
 
 
-def _audit(facts: dict[str, Any]) -> Any:
-    from workbench.findings.audited import Audit
-
+def _audit(facts: dict[str, Any]) -> Audit:
     return Audit(facts={"parameter_server": {"0": facts}}, workload="loop")
-
-
-def _ratio(facts: dict[str, Any]) -> float:
-    return load_ratios(server_load(facts), len(facts["servers"]))["bytes"]

@@ -195,7 +195,7 @@ class ParameterServerStrategy:
         Raises:
             UsageError: there are options.
         """
-        from workbench.parameter_server.data.distributed_dataset import DistributedDataset, refuse_input_options
+        from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
 
         refuse_input_options("options", options)
         return DistributedDataset(dataset_fn, self.num_workers)

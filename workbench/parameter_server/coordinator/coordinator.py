@@ -13,8 +13,7 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
 from workbench.parameter_server.coordinator.dispatch import Dispatcher, referred
-from workbench.parameter_server.data.datasets import IteratorRecipe, as_dataset_recipe
-from workbench.parameter_server.data.distributed_dataset import DatasetCreator, takes_context
+from workbench.parameter_server.data.datasets import DatasetCreator, IteratorRecipe, as_dataset_recipe, takes_context
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure

@@ -16,30 +16,45 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UsageError
 from workbench.parameter_server.context import current_worker
-from workbench.parameter_server.data.datasets import DatasetRecipe, as_dataset_recipe
-from workbench.parameter_server.data.distributed_dataset import (
+from workbench.parameter_server.data.datasets import (
     DatasetCreator,
+    DatasetRecipe,
     DistributedDataset,
     InputContext,
+    as_dataset_recipe,
     takes_context,
 )
 from workbench.parameter_server.workers.worker import WorkerIterator
 from workbench.train.batches import train_order
 from workbench.workloads.items import IndexedDataset, in_its_own_order, plain_tensors
 
+Collate = Callable[[list[Any]], Any]
+"""List of items -> batch."""
+SHARDS_PER_WORKER = 5
+"""Shards of an evaluation: few enough to cost little, enough that a lost worker costs little (TensorFlow's number)."""
 
-class IndexedBatches:
-    """A copy of a map-style dataset; which examples a step reads is decided on the coordinator, so that each is read once an epoch.
 
-    Args:
-        dataset: map-style.
-        collate: list of items -> batch; None is PyTorch's default.
+@dataclass(frozen=True)
+class Feed:
+    """Batches for the workers.
+
+    Attributes:
+        make: called on each worker, returns its source.
+        plans: what goes with each step, or each share; from a step on, without end in training.
+        steps_per_epoch: where the data's length says it.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+    make: Callable[[], Any]
+    plans: Callable[[int], Iterator[Any]]
+    steps_per_epoch: int | None = None
+
+
+class IndexedBatches:
+    """A copy of a map-style dataset; which examples a step reads is decided on the coordinator, so that each is read once an epoch."""
+
+    def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         self._tensors = plain_tensors(dataset, collate)
-        self._items = IndexedDataset(dataset)
-        self._collate = collate or default_collate
+        self._items, self._collate = IndexedDataset(dataset), collate or default_collate
 
     def take(self, plan: Sequence[int]) -> Any:
         """Return the batch of these examples."""
@@ -53,29 +68,28 @@ class IndexedBatches:
         return map(self.take, plan)
 
 
+@dataclass(frozen=True)
 class Batching:
     """Cuts a torch dataset of examples into shuffled batches; anything else is taken for batches as it is.
 
-    Args:
-        batch_size: examples.
-        collate: list of items -> batch; None is PyTorch's default.
+    Attributes:
         seed: mixed with the worker's index; None keeps the order and the incomplete last batch.
     """
 
-    def __init__(self, batch_size: int, collate: Callable[[list[Any]], Any] | None, seed: int | None) -> None:
-        self._batch_size, self._collate, self._seed = batch_size, collate, seed
+    batch_size: int
+    collate: Collate | None
+    seed: int | None
 
     def __call__(self, made: Any) -> Iterable[Any]:
         """Return something to iterate over, batch by batch."""
         if not isinstance(made, Dataset):
             found: Iterable[Any] = made
             return found
-        shuffles = self._seed is not None and not isinstance(made, IterableDataset)
-        here = current_worker()
-        seed = 0 if self._seed is None else self._seed * 1_000_003 + (0 if here is None else here.index)
+        trains, here = self.seed is not None, current_worker()
+        seed = (self.seed or 0) * 1_000_003 + (here.index if trains and here is not None else 0)
         return DataLoader(
-            made, self._batch_size, shuffle=shuffles or None, drop_last=self._seed is not None, collate_fn=self._collate,
-            generator=torch.Generator().manual_seed(seed),
+            made, self.batch_size, shuffle=(trains and not isinstance(made, IterableDataset)) or None, drop_last=trains,
+            collate_fn=self.collate, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
 
@@ -135,40 +149,26 @@ class Shards:
         """
         recipe = self._source if isinstance(self._source, DatasetRecipe) else DatasetRecipe(partial(self._source, plan))
         made = self._batching(recipe())
-        return itertools.islice(iter(made), finite_length(made))
+        return itertools.islice(iter(made), _finite_length(made))
 
 
-def finite_length(data: Any) -> int:
+def _finite_length(data: Any) -> int:
     """Return `len(data)`; what has none is refused, because an evaluation of each example needs an end (behaviour 87)."""
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
+    length = _length(data)
+    if length is None:
         raise UsageError(
             f"Evaluation with each example exactly once takes a dataset with a length; {type(data).__name__} has none, and may be "
             "endless. Leave out its repeat and give it a __len__ (a list of batches has one), or give steps= (validation_steps= of fit), "
             "which counts batches and promises nothing about examples."
-        ) from None
+        )
+    return length
 
 
-SHARDS_PER_WORKER = 5
-"""Shards of an evaluation: few enough to cost little, enough that a lost worker costs little (TensorFlow's number)."""
-
-Collate = Callable[[list[Any]], Any]
-
-
-@dataclass(frozen=True)
-class Feed:
-    """Batches for the workers.
-
-    Attributes:
-        make: called on each worker, returns its source.
-        plans: what goes with each step, or each share; from a step on, without end in training.
-        steps_per_epoch: where the data's length says it.
-    """
-
-    make: Callable[[], Any]
-    plans: Callable[[int], Iterator[Any]]
-    steps_per_epoch: int | None = None
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
@@ -184,18 +184,29 @@ def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
         columns = list(data)
     if all(isinstance(column, (Tensor, np.ndarray)) for column in columns):
         dtype = torch.float64 if precision == "float64" else torch.get_default_dtype()
-        tensors = [_tensor(column, dtype) for column in columns]
-        if len({len(tensor) for tensor in tensors}) > 1:
-            raise UsageError(
-                f"x and y have {[len(tensor) for tensor in tensors]} examples; they have to have the same number."
-            )
+        tensors = [
+            torch.as_tensor(c).to(dtype) if isinstance(c, np.ndarray) and c.dtype.kind == "f" else torch.as_tensor(c)
+            for c in columns
+        ]
+        lengths = [len(tensor) for tensor in tensors]
+        if len(set(lengths)) > 1:
+            raise UsageError(f"x and y have {lengths} examples; they have to have the same number.")
         return TensorDataset(*tensors)
     if y is not None:
         raise UsageError(
             f"y= goes with x as an array or a tensor; given: {type(data).__name__} and {type(y).__name__}. Make arrays of them by "
             "numpy.asarray; a dataset holds both."
         )
-    _refuse_columns(data)
+    if isinstance(data, Mapping) and 0 not in data:
+        raise UsageError(
+            f"data is a dict with the keys {[*data][:4]}; its columns are no examples. Give arrays, fit(x, y), or a dataset whose items are "
+            "dicts, such as [{name: column[k] for name, column in data.items()} for k in range(examples)]."
+        )
+    if hasattr(data, "iloc"):
+        raise UsageError(
+            f"data is a {type(data).__name__}, whose items are columns and no examples. Give arrays: "
+            "fit(frame[features].to_numpy(), frame[target].to_numpy())."
+        )
     known = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
     if isinstance(data, DatasetCreator) or (known and not isinstance(data, type)):
         if isinstance(data, Iterator):
@@ -216,32 +227,23 @@ def training_feed(data: Any, config: TrainConfig, collate: Collate | None, *, nu
 
     Args:
         data: from `as_data`.
-        config: batch size and seeds.
-        collate: list of items -> batch, for datasets.
-        num_workers: that share it.
     """
     batching = Batching(config.batch_size, collate, config.per_host_seed)
-    if isinstance(data, DatasetCreator):
-        return _stream(DatasetRecipe(DistributedDataset(data, num_workers)), batching, None, None)
-    if isinstance(data, DatasetRecipe):
-        return _stream(data, batching, None, None)
-    if isinstance(data, DataLoader) and _has_indices(data):
-        loader = data
-        return Feed(
-            partial(IndexedBatches, loader.dataset, loader.collate_fn), partial(_loader_order, loader), len(loader)
-        )
-    if isinstance(data, DataLoader) or in_its_own_order(data):
-        examples = isinstance(data, Dataset)
-        length = None if not _has_length(data) else len(data) // config.batch_size if examples else len(data)
-        return _stream(DatasetRecipe(data), batching, num_workers, length)
+    if not _indexed(data):
+        length = None if isinstance(data, (DatasetCreator, DatasetRecipe)) else _length(data)
+        if length is not None and isinstance(data, Dataset):
+            length //= config.batch_size
+        return _stream(data, batching, num_workers, length=length)
+    if isinstance(data, DataLoader):
+        return Feed(partial(IndexedBatches, data.dataset, data.collate_fn), partial(_loader_order, data), len(data))
     if len(data) < config.batch_size:
         raise DataError(
             f"batch_size={config.batch_size} is more than the {len(data)} examples of the dataset. Give at most that."
         )
+    order = partial(train_order, len(data), config)
     return Feed(
-        partial(IndexedBatches, data, collate), lambda step: train_order(len(data), config, start_step=step),
-        len(data) // config.batch_size,
-    )  # fmt: skip
+        partial(IndexedBatches, data, collate), lambda step: order(start_step=step), len(data) // config.batch_size
+    )
 
 
 def evaluation_feed(
@@ -251,8 +253,6 @@ def evaluation_feed(
 
     Args:
         data: from `as_data`.
-        collate: list of items -> batch, for datasets.
-        num_workers: that share it.
         shards: how many shares; None is 5 a worker.
         steps: None is every example exactly once.
 
@@ -261,50 +261,51 @@ def evaluation_feed(
     """
     batching = Batching(batch_size, collate, None)
     shards = shards or SHARDS_PER_WORKER * num_workers
-    if isinstance(data, DatasetCreator):
+    if not _indexed(data):
         if steps is not None:
-            return _stream(DatasetRecipe(DistributedDataset(data, num_workers)), batching, None, None, steps)
-        contexts = [InputContext(shards, shard, 1) for shard in range(shards)]
-        return Feed(partial(Shards, data, batching), lambda _: iter(contexts))
-    if isinstance(data, DatasetRecipe):
-        if steps is not None:
-            return _stream(data, batching, None, None, steps)
+            return _stream(data, batching, num_workers, times=(steps,))
+        if isinstance(data, DatasetCreator):
+            contexts = [InputContext(shards, shard) for shard in range(shards)]
+            return Feed(partial(Shards, data, batching), lambda _: iter(contexts))
+        if not isinstance(data, DatasetRecipe):
+            _finite_length(data)
+            data = DatasetRecipe(data)
         return Feed(partial(Shards, data, batching), lambda _: iter([None]))
-    if not (isinstance(data, DataLoader) and _has_indices(data)) and (
-        isinstance(data, DataLoader) or in_its_own_order(data)
-    ):
-        if steps is not None:
-            return _stream(DatasetRecipe(data), batching, num_workers, None, steps)
-        finite_length(data)
-        return Feed(partial(Shards, DatasetRecipe(data), batching), lambda _: iter([None]))
-    batches: list[list[int]]
     if isinstance(data, DataLoader):
-        finite_length(data)
-        batches, data, collate = [list(each) for each in data.batch_sampler or []], data.dataset, data.collate_fn
+        batches = [list(each) for each in data.batch_sampler or []]
+        data, collate = data.dataset, data.collate_fn
     else:
-        examples = finite_length(data)
-        batches = [list(range(at, min(at + batch_size, examples))) for at in range(0, examples, batch_size)]
+        examples = range(_finite_length(data))
+        batches = [list(examples[at : at + batch_size]) for at in range(0, len(examples), batch_size)]
     if not batches:
         raise DataError(
             "The dataset to evaluate has no examples. Look at the filter or the path that it was made with."
         )
-    if steps is not None:
-        if steps > len(batches):
-            raise UsageError(f"steps={steps} is more than the {len(batches)} batches of the dataset.")
-        batches = batches[:steps]
-    return Feed(partial(IndexedBatches, data, collate), lambda _: iter(_shares(batches, shards)))
+    if steps is not None and steps > len(batches):
+        raise UsageError(f"steps={steps} is more than the {len(batches)} batches of the dataset.")
+    batches = batches[:steps]
+    edges = [len(batches) * shard // shards for shard in range(shards + 1)]
+    shares = [batches[begin:end] for begin, end in itertools.pairwise(edges) if end > begin]
+    return Feed(partial(IndexedBatches, data, collate), lambda _: iter(shares))
+
+
+def _indexed(data: Any) -> bool:
+    """Whether examples can be read by their indices, so that the coordinator says which."""
+    if isinstance(data, DataLoader):
+        stream = isinstance(data.dataset, IterableDataset)
+        return data.batch_sampler is not None and not stream and _length(data) is not None
+    return not isinstance(data, (DatasetCreator, DatasetRecipe)) and not in_its_own_order(data)
 
 
 def _stream(
-    recipe: DatasetRecipe, batching: Batching, share: int | None, length: int | None, steps: int | None = None
+    data: Any, batching: Batching, num_workers: int, *, times: tuple[int, ...] = (), length: int | None = None
 ) -> Feed:
-    return Feed(partial(Stream, recipe, batching, share), lambda _: itertools.repeat(None, *() if steps is None else (steps,)), length)  # fmt: skip
-
-
-def _shares(batches: Sequence[list[int]], shards: int) -> list[list[list[int]]]:
-    """Cut a list of batches into `shards` stretches of equal length, but for one batch."""
-    edges = [len(batches) * shard // shards for shard in range(shards + 1)]
-    return [list(batches[begin:end]) for begin, end in itertools.pairwise(edges) if end > begin]
+    """Return what the workers make themselves, each for itself, or share out where it is a dataset; without end, or so many times."""
+    share = None if isinstance(data, (DatasetCreator, DatasetRecipe)) else num_workers
+    if isinstance(data, DatasetCreator):
+        data = DistributedDataset(data, num_workers)
+    recipe = data if isinstance(data, DatasetRecipe) else DatasetRecipe(data)
+    return Feed(partial(Stream, recipe, batching, share), lambda _: itertools.repeat(None, *times), length)
 
 
 def _loader_order(loader: DataLoader[Any], start_step: int) -> Iterator[list[int]]:
@@ -314,33 +315,3 @@ def _loader_order(loader: DataLoader[Any], start_step: int) -> Iterator[list[int
         for batch in itertools.islice(loader.batch_sampler or [], skip, None):
             yield list(batch)
         skip = 0
-
-
-def _refuse_columns(data: Any) -> None:
-    """Refuse tables, whose items are columns and not examples."""
-    if isinstance(data, Mapping) and 0 not in data:
-        raise UsageError(
-            f"data is a dict with the keys {[*data][:4]}; its columns are no examples. Give arrays, fit(x, y), or a dataset whose items are "
-            "dicts, such as [{name: column[k] for name, column in data.items()} for k in range(examples)]."
-        )
-    if hasattr(data, "iloc"):
-        raise UsageError(
-            f"data is a {type(data).__name__}, whose items are columns and no examples. Give arrays: "
-            "fit(frame[features].to_numpy(), frame[target].to_numpy())."
-        )
-
-
-def _tensor(column: Any, dtype: torch.dtype) -> Tensor:
-    found = torch.as_tensor(column)
-    return found.to(dtype) if isinstance(column, np.ndarray) and found.is_floating_point() else found
-
-
-def _has_indices(loader: DataLoader[Any]) -> bool:
-    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset) and _has_length(loader)
-
-
-def _has_length(data: Any) -> bool:
-    try:
-        return len(data) >= 0
-    except (TypeError, NotImplementedError):
-        return False

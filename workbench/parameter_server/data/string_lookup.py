@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.checks import check_integer
 from workbench.errors import UnknownNameError, UsageError
 
 SHOWN = 5  # words of the vocabulary in a message
@@ -48,18 +49,13 @@ class StringLookup:
         given: Any = self.vocabulary
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UsageError(f"vocabulary={given!r} must be a list of words.")
-        object.__setattr__(self, "vocabulary", tuple(_plain(given)))
+        object.__setattr__(self, "vocabulary", tuple(_as_lists(given)))
         odd = [word for word in self.vocabulary if not isinstance(word, str)]
         if odd or not self.vocabulary:
             raise UsageError(
                 f"vocabulary must hold one word at least, and words only; {odd[:SHOWN] or 'nothing'} given."
             )
-        if (
-            isinstance(self.num_oov_indices, bool)
-            or not isinstance(self.num_oov_indices, int)
-            or self.num_oov_indices < 0
-        ):
-            raise UsageError(f"num_oov_indices={self.num_oov_indices!r} must be an integer of at least 0.")
+        check_integer("num_oov_indices", self.num_oov_indices, low=0, error=UsageError)
         twice = [word for word, count in Counter(self.vocabulary).items() if count > 1]
         if twice:
             raise UsageError(f"vocabulary has {twice[:SHOWN]} more than once, and a word has one id. Keep each once.")
@@ -80,9 +76,7 @@ class StringLookup:
         mask_token: str | None = None,
         oov_token: str = "[UNK]",
     ) -> StringLookup:
-        """Take the vocabulary from data: the most frequent word first, and of equally frequent ones the last in the alphabet.
-
-        That order is Keras's.
+        """Take the vocabulary from data: the most frequent word first, and of equally frequent ones the last in the alphabet, as Keras does.
 
         Args:
             words: in lists, arrays or iterables of any depth; the two tokens among them are not counted.
@@ -91,8 +85,8 @@ class StringLookup:
         Raises:
             UsageError: there is no word in `words`.
         """
-        if max_words is not None and (isinstance(max_words, bool) or not isinstance(max_words, int) or max_words < 1):
-            raise UsageError(f"max_words={max_words!r} must be an integer of at least 1, or None for all words.")
+        if max_words is not None:
+            check_integer("max_words", max_words, error=UsageError, hint=", or None for all words")
         counts = Counter(word for word in _words(words) if word not in (mask_token, oov_token))
         order = sorted(sorted(counts, reverse=True), key=lambda word: -counts[word])
         return cls(tuple(order[:max_words]), num_oov_indices, mask_token, oov_token)
@@ -127,7 +121,7 @@ class StringLookup:
             UsageError: lists of unequal length, or something that is no word.
         """
         try:
-            return torch.tensor(self._ids(_plain(words)), dtype=torch.int64)
+            return torch.tensor(self._ids(_as_lists(words)), dtype=torch.int64)
         except UsageError:
             raise
         except (TypeError, ValueError) as error:
@@ -150,10 +144,8 @@ class StringLookup:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-            "vocabulary": list(self.vocabulary),
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"vocabulary": list(self.vocabulary)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StringLookup:
@@ -176,20 +168,18 @@ class StringLookup:
         if not isinstance(words, str):
             return [self._ids(word) for word in words]
         found = self.table.get(words)
-        return self._unknown(words) if found is None else found
-
-    def _unknown(self, word: str) -> int:
-        if not self.num_oov_indices:
+        if found is None and not self.num_oov_indices:
             some = ", ".join(map(repr, self.vocabulary[:SHOWN])) + (", ..." if len(self.vocabulary) > SHOWN else "")
             raise UnknownNameError(
-                f"the word {word!r} is not in the vocabulary of {len(self.vocabulary)} words ({some}), and num_oov_indices=0 "
+                f"the word {words!r} is not in the vocabulary of {len(self.vocabulary)} words ({some}), and num_oov_indices=0 "
                 "leaves no id for unknown ones. Add the word, or give num_oov_indices=1."
             )
-        bucket = zlib.crc32(word.encode()) % self.num_oov_indices
-        return self._first - self.num_oov_indices + bucket
+        if found is None:
+            found = self._first - self.num_oov_indices + zlib.crc32(words.encode()) % self.num_oov_indices
+        return found
 
 
-def _plain(words: Any) -> Any:
+def _as_lists(words: Any) -> Any:
     return words.tolist() if isinstance(words, np.ndarray) else words
 
 
@@ -197,7 +187,7 @@ def _words(data: Any) -> Iterator[str]:
     if isinstance(data, str):
         yield data
     elif isinstance(data, Iterable):
-        for part in _plain(data):
+        for part in _as_lists(data):
             yield from _words(part)
     else:
         raise UsageError(f"words must be words in lists; {data!r} is none.")

@@ -1,4 +1,4 @@
-"""`count_visits`: how often each example is read by all workers together, and two orders of sharding and shuffling (T4.5)."""
+"""`count_visits`: how often each example is read by all workers together, and orders of sharding and shuffling (T4.5, T8.5)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
+from workbench.checks import check_integer
 from workbench.errors import UsageError
-from workbench.parameter_server.data.distributed_dataset import InputContext
+from workbench.parameter_server.data.datasets import InputContext
 
 DatasetFn = Callable[[InputContext], Iterable[Any]]
 
@@ -32,12 +32,11 @@ def count_visits(dataset_fn: DatasetFn, num_workers: int, *, take: int | None = 
 
     Source: T4.5.
     """
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
-        raise UsageError(f"num_workers={num_workers!r} must be an integer of at least 1.")
     visits: Counter[Any] = Counter()
-    for worker in range(num_workers):
+    for worker in range(check_integer("num_workers", num_workers, error=UsageError)):
         for batch in itertools.islice(iter(dataset_fn(InputContext(num_workers, worker))), take):
-            visits.update(_examples(batch))
+            examples = batch.tolist() if hasattr(batch, "tolist") else batch
+            visits.update(examples if isinstance(examples, (list, tuple)) else [examples])
     try:
         return dict(sorted(visits.items()))
     except TypeError:  # examples of several kinds
@@ -49,12 +48,12 @@ def shuffle_then_shard(examples: Sequence[Any], seed: int | None = None) -> Data
 
     Without a common seed some examples are read by several workers and others by none, anew in each epoch (T4.5).
     """
-    return partial(_shuffle_then_shard, examples, seed)
+    return lambda context: _shuffled(examples, seed)[context.input_pipeline_id :: context.num_input_pipelines]
 
 
 def shard_then_shuffle(examples: Sequence[Any], seed: int | None = None) -> DatasetFn:
     """Return a dataset function that takes every n-th, then shuffles: every example is read once, whatever the seeds."""
-    return partial(_shard_then_shuffle, examples, seed)
+    return lambda context: _shuffled(examples[context.input_pipeline_id :: context.num_input_pipelines], seed)
 
 
 def endless_batches(examples: Sequence[Any], batch_size: int, seed: int | None = None) -> DatasetFn:
@@ -62,35 +61,16 @@ def endless_batches(examples: Sequence[Any], batch_size: int, seed: int | None =
 
     A number of steps that evaluates such data, wherever they run, counts some examples twice and others never (T8.5).
     """
-    return partial(_endless_batches, examples, batch_size, seed)
 
+    def dataset_fn(_: InputContext) -> Iterator[list[Any]]:
+        while True:
+            order = _shuffled(examples, seed)
+            yield from (order[at : at + batch_size] for at in range(0, len(order), batch_size))
 
-def _endless_batches(
-    examples: Sequence[Any], batch_size: int, seed: int | None, _: InputContext
-) -> Iterator[list[Any]]:
-    while True:
-        order = _shuffled(examples, seed)
-        yield from (order[at : at + batch_size] for at in range(0, len(order), batch_size))
-
-
-def _shuffle_then_shard(examples: Sequence[Any], seed: int | None, context: InputContext) -> list[Any]:
-    return _shuffled(examples, seed)[context.input_pipeline_id :: context.num_input_pipelines]
-
-
-def _shard_then_shuffle(examples: Sequence[Any], seed: int | None, context: InputContext) -> list[Any]:
-    return _shuffled(examples[context.input_pipeline_id :: context.num_input_pipelines], seed)
+    return dataset_fn
 
 
 def _shuffled(examples: Sequence[Any], seed: int | None) -> list[Any]:
     order = list(examples)
     random.Random(seed).shuffle(order)
     return order
-
-
-def _examples(batch: Any) -> Iterator[Any]:
-    if hasattr(batch, "tolist"):
-        batch = batch.tolist()
-    if isinstance(batch, (list, tuple)):
-        yield from batch
-    else:
-        yield batch

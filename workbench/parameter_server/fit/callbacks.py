@@ -1,4 +1,4 @@
-"""`TensorBoard`: loss and metrics of each epoch in files that TensorBoard reads (T4.10, behaviour 83)."""
+"""Callbacks of `fit`: checkpoints, backups, and loss and metrics of each epoch in files that TensorBoard reads (T4.8 to T4.10)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError, nearest
 from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager, delete_whole
 from workbench.parameter_server.fit.event_file import EventFile
@@ -38,18 +39,12 @@ class Callback:
         """Before an epoch, counted from 0."""
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
-        """After a step, in order of completion, each step once (T14.9).
-
-        Args:
-            step: its number among those that `fit` scheduled.
-            logs: loss and metrics of its batch.
-        """
+        """After a step, in order of completion, each step once (T14.9), with loss and metrics of its batch."""
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """After an epoch, when each of its steps has ended and it was evaluated.
 
         Args:
-            epoch: counted from 0.
             logs: loss and metrics over the epoch's batches; with "val_" in front, over the validation data.
         """
 
@@ -59,12 +54,7 @@ class Callback:
 
 @dataclass
 class History:
-    """What `fit` saw, one entry an epoch.
-
-    Attributes:
-        epoch: numbers of the epochs.
-        history: name -> values.
-    """
+    """What `fit` saw, one entry an epoch: its number, and loss and metrics by name."""
 
     epoch: list[int] = field(default_factory=list)
     history: dict[str, list[float]] = field(default_factory=dict)
@@ -95,14 +85,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
                 raise UsageError(
                     f"{type(callback).__name__} has a hook {name!r} that is never called.{advice}{nearest(name, HOOKS)}"
                 )
-        if (
-            isinstance(callback.every_steps, bool)
-            or not isinstance(callback.every_steps, int)
-            or callback.every_steps < 1
-        ):
-            raise UsageError(
-                f"{type(callback).__name__}.every_steps={callback.every_steps!r} must be an integer of at least 1."
-            )
+        check_integer(f"{type(callback).__name__}.every_steps", callback.every_steps, error=UsageError)
     return list(callbacks)
 
 
@@ -195,11 +178,7 @@ class BackupAndRestore(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes `epoch_<name>` under `train/` and `validation/`, as Keras does; look at them by `tensorboard --logdir <folder>`.
-
-    Args:
-        log_dir: folder of the files.
-    """
+    """Writes `epoch_<name>` under `train/` and `validation/`, as Keras does; look at them by `tensorboard --logdir <folder>`."""
 
     def __init__(self, log_dir: str | Path) -> None:
         self.log_dir = Path(log_dir)

@@ -10,12 +10,41 @@ from typing import Any
 
 from torch import Tensor
 
+from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 ASIDE = ".kept"
+
+
+def packed_state(state: Mapping[str, Any], model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what `PlacedModule.state_dict` has beside a model's state dict: optimizer slots, buffers that are not persistent."""
+    slots = {f"optimizer/{slot}/{key}": v for slot, whole in state["slots"].items() for key, v in whole.items()}
+    plain = {f"plain/{slot}": value for slot, value in state["plain_slots"].items()}
+    return slots | plain | {f"buffers/{key}": value for key, value in state["buffers"].items() if key not in model}
+
+
+def load_placed(placed: PlacedModule, checkpoint: Checkpoint) -> None:
+    """Give the servers what a checkpoint of `CheckpointManager` or of a trial holds of a module."""
+    slots: dict[str, dict[str, Tensor]] = {}
+    for name, value in _within("optimizer", checkpoint.trainer).items():
+        slot, _, key = name.partition("/")
+        slots.setdefault(slot, {})[key] = value
+    model, buffers = checkpoint.model, placed.start_buffers()
+    trained = checkpoint.meta.get("parameters") or {part.parameter for held in placed.parts.values() for part in held}
+    placed.load_state_dict(
+        {
+            "parameters": {key: model[key] for key in trained if key in model}, "frozen": model, "slots": slots, "steps": checkpoint.step,
+            "buffers": {k: model.get(k, v) for k, v in buffers.items()} | _within("buffers", checkpoint.trainer),
+            "plain_slots": _within("plain", checkpoint.trainer),
+        }
+    )  # fmt: skip
+
+
+def _within(folder: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{folder}/"): value for key, value in tensors.items() if key.startswith(f"{folder}/")}
 
 
 @dataclass(frozen=True)
@@ -39,7 +68,7 @@ class CheckpointManager:
     A checkpoint holds each parameter and each of its optimizer's slots whole, whatever the shards: it is restored into any number
     of shards and servers (T14.5). `model.safetensors` in it is the module's plain state dict, which `load_model` reads without a
     cluster. It is whole or absent after a crash, and no code runs when it is read. Save while nothing is scheduled, after `join`:
-    servers do not wait for each other.
+    servers do not wait for each other. The checkpoints of a trial of `ParameterServerTrainer` can be restored as well.
 
     Args:
         placed: module to save; None is none.
@@ -73,10 +102,8 @@ class CheckpointManager:
         strange = [name for name, value in self.variables.items() if not isinstance(value, RemoteTensor)]
         if strange:
             raise UsageError(f"variables={strange} are no variables of a cluster: make them by strategy.variable.")
-        if max_to_keep is not None and (
-            isinstance(max_to_keep, bool) or not isinstance(max_to_keep, int) or max_to_keep < 1
-        ):
-            raise UsageError(f"max_to_keep={max_to_keep!r} must be an integer of at least 1, or None for all.")
+        if max_to_keep is not None:
+            check_integer("max_to_keep", max_to_keep, error=UsageError, hint=", or None for all")
         self.max_to_keep = max_to_keep
         self._reached = 0
 
@@ -104,9 +131,10 @@ class CheckpointManager:
         self._mend()
         checkpoint = self._checkpoint(epoch, steps)
         latest = self.latest
-        if latest is not None and _steps(latest) > max(checkpoint.step, self._reached):
+        ahead = 0 if latest is None else int(latest.name.removeprefix("step-"))
+        if latest is not None and ahead > max(checkpoint.step, self._reached):
             raise CheckpointError(
-                f"{self.directory} holds {latest.name}, of a run that was {_steps(latest) - checkpoint.step} steps further on. Call "
+                f"{self.directory} holds {latest.name}, of a run that was {ahead - checkpoint.step} steps further on. Call "
                 "restore() to go on from it, or give another folder."
             )
         target = self.directory / f"step-{checkpoint.step:08d}"
@@ -137,20 +165,11 @@ class CheckpointManager:
         checkpoint = load_checkpoint(path)
         self._match(path, checkpoint)
         if self.placed is not None:
-            self.placed.load_state_dict(
-                {
-                    "parameters": {key: checkpoint.model[key] for key in checkpoint.meta["parameters"]},
-                    "buffers": _within("buffers", checkpoint.trainer),
-                    "frozen": checkpoint.model,
-                    "slots": {slot: _within(f"slots/{slot}", checkpoint.trainer) for slot in checkpoint.meta["slots"]},
-                    "plain_slots": _within("plain_slots", checkpoint.trainer),
-                    "steps": checkpoint.step,
-                }
-            )
+            load_placed(self.placed, checkpoint)
         for name, variable in self.variables.items():
             variable.assign(checkpoint.trainer[f"variables/{name}"])
         self._reached = checkpoint.step
-        return Restored(path, checkpoint.step, checkpoint.meta["epoch"])
+        return Restored(path, checkpoint.step, checkpoint.meta.get("epoch"))
 
     def starting_epoch(self, steps_per_epoch: int) -> int:
         """Return the epoch to go on from, by the steps that the servers have applied (T10.5)."""
@@ -170,27 +189,23 @@ class CheckpointManager:
                 shutil.rmtree(left, ignore_errors=True)
 
     def _checkpoint(self, epoch: int | None, steps: int | None) -> Checkpoint:
-        meta: dict[str, Any] = {"epoch": epoch, "variables": sorted(self.variables), "parameters": [], "slots": []}
+        meta: dict[str, Any] = {"epoch": epoch, "variables": sorted(self.variables), "parameters": []}
         trainer: dict[str, Tensor] = {f"variables/{name}": value.read() for name, value in self.variables.items()}
         if self.placed is None:
             return Checkpoint(self._reached + 1 if steps is None else steps, {}, trainer, meta)
-        state = self.placed.state_dict()
-        module = self.placed.module()
+        state, module = self.placed.state_dict(), self.placed.module()
         named = dict(module.named_parameters())
         for key, value in state["parameters"].items():
             named[key].data = value
-        meta |= {
-            "parameters": list(state["parameters"]), "slots": list(state["slots"]), "optimizer": self.placed.config.optimizer,
-            "config": self.placed.config.to_dict(),
-        }  # fmt: skip
-        for kind in ("buffers", "plain_slots"):
-            trainer |= {f"{kind}/{key}": value for key, value in state[kind].items()}
-        for slot, whole in state["slots"].items():
-            trainer |= {f"slots/{slot}/{key}": value for key, value in whole.items()}
-        return Checkpoint(int(state["steps"] if steps is None else steps), module.state_dict(), trainer, meta)
+        config = self.placed.config
+        meta |= {"parameters": list(state["parameters"]), "optimizer": config.optimizer, "config": config.to_dict()}
+        model = module.state_dict()
+        return Checkpoint(
+            int(state["steps"] if steps is None else steps), model, trainer | packed_state(state, model), meta
+        )
 
     def _match(self, path: Path, checkpoint: Checkpoint) -> None:
-        here, there = sorted(self.variables), checkpoint.meta.get("variables")
+        here, there = sorted(self.variables), checkpoint.meta.get("variables", [])
         if here != there:
             raise CheckpointError(f"{path} holds the variables {there}; {here} are to be restored. Give the same ones.")
         for name, variable in self.variables.items():
@@ -200,22 +215,15 @@ class CheckpointManager:
                     f"Variable {name!r} is {tuple(stored.shape)}, {stored.dtype} in {path} and {tuple(variable.shape)}, "
                     f"{variable.dtype} here. Make it as it was when the checkpoint was written."
                 )
-        if (self.placed is not None) != bool(checkpoint.meta["parameters"]):
-            raise CheckpointError(f"{path} holds {'a' if checkpoint.meta['parameters'] else 'no'} module, and the manager "
-                                  f"{'has one' if self.placed is not None else 'has none'}.")  # fmt: skip
-        if self.placed is not None and checkpoint.meta["optimizer"] != self.placed.config.optimizer:
+        if (self.placed is not None) != bool(checkpoint.model):
+            holds, has = ("a", "has none") if checkpoint.model else ("no", "has one")
+            raise CheckpointError(f"{path} holds {holds} module, and the manager {has}.")
+        optimizer = checkpoint.meta.get("optimizer")
+        if self.placed is not None and optimizer and optimizer != self.placed.config.optimizer:
             raise CheckpointError(
-                f"{path} holds the state of optimizer={checkpoint.meta['optimizer']!r}; the module is placed with "
+                f"{path} holds the state of optimizer={optimizer!r}; the module is placed with "
                 f"{self.placed.config.optimizer!r}. Place it with the optimizer that it was trained with."
             )
-
-
-def _within(folder: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{folder}/"): value for key, value in tensors.items() if key.startswith(f"{folder}/")}
-
-
-def _steps(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def _aside(path: Path) -> Path:

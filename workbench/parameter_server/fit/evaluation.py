@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+from workbench.checks import check_integer
 from workbench.errors import UsageError
-from workbench.parameter_server.data.datasets import DatasetRecipe
-from workbench.parameter_server.data.distributed_dataset import DatasetCreator, InputContext
-from workbench.parameter_server.data.feed import Feed, as_data, evaluation_feed
+from workbench.parameter_server.data.datasets import DatasetCreator, DatasetRecipe, InputContext
+from workbench.parameter_server.data.feed import as_data, evaluation_feed
 from workbench.parameter_server.fit.executor import ClusterExecutor, Executor, LocalExecutor
-from workbench.parameter_server.fit.step_runner import (
-    AdditiveMetric,
-    MetricSet,
-    StepRunner,
-    evaluate_plan,
-    predict_plan,
-    total,
-    train_step,
-)
+from workbench.parameter_server.fit.metrics import AdditiveMetric, total
+from workbench.parameter_server.fit.step_runner import StepRunner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.workloads.base import Workload
@@ -36,15 +29,11 @@ class InlineEvaluation:
     the model and evaluates here, for small models and data (T8.3).
 
     Args:
-        executor: runs it.
-        runner: placed module, workload and metrics.
         held: what stands for the runner on the workers; None lets them make one.
-        data: anything that `fit` takes.
-        y: targets beside arrays.
+        data: anything that `fit` takes; `y` are targets beside arrays.
         batch_size: examples in a forward pass, for datasets and arrays.
         steps: so many batches of an endless dataset instead of each example once (T8.4).
         shards: None is 5 a worker.
-        where: who evaluates.
     """
 
     def __init__(
@@ -63,16 +52,16 @@ class InlineEvaluation:
         if where not in ("workers", "coordinator"):
             raise UsageError(f"where={where!r} is not known. Allowed: 'workers', 'coordinator'.")
         for name, count in (("batch_size", batch_size), ("steps", steps), ("shards", shards)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise UsageError(f"{name}={count!r} must be an integer of at least 1.")
+            if count is not None:
+                check_integer(name, count, error=UsageError)
         data = as_data(data, y, precision=runner.placed.config.precision)
-        if where == "coordinator" and isinstance(data, DatasetCreator):
+        self._executor, self._runner, self._here = executor, runner, where == "coordinator"
+        if self._here and isinstance(data, DatasetCreator):
             data = DatasetRecipe(partial(data, InputContext()))
-        self._executor, self._runner = executor, runner
-        self._feed: Feed = evaluation_feed(
-            data, batch_size, runner.workload.collate, num_workers=executor.num_workers, shards=shards, steps=steps
+        workers = executor.num_workers
+        self._feed = evaluation_feed(
+            data, batch_size, runner.workload.collate, num_workers=workers, shards=shards, steps=steps
         )
-        self._here = where == "coordinator"
         self._source = self._feed.make() if self._here else executor.hold(self._feed.make)
         self._held = runner if self._here else executor.hold(runner.itself) if held is None else held
 
@@ -83,20 +72,20 @@ class InlineEvaluation:
             UsageError: a dataset that a function made has no length (behaviour 87).
             Exception: the first error of a function.
         """
-        states = (state for _, state in sorted(self._results(evaluate_plan)) if state is not None)
-        return self._runner.metrics.result(total(states))
+        return self._runner.metrics.result(total(self._results(StepRunner.evaluate)))
 
     def predict(self) -> list[Any]:
         """Return the outputs batch by batch, in the order of the dataset."""
-        return [output for _, outputs in sorted(self._results(predict_plan)) for output in outputs]
+        return [output for outputs in self._results(StepRunner.predict) for output in outputs]
 
-    def _results(self, function: Any) -> Iterator[tuple[int, Any]]:
+    def _results(self, function: Any) -> list[Any]:
+        """Return what a method of the runner returns for each share, in their order."""
         buffers = self._runner.placed.buffers()
         tasks = ((function, (self._held, self._source, plan, buffers)) for plan in self._feed.plans(0))
         if self._here:
-            return enumerate([work(*args) for work, args in tasks])
+            return [work(*args) for work, args in tasks]
         with contextlib.closing(self._executor.completed(tasks)) as results:  # type: ignore[type-var]
-            return iter(list(results))
+            return [result for _, result in sorted(results, key=lambda each: each[0])]
 
 
 def evaluate_distributed(
@@ -114,11 +103,8 @@ def evaluate_distributed(
     """Evaluate a placed module on the workers and return loss and metrics, for a training loop of one's own (T8.4).
 
     Args:
-        strategy: whose workers evaluate.
-        placed: module that is evaluated.
         workload: loss, weights, forward and metrics; its datasets are not used.
-        data: anything that `StrategyModel.fit` takes.
-        y: targets beside arrays.
+        data: anything that `StrategyModel.fit` takes; `y` are targets beside arrays.
         metrics: additive ones, beside the workload's.
         steps: so many batches of an endless dataset; None is each example exactly once.
         shards: None is 5 a worker.
@@ -126,15 +112,8 @@ def evaluate_distributed(
     Raises:
         UsageError: the dataset has no length, and `steps` is not given (behaviour 87).
     """
-    return InlineEvaluation(
-        ClusterExecutor(strategy),
-        _runner(placed, workload, metrics),
-        data,
-        y,
-        batch_size=batch_size,
-        steps=steps,
-        shards=shards,
-    ).run()
+    how: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "shards": shards}
+    return InlineEvaluation(ClusterExecutor(strategy), _runner(placed, workload, metrics), data, y, **how).run()
 
 
 def evaluate_direct(
@@ -148,24 +127,12 @@ def evaluate_direct(
     steps: int | None = None,
 ) -> dict[str, float]:
     """Evaluate a placed module here and return loss and metrics; the arguments are those of `evaluate_distributed` (T8.3)."""
-    return InlineEvaluation(
-        LocalExecutor(),
-        _runner(placed, workload, metrics),
-        data,
-        y,
-        batch_size=batch_size,
-        steps=steps,
-        where="coordinator",
-    ).run()
-
-
-def without_data(workload: Workload) -> Workload:
-    """Return the workload as it travels to the workers: data takes its own way."""
-    return workload.replace(train_data=(), validation_data=(), test_data=None)
+    how: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "where": "coordinator"}
+    return InlineEvaluation(LocalExecutor(), _runner(placed, workload, metrics), data, y, **how).run()
 
 
 def _runner(placed: PlacedModule, workload: Workload, metrics: Mapping[str, AdditiveMetric] | None) -> StepRunner:
     if not isinstance(placed, PlacedModule):
         raise UsageError(f"placed must be what strategy.place(module, config) returned, not {type(placed).__name__}.")
     placed.check_statistics()
-    return StepRunner(placed, without_data(workload), MetricSet(workload.metrics, metrics or {}), train_step)
+    return StepRunner(placed, workload, metrics or {})

@@ -17,53 +17,33 @@ _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
 _NUMBERS = itertools.count()
 
 
-def _table() -> list[int]:
-    found = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
-        found.append(value)
-    return found
-
-
-_TABLE = _table()
-
-
 def crc32c(data: bytes) -> int:
     """Return the CRC-32C checksum (RFC 3720)."""
     value = 0xFFFFFFFF
     for byte in data:
-        value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
     return value ^ 0xFFFFFFFF
 
 
 class EventFile:
-    """A new file of scalars; every value is on its way to the disk when `scalar` returns, and nothing is left open.
-
-    Args:
-        folder: made where it is absent.
-    """
+    """A new file of scalars in `folder`; every value is on its way to the disk when `scalar` returns, and nothing is left open."""
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
         self.path = folder / name
-        self._write(_double(1, time.time()) + _text(3, b"brain.Event:2"))
+        self._write(_text(3, b"brain.Event:2"))
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """Append a value.
-
-        Args:
-            tag: name of the curve.
-            value: any float; it is stored in 32 bits.
-            step: of the value, at least 0.
-        """
+        """Append a value, stored in 32 bits, to the curve `tag`."""
         entry = _text(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
-        self._write(_double(1, time.time()) + b"\x10" + _varint(step) + _text(5, _text(1, entry)))
+        self._write(b"\x10" + _varint(step) + _text(5, _text(1, entry)))
 
     def _write(self, contents: bytes) -> None:
+        contents = b"\x09" + struct.pack("<d", time.time()) + contents
         length = struct.pack("<Q", len(contents))
         with self.path.open("ab") as file:
             file.write(length + _masked(length) + contents + _masked(contents))
@@ -79,12 +59,7 @@ def _varint(value: int) -> bytes:
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
-
-
-def _double(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 1) + struct.pack("<d", value)
+    return bytes([*found, value])
 
 
 def _text(field: int, value: bytes) -> bytes:

@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import nn
 
@@ -30,35 +30,13 @@ Task = tuple[Callable[..., Any], Sequence[Any]]
 """A function and its arguments."""
 
 
-class Executor(Protocol):
-    """What a model asks of whatever runs its steps."""
-
-    num_workers: int
-
-    def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:
-        """Let the parameters of a module live where they are updated."""
-        ...
-
-    def hold(self, make: Callable[[], Any]) -> Any:
-        """Let every worker make a value of its own, and return what stands for it among the arguments of a task."""
-        ...
-
-    def completed(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
-        """Run the tasks and yield (place in `tasks`, result) in order of completion; few more are begun than were yielded.
-
-        Raises:
-            Exception: the first error of a task. Nothing runs any more when it is raised.
-        """
-        ...
-
-
 class LocalExecutor:
-    """One worker in this process, and the same update rules; no server and no thread."""
+    """One worker in this process, and the same update rules; no server and no thread. Its methods are those of `ClusterExecutor`."""
 
     num_workers = 1
 
     def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:  # noqa: ARG002
-        """See `Executor`; a single worker's mean is its sum. What it holds goes when nobody holds the placed module any more."""
+        """Place a module here; a single worker's mean is its sum. Its values go when nobody holds the placed module any more."""
         check_placeable(module, config)
         identity, runtime = uuid.uuid4().hex, ServerRuntime(0)
         set_plane(identity, DirectPlane(lambda _: runtime))
@@ -69,12 +47,12 @@ class LocalExecutor:
         return placed
 
     def hold(self, make: Callable[[], Any]) -> Any:
-        """See `Executor`."""
+        """Return what `make` returns."""
         with on_worker(WorkerContext(0)):
             return make()
 
     def completed(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
-        """See `Executor`."""
+        """Run the tasks one after the other."""
         for number, (function, args) in enumerate(tasks):
             with on_worker(WorkerContext(0)):
                 result = function(*args)
@@ -82,27 +60,26 @@ class LocalExecutor:
 
 
 class ClusterExecutor:
-    """The workers of a strategy, by its coordinator, which is the user's own where there is one (behaviour 83).
-
-    Args:
-        strategy: says which cluster.
-    """
+    """The workers of a strategy, by its coordinator, which is the user's own where there is one (behaviour 83)."""
 
     def __init__(self, strategy: ParameterServerStrategy) -> None:
-        self.strategy = strategy
+        self.strategy, self.num_workers = strategy, strategy.num_workers
         self.coordinator = ClusterCoordinator(strategy)
-        self.num_workers = strategy.num_workers
 
     def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:
-        """See `Executor`."""
+        """Let the parameters of a module live on the servers."""
         return self.strategy.place(module, config, reduction=reduction)
 
     def hold(self, make: Callable[[], Any]) -> Any:
-        """See `Executor`."""
+        """Let every worker make a value of its own, and return what stands for it among the arguments of a task."""
         return self.coordinator.per_worker(make)
 
     def completed(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
-        """See `Executor`."""
+        """Run the tasks and yield (place in `tasks`, result) in order of completion; few more are begun than were yielded.
+
+        Raises:
+            Exception: the first error of a task. Nothing runs any more when it is raised.
+        """
         left = enumerate(tasks)
         finished: queue.SimpleQueue[int] = queue.SimpleQueue()
         pending: dict[int, RemoteValue[Any]] = {}
@@ -114,19 +91,16 @@ class ClusterExecutor:
                     pending[number].add_done_callback(partial(finished.put, number))
                 if not pending:
                     return
-                number = self._wait(finished)
+                try:
+                    number = finished.get(timeout=LOOK_S)
+                except queue.Empty:
+                    self.coordinator.done()  # raises where a server is gone
+                    continue
                 yield number, self._result(pending.pop(number))
         finally:
             if pending:
                 with contextlib.suppress(Exception):
                     self.coordinator.join()
-
-    def _wait(self, finished: queue.SimpleQueue[int]) -> int:
-        while True:
-            try:
-                return finished.get(timeout=LOOK_S)
-            except queue.Empty:
-                self.coordinator.done()  # raises where a server is gone
 
     def _result(self, value: RemoteValue[Any]) -> Any:
         try:
@@ -134,6 +108,9 @@ class ClusterExecutor:
         except Exception:
             self.coordinator.join()  # raises the first error, which this one may follow from
             raise
+
+
+Executor = LocalExecutor | ClusterExecutor
 
 
 def _forget(identity: str) -> None:

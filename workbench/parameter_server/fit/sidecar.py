@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.fit.event_file import EventFile
 from workbench.train.checkpoint import Checkpoint, load_checkpoint
@@ -20,7 +21,7 @@ from workbench.workloads.base import Workload
 
 @dataclass(frozen=True)
 class SidecarEvaluation:
-    """One checkpoint's.
+    """What one checkpoint is worth.
 
     Attributes:
         checkpoint: its folder, which may be deleted by now.
@@ -72,10 +73,7 @@ class SidecarEvaluator:
                 f"epochs={epochs!r}, steps={steps!r}: give one of them, that of the training that it follows; it ends there."
             )
         for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(
-                    f"{name}={value!r} must be an integer of at least 1: those of the training that it follows."
-                )
+            check_integer(name, value, error=UsageError, hint=": those of the training that it follows")
         self.workload, self.directory = workload, Path(checkpoint_dir)
         self.epochs, self.steps = epochs, steps
         self.batch_size = workload.config.evaluation_batch if batch_size is None else batch_size
@@ -104,15 +102,9 @@ class SidecarEvaluator:
                     file.scalar(f"evaluation_{name}_vs_iterations", value, checkpoint.step)
             yield SidecarEvaluation(path, checkpoint.meta.get("epoch"), checkpoint.step, values)
 
-    @property
-    def _end(self) -> str:
-        return f"epoch {self.epochs}" if self.steps is None else f"update {self.steps}"
-
     def _is_last(self, checkpoint: Checkpoint) -> bool:
-        if self.steps is not None:
-            return checkpoint.step >= self.steps
-        assert self.epochs is not None
-        return (checkpoint.meta.get("epoch") or 0) >= self.epochs
+        done = checkpoint.step if self.epochs is None else checkpoint.meta.get("epoch") or 0
+        return done >= (self.epochs or self.steps or 0)
 
     def _checkpoints(self) -> Iterator[tuple[Path, Checkpoint]]:
         """Yield the newest checkpoint whenever it is another one, until that of the last epoch."""
@@ -134,8 +126,9 @@ class SidecarEvaluator:
                 waited_from = time.monotonic()
                 continue
             if self.timeout_s is not None and time.monotonic() - waited_from > self.timeout_s:
+                end = f"update {self.steps}" if self.epochs is None else f"epoch {self.epochs}"
                 raise TimeoutError(
-                    f"No new checkpoint in {self.directory} for {self.timeout_s:g} s, the newest is {seen}; {self._end} has "
+                    f"No new checkpoint in {self.directory} for {self.timeout_s:g} s, the newest is {seen}; {end} has "
                     "not come. Did training end early, or in another folder? Else let it wait longer."
                 )
             time.sleep(self.poll_s)

@@ -5,156 +5,109 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.data.feed import Feed, as_data, training_feed
 from workbench.parameter_server.fit.callbacks import Callback, History, check_callbacks
-from workbench.parameter_server.fit.evaluation import InlineEvaluation, Where, without_data
+from workbench.parameter_server.fit.evaluation import InlineEvaluation, Where
 from workbench.parameter_server.fit.executor import ClusterExecutor, Executor, LocalExecutor, Task
-from workbench.parameter_server.fit.step_runner import (
-    CPU,
-    AdditiveMetric,
-    MetricSet,
-    State,
-    StepRunner,
-    TrainStep,
-    total,
-    train_plans,
-    train_step,
-)
+from workbench.parameter_server.fit.metrics import AdditiveMetric, State, total
+from workbench.parameter_server.fit.step_runner import CPU, StepRunner, TrainStep, train_step
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.replica_buffers import BufferLog, quicken_batch_norm
 from workbench.train.lane_stack import build_model
-from workbench.train.progress import ProgressBar, progress_bar
+from workbench.train.progress import progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 
 
-class FitModel(Protocol):
-    """What the loop reads and writes of a `StrategyModel`."""
-
-    executor: Executor
-    placed: Any
-    next_epoch: int
-    stop_training: bool
-    history: History
-
-    @property
-    def steps(self) -> int:
-        """Updates done so far."""
-        ...
-
-    @property
-    def held(self) -> Any:
-        """Where the parameters are held."""
-        ...
-
-    @property
-    def buffer_log(self) -> BufferLog:
-        """What workers sent of their buffers."""
-        ...
-
-
+@dataclass(kw_only=True)
 class FitLoop:
     """One `fit`.
 
-    An epoch: callbacks begin; steps go out, `steps_per_execution` in a function; as they come back, in whatever order, their sums
+    An epoch: callbacks begin; steps go out, `per_execution` in a function; as they come back, in whatever order, their sums
     are added up and callbacks hear of them; when all are back, the model is evaluated and callbacks end the epoch.
 
-    Args:
-        model: that is trained.
-        metrics: of its steps.
-        feed: batches.
+    Attributes:
+        model: that is trained, by `runner`.
+        feed: batches; an epoch takes `steps` of them.
         callbacks: checked.
         validation: prepares what is evaluated after an epoch, when callbacks have restored what they restore; None is none.
         validation_freq: epochs between two of them.
         verbose: see `StrategyModel.fit`.
     """
 
-    def __init__(
-        self,
-        model: FitModel,
-        metrics: MetricSet,
-        feed: Feed,
-        *,
-        steps: int,
-        steps_per_execution: int,
-        callbacks: Sequence[Callback],
-        validation: Callable[[], InlineEvaluation] | None,
-        validation_freq: int,
-        verbose: int,
-    ) -> None:
-        self._model, self._metrics = model, metrics
-        self._source, self._feed = model.executor.hold(feed.make), feed
-        self._steps, self._per_execution = steps, steps_per_execution
-        self._callbacks, self._validation, self._validation_freq = callbacks, validation, validation_freq
-        self._verbose = verbose
-        self._watchers = [
-            each for each in callbacks if type(each).on_train_batch_end is not Callback.on_train_batch_end
-        ]
+    model: StrategyModel
+    runner: StepRunner
+    feed: Feed
+    steps: int
+    per_execution: int
+    callbacks: Sequence[Callback]
+    validation: Callable[[], InlineEvaluation] | None
+    validation_freq: int
+    verbose: int
 
     def run(self, epochs: int) -> None:
         """Train until `epochs` are done, or a callback ends it."""
-        model = self._model
-        for callback in self._callbacks:
+        model = self.model
+        for callback in self.callbacks:
             callback.model = model
             callback.on_train_begin()
-        evaluation = None if self._validation is None else self._validation()
-        plans = self._feed.plans(model.steps)
+        evaluation = None if self.validation is None else self.validation()
+        source, plans = model.executor.hold(self.feed.make), self.feed.plans(model.steps)
         while model.next_epoch < epochs and not model.stop_training:
             epoch = model.next_epoch
-            for callback in self._callbacks:
+            for callback in self.callbacks:
                 callback.on_epoch_begin(epoch)
-            logs = self._metrics.result(self._epoch(epoch, epochs, plans))
-            if evaluation is not None and (epoch + 1) % self._validation_freq == 0:
+            logs = self.runner.metrics.result(self._epoch(epoch, epochs, self._tasks(source, plans)))
+            if evaluation is not None and (epoch + 1) % self.validation_freq == 0:
                 logs |= {f"val_{name}": value for name, value in evaluation.run().items()}
             model.history.add(epoch, logs)
             model.next_epoch = epoch + 1
-            if self._verbose == 2:
+            if self.verbose == 2:
                 said = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
-                print(f"epoch {epoch + 1}/{epochs}: {self._steps} steps, {said}")
-            for callback in self._callbacks:
+                print(f"epoch {epoch + 1}/{epochs}: {self.steps} steps, {said}")
+            for callback in self.callbacks:
                 callback.on_epoch_end(epoch, logs)
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.on_train_end()
 
-    def _epoch(self, epoch: int, epochs: int, plans: Iterator[Any]) -> State:
-        done, states = 0, total([])
-        label = f"epoch {epoch + 1}/{epochs}"
+    def _tasks(self, source: Any, plans: Iterator[Any]) -> Iterator[Task]:
+        """Yield the functions of an epoch; the last one of each worker brings its buffers back."""
+        sizes = [min(self.per_execution, self.steps - begin) for begin in range(0, self.steps, self.per_execution)]
+        for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+            wants_buffers = left <= self.model.executor.num_workers
+            yield StepRunner.train, (self.model.held, source, list(itertools.islice(plans, size)), wants_buffers)
+
+    def _epoch(self, epoch: int, epochs: int, tasks: Iterator[Task]) -> State:
+        done, states, model = 0, total([]), self.model
+        watchers = [each for each in self.callbacks if type(each).on_train_batch_end is not Callback.on_train_batch_end]
         with (
-            contextlib.closing(self._model.executor.completed(self._tasks(plans))) as results,  # type: ignore[type-var]
-            progress_bar(self._steps, label, show=self._verbose == 1) as bar,
+            contextlib.closing(model.executor.completed(tasks)) as results,  # type: ignore[type-var]
+            progress_bar(self.steps, f"epoch {epoch + 1}/{epochs}", show=self.verbose == 1) as bar,
         ):
             for number, trained in results:
-                first = epoch * self._steps + number * self._per_execution
-                for offset, state in enumerate(trained.states):
+                first = epoch * self.steps + number * self.per_execution
+                for step, state in enumerate(trained.states, first):
                     states, done = total([states, state]), done + 1
-                    self._step_done(first + offset, state, done, bar)
-                self._model.buffer_log.note(trained.worker, len(trained.states), trained.buffers)
-        self._model.placed.load_buffers(self._model.buffer_log.merged())
+                    due = [each for each in watchers if done % each.every_steps == 0]
+                    logs = self.runner.metrics.result(state) if due else {}
+                    for callback in due:
+                        callback.on_train_batch_end(step, logs)
+                    if self.verbose == 1:
+                        bar.status(f"loss {float(state['loss'] / state['weight']):.4g}")
+                        bar.advance(1)
+                model.buffer_log.note(trained.worker, len(trained.states), trained.buffers)
+        model.placed.load_buffers(model.buffer_log.merged())
         return states
-
-    def _tasks(self, plans: Iterator[Any]) -> Iterator[Task]:
-        sizes = [min(self._per_execution, self._steps - begin) for begin in range(0, self._steps, self._per_execution)]
-        for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-            wants_buffers = left <= self._model.executor.num_workers
-            yield train_plans, (self._model.held, self._source, list(itertools.islice(plans, size)), wants_buffers)
-
-    def _step_done(self, step: int, state: State, done: int, bar: ProgressBar) -> None:
-        due = [each for each in self._watchers if done % each.every_steps == 0]
-        if due:
-            logs = self._metrics.result(state)
-            for callback in due:
-                callback.on_train_batch_end(step, logs)
-        if self._verbose == 1:
-            bar.status(f"loss {float(state['loss'] / state['weight']):.4g}")
-            bar.advance(1)
 
 
 class StrategyModel:
@@ -200,7 +153,12 @@ class StrategyModel:
                 "Workload(name=..., build_model=..., loss=..., train_data=..., validation_data=..., config=TrainConfig(...))."
             )
         self.workload, self.strategy, self.config = workload, strategy, config or workload.config
-        _check(self.config, strategy)
+        if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
+            raise UsageError(f"strategy={strategy!r} is no wb.ps.Strategy. Give one, or None to train in this process.")
+        if self.config.accumulate_steps != 1:
+            raise UsageError(
+                f"accumulate_steps={self.config.accumulate_steps} must be 1: a step is one batch of one worker. Give a smaller batch_size."
+            )
         if not callable(train_step):
             raise UsageError(f"train_step={train_step!r} must be a function (placed, batch, workload) -> Stepped.")
         self.executor: Executor = LocalExecutor() if strategy is None else ClusterExecutor(strategy)
@@ -208,9 +166,7 @@ class StrategyModel:
             module = build_model(workload, self.config, CPU)
         quicken_batch_norm(module, self.executor.num_workers)
         self.placed = self.executor.place(module, self.config, reduction)
-        self._runner = StepRunner(
-            self.placed, without_data(workload), MetricSet(workload.metrics, metrics or {}), train_step
-        )
+        self._runner = StepRunner(self.placed, workload, metrics or {}, train_step)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
 
     @cached_property
@@ -266,12 +222,9 @@ class StrategyModel:
             Exception: the first error of a step, or of a callback. No step runs any more when it is raised.
         """
         config = self.config if batch_size is None else self.config.replace(batch_size=batch_size, eval_batch_size=None)
-        for name, value in (
-            ("epochs", epochs),
-            ("steps_per_execution", steps_per_execution),
-            ("validation_freq", validation_freq),
-        ):
-            _positive(name, value)
+        check_integer("epochs", epochs, error=UsageError)
+        check_integer("steps_per_execution", steps_per_execution, error=UsageError)
+        check_integer("validation_freq", validation_freq, error=UsageError)
         if verbose not in (0, 1, 2):
             raise UsageError(f"verbose={verbose!r} is not known. Allowed: 0, 1, 2.")
         hooks = check_callbacks(callbacks)
@@ -284,11 +237,10 @@ class StrategyModel:
         if validation_data is not None:
             validation = partial(self._evaluation, validation_data, None, config.evaluation_batch, validation_steps)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
-        loop = FitLoop(
-            self, self._runner.metrics, feed, steps=steps, steps_per_execution=steps_per_execution, callbacks=hooks,
+        FitLoop(
+            model=self, runner=self._runner, feed=feed, steps=steps, per_execution=steps_per_execution, callbacks=hooks,
             validation=validation, validation_freq=validation_freq, verbose=verbose,
-        )  # fmt: skip
-        loop.run(epochs)
+        ).run(epochs)  # fmt: skip
         return self.history
 
     def evaluate(
@@ -328,7 +280,7 @@ class StrategyModel:
             where: "coordinator" predicts in this process.
         """
         size = self.config.evaluation_batch if batch_size is None else batch_size
-        return _joined(self._evaluation(data, None, size, None, where=where).predict())
+        return _join_outputs(self._evaluation(data, None, size, None, where=where).predict())
 
     def module(self) -> nn.Module:
         """Return a plain module with the newest values, the caller's own, for export and serving."""
@@ -345,44 +297,25 @@ class StrategyModel:
         )
 
 
-def _check(config: TrainConfig, strategy: Any) -> None:
-    if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
-        raise UsageError(f"strategy={strategy!r} is no wb.ps.Strategy. Give one, or None to train in this process.")
-    if callable(config.optimizer):
-        raise UsageError(
-            f"optimizer={config.to_dict()['optimizer']!r} is a factory: on servers a rule by its name is needed, such as 'momentum'."
-        )
-    if config.accumulate_steps != 1:
-        raise UsageError(
-            f"accumulate_steps={config.accumulate_steps} must be 1: a step is one batch of one worker. Give a smaller batch_size."
-        )
-
-
 def _epoch_length(given: int | None, feed: Feed) -> int:
     if given is not None:
-        return _positive("steps_per_epoch", given)
+        return check_integer("steps_per_epoch", given, error=UsageError)
     if feed.steps_per_epoch is None:
         raise UsageError(
             "steps_per_epoch is missing: a function makes the dataset on each worker, or the dataset has no length, so that nobody here "
             "knows where an epoch ends. Give steps_per_epoch=, the updates of all workers together, or give a dataset with a length."
         )
-    return _positive("steps_per_epoch, from the data's length,", feed.steps_per_epoch)
+    return check_integer("steps_per_epoch, from the data's length,", feed.steps_per_epoch, error=UsageError)
 
 
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name}={value!r} must be an integer of at least 1.")
-    return value
-
-
-def _joined(parts: Sequence[Any]) -> Any:
+def _join_outputs(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
-        return {key: _joined([part[key] for part in parts]) for key in first}
+        return {key: _join_outputs([part[key] for part in parts]) for key in first}
     if isinstance(first, (list, tuple)):
-        return [_joined(column) for column in zip(*parts, strict=True)]
+        return [_join_outputs(column) for column in zip(*parts, strict=True)]
     raise UsageError(
         f"predict joins tensors, and lists, tuples and dicts of them; the model returned {type(first).__name__}."
     )

@@ -5,73 +5,69 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import PARTS
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.servers.placed import Part, PlacedModule
-from workbench.parameter_server.trials.work_time import WorkTime
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.workers.worker import spent_here
 
 LEAST_KNOWN = 0.9  # of the functions that ran, workers have to know (rule of thumb); one that was started anew does not
+TOTALS = ("requests", "bytes_in", "bytes_out", "apply_s")
 
 
 def load_facts(
-    coordinator: ClusterCoordinator,
-    placed: PlacedModule | None = None,
-    *,
-    seconds: float,
-    time: WorkTime | None = None,
-    asked: int | str = 1,
+    coordinator: ClusterCoordinator, placed: PlacedModule | None = None, *, seconds: float, asked: int | str = 1
 ) -> dict[str, Any]:
     """Return JSON values on one trial, or on a training loop of your own.
 
     Args:
         placed: the module that was trained; None where variables alone are on the servers.
         seconds: that it took.
-        time: how the workers spent their time; None where nobody took it.
         asked: steps_per_closure as it was asked for.
 
     Returns:
         seconds, workers, steps (updates; closures where no module is placed), servers (each: bytes_in, bytes_out, requests, apply_s and the same by block, with the parameters that lie in it),
         staleness_steps (a histogram, by server), busy_s and closures by worker, worker_failures, engine and data_plane with the
-        reason for it; and what `WorkTime` holds.
+        reason for it.
     """
-    cluster = coordinator.strategy.cluster
-    metrics = coordinator.metrics()
-    own = {} if placed is None else {
-        place.block: _parameters(held) for place, held in zip(placed.places, placed.parts.values(), strict=True)
-    }  # fmt: skip
-    servers = server_loads(coordinator)
+    cluster, metrics, servers = coordinator.strategy.cluster, coordinator.metrics(), server_loads(coordinator)
+    own: dict[str, Counter[str]] = {}
+    for place, held in zip(placed.places, placed.parts.values(), strict=True) if placed is not None else ():
+        sizes = own.setdefault(place.block, Counter())
+        for part in held:
+            sizes[part.parameter] += part.size
+    pushes, ages = [0], []
     for load in servers:
-        for name, block in load["blocks"].items():
-            if name in own:
-                block["parameters"] = own[name]
+        trained = {name: block for name, block in load["blocks"].items() if name in own}
+        for name, block in trained.items():
+            block["parameters"] = dict(own[name])
+            pushes.append(sum(block["staleness_steps"].values()))
+        ages.append({str(lag): count for b in trained.values() for lag, count in b["staleness_steps"].items()})
+    # a block's version counts the pushes of a checkpoint too, its staleness those that were made here
     return {
         "seconds": seconds,
         "workers": cluster.num_workers,
-        "steps": sum(metrics["closures"].values()) if placed is None else _pushes(servers, own),
+        "steps": sum(metrics["closures"].values()) if placed is None else max(pushes),
         "steps_per_closure": asked,
         "engine": cluster.engine.name,
         "data_plane": cluster.engine.plane.name,
         "why": cluster.engine.plane.why,
         "servers": servers,
-        "staleness_steps": [
-            {
-                str(lag): count
-                for name, block in load["blocks"].items()
-                if name in own
-                for lag, count in block["staleness_steps"].items()
-            }
-            for load in servers
-        ],
+        "staleness_steps": ages,
         "busy_s": [metrics["busy_s"].get(worker, 0.0) for worker in range(cluster.num_workers)],
         "closures": [metrics["closures"].get(worker, 0) for worker in range(cluster.num_workers)],
         "worker_failures": metrics["worker_failures"],
-    } | ({} if time is None else time.to_dict())
+    }
+
+
+def server_loads(coordinator: ClusterCoordinator) -> list[dict[str, Any]]:
+    """Return what each server has done so far, in total and by block."""
+    cluster = coordinator.strategy.cluster
+    reports = [cluster.engine.plane.ask(server, "load_report") for server in range(cluster.num_ps)]
+    return [{name: sum(b[name] for b in report.values()) for name in TOTALS} | {"blocks": report} for report in reports]
 
 
 def time_facts(coordinator: ClusterCoordinator, *, seconds: float, updates: int) -> dict[str, Any]:
@@ -109,38 +105,3 @@ def time_facts(coordinator: ClusterCoordinator, *, seconds: float, updates: int)
             for mine in spent
         ],
     }
-
-
-def _pushes(servers: Sequence[dict[str, Any]], own: Mapping[str, Any]) -> int:
-    """Return how many gradients were applied since the blocks were made; a version counts those of a checkpoint, too."""
-    return max(
-        (
-            sum(block["staleness_steps"].values())
-            for load in servers
-            for name, block in load["blocks"].items()
-            if name in own
-        ),
-        default=0,
-    )
-
-
-def _parameters(held: Sequence[Part]) -> dict[str, int]:
-    """Return how many values of each parameter lie in a block."""
-    found: Counter[str] = Counter()
-    for part in held:
-        found[part.parameter] += part.size
-    return dict(found)
-
-
-def server_loads(coordinator: ClusterCoordinator) -> list[dict[str, Any]]:
-    """Return what each server has done so far, in total and by block."""
-    cluster = coordinator.strategy.cluster
-    found = []
-    for server in range(cluster.num_ps):
-        blocks = cluster.engine.plane.ask(server, "load_report")
-        totals = {
-            name: sum(block[name] for block in blocks.values())
-            for name in ("requests", "bytes_in", "bytes_out", "apply_s")
-        }
-        found.append(totals | {"blocks": blocks})
-    return found

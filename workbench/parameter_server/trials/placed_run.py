@@ -19,11 +19,11 @@ import torch
 
 from workbench.errors import RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.fit.checkpoint_manager import load_placed, packed_state
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trials.closure_size import closure_size
-from workbench.parameter_server.trials.load import load_facts
-from workbench.parameter_server.trials.work_time import WorkTime
-from workbench.parameter_server.trials.worker_trial import GENERATORS, Made, Update, WorkerTrial, train_steps
+from workbench.parameter_server.trials.load import load_facts, server_loads
+from workbench.parameter_server.trials.work_time import PARTS, Update, WorkTime, closure_size
+from workbench.parameter_server.trials.worker_trial import GENERATORS, Made, WorkerTrial, train_steps
 from workbench.parameter_server.workers.closure import RemoteValue
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, merged_buffers
 from workbench.record.watch import SHOW_SECONDS, early_wanted
@@ -37,11 +37,10 @@ from workbench.train.lane_stack import LaneStack
 from workbench.train.progress import Progress, StopRequest, catch_interrupt
 from workbench.workloads.base import Workload
 
-STRETCH = (
-    256  # rule of thumb: updates between two writes where no evaluation is due; an interrupt is noticed as late as this
-)
-
-MEASURED = 4  # updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)
+STRETCH = 256
+"""Updates between two writes where no evaluation is due (rule of thumb); an interrupt is noticed as late as this."""
+MEASURED = 4
+"""Updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)."""
 
 
 class PlacedRun:
@@ -71,9 +70,8 @@ class PlacedRun:
         progress: Progress | None,
     ) -> None:
         self.workload, self.lane, self.study, self.strategy = workload, lane, study, strategy
-        self._splits = {"validation", *splits}
-        self._tracked, self._hooks, self._progress = tracked, hooks, progress
-        self._asked = steps_per_closure
+        self._evaluates: dict[str, Any] = {"splits": {"validation", *splits}, "tracked": tracked, "hooks": hooks}
+        self._asked, self._progress = steps_per_closure, progress
         self._time = WorkTime(strategy.num_workers)
         self._costs: tuple[float, list[float]] | None = None
         self._replicas: dict[int, ReplicaBuffers] = {}
@@ -83,17 +81,18 @@ class PlacedRun:
         self._values = {name: self._stack.values[0, where] for name, where in names}
         self.step = lane.start_step
         self._start: dict[str, torch.Tensor] = {}
-        self._before: dict[int, dict[str, float]] = {}
+        self._served: dict[tuple[str, int], float] = {}
         self._accounted_at = time.perf_counter()
 
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
-        config = self.lane.config
+        config, number = self.lane.config, self.lane.number
         coordinator = ClusterCoordinator(self.strategy)
-        placed = self.strategy.place(self._model, config.replace(max_grad_norm=None), name=f"trial_{self.lane.number}")
+        placed = self.strategy.place(self._model, config.replace(max_grad_norm=None), name=f"trial_{number}")
         try:
             if self.lane.start is not None:
-                self._load(placed)
+                self._model.load_state_dict(self.lane.start.model)
+                load_placed(placed, self.lane.start)
             cluster = self.strategy.cluster
             self.lane.begin(
                 lanes=1, gradients="parameter_server", workers=cluster.num_workers, servers=cluster.num_ps,
@@ -105,9 +104,15 @@ class PlacedRun:
             trial = coordinator.per_worker(make, what="trials")
             with catch_interrupt() as stop:
                 self._train(coordinator, trial, placed, stop)
-            self.study.add_facts(parameter_server=self._facts(coordinator, placed))
+            facts = load_facts(coordinator, placed, seconds=self.lane.seconds, asked=self._asked)
+            known = self.study.record.facts.get("parameter_server") or {}
+            self.study.add_facts(parameter_server=known | {str(number): facts | self._time.to_dict()})
         except BaseException as error:
-            self._abandon(error)
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                self._write()
+            state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            with contextlib.suppress(RecordError):
+                self.lane.writer.event("ended", state=state, error=f"{type(error).__name__}: {error}")
             raise
         finally:
             placed.delete()
@@ -121,18 +126,24 @@ class PlacedRun:
         self._on_cadence(placed)
         while self.step < self.lane.config.total_steps and not stop.requested:
             until = self._until()
-            counts = _counts(until - self.step, self._closure_size(until - self.step))
+            size = self._closure_size(until - self.step)
             begun = time.perf_counter()
-            values = [coordinator.schedule(train_steps, args=(trial, placed, count)) for count in counts]
+            values = [
+                coordinator.schedule(train_steps, args=(trial, placed, min(size, until - at)))
+                for at in range(self.step, until, size)
+            ]
             self._show(values)
             coordinator.join()
             seconds, made = time.perf_counter() - begun, [value.fetch() for value in values]
             updates = sorted(update for each in made for update in each.updates)
             if self.step:  # the first update of all makes the replicas
-                self._time.add(seconds, len(counts), updates)
-            self._keep_buffers(made)
+                self._time.add(seconds, len(values), updates)
+            for each in made:  # the newest buffers of each worker
+                known = self._replicas.get(each.worker)
+                if known is None or each.buffers.updates > known.updates:
+                    self._replicas[each.worker] = each.buffers
             self.step = until
-            if self._write_rows(updates):
+            if self._write_rows(updates, server_loads(coordinator)):
                 return
             self._on_cadence(placed)
         if stop.requested and self.step < self.lane.config.total_steps:
@@ -158,14 +169,7 @@ class PlacedRun:
             self._costs = self._time.dispatch_s, self._time.step_s
         return closure_size(*self._costs, updates)
 
-    def _keep_buffers(self, made: Sequence[Made]) -> None:
-        """Keep the newest buffers of each worker."""
-        for each in made:
-            known = self._replicas.get(each.worker)
-            if known is None or each.buffers.updates > known.updates:
-                self._replicas[each.worker] = each.buffers
-
-    def _write_rows(self, updates: Sequence[Update]) -> bool:
+    def _write_rows(self, updates: Sequence[Update], loads: Sequence[dict[str, Any]]) -> bool:
         """Write the rows of a stretch; True where the loss is not finite any more, which ends the trial."""
         bad = next((k for k, update in enumerate(updates) if not np.isfinite(update.loss)), None)
         if bad is not None and updates[bad].step == 0:
@@ -175,7 +179,12 @@ class PlacedRun:
             )
         columns = self._columns(updates if bad is None else updates[: bad + 1])
         steps = columns["step"]
-        self.study.steps.add(columns | self._traffic(steps))
+        for server, load in enumerate(loads):  # traffic an update since the stretch before, at the last step
+            for name, now in (("bytes", load["bytes_in"] + load["bytes_out"]), ("requests", load["requests"])):
+                column = columns[f"server_{name}/{server}"] = np.full(len(steps), np.nan, np.float32)
+                column[-1:] = (now - self._served.get((name, server), 0)) / max(1, len(steps))
+                self._served[name, server] = now
+        self.study.steps.add(columns)
         if self._progress is not None:
             self._progress(len(updates))
         if bad is None:
@@ -207,60 +216,33 @@ class PlacedRun:
         bad = next((k + 1 for k, update in enumerate(updates) if not np.isfinite(update.loss)), gap)
         return updates[: min(gap, bad)]
 
-    def _columns(self, kept: Sequence[Update]) -> dict[str, Any]:
+    def _columns(self, updates: Sequence[Update]) -> dict[str, Any]:
         """Return the rows of these updates, but for what the servers say."""
-        steps = np.array([update.step for update in kept], np.int64)
-        columns: dict[str, Any] = {
-            "trial": np.full(len(kept), self.lane.number, np.int32),
-            "step": steps,
-            "loss": np.array([update.loss for update in kept]),
-            "loss_se": np.array([update.loss_se for update in kept]),
-            "lr": self.lane.lrs[steps],
-            "grad_norm": np.array([update.grad_norm for update in kept]),
-            "clipped": np.array([update.clipped for update in kept], np.int8),
-        }
-        for name in ("data_wait_s", "pull_s", "compute_s", "push_s"):
-            columns[name] = np.array([getattr(update, name) for update in kept], np.float32)
-        columns["step_time_s"] = columns["data_wait_s"] + columns["pull_s"] + columns["compute_s"] + columns["push_s"]
-        columns["staleness_steps"] = np.array([max(0, update.staleness_steps) for update in kept], np.float32)
-        columns["worker"] = np.array([update.worker for update in kept], np.float32)
-        return columns
 
-    def _traffic(self, steps: np.ndarray) -> dict[str, Any]:
-        """Return what each server sent, received and answered an update, since it was asked last; at the last step of the stretch."""
-        found: dict[str, Any] = {}
-        for server, load in enumerate(self._load_of_servers()):
-            before = self._before.get(server, {})
-            for name in ("bytes", "requests"):
-                column = np.full(len(steps), np.nan, np.float32)
-                if len(steps):
-                    column[-1] = (load[name] - before.get(name, 0)) / len(steps)
-                found[f"server_{name}/{server}"] = column
-            self._before[server] = load
-        return found
+        def column(name: str, dtype: type) -> Any:
+            return np.array([getattr(update, name) for update in updates], dtype)
 
-    def _load_of_servers(self) -> list[dict[str, float]]:
-        plane, cluster = self.strategy.cluster.engine.plane, self.strategy.cluster
-        found = []
-        for server in range(cluster.num_ps):
-            blocks = plane.ask(server, "load_report").values()
-            found.append({
-                "bytes": sum(block["bytes_in"] + block["bytes_out"] for block in blocks),
-                "requests": sum(block["requests"] for block in blocks),
-            })  # fmt: skip
-        return found
+        steps = column("step", np.int64)
+        columns: dict[str, Any] = {"trial": np.full(len(updates), self.lane.number, np.int32), "step": steps}
+        columns |= {name: column(name, np.float64) for name in ("loss", "loss_se")} | {"lr": self.lane.lrs[steps]}
+        columns |= {"grad_norm": column("grad_norm", np.float64), "clipped": column("clipped", np.int8)}
+        spent = {name: column(name, np.float32) for name in PARTS}
+        late = np.maximum(0, column("staleness_steps", np.float32))
+        return columns | spent | {
+            "step_time_s": sum(spent.values()), "staleness_steps": late, "worker": column("worker", np.float32)
+        }  # fmt: skip
 
     def _on_cadence(self, placed: Any) -> None:
         """Evaluate and checkpoint where this step calls for it."""
         lane, step = self.lane, self.step
-        due = lane.evaluation_due(step), lane.checkpoint_due(step)
-        if any(due):
+        evaluates, saves = lane.evaluation_due(step), lane.checkpoint_due(step)
+        if evaluates or saves:
             self._read(placed)
-        if due[0]:
-            self._evaluate()
-        if due[1]:
+        if evaluates:
+            record_evaluation(self.workload, self.study, [lane], step, self._evaluate, **self._evaluates)
+        if saves:
             self._checkpoint(placed)
-        if any(due):
+        if evaluates or saves:
             self._write()
         if step == lane.config.total_steps:
             self._account()
@@ -273,56 +255,19 @@ class PlacedRun:
         for name, buffer in self._model.named_buffers():
             buffer.copy_(merged[name])
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, split: str, tracked: TrackedExamples | None) -> list[list[Evaluation]]:
         config, device = self.lane.config, self._stack.device
-
-        def evaluate(split: str, tracked: TrackedExamples | None) -> list[list[Evaluation]]:
-            with GENERATORS, self._stack.untouched():
-                size = evaluation_batch(self.workload, config, device)
-                how: dict[str, Any] = {"batch_size": size, "device": device, "precision": config.precision}
-                return evaluate_each(self.workload, [self._model], split=split, tracked=tracked, **how)
-
-        record_evaluation(
-            self.workload, self.study, [self.lane], self.step, evaluate, splits=self._splits, tracked=self._tracked,
-            hooks=self._hooks,
-        )  # fmt: skip
+        with GENERATORS, self._stack.untouched():
+            size = evaluation_batch(self.workload, config, device)
+            how: dict[str, Any] = {"batch_size": size, "device": device, "precision": config.precision}
+            return evaluate_each(self.workload, [self._model], split=split, tracked=tracked, **how)
 
     def _checkpoint(self, placed: Any) -> None:
         self._account()
-        state = placed.state_dict()
         model = {name: tensor.detach().cpu().clone() for name, tensor in self._model.state_dict().items()}
-        trainer = {
-            f"optimizer/{slot}/{name}": value for slot, whole in state["slots"].items() for name, value in whole.items()
-        }
-        trainer |= {f"plain/{slot}": value for slot, value in state["plain_slots"].items()}
+        state = placed.state_dict() | {"buffers": {}}  # those of the coordinator's model are in `model`
         meta = {"evaluated": self.lane.evaluated_at == self.step, "seconds": self.lane.seconds, "optimizer": {}}
-        self.lane.checkpoints.add(Checkpoint(self.step, model, trainer, meta), self.lane.selected)
-
-    def _load(self, placed: Any) -> None:
-        checkpoint = self.lane.start
-        assert checkpoint is not None
-        self._model.load_state_dict(checkpoint.model)
-        slots: dict[str, dict[str, Any]] = {}
-        for name, tensor in checkpoint.trainer.items():
-            kind, rest = name.split("/", 1)
-            if kind == "optimizer":
-                slot, parameter = rest.split("/", 1)
-                slots.setdefault(slot, {})[parameter] = tensor
-        plain = {name.split("/", 1)[1]: t for name, t in checkpoint.trainer.items() if name.startswith("plain/")}
-        trained = dict(zip(self._stack.names, self._stack.parameters[0], strict=True))
-        parameters = {name: p.detach() for name, p in trained.items()}
-        placed.load_state_dict(
-            {"parameters": parameters, "buffers": dict(self._model.named_buffers()), "slots": slots, "plain_slots": plain,
-             "steps": checkpoint.step}
-        )  # fmt: skip
-
-    def _facts(self, coordinator: ClusterCoordinator, placed: Any) -> dict[str, Any]:
-        before = self.study.record.facts.get("parameter_server") or {}
-        return before | {
-            str(self.lane.number): load_facts(
-                coordinator, placed, seconds=self.lane.seconds, time=self._time, asked=self._asked
-            )
-        }
+        self.lane.checkpoints.add(Checkpoint(self.step, model, packed_state(state, model), meta), self.lane.selected)
 
     def _write(self) -> None:
         self.study.flush()
@@ -332,16 +277,3 @@ class PlacedRun:
         now = time.perf_counter()
         self.lane.seconds += now - self._accounted_at
         self._accounted_at = now
-
-    def _abandon(self, error: BaseException) -> None:
-        """After an error: keep what there is, and say how the trial ended."""
-        with contextlib.suppress(Exception):  # the first error is the one to report
-            self._write()
-        state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        with contextlib.suppress(RecordError):
-            self.lane.writer.event("ended", state=state, error=f"{type(error).__name__}: {error}")
-
-
-def _counts(steps: int, most: int) -> list[int]:
-    """Return how many updates each closure makes."""
-    return [min(most, steps - done) for done in range(0, steps, most)]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
@@ -64,12 +65,10 @@ class ParameterServerTrainer:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name in ("workers", "servers", "steps_per_closure"):
-            value = getattr(self, name)
-            if name == "steps_per_closure" and value == "auto":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least 1.")
+        check_integer("workers", self.workers)
+        check_integer("servers", self.servers)
+        if self.steps_per_closure != "auto":
+            check_integer("steps_per_closure", self.steps_per_closure)
         if self.engine not in ("threads", "ray"):
             raise ConfigError(f"engine={self.engine!r} is not known. Allowed: 'threads', 'ray'.")
         if self.device not in ("cpu", "auto"):
@@ -108,24 +107,18 @@ class ParameterServerTrainer:
         tracked = tracked_examples(workload, self.track)
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
         left = [(config, writer) for config, writer in zip(configs, writers, strict=True) if not writer.finished]
-        if left:
-            with (
-                isolated_rng(),
-                contextlib.nullcontext(self.cluster)
-                if self.cluster is not None
-                else create_in_process_cluster(self.workers, self.servers, engine=self.engine) as cluster,
-            ):
-                for config, writer in left:
-                    strategy = ParameterServerStrategy(cluster, variable_partitioner=self.variable_partitioner)
-                    PlacedRun(
-                        workload,
-                        Lane(config, writer),
-                        study=study,
-                        strategy=strategy,
-                        splits=self.evaluate_also,
-                        tracked=tracked,
-                        hooks=self.hooks,
-                        steps_per_closure=self.steps_per_closure,
-                        progress=progress,
-                    ).train()
+        if not left:
+            return [writer.record for writer in writers]
+        with isolated_rng(), self._cluster() as cluster:
+            for config, writer in left:
+                PlacedRun(
+                    workload, Lane(config, writer), study=study, splits=self.evaluate_also, tracked=tracked, hooks=self.hooks,
+                    strategy=ParameterServerStrategy(cluster, variable_partitioner=self.variable_partitioner),
+                    steps_per_closure=self.steps_per_closure, progress=progress,
+                ).train()  # fmt: skip
         return [writer.record for writer in writers]
+
+    def _cluster(self) -> contextlib.AbstractContextManager[Cluster]:
+        if self.cluster is not None:
+            return contextlib.nullcontext(self.cluster)
+        return create_in_process_cluster(self.workers, self.servers, engine=self.engine)

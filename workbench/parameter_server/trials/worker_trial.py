@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -14,6 +15,7 @@ from torch import Tensor
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.trials.work_time import Update
 from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, quicken_batch_norm
 from workbench.train.batches import DataStream
 from workbench.train.gradients import LoopGradients
@@ -21,39 +23,8 @@ from workbench.train.lane_stack import LaneStack
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload
 
-WORKER_SEEDS = (
-    7919  # apart, so that no worker shuffles as another one does under a neighbouring seed (a prime, no more)
-)
-
-
-class Update(NamedTuple):
-    """What one update was like, as the worker that made it saw it.
-
-    Attributes:
-        step: how many updates the servers had applied before it.
-        worker: who made it.
-        loss: weighted mean over the batch, before the update.
-        loss_se: its standard error.
-        grad_norm: before clipping.
-        clipped: whether the gradient was shortened.
-        staleness_steps: updates of others between reading the parameters and applying this one.
-        data_wait_s: time that the worker waited for its batch.
-        pull_s: time to read the parameters.
-        compute_s: time for forward and backward pass.
-        push_s: time until every server had applied the gradient.
-    """
-
-    step: int
-    worker: int
-    loss: float
-    loss_se: float
-    grad_norm: float
-    clipped: bool
-    staleness_steps: int
-    data_wait_s: float
-    pull_s: float
-    compute_s: float
-    push_s: float
+WORKER_SEEDS = 7919
+"""Apart, so that no worker shuffles as another one does under a neighbouring seed (a prime, no more)."""
 
 
 class Made(NamedTuple):
@@ -115,23 +86,21 @@ def train_steps(trial: WorkerTrial, placed: PlacedModule, count: int = 1) -> Mad
 
 
 def _train_step(trial: WorkerTrial, placed: PlacedModule) -> Update:
-    batches = trial.stream.next()
-    begun = time.perf_counter()
+    batches, at = trial.stream.next(), [time.perf_counter()]
     versions = placed.pull_into(trial.values)
-    pulled = time.perf_counter()
-    found = trial.gradients([batches])
-    grad = trial.stack.grad
-    norm = global_norm(grad)
-    clipped = False
+    at.append(time.perf_counter())
+    found, grad = trial.gradients([batches]), trial.stack.grad
+    norm, clipped = global_norm(grad), False
     if trial.thresholds is not None:
         _, shortened = clip_by_norm(grad, norm, trial.thresholds, out=grad)
         clipped = bool(shortened)
     loss, se = float(found.loss), math.sqrt(float(found.squared_se))
-    computed = time.perf_counter()
+    at.append(time.perf_counter())
     after = placed.push_flat(trial.grads, versions)
-    pushed = time.perf_counter()
+    at.append(time.perf_counter())
     trial.updates += 1
+    spent = [end - begin for begin, end in itertools.pairwise(at)]
+    step, staleness = after[0] - 1, after[0] - 1 - versions[0]
     return Update(
-        after[0] - 1, get_current_worker_index(), loss, se, float(norm), clipped, after[0] - 1 - versions[0],
-        trial.stream.wait_s, pulled - begun, computed - pulled, pushed - computed,
-    )  # fmt: skip
+        step, get_current_worker_index(), loss, se, float(norm), clipped, staleness, trial.stream.wait_s, *spent
+    )

@@ -12,7 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, STYLES, drawing, legend, not_measured, short
-from workbench.topics.parameter_server.server_load import histogram, saturation, server_load, server_throughput
+from workbench.topics.parameter_server.diagnose import histogram
+from workbench.topics.parameter_server.server_load import saturation, server_load, server_throughput
 
 SHOWN = 5
 """Variables that get a colour of their own, the heaviest ones; the others are drawn together."""
@@ -29,13 +30,8 @@ def plot_server_load(
     longest part is the variable to split. Its end is marked in red where the diagnosis warns of it.
 
     Args:
-        record: with facts about parameter servers.
         diagnosis: of `diagnose_parameter_server`; marks the overloaded server.
-        trial: which one; None is the first with such facts.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes: one row a server, the first at the top.
+        trial: which one; None is the first with facts about parameter servers.
 
     Source: T13.1, T13.2.
     """
@@ -51,29 +47,31 @@ def plot_server_load(
             mine = parts[parts["part"] == name] if name is not None else parts[parts["part"].isin(order.index[SHOWN:])]
             if mine.empty:
                 continue
-            width = (
-                mine.groupby("server")["bytes"].sum().reindex(range(servers), fill_value=0.0).to_numpy() / steps / 1e3
-            )
-            axes.barh(
-                np.arange(servers), width, left=ends, height=0.6, edgecolor=INK, linewidth=0.4, hatch=HATCHES[place],
-                color=PALETTE[(0, 1, 4, 9, 7)[place]] if name is not None else BASELINE,
-                label=str(name) if name is not None else f"{len(order) - SHOWN} more",
-            )  # fmt: skip
-            ends += width
+            total = mine.groupby("server")["bytes"].sum().reindex(range(servers), fill_value=0.0).to_numpy()
+            color, label = PALETTE[(0, 1, 4, 9, 7, 7)[place]], str(name)
+            if name is None:
+                color, label = BASELINE, f"{len(order) - SHOWN} more"
+            bars: dict[str, Any] = {
+                "height": 0.6,
+                "edgecolor": INK,
+                "linewidth": 0.4,
+                "hatch": HATCHES[place],
+                "color": color,
+            }
+            axes.barh(np.arange(servers), total / steps / 1e3, left=ends, label=label, **bars)
+            ends += total / steps / 1e3
         axes.axvline(ends.mean(), color=INK, linestyle="--", label="mean of the servers")
         finding = diagnosis["ps.imbalance"] if diagnosis is not None and "ps.imbalance" in diagnosis else None
         if finding is not None and finding.status == "warn":
             worst = int(finding.evidence["server"])
-            axes.plot(
-                ends[worst],
-                worst,
-                marker=">",
-                color=BAD,
-                markersize=9,
-                linestyle="none",
-                clip_on=False,
-                label=f"{finding.value:.2f} times the mean",
-            )
+            marked: dict[str, Any] = {
+                "marker": ">",
+                "color": BAD,
+                "markersize": 9,
+                "linestyle": "none",
+                "clip_on": False,
+            }
+            axes.plot(ends[worst], worst, label=f"{finding.value:.2f} times the mean", **marked)
         axes.set_yticks(range(servers), [f"ps {k}" for k in range(servers)])
         axes.set_ylim(servers - 0.4, -0.6)
         axes.set(xlabel="KB a step, sent and received", ylabel="parameter server", title="Which server carries what")
@@ -90,14 +88,11 @@ def plot_staleness(
     Healthy: most of the mass up to the solid line, the number of other workers. Sick: a tail beyond the dotted line, where the
     diagnosis warns: gradients of a slow worker, computed for parameters of long ago.
 
-    Args:
-        record: with facts about parameter servers.
-        diagnosis: of `diagnose_parameter_server`; draws its threshold.
-        trial: which one; None is the first with such facts.
-        ax: where to draw; a new figure by default.
+    Ages beyond 40 updates share the last bar.
 
-    Returns:
-        The axes; ages beyond 40 updates share the last bar.
+    Args:
+        diagnosis: of `diagnose_parameter_server`; draws its threshold.
+        trial: which one; None is the first with facts about parameter servers.
 
     Source: T1.2.
     """
@@ -118,14 +113,10 @@ def plot_staleness(
         axes.axvline(mean, color=BASELINE, linestyle="--", label=f"mean: {short(mean)}")
         finding = diagnosis["ps.staleness"] if diagnosis is not None and "ps.staleness" in diagnosis else None
         if finding is not None and finding.threshold is not None:
-            axes.axvline(
-                finding.threshold, color=BAD, linestyle=":", linewidth=1.8, label="limit of the 95th percentile"
-            )
-        axes.set(
-            xlabel="staleness (updates)",
-            ylabel="share of the updates",
-            title="How old gradients are when they are applied",
-        )
+            limit = "limit of the 95th percentile"
+            axes.axvline(finding.threshold, color=BAD, linestyle=":", linewidth=1.8, label=limit)
+        axes.set(xlabel="staleness (updates)", ylabel="share of the updates")
+        axes.set_title("How old gradients are when they are applied")
         axes.set_ylim(0, None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes, loc="upper right")
@@ -138,12 +129,10 @@ def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
     Healthy: points near the dashed line, which grows with the workers. Sick: a line that turns flat; a ring marks where more workers
     stop helping: the coordinator, a server or the machine is used up.
 
+    Points are medians where several trials are alike.
+
     Args:
         record: a study of `ParameterServerStudy`, or any with trials on parameter servers.
-        ax: where to draw; a new figure by default.
-
-    Returns:
-        The axes; medians where several trials are alike.
 
     Source: T1.3, T13.6.
     """
@@ -153,44 +142,28 @@ def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
         if not len(table):
             return not_measured(axes, "no trial on parameter servers was timed")
         rates = table.groupby(["steps_per_closure", "workers"])["updates_per_s"].median()
-        lines = sorted(
-            rates.index.get_level_values(0).unique(), key=lambda size: (len(rates[size]) < 2, len(size), size)
-        )
+        sizes = rates.index.get_level_values(0).unique()
+        lines = sorted(sizes, key=lambda size: (len(rates[size]) < 2, len(size), size))
         for place, size in enumerate(lines):
             one = rates[size].sort_index()
             label = "as many as pay off (auto)" if size == "auto" else f"{size} update{'s' * (size != '1')} a closure"
             style = STYLES[place % len(STYLES)] if len(one) > 1 else "none"
-            axes.plot(
-                one.index,
-                one,
-                marker="osD^v<"[place % 6],
-                linestyle=style,
-                color=PALETTE[(0, 1, 4, 5, 6, 9)[place % 6]],
-                label=label,
-            )
+            color, marker = PALETTE[(0, 1, 4, 5, 6, 9)[place % 6]], "osD^v<"[place % 6]
+            axes.plot(one.index, one, marker=marker, linestyle=style, color=color, label=label)
             flat = saturation(one.index, one.to_numpy())
             if flat is not None:
-                axes.plot(
-                    flat,
-                    one[flat],
-                    marker="o",
-                    markersize=15,
-                    fillstyle="none",
-                    color=BAD,
-                    linestyle="none",
-                    label=f"saturated at {flat} worker{'s' * (flat != 1)}",
-                )
+                ring: dict[str, Any] = {
+                    "marker": "o",
+                    "markersize": 15,
+                    "fillstyle": "none",
+                    "color": BAD,
+                    "linestyle": "none",
+                }
+                axes.plot(flat, one[flat], label=f"saturated at {flat} worker{'s' * (flat != 1)}", **ring)
         first = rates[lines[0]].sort_index()
-        most = int(table["workers"].max())
-        ideal = np.array([first.index[0], max(most, first.index[0] + 1)])
-        axes.plot(
-            ideal,
-            first.iloc[0] / first.index[0] * ideal,
-            color=INK,
-            linestyle=":",
-            linewidth=1.0,
-            label="in proportion to the workers",
-        )
+        ideal = np.array([first.index[0], max(int(table["workers"].max()), first.index[0] + 1)])
+        rate, proportional = first.iloc[0] / first.index[0] * ideal, "in proportion to the workers"
+        axes.plot(ideal, rate, color=INK, linestyle=":", linewidth=1.0, label=proportional)
         axes.set(xlabel="workers", ylabel="updates per second", title="What more workers bring")
         axes.set_ylim(0, 1.3 * max(table["updates_per_s"].max(), first.iloc[0]))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -200,9 +173,7 @@ def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
 
 def _facts(record: Any, trial: int | None) -> Mapping[str, Any]:
     found: Mapping[str, Any] = record.facts.get("parameter_server") or {}
-    if not found:
-        return {}
-    return dict(found[str(min(map(int, found)) if trial is None else trial)])
+    return dict(found[str(min(map(int, found)) if trial is None else trial)]) if found else {}
 
 
 def _parts(facts: Mapping[str, Any]) -> pd.DataFrame:
@@ -211,7 +182,5 @@ def _parts(facts: Mapping[str, Any]) -> pd.DataFrame:
     for row in server_load(facts).itertuples():
         inside = facts["servers"][row.server]["blocks"][row.block].get("parameters") or {row.group: 1}
         whole = sum(inside.values())
-        rows += [
-            {"server": row.server, "part": name, "bytes": row.bytes * size / whole} for name, size in inside.items()
-        ]
+        rows += [(row.server, name, row.bytes * size / whole) for name, size in inside.items()]
     return pd.DataFrame(rows, columns=["server", "part", "bytes"])

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
@@ -43,7 +43,6 @@ class Look:
     trouble: str = ""
 
 
-@dataclass
 class ServerWatch:
     """Looks at what servers and coordinator have counted; takes no lock that training waits for, and asks no worker.
 
@@ -57,38 +56,23 @@ class ServerWatch:
         refresh_s: between two looks, at least.
     """
 
-    coordinator: weakref.ref[ClusterCoordinator]
-    placed: PlacedModule | None
-    show: Callable[[Look], object]
-    refresh_s: float = 1.0
-    last: Look | None = None
-    looks: int = 0
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _stopped: bool = False
-    _thread: threading.Thread | None = None
-    _seen_at: float = math.nan
-
-    @classmethod
-    def over(
-        cls,
+    def __init__(
+        self,
         coordinator: ClusterCoordinator,
         placed: PlacedModule | None,
         show: Callable[[Look], object],
         refresh_s: float,
-    ) -> ServerWatch:
-        """Return a watch that has looked once."""
-        watch = cls(weakref.ref(coordinator), placed, show, refresh_s)
-        watch.look()
-        return watch
-
-    @property
-    def watching(self) -> bool:
-        """Whether the thread is there."""
-        return self._thread is not None and self._thread.is_alive()
+    ) -> None:
+        self._coordinator, self._placed = weakref.ref(coordinator), placed
+        self._show, self._refresh_s = show, refresh_s
+        self._ended, self._stopped, self._seen_at = threading.Event(), False, math.nan
+        self._thread: threading.Thread | None = None
+        self.last = Look(audit=Audit(facts={"parameter_server": {}}, workload="a running cluster"), updates=0)
+        self.look()
 
     def start(self) -> None:
         """Look again and again from now on."""
-        coordinator = self.coordinator()
+        coordinator = self._coordinator()
         if coordinator is None or not coordinator.running:
             return
         before = _WATCHES.get(coordinator)
@@ -103,32 +87,29 @@ class ServerWatch:
         """End the thread, and wait for it; what was shown last stays."""
         self._stopped = True
         self._ended.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=10.0)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10.0)
 
     def look(self) -> Look:
         """Look once, and remember it."""
-        coordinator, now = self.coordinator(), time.monotonic()
-        running = coordinator is not None and coordinator.running
-        known = self.last or Look(audit=_audit({}), updates=0)
+        coordinator, now, known = self._coordinator(), time.monotonic(), self.last
         if coordinator is None or self._ended.is_set():
-            self.last = Look(audit=known.audit, updates=known.updates, running=False)
+            self.last = replace(known, updates_per_s=math.nan, running=False, trouble="")
             return self.last
+        running = coordinator.running
         try:
-            facts = load_facts(coordinator, self.placed, seconds=math.nan)
+            facts = load_facts(coordinator, self._placed, seconds=math.nan)
         except WorkbenchError as error:
-            self.last = Look(audit=known.audit, updates=known.updates, running=running, trouble=str(error))
+            self.last = replace(known, updates_per_s=math.nan, running=running, trouble=str(error))
             return self.last
-        updates = int(facts["steps"])
-        since = now - self._seen_at
+        updates, since = int(facts["steps"]), now - self._seen_at
         rate = (updates - known.updates) / since if since > 0 else math.nan
-        self.last = Look(audit=_audit({"0": facts}), updates=updates, updates_per_s=rate, running=running)
-        self._seen_at, self.looks = now, self.looks + 1
+        audit = replace(known.audit, facts={"parameter_server": {"0": facts}})
+        self.last, self._seen_at = Look(audit=audit, updates=updates, updates_per_s=rate, running=running), now
         return self.last
 
     def _watch(self) -> None:
-        rest, going = self.refresh_s, True
+        rest, going = self._refresh_s, True
         while going:
             self._ended.wait(rest)
             if self._stopped:
@@ -136,12 +117,8 @@ class ServerWatch:
             begun = time.thread_time()
             seen = self.look()
             going = seen.running
-            self.show(seen)
-            rest = max(self.refresh_s, (time.thread_time() - begun) / SHARE)
-
-
-def _audit(facts: dict[str, Any]) -> Audit:
-    return Audit(facts={"parameter_server": facts}, workload="a running cluster")
+            self._show(seen)
+            rest = max(self._refresh_s, (time.thread_time() - begun) / SHARE)
 
 
 ALT = "The bytes that each parameter server carries in a step, beside how old gradients are when they are applied."
@@ -185,28 +162,8 @@ def parameter_server_panel(
 def _of_cluster(
     coordinator: ClusterCoordinator, placed: PlacedModule | None, *, refresh_s: float, live: bool | None
 ) -> Any:
-    watch = ServerWatch.over(coordinator, placed, lambda _: panel.redraw(), refresh_s)
-
-    def answer() -> Answer:
-        seen = watch.last
-        assert seen is not None
-        said = diagnose_parameter_server(seen.audit)
-        words = "\n".join(
-            [
-                _state(seen),
-                *(
-                    said[code].summary
-                    for code in ("ps.imbalance", "ps.staleness")
-                    if said[code].status != "not_measured"
-                ),
-            ]
-        )
-        return Answer(
-            words,
-            [lambda ax: plot_server_load(seen.audit, said, ax=ax), lambda ax: plot_staleness(seen.audit, said, ax=ax)],
-        )
-
-    panel = controls_panel("parameter_server_panel", answer, {}, alt=ALT, live=live)
+    watch = ServerWatch(coordinator, placed, lambda _: panel.redraw(), refresh_s)
+    panel = controls_panel("parameter_server_panel", lambda: _answer(watch.last), {}, alt=ALT, live=live)
     if is_live(live):
         panel.at_close(watch.stop)
         watch.start()
@@ -218,27 +175,31 @@ def _of_record(record: Any, *, live: bool | None) -> Any:
     if not trials:
         why = "nothing was trained on parameter servers here. Run wb.ps.Study().run(workload, out=...), or wb.ps.Trainer()."
         return nothing("parameter_server_panel", why, alt=ALT, live=live)
-
-    def answer(trial: int) -> Answer:
-        said = diagnose_parameter_server(record, trial=trial)
-        return Answer(
-            "\n".join(said[code].summary for code in ("ps.imbalance", "ps.staleness")),
-            [
-                lambda ax: plot_server_load(record, said, trial=trial, ax=ax),
-                lambda ax: plot_staleness(record, said, trial=trial, ax=ax),
-            ],
-        )
-
     options = [(str(trial), trial) for trial in trials]
     controls: dict[str, Control] = {"trial": Choice(label="trial", options=options, start=trials[0], slides=False)}
-    return controls_panel("parameter_server_panel", answer, controls, alt=ALT, live=live)
+    return controls_panel("parameter_server_panel", lambda trial: _judged(record, trial), controls, alt=ALT, live=live)
 
 
-def _state(seen: Look) -> str:
-    """Say how far the training is."""
-    if seen.trouble:
-        return f"Nothing new: {seen.trouble}"
-    if not seen.running:
-        return f"Ended; after {seen.updates:,} updates was the last look."
+def _judged(record: Any, trial: int | None) -> Answer:
+    """Return the verdicts on a trial, None is the first, beside its two figures."""
+    said = diagnose_parameter_server(record, trial=trial)
+    measured = [said[code] for code in ("ps.imbalance", "ps.staleness")]
+    return Answer(
+        "\n".join(each.summary for each in measured if trial is not None or each.status != "not_measured"),
+        [
+            lambda ax: plot_server_load(record, said, trial=trial, ax=ax),
+            lambda ax: plot_staleness(record, said, trial=trial, ax=ax),
+        ],
+    )
+
+
+def _answer(seen: Look) -> Answer:
+    """Say how far the training is, above what `_judged` says."""
+    answer = _judged(seen.audit, None)
     rate = f", {seen.updates_per_s:.3g} a second" if math.isfinite(seen.updates_per_s) else ""
-    return f"Running: {seen.updates:,} updates{rate}."
+    state = f"Running: {seen.updates:,} updates{rate}."
+    if seen.trouble:
+        state = f"Nothing new: {seen.trouble}"
+    elif not seen.running:
+        state = f"Ended; after {seen.updates:,} updates was the last look."
+    return answer._replace(words="\n".join(filter(None, [state, answer.words])))

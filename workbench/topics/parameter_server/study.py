@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.findings.audited import Audit
+from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
@@ -22,12 +22,6 @@ from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.parameter_server.remedies import measure_remedies
-
-STAGE = Role.PARAMETER_SERVER
-
-
-class ParameterServerAudit(Audit):
-    """What servers and workers did in a training loop of somebody's own, for `diagnose_parameter_server`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +67,15 @@ class ParameterServerStudy(Study):
     def extend(self, session: Session) -> None:
         """Train, time, and try the remedies."""
         base = self._trainer(session)
-        with _standing(base.engine):
-            session.trials([session.config], stage=STAGE, trainer=base)
+        # one Ray cluster for all runs, which join it: starting one takes longer than a run
+        with contextlib.closing(RayCluster.connect()) if base.engine == "ray" else contextlib.nullcontext():
+            session.trials([session.config], stage=Role.PARAMETER_SERVER, trainer=base)
             facts = session.record.facts
             if "parameter_server_runs" not in facts:
                 session.facts(parameter_server_runs=self._timed(session, base))
             if self.remedies and "parameter_server_remedies" not in facts:
-                session.facts(parameter_server_remedies=measure_remedies(engine=base.engine))
+                with create_in_process_cluster(2, 2, engine=base.engine) as cluster:
+                    session.facts(parameter_server_remedies=measure_remedies(cluster))
 
     def _trainer(self, session: Session) -> ParameterServerTrainer:
         """Return the trainer that the study was given, where it is of this kind."""
@@ -95,11 +91,10 @@ class ParameterServerStudy(Study):
         variants["sharded"] = replace(base, variable_partitioner=FixedShardsPartitioner(base.servers))
         folder = session.writer.record.path / "runs"
         rows = []
-        for number in range(self.repeats):
-            for name, trainer in variants.items():
-                rows.append(
-                    {"name": name} | _run(session, trainer, config, folder / f"{name.replace(' ', '_')}_{number}")
-                )
+        for number, (name, trainer) in itertools.product(range(self.repeats), variants.items()):
+            out, note = folder / f"{name.replace(' ', '_')}_{number}", f"timed for {session.writer.record.path.name}"
+            trainer.run(session.workload, config, out=out, note=note)
+            rows.append({"name": name} | StudyRecord(out).facts["parameter_server"]["0"])
         return rows
 
 
@@ -110,7 +105,7 @@ def audit_parameter_server(
     steps: int | None = None,
     seconds: float = float("nan"),
     name: str = "a training loop",
-) -> ParameterServerAudit:
+) -> Audit:
     """Return what servers and workers did so far in a loop of your own, for `diagnose_parameter_server`.
 
     Call it before `coordinator.shutdown()`: the workers are asked how they spent their time (T13.5).
@@ -129,23 +124,7 @@ def audit_parameter_server(
     if steps is not None:
         facts["steps"] = steps
     facts |= time_facts(coordinator, seconds=seconds, updates=facts["steps"])
-    return ParameterServerAudit(facts={"parameter_server": {"0": facts}}, workload=name)
-
-
-@contextlib.contextmanager
-def _standing(engine: str) -> Iterator[None]:
-    """Keep one Ray cluster up for all runs, which join it: starting one takes longer than a run."""
-    if engine != "ray":
-        yield
-        return
-    with contextlib.closing(RayCluster.connect()):
-        yield
-
-
-def _run(session: Session, trainer: ParameterServerTrainer, config: TrainConfig, out: Path) -> dict[str, Any]:
-    trainer.run(session.workload, config, out=out, note=f"timed for {session.writer.record.path.name}")
-    facts: dict[str, Any] = StudyRecord(out).facts["parameter_server"]["0"]
-    return facts
+    return Audit(facts={"parameter_server": {"0": facts}}, workload=name)
 
 
 def _count(value: Any) -> bool:

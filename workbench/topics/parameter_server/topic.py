@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.lazy import lazily
-from workbench.topics.parameter_server.diagnose import CODES
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server as diagnose
 from workbench.topics.parameter_server.diagnose import server_remedies as remedies
 from workbench.topics.parameter_server.figures import plot_server_load as plot
 from workbench.topics.parameter_server.figures import plot_staleness, plot_throughput
+from workbench.topics.parameter_server.server_load import CODES, server_throughput
 
 if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster import create_in_process_cluster
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from workbench.parameter_server.cluster.serve_task import serve_task
     from workbench.parameter_server.context import get_current_worker_index
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
-    from workbench.parameter_server.data.distributed_dataset import DatasetCreator, InputContext
+    from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
     from workbench.parameter_server.data.string_lookup import StringLookup
     from workbench.parameter_server.data.visits import count_visits
     from workbench.parameter_server.fit.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from workbench.parameter_server.workers.closure import RemoteValue
     from workbench.parameter_server.workers.resources import PerWorkerValues
     from workbench.topics.parameter_server.panel import parameter_server_panel as panel
-    from workbench.topics.parameter_server.server_load import server_throughput
     from workbench.topics.parameter_server.study import ParameterServerStudy as Study
     from workbench.topics.parameter_server.study import audit_parameter_server as audit
 else:
