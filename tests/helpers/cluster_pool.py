@@ -46,7 +46,7 @@ class ClusterPool:
             )
         _look(cluster.id, cluster.num_ps)
         for worker in range(cluster.num_workers):
-            engine.execute(worker, Call(_look, (cluster.id, cluster.num_ps)), threading.Event())
+            engine.execute(worker, [Call(_look, (cluster.id, cluster.num_ps))], threading.Event())
         self._free.append(cluster)
 
     def close(self) -> None:

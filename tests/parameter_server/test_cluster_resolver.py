@@ -1,48 +1,154 @@
-"""Who this process is, read from a string, a file or the environment."""
+"""Who is in a cluster, what is none, and who this process is: from a string, a file or the environment."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.parameter_server.test_cluster_spec import TUTORIAL
-from workbench.errors import UsageError
-from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
-from workbench.parameter_server.cluster.cluster_spec import ClusterSpec, Task
+from workbench.errors import UnknownNameError, UsageError
+from workbench.parameter_server.cluster.cluster_resolver import (
+    ClusterResolver,
+    ClusterSpec,
+    Task,
+    devices_each,
+    split_address,
+)
+
+TUTORIAL = {
+    "worker": ["host1:2222", "host2:2222", "host3:2222"],
+    "ps": ["host4:2222", "host5:2222"],
+    "chief": ["host6:2222"],
+}
 
 
 def config(kind: Any = "worker", index: Any = 1, **more: Any) -> str:
     return json.dumps({"cluster": TUTORIAL, "task": {"type": kind, "index": index}, **more})
 
 
-def test_the_example_of_the_tutorial_is_worker_1() -> None:
-    """T9.1, T9.3."""
+def test_the_cluster_of_the_tutorial() -> None:
+    """T1.5, T9.3; a description goes through pickle and JSON."""
+    spec = ClusterSpec.from_dict(TUTORIAL)
+    assert list(map(str, spec.tasks)) == ["chief 0", "worker 0", "worker 1", "worker 2", "ps 0", "ps 1"]
+    assert spec.address(Task("ps", 1)) == "host5:2222"
+    assert spec.to_dict() == TUTORIAL
+    assert {pickle.loads(pickle.dumps(spec)), ClusterSpec.from_dict(TUTORIAL)} == {spec}
     found = ClusterResolver.from_json(config())
-    assert found.task == Task("worker", 1)
-    assert found.cluster_spec == ClusterSpec.from_dict(TUTORIAL)
-    assert (found.role, found.address) == ("worker", "host2:2222")
+    assert (found.role, found.address, found.chief_address) == ("worker", "host2:2222", ("host6", 2222))
+    for each in (found, ClusterResolver.from_json('{"task": {"type": "evaluator"}}')):
+        again = ClusterResolver.from_json(each.to_json())
+        assert (again.cluster_spec, again.task) == (each.cluster_spec, each.task)
+
+
+def test_a_cluster_without_a_coordinator() -> None:
+    """Behaviour 67, T1.7, T1.8."""
+    jobs = {job: addresses for job, addresses in TUTORIAL.items() if job != "chief"}
+    spec = ClusterSpec.from_dict(jobs)
+    assert (spec.chief, spec.to_dict()) == ((), jobs)
+    with pytest.raises(UsageError, match='Add "chief"'):
+        _ = ClusterResolver(spec, Task("worker")).chief_address
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": ["a:1"]}, r"Disallowed task type 'gpu'.*Allowed: chief, worker, ps\."),
+        ({"workers": ["a:1"]}, "Did you mean 'worker'"),
+        ({"master": ["a:1"]}, "Did you mean 'chief'"),
+        ({"evaluator": ["host7:2222"]}, r"Disallowed task type 'evaluator'.*host7:2222.*wait for it without end"),
+        ({"worker": []}, "0 tasks of type 'worker' and needs at least 1"),
+        ({"ps": []}, "0 tasks of type 'ps' and needs at least 1"),
+        ({"chief": ["a:1", "b:1"]}, r"2 tasks of type 'chief' \(a:1, b:1\).*at most 1"),
+        ({"ps": ["host4:2222", "host4:2222"]}, "ps 0 and ps 1 have the same address"),
+        ({"ps": ["HOST1:2222"]}, "worker 0 and ps 0 have the same address"),
+        ({"chief": ["host5:02222"]}, "chief 0 and ps 1 have the same address"),
+        ({"worker": "host1:2222"}, "worker=.*must be a list of addresses"),
+        ({"worker": {"0": "host1:2222"}}, "worker=.*must be a list of addresses"),
+        ({"worker": None}, "worker=.*must be a list of addresses"),
+        ({"worker": ["a:1", "b:0"]}, "worker 1: address='b:0' has a port out of range.*1 to 65535"),
+        ({"worker": ["a:1", "b:65536"]}, "worker 1: address='b:65536' has a port out of range"),
+    ],
+)
+def test_what_is_no_cluster(change: dict[str, Any], message: str) -> None:
+    """Behaviours 66, 67, T1.8, T1.9, T1.11."""
+    with pytest.raises(UsageError, match=message):
+        ClusterSpec.from_dict({**TUTORIAL, **change})
+    with pytest.raises(UsageError, match="must map chief, worker, ps"):
+        ClusterSpec.from_dict(["a:1"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("host:1", ("host", 1)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[::1]:2222", ("[::1]", 2222)),
+        ("job-worker-0.space.svc:2222", ("job-worker-0.space.svc", 2222)),
+        *((bad, None) for bad in ("", "host", "host:", ":2", "h:x", "h:-1", "h:²", "::1:2", "[]:1", "http://h:1", "a b:1", "u@h:1", 3)),
+    ],
+)  # fmt: skip
+def test_addresses(address: Any, expected: tuple[str, int] | None) -> None:
+    if expected is not None:
+        assert split_address(address) == expected
+        return
+    with pytest.raises(UsageError, match=r"is not understood. Allowed: 'host:port'"):
+        split_address(address)
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "error", "message"),
+    [
+        ("foobar", 0, UnknownNameError, "Unrecognized task type 'foobar'.*chief, worker, ps, evaluator.*none is guessed"),
+        ("coordinator", 0, UnknownNameError, "Did you mean 'chief'"),
+        ("WORKER", 0, UnknownNameError, "Did you mean 'worker'"),
+        (None, 0, UnknownNameError, "Unrecognized"),
+        (["worker"], 0, UnknownNameError, "Unrecognized"),
+        ("worker", -1, UsageError, "worker index=-1 must be an integer of at least 0"),
+        ("worker", None, UsageError, "worker index=None must be"),
+        ("worker", True, UsageError, "worker index=True must be"),
+        ("chief", 1, UsageError, "chief index=1 must be 0"),
+        ("evaluator", 1, UsageError, "evaluator index=1 must be 0"),
+        ("worker", 3, UsageError, "to be worker 3, and the cluster has 3 of type 'worker'"),
+        ("ps", 2, UsageError, "to be ps 2, and the cluster has 2"),
+    ],
+)  # fmt: skip
+def test_what_is_no_task(kind: Any, index: Any, error: type[Exception], message: str) -> None:
+    """Behaviour 66, T1.8, T1.9, T9.5: never taken for the coordinator."""
+    with pytest.raises(error, match=rf"TF_CONFIG: .*{message}"):
+        ClusterResolver.from_json(config(kind, index), source="TF_CONFIG")
+
+
+@pytest.mark.parametrize("task", [{}, {"task": None}, {"task": {}}, {"task": {"index": 0}}, {"task": "worker"}])
+def test_a_missing_task_is_an_error(task: dict[str, Any]) -> None:
+    """T9.5: nobody is taken for the coordinator because nothing was said."""
+    with pytest.raises(UsageError, match=r'the "task" part must say which task this process is.*--role'):
+        ClusterResolver.from_json(json.dumps({"cluster": TUTORIAL, **task}))
+    resolver = ClusterResolver(ClusterSpec.from_dict(TUTORIAL))
+    assert resolver.address is None
+    with pytest.raises(UsageError, match=r"not said which task this process is. Give --role worker --index 0"):
+        _ = resolver.role
 
 
 def test_what_templates_add_is_skipped() -> None:
-    """T9.2: another layer, an environment, a quoted index."""
+    """T9.2: another layer, an environment, a quoted index; the only coordinator needs none."""
     found = ClusterResolver.from_json(config("ps", "1", rpc_layer="grpc", environment="cloud"))
     assert (found.task, found.address) == (Task("ps", 1), "host5:2222")
-
-
-def test_the_only_coordinator_needs_no_index() -> None:
     text = json.dumps({"cluster": TUTORIAL, "task": {"type": "chief"}})
     assert ClusterResolver.from_json(text).task == Task("chief", 0)
 
 
 @pytest.mark.parametrize("more", [{}, {"cluster": None}, {"cluster": {}}, {"cluster": {"evaluator": ["host7:2222"]}}])
-def test_an_evaluator_needs_no_cluster(more: dict[str, Any]) -> None:
-    """T9.4, T1.10."""
+def test_an_evaluator_alone_needs_no_cluster(more: dict[str, Any]) -> None:
+    """T1.8 to T1.10, T9.4."""
     found = ClusterResolver.from_json(json.dumps({"task": {"type": "evaluator", "index": 0}, **more}))
     assert (found.role, found.cluster_spec, found.address) == ("evaluator", None, None)
+    for kind in ("chief", "worker", "ps"):
+        with pytest.raises(UsageError, match=rf'{kind} 0 needs the "cluster" part.*Only an evaluator goes without'):
+            ClusterResolver.from_json(json.dumps({"task": {"type": kind, "index": 0}}))
 
 
 def test_an_evaluator_may_know_the_cluster_and_stays_outside() -> None:
@@ -54,77 +160,29 @@ def test_an_evaluator_may_know_the_cluster_and_stays_outside() -> None:
         ClusterResolver.from_json(json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}}))
 
 
-@pytest.mark.parametrize("kind", ["foobar", "coordinator", "", None, ["worker"]])
-def test_an_unknown_task_type_is_an_error(kind: Any) -> None:
-    """Behaviour 66, T9.5."""
-    with pytest.raises(UsageError, match="TF_CONFIG: Unrecognized task type"):
-        ClusterResolver.from_json(config(kind), source="TF_CONFIG")
-
-
-@pytest.mark.parametrize("task", [{}, {"task": None}, {"task": {}}, {"task": {"index": 0}}, {"task": "worker"}])
-def test_a_missing_task_is_an_error(task: dict[str, Any]) -> None:
-    """T9.5: nobody is taken for the coordinator because nothing was said."""
-    with pytest.raises(UsageError, match=r'the "task" part must say which task this process is.*--role'):
-        ClusterResolver.from_json(json.dumps({"cluster": TUTORIAL, **task}))
-
-
-def test_a_worker_needs_its_index() -> None:
-    text = json.dumps({"cluster": TUTORIAL, "task": {"type": "worker"}})
-    with pytest.raises(UsageError, match="index=None of the worker task must be an integer"):
-        ClusterResolver.from_json(text)
-
-
-@pytest.mark.parametrize(("kind", "index"), [("worker", 3), ("ps", 2)])
-def test_a_task_that_is_not_in_the_cluster(kind: str, index: int) -> None:
-    """T1.8, T1.9."""
-    with pytest.raises(UsageError, match=rf"to be {kind} {index}, and the cluster has {kind} 0 to {index - 1}"):
-        ClusterResolver.from_json(config(kind, index))
-
-
-@pytest.mark.parametrize("kind", ["chief", "worker", "ps"])
-def test_whoever_trains_needs_the_cluster(kind: str) -> None:
-    """T1.8, T1.9."""
-    with pytest.raises(UsageError, match=rf'{kind} 0 needs the "cluster" part.*Only an evaluator goes without'):
-        ClusterResolver.from_json(json.dumps({"task": {"type": kind, "index": 0}}))
-
-
-@pytest.mark.parametrize("text", ["", "nonsense", "{", "[1]", "3", "null", '"worker"'])
+@pytest.mark.parametrize("text", ["", "nonsense", "{", "[1]", "null", '"worker"', '{"task": 1, "task": 2}'])
 def test_what_is_no_such_json(text: str) -> None:
-    with pytest.raises(UsageError, match=r"here: .*(this is no JSON|must be an object).*Example: \{"):
-        ClusterResolver.from_json(text, source="here")
-
-
-def test_a_key_that_stands_there_twice_is_not_lost() -> None:
-    text = '{"cluster": {"worker": ["a:1"], "ps": ["b:1"], "worker": ["c:1"]}, "task": {"type": "ps", "index": 0}}'
-    with pytest.raises(UsageError, match="here: the key 'worker' stands there twice"):
+    with pytest.raises(UsageError, match=r"here: .*(this is no JSON|must be an object|'task' stands there twice)"):
         ClusterResolver.from_json(text, source="here")
 
 
 @pytest.mark.parametrize("name", ["TF_CONFIG", "WORKBENCH_CLUSTER"])
 def test_the_environment_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T9.1, T9.2: a variable that a template has set is respected; one that is empty is none."""
-    other = {"TF_CONFIG": "WORKBENCH_CLUSTER", "WORKBENCH_CLUSTER": "TF_CONFIG"}[name]
-    monkeypatch.setenv(name, config())
-    monkeypatch.setenv(other, " ")
+    """T9.1, T9.2: a variable that a template has set is respected, one that is empty is none, two have to agree."""
+    for each in ("TF_CONFIG", "WORKBENCH_CLUSTER"):
+        monkeypatch.setenv(each, config() if each == name else " ")
     found = ClusterResolver.from_environment()
     assert (found.task, found.source) == (Task("worker", 1), name)
-
-
-def test_nothing_in_the_environment_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"neither of WORKBENCH_CLUSTER and TF_CONFIG is set. Set one, for example"):
+    with pytest.raises(UsageError, match=r"neither of WORKBENCH_CLUSTER and TF_CONFIG is set"):
         ClusterResolver.from_environment({"PATH": "/bin"})
-
-
-def test_two_variables_have_to_agree() -> None:
-    """T9.2: a TF_CONFIG that is there is not passed over in silence."""
     same = {"WORKBENCH_CLUSTER": config(), "TF_CONFIG": config(rpc_layer="grpc")}
     assert ClusterResolver.from_environment(same).source == "WORKBENCH_CLUSTER"
-    with pytest.raises(UsageError, match=r"are both set and disagree: worker 1 in .* against ps 0 in .*Unset the one"):
+    with pytest.raises(UsageError, match=r"both set and disagree: .*worker.* against .*ps.*Unset the one"):
         ClusterResolver.from_environment({**same, "TF_CONFIG": config("ps", 0)})
 
 
-def test_the_task_may_be_said_apart(tmp_path: Path) -> None:
-    """One file for all machines, T9.1; what is said outranks what is written."""
+def test_one_file_serves_all_machines(tmp_path: Path) -> None:
+    """T9.1; a task that is said apart outranks what is written."""
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"cluster": TUTORIAL}))
     found = ClusterResolver.from_environment({"WORKBENCH_CLUSTER": str(path)}, task=Task("ps", 0))
@@ -134,9 +192,13 @@ def test_the_task_may_be_said_apart(tmp_path: Path) -> None:
         ClusterResolver.from_file(path)
     with pytest.raises(UsageError, match="TF_CONFIG: this is no JSON"):  # others read that variable too, and want JSON
         ClusterResolver.from_environment({"TF_CONFIG": str(path)}, task=Task("ps", 0))
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
+    for name in ("bytes.json", "absent.json"):
+        with pytest.raises(UsageError, match=rf"{name}: cannot be read"):
+            ClusterResolver.from_file(tmp_path / name)
 
 
-def test_a_yaml_file(tmp_path: Path) -> None:
+def test_a_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("yaml")
     path = tmp_path / "cluster.yaml"
     lines = [f"  {job}: [{', '.join(addresses)}]" for job, addresses in TUTORIAL.items()]
@@ -146,29 +208,14 @@ def test_a_yaml_file(tmp_path: Path) -> None:
     path.write_text("cluster: [")
     with pytest.raises(UsageError, match=rf"{path}: this is no YAML"):
         ClusterResolver.from_file(path)
-
-
-def test_yaml_without_its_package_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "cluster.yml"
-    path.write_text("task: {type: evaluator}")
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match="reading YAML needs PyYAML. Install it, or write the same as JSON"):
         ClusterResolver.from_file(path)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent.json: cannot be read"):
-        ClusterResolver.from_file(tmp_path / "absent.json")
-    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match=r"bytes.json: cannot be read"):
-        ClusterResolver.from_file(tmp_path / "bytes.json")
-    with pytest.raises(UsageError, match=r"WORKBENCH_CLUSTER=.*nowhere.*cannot be read"):
-        ClusterResolver.from_environment({"WORKBENCH_CLUSTER": str(tmp_path / "nowhere")})
-
-
-def test_without_a_task_there_is_no_role() -> None:
-    """T9.5: a notebook that makes its own cluster has none, and asking for it is an error."""
-    resolver = ClusterResolver(ClusterSpec.from_dict(TUTORIAL))
-    assert resolver.address is None
-    with pytest.raises(UsageError, match=r"not said which task this process is. Give --role worker --index 0"):
-        _ = resolver.role
+def test_devices_are_equal() -> None:
+    """Behaviour 66, T1.12."""
+    assert devices_each([2, 2, 2]) == 2
+    for counts in ([2, 1, 2], []):
+        with pytest.raises(UsageError, match="same number of devices.*CUDA_VISIBLE_DEVICES"):
+            devices_each(counts)

@@ -15,7 +15,6 @@ import torch
 from tests.parameter_server.conftest import MakeCluster
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
-from workbench.parameter_server.coordinator import dispatch
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
 from workbench.parameter_server.errors import CancelledError
@@ -43,42 +42,35 @@ def spin(seconds: float = 30.0, end: str = "") -> None:
         time.sleep(0.005)
 
 
-def test_a_strategy_has_one_coordinator(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+def test_a_strategy_has_one_coordinator_until_that_is_shut_down(strategy: ParameterServerStrategy) -> None:
     """Behaviour 15."""
-    assert ClusterCoordinator(strategy) is coordinator
-    with pytest.raises(UsageError, match="takes a wb.ps.Strategy, not NoneType"):
-        ClusterCoordinator(None)  # type: ignore[arg-type]
-
-
-def test_after_a_shutdown_a_strategy_gets_a_new_one(strategy: ParameterServerStrategy) -> None:
-    """Behaviour 15: the first is of no use any more."""
     first = ClusterCoordinator(strategy)
+    assert ClusterCoordinator(strategy) is first
     first.shutdown()
+    with pytest.raises(UsageError, match="shut down"):
+        first.schedule(int)
     second = ClusterCoordinator(strategy)
     assert second is not first
     assert second.schedule(int).fetch() == 0
     second.shutdown()
+    with pytest.raises(UsageError, match="takes a wb.ps.Strategy, not NoneType"):
+        ClusterCoordinator(None)  # type: ignore[arg-type]
 
 
-def test_nested_results_keep_their_nesting(coordinator: ClusterCoordinator) -> None:
+def test_nested_results_keep_their_nesting_and_carry_no_graph(coordinator: ClusterCoordinator) -> None:
     """Behaviour 16."""
 
     def nested() -> Any:
-        return {"a": (torch.ones(2), [1, "b"]), "c": Pair(torch.tensor(3.0), None)}
+        return {"a": (torch.ones(2, requires_grad=True) * 1, [1, "b"]), "c": Pair(torch.tensor(3.0), None)}
 
     value = coordinator.schedule(nested)
     for found in (value.fetch(), coordinator.fetch(value)):
-        assert torch.equal(found["a"][0], torch.ones(2))
+        assert found["a"][0].tolist() == [1, 1]
+        assert not found["a"][0].requires_grad
         assert found["a"][1] == [1, "b"]
-        assert type(found["c"]).__name__ == "Pair"
-        assert float(found["c"].left) == 3.0
+        assert (type(found["c"]).__name__, float(found["c"].left)) == ("Pair", 3.0)
     several = coordinator.fetch({"x": [coordinator.schedule(int), 5], "y": (coordinator.schedule(str),)})
     assert several == {"x": [0, 5], "y": ("",)}
-
-
-def test_results_carry_no_graph(coordinator: ClusterCoordinator) -> None:
-    found = coordinator.schedule(lambda: torch.ones(2, requires_grad=True) * 2).fetch()
-    assert not found.requires_grad
 
 
 def test_join_without_work_and_again(coordinator: ClusterCoordinator) -> None:
@@ -94,53 +86,29 @@ def test_join_without_work_and_again(coordinator: ClusterCoordinator) -> None:
 def test_no_update_is_lost(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
     """Behaviours 18 and 21: inside and outside of the scope."""
     total = strategy.variable(0.0)
-
-    def add() -> None:
-        total.assign_add(2.0)
-
     for _ in range(5):
-        coordinator.schedule(add)
-    coordinator.join()
-    assert float(total) == 10.0
+        coordinator.schedule(lambda: total.assign_add(2.0))
     with strategy.scope():
         for _ in range(5):
-            coordinator.schedule(add)
+            coordinator.schedule(lambda: total.assign_add(2.0))
         coordinator.join()
     assert float(total) == 20.0
 
 
-def test_a_value_on_its_way_is_no_argument(coordinator: ClusterCoordinator) -> None:
-    """Behaviour 19."""
+def test_what_cannot_be_scheduled_is_refused_at_once(coordinator: ClusterCoordinator) -> None:
+    """Behaviours 19, 20."""
     value = coordinator.schedule(int)
     for args, kwargs in (([value], {}), ([], {"x": [value]})):
         with pytest.raises(UsageError, match="RemoteValue as an argument"):
             coordinator.schedule(print, args=args, kwargs=kwargs)
-
-
-@pytest.mark.parametrize("function", [3, None, "step"])
-def test_what_cannot_be_called_is_refused_at_once(coordinator: ClusterCoordinator, function: Any) -> None:
-    """Behaviour 20."""
     with pytest.raises(TypeError, match="schedule takes a function"):
-        coordinator.schedule(function)
-
-
-def test_args_are_a_sequence(coordinator: ClusterCoordinator) -> None:
+        coordinator.schedule("step")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="one entry an argument"):
         coordinator.schedule(print, args="ab")
 
 
-def test_run_outside_of_a_function_warns(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
-    """Behaviour 22."""
-    with pytest.warns(UserWarning, match="runs on the coordinator"):
-        assert strategy.run(int) == 0
-    with pytest.warns(UserWarning, match=r"strategy.reduce was called .* runs on the coordinator"):
-        assert float(strategy.reduce("sum", torch.ones(3), axis=0)) == 3.0
-    with pytest.raises(UsageError, match="op='max'"):
-        strategy.reduce("max", torch.ones(3))  # type: ignore[arg-type]
-
-
-def test_run_and_reduce_in_a_function(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
-    """Behaviour 21, T5.3, T5.10: a worker has one replica, so that its sum is its own; inside of the scope it is the same."""
+def test_run_and_reduce(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
+    """Behaviours 21, 22, T5.3, T5.10: a worker has one replica, whose sum is its own; outside of a function both warn."""
 
     def step(x: torch.Tensor) -> Any:
         rows = strategy.run(lambda given: given.sum(1), args=(x,))
@@ -153,41 +121,52 @@ def test_run_and_reduce_in_a_function(coordinator: ClusterCoordinator, strategy:
         rows, total, mean, workers = value.fetch()
         assert rows.tolist() == total.tolist() == [3.0, 12.0]
         assert (float(mean), workers) == (7.5, 3)
+    with pytest.warns(UserWarning, match="runs on the coordinator"):
+        assert strategy.run(int) == 0
+    with pytest.warns(UserWarning, match="runs on the coordinator"):
+        assert float(strategy.reduce("sum", torch.ones(3), axis=0)) == 3.0
+    with pytest.raises(UsageError, match="op='max'"):
+        strategy.reduce("max", torch.ones(3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("made", "given"), [("variable", (1.0,)), ("place", (None, None))])
 def test_what_is_on_servers_is_made_on_the_coordinator(
     coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, made: str, given: Any
 ) -> None:
-    def makes() -> None:
-        getattr(strategy, made)(*given)
-
-    coordinator.schedule(makes)
+    coordinator.schedule(lambda: getattr(strategy, made)(*given))
     with pytest.raises(UsageError, match=r"A scheduled function made a .* give it as an argument"):
         coordinator.join()
 
 
 def never_looks(begun: Any) -> None:
     begun.assign_add(1.0)
-    while True:
+    until = time.monotonic() + 8.0
+    while time.monotonic() < until:
         time.sleep(0.005)
+    begun.assign_add(100.0)
 
 
-def test_a_function_that_never_looks_is_stopped_all_the_same(
-    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
-) -> None:
-    """Behaviours 45, 46: an exception is raised inside it; its worker is usable afterwards."""
+def test_a_function_that_never_looks_is_cut_off(own_cluster: MakeCluster) -> None:
+    """Behaviours 45, 46: its worker is another one afterwards, and what it still writes is thrown away."""
+    cluster = own_cluster(2, 1)
+    cluster.engine.grace_s = 0.3  # type: ignore[attr-defined]
+    strategy = ParameterServerStrategy(cluster)
+    coordinator = ClusterCoordinator(strategy)
     begun = strategy.variable(0.0)
-    values = [coordinator.schedule(never_looks, args=(begun,)) for _ in range(2)]
-    while float(begun) < 2:
+    iterators = iter(coordinator.create_per_worker_dataset(itertools.count))
+    value = coordinator.schedule(never_looks, args=(begun,))
+    while float(begun) < 1:
         time.sleep(0.005)
     coordinator.schedule(fail)
     with pytest.raises(PlantedError):
         coordinator.join()
-    for value in values:
-        with pytest.raises(CancelledError):
-            value.fetch(0)
-    assert len(coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(6)])) == 6
+    with pytest.raises(CancelledError):
+        value.fetch(0)
+    coordinator.fetch([coordinator.schedule(next, args=(iterators,)) for _ in range(6)])
+    if cluster.engine.name == "threads":
+        time.sleep(8.5)  # until it comes to its second write
+    assert float(begun) == 1
+    coordinator.shutdown()
 
 
 def test_done_is_asked_meanwhile(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
@@ -212,8 +191,7 @@ def test_done_is_asked_meanwhile(coordinator: ClusterCoordinator, strategy: Para
 
 def test_whoever_is_free_takes_the_next(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:
     """T1.2, T6.2: one worker does not come to an end before the others have done everything else."""
-    others = strategy.variable(0.0)
-    first = strategy.variable(0.0)
+    others, first = strategy.variable(0.0), strategy.variable(0.0)
 
     def work(last: bool) -> int:
         if last:
@@ -232,7 +210,7 @@ def test_whoever_is_free_takes_the_next(coordinator: ClusterCoordinator, strateg
 
 
 def test_schedule_returns_at_once_and_a_worker_does_one_thing_at_a_time(coordinator: ClusterCoordinator) -> None:
-    """Behaviour 23 and T6.1."""
+    """Behaviours 23, 25 and T6.1; the dataset function's index is in test_per_worker.py."""
 
     def timed() -> tuple[int, float, float]:
         begun = time.monotonic()
@@ -244,27 +222,29 @@ def test_schedule_returns_at_once_and_a_worker_does_one_thing_at_a_time(coordina
     assert time.monotonic() - begun < 0.05
     assert not all(value.done() for value in values)
     rows = coordinator.fetch(values)
+    assert {row[0] for row in rows} <= {0, 1, 2}
     for worker in {row[0] for row in rows}:
         spans = sorted((begin, end) for index, begin, end in rows if index == worker)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    with pytest.raises(RuntimeError, match="outside of a worker"):
+        get_current_worker_index()
 
 
-def test_workers_may_begin_one_after_the_other(own_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "workers"), [("60", {0}), ("0", {0, 1, 2})])
+def test_workers_may_begin_one_after_the_other(
+    strategy: ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch, most: str, workers: set[int]
+) -> None:
     """Behaviour 24."""
     monkeypatch.setenv(START_DELAY_ENV, "30")
-    monkeypatch.setenv(START_DELAY_MAX_ENV, "60")
-    coordinator = ClusterCoordinator(ParameterServerStrategy(own_cluster(3, 1)))
-    assert coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(6)]) == [0] * 6
+    monkeypatch.setenv(START_DELAY_MAX_ENV, most)
+    coordinator = ClusterCoordinator(strategy)
+
+    def slow() -> int:
+        time.sleep(0.05)
+        return get_current_worker_index()
+
+    assert set(coordinator.fetch([coordinator.schedule(slow) for _ in range(9)])) == workers
     coordinator.shutdown()
-
-
-def test_the_delay_of_a_start_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behaviour 24."""
-    assert [dispatch._start_delay(worker) for worker in range(3)] == [0, 0, 0]
-    monkeypatch.setenv(START_DELAY_ENV, "2")
-    assert [dispatch._start_delay(worker) for worker in range(4)] == [0, 2, 4, 6]
-    monkeypatch.setenv(START_DELAY_MAX_ENV, "3.5")
-    assert [dispatch._start_delay(worker) for worker in range(4)] == [0, 2, 3.5, 3.5]
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "nan", "inf", ""])
@@ -276,25 +256,16 @@ def test_a_delay_that_is_none_is_told_before_a_thread_dies_of_it(
         ClusterCoordinator(strategy)
 
 
-def test_a_function_knows_its_worker(coordinator: ClusterCoordinator) -> None:
-    """Behaviour 25; the dataset function in test_per_worker_datasets.py."""
-    assert set(coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(20)])) <= {0, 1, 2}
-    with pytest.raises(RuntimeError, match="outside of a worker"):
-        get_current_worker_index()
-
-
 def test_metrics(coordinator: ClusterCoordinator) -> None:
     """Behaviour 27."""
     coordinator.fetch([coordinator.schedule(int), coordinator.schedule(int)])
-    coordinator.join()
-    found = coordinator.metrics()
-    assert found["closures_executed"] == 2
-    assert found["remote_value_fetch"] == 2
-    assert (found["queued"], found["in_flight"], found["worker_failures"]) == (0, 0, 0)
     coordinator.schedule(fail)
     with pytest.raises(PlantedError):
         coordinator.join()
-    assert coordinator.metrics()["closures_failed"] == 1
+    found = coordinator.metrics()
+    names = ("closures_executed", "closures_failed", "remote_value_fetch", "queued", "in_flight", "worker_failures")
+    assert [found[name] for name in names] == [2, 1, 2, 0, 0, 0]
+    assert sum(found["closures"].values()) == 3
 
 
 def test_a_coordinator_that_nobody_holds_leaves_no_thread(strategy: ParameterServerStrategy) -> None:
@@ -312,13 +283,16 @@ def test_a_coordinator_that_nobody_holds_leaves_no_thread(strategy: ParameterSer
     assert not set(threading.enumerate()) - before
 
 
-def test_join_raises_the_users_error(coordinator: ClusterCoordinator) -> None:
-    """Behaviour 42."""
-    for _ in range(3):
-        coordinator.schedule(int)
-    coordinator.schedule(fail)
-    with pytest.raises(PlantedError, match="planted"):
+def test_an_error_is_raised_by_its_type_then_cleared(coordinator: ClusterCoordinator) -> None:
+    """Behaviours 42, 44, T12.3."""
+    for message in ("first", "second"):
+        for _ in range(3):
+            coordinator.schedule(int)
+        coordinator.schedule(fail, args=(message,))
+        with pytest.raises(PlantedError, match=message):
+            coordinator.join()
         coordinator.join()
+        assert coordinator.schedule(int).fetch() == 0
 
 
 def test_schedule_raises_it_sooner_or_later(coordinator: ClusterCoordinator) -> None:
@@ -331,17 +305,6 @@ def test_schedule_raises_it_sooner_or_later(coordinator: ClusterCoordinator) -> 
             coordinator.schedule(int)
             time.sleep(0.001)
     coordinator.join()
-
-
-def test_an_error_is_cleared_and_the_next_is_raised_again(coordinator: ClusterCoordinator) -> None:
-    """Behaviour 44, T12.3."""
-    for message in ("first", "second"):
-        coordinator.schedule(fail, args=(message,))
-        with pytest.raises(PlantedError, match=message):
-            coordinator.join()
-        coordinator.join()
-        assert coordinator.schedule(int).fetch() == 0
-        coordinator.join()
 
 
 def test_what_runs_is_stopped_when_another_fails(coordinator: ClusterCoordinator) -> None:
@@ -398,7 +361,7 @@ def test_join_may_be_given_up(coordinator: ClusterCoordinator) -> None:
 def test_a_stall_is_told_with_stacks(
     strategy: ParameterServerStrategy, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """Behaviour 26: again and again while it lasts, and never where there is nothing to do."""
+    """Behaviour 26: again and again while it lasts, whatever the callback raises; never while closures end, or there is nothing to do."""
     stalls: list[float] = []
     end = tmp_path / "end"
 
@@ -406,24 +369,28 @@ def test_a_stall_is_told_with_stacks(
         stalls.append(time.monotonic())
         if len(stalls) == 2:
             end.touch()
+        raise PlantedError
 
-    coordinator = ClusterCoordinator(strategy, watchdog_s=0.1, on_stall=on_stall)
-    time.sleep(0.3)
+    coordinator = ClusterCoordinator(strategy, watchdog_s=0.3, on_stall=on_stall)
+    time.sleep(0.7)
+    for _ in range(8):
+        coordinator.schedule(time.sleep, args=(0.05,)).fetch()
     assert not stalls
     coordinator.schedule(spin, args=(30.0, str(end)))
     coordinator.join()
-    assert "No closure finished for 0.1 s" in caplog.text
+    assert "No closure finished for 0.3 s" in caplog.text
     assert "worker 0 of the coordinator" in caplog.text
-    time.sleep(0.15)  # a look that began before the closure ended may still tell
+    assert "it goes on watching" in caplog.text
+    assert stalls[1] - stalls[0] > 0.25
+    time.sleep(0.4)  # a look that began before the closure ended may still tell
     told = len(stalls)
     assert told >= 2
-    time.sleep(0.25)
+    time.sleep(0.7)
     assert len(stalls) == told
     coordinator.shutdown()
 
 
-def test_after_shutdown_nothing_can_be_scheduled(strategy: ParameterServerStrategy) -> None:
-    coordinator = ClusterCoordinator(strategy)
-    coordinator.shutdown()
-    with pytest.raises(UsageError, match="shut down"):
-        coordinator.schedule(int)
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), True])
+def test_a_watchdog_needs_a_time(strategy: ParameterServerStrategy, seconds: float) -> None:
+    with pytest.raises(UsageError, match="must be a number of seconds above 0"):
+        ClusterCoordinator(strategy, watchdog_s=seconds)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, merged_buffers, quicken_batch_norm
+from workbench.parameter_server.servers.replicas import ReplicaBuffers, merged_buffers, quicken_batch_norm
 
 
 def replica(updates: int, mean: float, variance: float, tracked: int, other: float = 0.0) -> ReplicaBuffers:
@@ -19,34 +19,21 @@ def replica(updates: int, mean: float, variance: float, tracked: int, other: flo
 START = replica(0, 0.0, 1.0, 5).values
 
 
-def test_mean_and_variance_are_those_of_the_examples_of_all_workers() -> None:
-    found = merged_buffers(START, {0: replica(1, -2.0, 1.0, 6), 1: replica(3, 2.0, 3.0, 8)})
+def test_statistics_are_those_of_the_examples_of_all_workers() -> None:
+    """By the law of total variance; counters add up from where they began; the rest is that of whoever did most."""
+    found = merged_buffers(START, {0: replica(1, -2.0, 1.0, 6, 7.0), 2: replica(3, 2.0, 3.0, 8, 8.0)})
     assert found["0.running_mean"].tolist() == pytest.approx([1.0] * 2)
     within, between = 0.25 * 1 + 0.75 * 3, 0.25 * 9 + 0.75 * 1
     assert found["0.running_var"].tolist() == pytest.approx([within + between] * 2)
-
-
-def test_counters_add_up_from_where_they_began() -> None:
-    assert (
-        int(merged_buffers(START, {0: replica(1, 0, 1, 6), 2: replica(3, 0, 1, 8)})["0.num_batches_tracked"])
-        == 5 + 1 + 3
-    )
-
-
-def test_other_buffers_are_those_of_whoever_did_most() -> None:
-    assert merged_buffers(START, {0: replica(4, 0, 1, 9, 7.0), 1: replica(3, 0, 1, 8, 8.0)})["codes"].tolist() == [7.0]
+    assert int(found["0.num_batches_tracked"]) == 5 + 1 + 3
+    assert found["codes"].tolist() == [8.0]
 
 
 def test_one_worker_is_itself_bit_for_bit_and_a_worker_without_updates_has_no_say() -> None:
-    mine = replica(3, 0.1, 0.3, 8)
-    found = merged_buffers(START, {0: mine, 1: replica(0, 9.0, 9.0, 5)})
-    assert all(torch.equal(found[name], value) for name, value in mine.values.items())
-
-
-def test_nobody_leaves_the_start() -> None:
-    for replicas in ({}, {0: replica(0, 9.0, 9.0, 5)}):
+    mine, idle = replica(3, 0.1, 0.3, 8), replica(0, 9.0, 9.0, 5)
+    for replicas, expected in (({0: mine, 1: idle}, mine.values), ({0: idle}, START), ({}, START)):
         found = merged_buffers(START, replicas)
-        assert all(torch.equal(found[name], value) for name, value in START.items())
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -244,8 +244,7 @@ def _nothing() -> None:
 
 
 def _resolver(args: argparse.Namespace) -> ClusterResolver:
-    from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver
-    from workbench.parameter_server.cluster.cluster_spec import Task
+    from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver, Task
 
     task = None
     if args.role != "auto":

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import ClusterError
 from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver
-from workbench.parameter_server.cluster.connect import connect_to_cluster
-from workbench.parameter_server.cluster.serve_task import serve_task
+from workbench.parameter_server.cluster.connect import connect_to_cluster, serve_task
 
 if TYPE_CHECKING:
     from workbench.parameter_server.fit.sidecar import SidecarEvaluation

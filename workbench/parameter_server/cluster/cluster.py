@@ -57,9 +57,8 @@ class Cluster:
 
     def unique(self, name: str) -> str:
         """Return `name`, with a number behind it where a variable of this cluster has it already."""
-        found = (
-            name if name not in self._names else next(n for k in count(1) if (n := f"{name}_{k}") not in self._names)
-        )
+        numbered = (f"{name}_{k}" if k else name for k in count())
+        found = next(each for each in numbered if each not in self._names)
         self._names.add(found)
         return found
 
@@ -95,9 +94,9 @@ def create_in_process_cluster(
     """
     if engine not in ("threads", "ray"):
         raise UsageError(f"engine={engine!r} is not known. Allowed: 'threads', 'ray'.")
-    if engine == "ray":
-        from workbench.parameter_server.engines.ray_engine import RayEngine
+    if engine == "threads":
+        return Cluster(ThreadEngine(num_workers, num_ps))
+    from workbench.parameter_server.engines.ray_engine import RayEngine
 
-        identity = uuid.uuid4().hex
-        return Cluster(RayEngine(num_workers, num_ps, cluster=identity), identity)
-    return Cluster(ThreadEngine(num_workers, num_ps))
+    identity = uuid.uuid4().hex
+    return Cluster(RayEngine(num_workers, num_ps, cluster=identity), identity)

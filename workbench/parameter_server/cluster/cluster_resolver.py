@@ -1,20 +1,173 @@
-"""`ClusterResolver`: who this process is and who else there is, from JSON in the shape of TF_CONFIG (T9.1 to T9.5)."""
+"""Which tasks a cluster has and where each listens, and which of them this process is, from JSON like TF_CONFIG (T1.5 to T1.12, T9.1 to T9.5)."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from workbench.errors import UsageError
-from workbench.parameter_server.cluster.cluster_spec import ClusterSpec, Task
+from workbench.checks import check_integer
+from workbench.errors import UnknownNameError, UsageError
 
+TaskType = Literal["chief", "worker", "ps", "evaluator"]
+TASK_TYPES: tuple[str, ...] = get_args(TaskType)
+JOBS = ("chief", "worker", "ps")
 VARIABLES = ("WORKBENCH_CLUSTER", "TF_CONFIG")
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222"], "ps": ["host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+_MEANT = {"coordinator": "chief", "master": "chief", "workers": "worker", "server": "ps", "parameter_server": "ps"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a cluster.
+
+    Attributes:
+        type: "chief" (the coordinator, so called for historical reasons), "worker", "ps" or "evaluator" (T1.11).
+        index: among the tasks of its type, from 0.
+
+    Raises:
+        UnknownNameError: no such type; it is never taken for the coordinator's (T9.5).
+        UsageError: the index is no number from 0, or not 0 where there is one such task at most.
+    """
+
+    type: TaskType
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if self.type not in TASK_TYPES:
+            raise UnknownNameError(
+                f"Unrecognized task type {self.type!r}.{_suggestion(self.type)} Allowed: {', '.join(TASK_TYPES)}. Give the type "
+                "of this process; none is guessed."
+            )
+        check_integer(f"{self.type} index", self.index, low=0, error=UsageError)
+        if self.index and self.type in ("chief", "evaluator"):
+            raise UsageError(f"{self.type} index={self.index} must be 0: a cluster has one {self.type} at most.")
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.index}"
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The addresses of all tasks of a training cluster, of which an evaluator is none: it never connects (T1.8, T1.10).
+
+    Attributes:
+        worker: "host:port" of each worker, one at least.
+        ps: "host:port" of each parameter server, one at least.
+        chief: "host:port" of the coordinator; empty where the process that makes the cluster coordinates it.
+
+    Raises:
+        UsageError: no worker, no parameter server, more than one coordinator, what is no address, or one given twice.
+    """
+
+    worker: tuple[str, ...]
+    ps: tuple[str, ...]
+    chief: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check counts and addresses."""
+        for job in JOBS:
+            object.__setattr__(self, job, _addresses(job, getattr(self, job)))
+        for job, meaning in (("worker", "computes the steps"), ("ps", "holds the variables")):
+            if not getattr(self, job):
+                raise UsageError(
+                    f"the cluster has 0 tasks of type {job!r} and needs at least 1: a {job} {meaning}. "
+                    f'Give "{job}": ["host:port", ...].'
+                )
+        if len(self.chief) > 1:
+            raise UsageError(
+                f"the cluster has {len(self.chief)} tasks of type 'chief' ({', '.join(self.chief)}); there must be at most "
+                "1, the coordinator. Keep one."
+            )
+        owner: dict[tuple[str, int], Task] = {}
+        for task in self.tasks:
+            host, port = split_address(self.address(task))
+            first = owner.setdefault((host.lower(), port), task)
+            if first is not task:
+                raise UsageError(
+                    f"{first} and {task} have the same address {self.address(task)!r}, and only one of them can listen there. "
+                    "Give each task a port of its own."
+                )
+
+    @classmethod
+    def from_dict(cls, jobs: Mapping[str, Sequence[str]]) -> ClusterSpec:
+        """Build from `{"worker": [...], "ps": [...], "chief": [...]}`, the "cluster" part of TF_CONFIG.
+
+        Raises:
+            UsageError: as above; "Disallowed task type" where a job has another name.
+        """
+        if not isinstance(jobs, Mapping):
+            raise UsageError(f"the cluster must map {', '.join(JOBS)} to lists of 'host:port', not be {jobs!r}.")
+        if "evaluator" in jobs:
+            raise UsageError(
+                f"Disallowed task type 'evaluator' in the cluster ({jobs['evaluator']}). An evaluator reads "
+                "checkpoints only and never joins, so training would wait for it without end. Take it out, and start it "
+                "as a process of its own with type 'evaluator' as its task."
+            )
+        for job in jobs:
+            if job not in JOBS:
+                raise UsageError(
+                    f"Disallowed task type {job!r} in the cluster.{_suggestion(job)} Allowed: {', '.join(JOBS)}. "
+                    "Rename it, or take it out."
+                )
+        return cls(**{job: jobs.get(job, ()) for job in JOBS})  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """Return what `from_dict` takes, without empty jobs."""
+        return {job: list(getattr(self, job)) for job in JOBS if getattr(self, job)}
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task: the coordinator if it has an address, then workers, then parameter servers."""
+        kinds: tuple[TaskType, ...] = ("chief", "worker", "ps")
+        return tuple(Task(kind, index) for kind in kinds for index in range(len(getattr(self, kind))))
+
+    def address(self, task: Task) -> str:
+        """Return "host:port" of a task (T1.9).
+
+        Raises:
+            UsageError: the cluster has no such task.
+        """
+        known: tuple[str, ...] = () if task.type == "evaluator" else getattr(self, task.type)
+        if task.index >= len(known):
+            raise UsageError(
+                f"this process is to be {task}, and the cluster has {len(known)} of type {task.type!r}. Add its address "
+                f'to "{task.type}" of the cluster, or give another task.'
+            )
+        return known[task.index]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of "host:port"; an IPv6 host stands in brackets.
+
+    Raises:
+        UsageError: it has another form, or the port is not 1 to 65535.
+    """
+    form = "Allowed: 'host:port', for example 'host1:2222' or '[::1]:2222', with a port of 1 to 65535."
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    bracketed = host.startswith("[") and host.endswith("]")
+    name = host[1:-1] if bracketed else host
+    odd = any(sign.isspace() or sign in "/@,[]" for sign in name) or (":" in name and not bracketed)
+    if odd or not name or not (port.isascii() and port.isdigit()):
+        raise UsageError(f"address={address!r} is not understood. {form}")
+    if not 0 < int(port) < 65536:
+        raise UsageError(f"address={address!r} has a port out of range. {form}")
+    return host, int(port)
+
+
+def devices_each(counts: Sequence[int]) -> int:
+    """Return how many devices every worker has, from the count of each; raises `UsageError` where they differ (T1.12)."""
+    if len(set(counts)) != 1:
+        raise UsageError(
+            f"all workers must have the same number of devices (worker 0, 1, ...: {list(counts)}), because a step may run on any of "
+            "them. Hide the surplus devices with CUDA_VISIBLE_DEVICES, or leave the workers that lack some out."
+        )
+    return counts[0]
 
 
 @dataclass(frozen=True)
@@ -25,6 +178,9 @@ class ClusterResolver:
         cluster_spec: addresses of the training cluster; None for an evaluator that was not told (T1.10, T9.4).
         task: this process; None where nobody said, as for a notebook that makes its own cluster.
         source: where this was read, in words.
+
+    Raises:
+        UsageError: the task is none of the cluster (T1.8), or is no evaluator and has no cluster (T1.9).
     """
 
     cluster_spec: ClusterSpec | None = None
@@ -32,11 +188,7 @@ class ClusterResolver:
     source: str = "given in Python"
 
     def __post_init__(self) -> None:
-        """Check that the task is one of the cluster.
-
-        Raises:
-            UsageError: it is not (T1.8), or it is no evaluator and has no cluster (T1.9).
-        """
+        """Check that the task is one of the cluster."""
         if self.task is None or self.task.type == "evaluator":
             return
         if self.cluster_spec is None:
@@ -69,6 +221,15 @@ class ClusterResolver:
         if self.cluster_spec is None or self.task is None or self.task.type == "evaluator":
             return None
         return self.cluster_spec.address(self.task)
+
+    @property
+    def chief_address(self) -> tuple[str, int]:
+        """Host and port at which the chief listens; raises `UsageError` where nobody said."""
+        if self.cluster_spec is None or not self.cluster_spec.chief:
+            raise UsageError(
+                f'{self.source}: the cluster names no chief, and workers and servers meet where it listens. Add "chief": ["host:port"].'
+            )
+        return split_address(self.cluster_spec.chief[0])
 
     def to_json(self) -> str:
         """Return what `from_json` reads."""
@@ -103,13 +264,12 @@ class ClusterResolver:
                 found.append(cls.from_file(value, task=task, source=f"{name}={value}"))
         if not found:
             raise UsageError(f"neither of {' and '.join(VARIABLES)} is set. Set one, for example to {_EXAMPLE}")
-        first = found[0]
-        for other in found[1:]:
-            if (first.cluster_spec, first.task) != (other.cluster_spec, other.task):
-                raise UsageError(
-                    f"{first.source} and {other.source} are both set and disagree: {_described(first)} against {_described(other)}. "
-                    "Unset the one that is not meant for this program."
-                )
+        first, last = found[0], found[-1]
+        if (first.cluster_spec, first.task) != (last.cluster_spec, last.task):
+            raise UsageError(
+                f"{first.source} and {last.source} are both set and disagree: {first.to_json()} against {last.to_json()}. "
+                "Unset the one that is not meant for this program."
+            )
         return first
 
     @classmethod
@@ -157,7 +317,10 @@ def _resolved(config: Any, task: Task | None, source: str) -> ClusterResolver:
         )
     try:
         task = _task(config) if task is None else task
-        spec = _cluster(config.get("cluster"), task)
+        jobs = config.get("cluster")
+        if task.type == "evaluator" and isinstance(jobs, Mapping):
+            jobs = {job: addresses for job, addresses in jobs.items() if job != "evaluator"}  # its own address
+        spec = ClusterSpec.from_dict(jobs) if jobs or (jobs is not None and task.type != "evaluator") else None
     except UsageError as error:
         raise type(error)(f"{source}: {error}") from None
     return ClusterResolver(spec, task, source)
@@ -176,10 +339,22 @@ def _task(config: Mapping[str, Any]) -> Task:
     return Task(given["type"], index)
 
 
-def _cluster(jobs: Any, task: Task) -> ClusterSpec | None:
-    if task.type == "evaluator" and isinstance(jobs, Mapping):
-        jobs = {job: addresses for job, addresses in jobs.items() if job != "evaluator"}  # its own address
-    return ClusterSpec.from_dict(jobs) if jobs or (jobs is not None and task.type != "evaluator") else None
+def _addresses(job: str, given: Any) -> tuple[str, ...]:
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise UsageError(f'{job}={given!r} must be a list of addresses, as in ["host1:2222", "host2:2222"].')
+    found = tuple(given)
+    for index, address in enumerate(found):
+        try:
+            split_address(address)
+        except UsageError as error:
+            raise UsageError(f"{job} {index}: {error}") from None
+    return found
+
+
+def _suggestion(name: Any) -> str:
+    lower = str(name).lower()
+    meant = _MEANT.get(lower) or (lower if lower in TASK_TYPES else None)
+    return f" Did you mean {meant!r}?" if meant else ""
 
 
 def _yaml(text: str, source: str) -> Any:
@@ -202,8 +377,3 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise UsageError(f"the key {twice!r} stands there twice, and one of its values would be lost. Join them.")
     return found
-
-
-def _described(resolver: ClusterResolver) -> str:
-    spec = resolver.cluster_spec
-    return f"{resolver.task} in {spec.to_dict() if spec else 'no cluster'}"

@@ -1,4 +1,4 @@
-"""`connect_to_cluster`: the coordinator's way to workers and servers on other machines (T3.1, T9)."""
+"""The tasks of a cluster on several machines: `connect_to_cluster` for the coordinator, `serve_task` for workers and servers (T3.1, T9)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
 
 from workbench.errors import ClusterError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
-from workbench.parameter_server.cluster.cluster_spec import Task
-from workbench.parameter_server.cluster.serve_task import DESCRIPTION, chief_address, offered
+from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver, split_address
 from workbench.parameter_server.engines.ray_engine import RayEngine
-from workbench.parameter_server.links.ways import Plane
+from workbench.parameter_server.errors import Job
+from workbench.parameter_server.servers.links import Plane
 from workbench.ray.cluster import RayCluster
 from workbench.ray.node import RayNode
 
-POLL_S = 0.2
+CHIEF_POLL_S = 0.2
+TASK_POLL_S = 0.5
+LOST = 4  # looks in a row without an answer before the chief counts as gone (rule of thumb)
+_DESCRIPTION = "cluster"  # under which the chief writes down what it takes for the cluster
 
 
 def connect_to_cluster(
@@ -50,19 +51,19 @@ def connect_to_cluster(
         UsageError: this process is another task, or the numbers are missing, or given twice.
         ClusterError: tasks did not come in time (they are named), or the Ray cluster does not answer.
     """
+    identity = uuid.uuid4().hex
     if isinstance(where, str):
         if num_workers is None or num_ps is None:
             raise UsageError(
                 f"connect_to_cluster({where!r}) needs num_workers and num_ps: a Ray cluster does not say how many of its "
                 "processes are to be which."
             )
-        identity = uuid.uuid4().hex
         return Cluster(RayEngine(num_workers, num_ps, cluster=identity, data_plane=data_plane, address=where), identity)
     if num_workers is not None or num_ps is not None:
         raise UsageError(
             "num_workers and num_ps are for the address of a Ray cluster; a description of the cluster has its own."
         )
-    resolver = where if where is not None else ClusterResolver.from_environment()
+    resolver = where or ClusterResolver.from_environment()
     if resolver.role != "chief":
         does = (
             "calls serve_task()"
@@ -72,15 +73,14 @@ def connect_to_cluster(
         raise UsageError(f"{resolver.source}: this process is {resolver.task}, which {does}; only the chief connects.")
     spec = resolver.cluster_spec
     assert spec is not None
-    node = RayNode.start(*chief_address(resolver), "workbench-chief")
+    node = RayNode.start(*resolver.chief_address, "workbench-chief")
     try:
-        node.write(DESCRIPTION, json.dumps(spec.to_dict()))
+        node.write(_DESCRIPTION, json.dumps(spec.to_dict()))
         ray = node.connect()
         try:
-            _wait(ray, [task for task in spec.tasks if task.type != "chief"], resolver, wait_s)
-            identity = uuid.uuid4().hex
+            _wait_for_tasks(ray, resolver, wait_s)
             engine = RayEngine(
-                len(spec.worker), len(spec.ps), cluster=identity, data_plane=data_plane, ray=ray, resource=offered
+                len(spec.worker), len(spec.ps), cluster=identity, data_plane=data_plane, ray=ray, resource=_offered
             )
         except BaseException:
             ray.close()
@@ -101,27 +101,23 @@ def connect_to_cluster(
     return cluster
 
 
-def _wait(ray: RayCluster, tasks: Sequence[Task], resolver: ClusterResolver, wait_s: float) -> None:
-    """Wait until every task is there."""
-    until = time.monotonic() + wait_s
-    assert resolver.cluster_spec is not None
-    told: list[Task] = []
-    while True:
-        missing = [task for task in tasks if not ray.total(offered(task.type, task.index))]  # type: ignore[arg-type]
+def _wait_for_tasks(ray: RayCluster, resolver: ClusterResolver, wait_s: float) -> None:
+    spec, until = resolver.cluster_spec, time.monotonic() + wait_s
+    assert spec is not None
+    tasks = [task for task in spec.tasks if task.type != "chief"]
+    told = None
+    while missing := [task for task in tasks if not ray.total(_offered(task.type, task.index))]:  # type: ignore[arg-type]
         if missing != told:
-            logging.getLogger(__name__).info(
-                "chief: waiting for %s, up to %g s", ", ".join(map(str, missing)) or "nobody", wait_s
-            )
+            names = ", ".join(map(str, missing))
+            logging.getLogger(__name__).info("chief: waiting for %s, up to %g s", names, wait_s)
             told = missing
-        if not missing:
-            return
         if time.monotonic() > until:
-            said = ", ".join(f"{task} at {resolver.cluster_spec.address(task)}" for task in missing)
+            named = ", ".join(f"{task} at {spec.address(task)}" for task in missing)
             raise ClusterError(
-                f"{len(missing)} of {len(tasks)} tasks did not come within {wait_s:g} s: {said}. Is `workbench ps` running there, with "
+                f"{len(missing)} of {len(tasks)} tasks did not come within {wait_s:g} s: {named}. Is `workbench ps` running there, with "
                 "the same description of the cluster and the same token, and what does it print?"
             )
-        time.sleep(POLL_S)
+        time.sleep(CHIEF_POLL_S)
 
 
 def _at_exit(cluster_of: weakref.ref[Cluster]) -> None:
@@ -129,3 +125,65 @@ def _at_exit(cluster_of: weakref.ref[Cluster]) -> None:
     cluster = cluster_of()
     if cluster is not None:
         cluster.shutdown(done=not hasattr(sys, "last_value"))
+
+
+def serve_task(resolver: ClusterResolver | None = None, *, wait_s: float = 300.0) -> None:
+    """Offer this process to the cluster as the task that it is, and return when the chief says that all is done.
+
+    Start it in any order with the others. Where the chief is gone without a word, because it was killed or its program failed,
+    this waits for it to come again: what a server held is then lost, and the chief restores it from its checkpoint (T10.2).
+
+    Args:
+        resolver: says which task this is; None reads WORKBENCH_CLUSTER or TF_CONFIG.
+        wait_s: for the chief, at the start and whenever it is gone.
+
+    Raises:
+        UsageError: this is no worker and no server, the cluster has no chief to listen to, or the chief has another description.
+        ClusterError: the chief did not come, cannot be reached from here, or this machine does not have the task's address.
+    """
+    resolver = resolver or ClusterResolver.from_environment()
+    if resolver.role not in ("worker", "ps"):
+        raise UsageError(
+            f"{resolver.source}: this process is the {resolver.role}, and only a worker or ps serves. The chief calls "
+            "connect_to_cluster(); an evaluator needs no cluster."
+        )
+    task, address = resolver.task, resolver.address
+    assert task is not None
+    assert address is not None
+    head = resolver.chief_address
+    log = logging.getLogger(__name__)
+    log.info("%s: waiting for the chief at %s:%d, up to %g s", task, *head, wait_s)
+    while True:
+        node = RayNode.join(head, *split_address(address), _offered(task.type, task.index), wait_s=wait_s)  # type: ignore[arg-type]
+        try:
+            log.info("%s: in the cluster of the chief at %s:%d", task, *head)
+            silent, agreed = 0, False
+            while silent < LOST and not node.broken:
+                state = node.state()
+                if state == "ended":
+                    return
+                silent = silent + 1 if state == "lost" else 0
+                agreed = agreed or _same_description(resolver, node)
+                time.sleep(TASK_POLL_S)
+        finally:
+            node.close()
+        log.warning(
+            "%s: the chief at %s:%d is gone; waiting %g s for it to come again. Ctrl-C ends this task.", task, *head, wait_s,
+        )  # fmt: skip
+
+
+def _same_description(resolver: ClusterResolver, node: RayNode) -> bool:
+    """Return whether the chief has the same description, False while it has not said which; raises `UsageError` where it has another."""
+    assert resolver.cluster_spec is not None
+    own, chiefs = json.dumps(resolver.cluster_spec.to_dict()), node.read(_DESCRIPTION)
+    if chiefs is not None and chiefs != own:
+        raise UsageError(
+            f"{resolver.source}: {resolver.task} and the chief have different descriptions of the cluster: {own} here, {chiefs} there. "
+            "Give every task the same."
+        )
+    return chiefs is not None
+
+
+def _offered(job: Job, index: int) -> str:
+    """Return what the machine of a task offers to Ray, so that it runs this task and no other."""
+    return f"workbench-{job}-{index}"

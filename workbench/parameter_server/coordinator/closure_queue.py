@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.parameter_server.workers.closure import Closure
 
@@ -58,11 +59,7 @@ class ClosureQueue:
     """
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
-        if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
-            raise UsageError(
-                f"max_waiting={max_waiting!r} must be an integer of at least 1: how many closures may wait."
-            )
-        self.max_waiting = max_waiting
+        self.max_waiting = check_integer("max_waiting", max_waiting)
         self._waiting: deque[Closure] = deque()
         self._tagged: dict[int, deque[Closure]] = {}
         self._in_flight = 0
@@ -159,31 +156,23 @@ class ClosureQueue:
     def put_back(self, closure: Closure) -> None:
         """Return a closure that ran without an end, because its worker died: it runs first, or is cancelled after an error."""
         with self._changed:
-            self._in_flight -= 1
             if self._error is not None or self._stopped:
                 closure.mark_cancelled()
             else:
                 self._waiting.appendleft(closure)
-            self._tell_clock()
-            self._changed.notify_all()
+            self._left_flight()
 
     def mark_finished(self, closure: Closure) -> None:  # noqa: ARG002 - reads as what it says where it is called
         """Count a closure that came to its end."""
         with self._changed:
-            self._in_flight -= 1
-            self._tell_clock()
-            self._changed.notify_all()
+            self._left_flight()
 
     def mark_failed(self, closure: Closure, error: BaseException) -> None:
         """Record that a running closure raised; the first error is the one that is reported, and everything else stops."""
         with self._changed:
-            self._in_flight -= 1
             closure.output.set_error(error)
-            if self._error is None:
-                self._error = error
-                self._cancel.set()
-            self._tell_clock()
-            self._changed.notify_all()
+            self._record(error)
+            self._left_flight()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing waits or runs; False if that took longer than `timeout_s`.
@@ -191,10 +180,9 @@ class ClosureQueue:
         Raises:
             Exception: the first error of a closure that failed, once nothing runs any more.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._callers, self._changed:
             over = self._changed.wait_for(
-                lambda: self._error is not None or self._stopped or not (self._waiting or self._in_flight), _left(until)
+                lambda: self._error is not None or self._stopped or not (self._waiting or self._in_flight), timeout_s
             )
             self._raise_if_error()
             self._waits += bool(over)
@@ -209,9 +197,7 @@ class ClosureQueue:
     def fail(self, error: BaseException) -> None:
         """Record an error that belongs to no closure, such as a server that is gone."""
         with self._changed:
-            if self._error is None:
-                self._error = error
-                self._cancel.set()
+            self._record(error)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -225,6 +211,16 @@ class ClosureQueue:
                     closure.mark_cancelled()
             self._tagged.clear()
             self._changed.notify_all()
+
+    def _record(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+            self._cancel.set()
+
+    def _left_flight(self) -> None:
+        self._in_flight -= 1
+        self._tell_clock()
+        self._changed.notify_all()
 
     def _raise_if_error(self) -> None:
         """Cancel what waits, wait for what runs, then raise the error and forget it; the lock is held."""
@@ -256,7 +252,3 @@ class ClosureQueue:
         if self._stopped:
             closure.mark_cancelled()
             raise UsageError("The coordinator was shut down: nothing can be scheduled any more. Make a new one.")
-
-
-def _left(until: float | None) -> float | None:
-    return None if until is None else max(0.0, until - time.monotonic())

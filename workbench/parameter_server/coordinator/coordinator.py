@@ -15,10 +15,10 @@ from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
 from workbench.parameter_server.coordinator.dispatch import Dispatcher, referred
 from workbench.parameter_server.data.datasets import DatasetCreator, IteratorRecipe, as_dataset_recipe, takes_context
 from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.replicas import merged_buffers
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
-from workbench.parameter_server.workers.replica_buffers import merged_buffers
-from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable, Recipe, WorkerVariable
+from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable, WorkerVariable
 from workbench.parameter_server.workers.worker import Call
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ClusterCoordinator:
         if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
             raise UsageError(f"args={args!r} must be a tuple or list with one entry an argument: args=(iterator,).")
         closure = Closure(function, list(args), dict(kwargs or {}))
-        self._dispatcher.check(closure)
+        self._dispatcher.engine.check_sendable(closure)
         self._dispatcher.queue.put(closure)
         return closure.output
 
@@ -172,9 +172,7 @@ class ClusterCoordinator:
 
     def per_worker(self, make: Callable[..., Any], *, what: str = "values") -> PerWorkerValues:
         """Let every worker hold what `make()` returns there."""
-        table = self._dispatcher.resources
-        resource = table.add(Recipe(make))
-        self._dispatcher.build_everywhere(resource)
+        resource = self._dispatcher.build_everywhere(make)
         forget = partial(_forget, weakref.ref(self._dispatcher))
         return PerWorkerValues(resource, what, self.strategy.num_workers, forget)
 

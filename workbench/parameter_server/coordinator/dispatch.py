@@ -10,17 +10,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
 from workbench.parameter_server.coordinator.watchdog import WatchDog
 from workbench.parameter_server.data.datasets import refuse_captured
-from workbench.parameter_server.engines.engine import Engine
+from workbench.parameter_server.engines.engine import Ended, Engine
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, NotHeldError, UnavailableError
 from workbench.parameter_server.workers.closure import Closure, map_structure
-from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable, ResourceTable
+from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable
 from workbench.parameter_server.workers.worker import Call
 
 
@@ -51,11 +51,6 @@ class CoordinatorMetrics:
         with self._lock:
             self._recovery_s.append(seconds)
 
-    def executed(self) -> int:
-        """Return how many closures ended, failed ones too."""
-        with self._lock:
-            return self._counts["closures_executed"] + self._counts["closures_failed"]
-
     def report(self) -> dict[str, Any]:
         """Return closures_executed, closures_failed, remote_value_fetch, worker_failures, and by worker closures and busy_s."""
         names = ("closures_executed", "closures_failed", "remote_value_fetch", "worker_failures")
@@ -71,9 +66,13 @@ START_DELAY_MAX_ENV = "WORKBENCH_PS_START_DELAY_MAX_S"
 
 TRANSIENT_FAILURES = 3  # of a server that is healthy when it is asked, before it counts as gone (behaviour 57)
 RECOVERY_S = 1.0  # how long a thread waits for its worker before it looks at the servers again
-AT_ONCE = 8  # closures in one call, where they are shorter than the call (rule of thumb)
-_LOOPS = itertools.count()
 HEALTH_S = 0.5  # how often the servers are looked at, which bounds how late their death is told (T10.2)
+_LOOPS, _RESOURCES = itertools.count(), itertools.count()  # of all coordinators here: they may have the same workers
+
+
+@dataclass(eq=False)
+class _OwnWork(Closure):
+    """What the dispatcher asks of one worker itself."""
 
 
 class Dispatcher:
@@ -92,10 +91,10 @@ class Dispatcher:
         watchdog_s: float | None = None,
         on_stall: Callable[[], object] | None = None,
     ) -> None:
-        delays = [_start_delay(worker) for worker in range(engine.num_workers)]
+        delays = _start_delays(engine.num_workers)
         self.engine = engine
         self.queue = ClosureQueue(max_waiting)
-        self.resources = ResourceTable()
+        self.resources: dict[int, Callable[[], Any]] = {}  # in the order in which they were made
         self.metrics = CoordinatorMetrics()
         self._loop = next(_LOOPS)
         self._stopped = threading.Event()
@@ -112,28 +111,25 @@ class Dispatcher:
         for thread in threads:
             thread.start()
 
-    def check(self, closure: Closure) -> None:
-        """Refuse a closure that the engine cannot send (behaviour 20)."""
-        check = getattr(self.engine, "check_sendable", None)
-        if check is not None:
-            check(closure)
-
-    def build_everywhere(self, resource: int) -> None:
-        """Let every worker make a resource, before any closure that is scheduled from now on."""
+    def build_everywhere(self, make: Callable[[], Any]) -> int:
+        """Let every worker make a resource, before any closure that is scheduled from now on; returns its id."""
+        resource = next(_RESOURCES)
+        self.resources[resource] = make
         for worker in range(self.engine.num_workers):
-            self.queue.put(Closure(self._build, [worker, resource]), tag=worker)
+            self.queue.put(_OwnWork(self._build, [worker, resource]), tag=worker)
+        return resource
 
     def on_every_worker(self, call: Call) -> list[Any]:
         """Run a call once on each worker and return the results by the workers' indices."""
         call = replace(call, loop=self._loop)
-        closures = [Closure(self._execute, [worker, call]) for worker in range(self.engine.num_workers)]
+        closures = [_OwnWork(self._execute, [worker, call]) for worker in range(self.engine.num_workers)]
         for worker, closure in enumerate(closures):
             self.queue.put(closure, tag=worker)
         return [closure.output.fetch() for closure in closures]
 
     def forget(self, resource: int) -> None:
         """Let the workers forget a resource that nobody holds any more."""
-        self.resources.remove(resource)
+        self.resources.pop(resource, None)
         if not self._stopped.is_set():
             for worker in range(self.engine.num_workers):
                 with contextlib.suppress(UnavailableError):
@@ -157,22 +153,17 @@ class Dispatcher:
             if thread is not here:
                 thread.join(timeout=5.0)
 
-    def _ended(self, worker: int, seconds: float, *, failed: bool = False) -> None:
-        self.metrics.ended(worker, seconds, failed=failed)
-        if self._watchdog is not None:
-            self._watchdog.report_progress()
-
     def _serve(self, worker: int, delay_s: float) -> None:
         if self._stopped.wait(delay_s):
             return
         while (closure := self.queue.get(tag=worker)) is not None:
-            if isinstance(getattr(closure.function, "__self__", None), Dispatcher):
+            if isinstance(closure, _OwnWork):
                 self._run_own(worker, closure)
-            elif more := self._more(worker):
-                self._run_several(worker, [closure, *more])
-                del more
             else:
-                self._run(worker, closure)
+                count = self.engine.at_once(worker)  # as long as enough stay for the other workers
+                more = self.queue.more(count - 1, count * self.engine.num_workers) if count > 1 else []
+                self._run(worker, [closure, *more])
+                del more
             del closure
 
     def _run_own(self, worker: int, closure: Closure) -> None:
@@ -193,73 +184,39 @@ class Dispatcher:
             return
         closure.mark_cancelled()
 
-    def _run(self, worker: int, closure: Closure) -> None:
+    def _run(self, worker: int, closures: list[Closure]) -> None:
+        """Run closures; those that the worker did not come to go back."""
         begun = time.perf_counter()
-        try:
-            if closure.cancel.is_set():
-                raise CancelledError
-            value = self.engine.execute(worker, self._call(closure), closure.cancel)
-        except UnavailableError as error:
-            self._task_gone(worker, closure, error)
-        except NotHeldError as error:
-            if error.resource in self.resources:  # started anew while nobody asked it anything
-                self.queue.put_back(closure)
-                self._recover(worker)
-                return
-            self._ended(worker, time.perf_counter() - begun, failed=True)
-            self.queue.mark_failed(closure, error)
-        except BaseException as error:
-            self._ended(worker, time.perf_counter() - begun, failed=True)
-            self.queue.mark_failed(closure, error)
-        else:
-            closure.output.set_value(value)
-            self._ended(worker, time.perf_counter() - begun)
-            self.queue.mark_finished(closure)
-
-    def _more(self, worker: int) -> list[Closure]:
-        """Take more where closures are so short that to send one takes longer, and where enough stay for the other workers."""
-        brief = getattr(self.engine, "brief", None)
-        if brief is None or not brief(worker):
-            return []
-        return self.queue.more(AT_ONCE - 1, AT_ONCE * self.engine.num_workers)
-
-    def _run_several(self, worker: int, several: list[Closure]) -> None:
-        """Send several in one call; those that the worker did not come to go back."""
-        begun = time.perf_counter()
-        ended = self._ended_of(worker, several)
-        for closure in reversed(several[max(len(ended), 1) :]):
+        outcomes = self._outcomes(worker, closures)
+        for closure in reversed(closures[len(outcomes) :]):
             self.queue.put_back(closure)
-        if not ended:
-            self._run(worker, several[0])
-            return
-        seconds = (time.perf_counter() - begun) / len(ended)
-        for closure, (value, error) in zip(several, ended, strict=False):
+        seconds = (time.perf_counter() - begun) / len(outcomes)
+        for closure, (value, error) in zip(closures, outcomes, strict=False):
             if isinstance(error, UnavailableError):
                 self._task_gone(worker, closure, error)
-                continue
-            if isinstance(error, NotHeldError) and error.resource in self.resources:
-                self.queue.put_back(closure)
+            elif isinstance(error, NotHeldError) and error.resource in self.resources:
+                self.queue.put_back(closure)  # started anew while nobody asked it anything
                 self._recover(worker)
-                continue
-            self._ended(worker, seconds, failed=error is not None)
-            if error is not None:
-                self.queue.mark_failed(closure, error)
             else:
-                closure.output.set_value(value)
-                self.queue.mark_finished(closure)
+                self.metrics.ended(worker, seconds, failed=error is not None)
+                if self._watchdog is not None:
+                    self._watchdog.report_progress()
+                if error is None:
+                    closure.output.set_value(value)
+                    self.queue.mark_finished(closure)
+                else:
+                    self.queue.mark_failed(closure, error)
 
-    def _ended_of(self, worker: int, several: list[Closure]) -> list[tuple[Any, BaseException | None]]:
-        """Return result or error of those that came to an end; none where one of them cannot be sent, which its own turn will show."""
+    def _outcomes(self, worker: int, closures: list[Closure]) -> list[Ended]:
+        """Return result or error of those that came to an end, the first at least."""
+        if closures[0].cancel.is_set():
+            return [(None, CancelledError())]
         try:
-            calls = [self._call(closure) for closure in several]
-            found: list[tuple[Any, BaseException | None]] = self.engine.execute_several(  # type: ignore[attr-defined]
-                worker, calls, several[0].cancel
-            )
-        except ClosureInputError:
-            return []
+            return self.engine.execute(worker, [self._call(closure) for closure in closures], closures[0].cancel)
+        except ClosureInputError as error:
+            return self._outcomes(worker, closures[:1]) if len(closures) > 1 else [(None, error)]
         except BaseException as error:
             return [(None, error)]
-        return found
 
     def _call(self, closure: Closure) -> Call:
         refuse_captured(closure.function)
@@ -289,7 +246,7 @@ class Dispatcher:
             if not self.engine.wait_for_worker(worker, RECOVERY_S):
                 continue
             try:
-                for resource, _ in self.resources:
+                for resource in list(self.resources):
                     self._build(worker, resource)
             except UnavailableError as error:
                 if error.job == "ps":
@@ -315,12 +272,15 @@ class Dispatcher:
                 self.queue.fail(gone)
 
     def _build(self, worker: int, resource: int) -> None:
-        recipe = dict(self.resources).get(resource)
-        if recipe is not None:
-            self.engine.build(worker, resource, recipe.make, recipe.needs)
+        make = self.resources.get(resource)
+        if make is not None:
+            self.engine.build(worker, resource, make)
 
     def _execute(self, worker: int, call: Call) -> Any:
-        return self.engine.execute(worker, call, threading.Event())
+        ((value, error),) = self.engine.execute(worker, [call], threading.Event())
+        if error is not None:
+            raise error
+        return value
 
 
 def referred(value: Any) -> Any:
@@ -328,9 +288,9 @@ def referred(value: Any) -> Any:
     return value.ref if isinstance(value, (PerWorkerValues, PerWorkerVariable)) else value
 
 
-def _start_delay(worker: int) -> float:
-    delay, most = _seconds(START_DELAY_ENV), _seconds(START_DELAY_MAX_ENV)
-    return 0.0 if delay is None else min(worker * delay, math.inf if most is None else most)
+def _start_delays(workers: int) -> list[float]:
+    delay, most = (_seconds(name) for name in (START_DELAY_ENV, START_DELAY_MAX_ENV))
+    return [min(worker * (delay or 0.0), math.inf if most is None else most) for worker in range(workers)]
 
 
 def _seconds(name: str) -> float | None:

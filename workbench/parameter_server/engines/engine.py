@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from workbench.parameter_server.errors import Job, UnavailableError
 from workbench.parameter_server.servers.plane import DataPlane
+from workbench.parameter_server.workers.closure import Closure
 from workbench.parameter_server.workers.worker import Call
+
+Ended = tuple[Any, BaseException | None]
+"""Result of a call, or its error."""
 
 
 class Engine(Protocol):
@@ -19,19 +23,27 @@ class Engine(Protocol):
     num_servers: int
     plane: DataPlane
 
-    def execute(self, worker: int, call: Call, cancel: threading.Event) -> Any:
-        """Run a call on a worker and return its result; when `cancel` is set, ask it to stop, then stop waiting for it.
+    def check_sendable(self, closure: Closure) -> None:
+        """Refuse a closure that cannot be sent to a worker (behaviour 20); raises `TypeError`."""
+        ...
+
+    def at_once(self, worker: int) -> int:
+        """Return how many calls a worker is best given at once."""
+        ...
+
+    def execute(self, worker: int, calls: Sequence[Call], cancel: threading.Event) -> list[Ended]:
+        """Run calls on a worker, one after the other; when `cancel` is set, ask it to stop, then stop waiting for it.
+
+        Returns:
+            Result or error of each that it came to: it stops where one fails, or takes its time.
 
         Raises:
-            UnavailableError: the worker, or a server that the call needed, is gone.
-            CancelledError: it was cancelled.
-            Exception: what the function raised.
+            UnavailableError: the worker is gone.
+            CancelledError: it did not stop by itself, and was cut off.
         """
         ...
 
-    def build(
-        self, worker: int, resource: int, recipe: Callable[[], Any], needs: Mapping[str, int] | None = None
-    ) -> None:
+    def build(self, worker: int, resource: int, make: Callable[[], Any]) -> None:
         """Make a resource on a worker; see `WorkerRuntime.build`."""
         ...
 

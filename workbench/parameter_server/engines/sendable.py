@@ -1,13 +1,11 @@
-"""What is sent to a worker once and then named: functions, recipes of datasets, placed modules."""
+"""`SendOnce`: what is sent to a worker once and then named by a number: functions, recipes of datasets, placed modules."""
 
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,8 +18,6 @@ from workbench.parameter_server.servers.variable import RemoteTensor
 from workbench.parameter_server.workers.closure import Closure, map_structure
 from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable
 from workbench.parameter_server.workers.worker import ResourceRef
-
-KEPT = 64  # things that a worker keeps (rule of thumb); what it has dropped it asks for again
 
 _PLAIN = (
     int, float, complex, str, bytes, bool, type(None), Tensor, np.ndarray, np.generic,
@@ -57,10 +53,11 @@ class SendOnce:
 
     Args:
         pack: returns the bytes of a thing.
+        drop: told the number of a thing that will not be sent again; maybe while Python collects garbage.
     """
 
-    def __init__(self, pack: Callable[[Any], bytes]) -> None:
-        self._pack = pack
+    def __init__(self, pack: Callable[[Any], bytes], drop: Callable[[int], object]) -> None:
+        self._pack, self._drop = pack, drop
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -78,15 +75,17 @@ class SendOnce:
         try:
             content = self._pack(thing)
         except Exception as error:
+            name = f"The function {thing.__qualname__!r}" if hasattr(thing, "__qualname__") else type(thing).__name__
             raise TypeError(
-                f"{_named(thing)} cannot be sent to a worker: {error}. Locks, open files, generators, clusters and coordinators stay "
+                f"{name} cannot be sent to a worker: {error}. Locks, open files, generators, clusters and coordinators stay "
                 "where they are: make what the function needs inside of it, in a dataset function, or give it as an argument."
             ) from error
         with self._lock:
-            sendable = Sendable(next(self._numbers), content)
-            self._entries[id(thing)] = _Entry(
-                _weak(thing, partial(self._forget, id(thing))), tuple(_weak(each) for each in captured), sendable
-            )
+            before, sendable = self._entries.get(id(thing)), Sendable(next(self._numbers), content)
+            held = _weak(thing, partial(self._forget, id(thing), sendable.number))
+            self._entries[id(thing)] = _Entry(held, tuple(map(_weak, captured)), sendable)
+        if before is not None:
+            self._drop(before.sendable.number)
         return sendable
 
     def check(self, closure: Closure) -> None:
@@ -108,39 +107,11 @@ class SendOnce:
                     "let every worker hold one of its own: coordinator.create_per_worker_dataset."
                 ) from error
 
-    def _forget(self, key: int, _: Any) -> None:
+    def _forget(self, key: int, number: int, _: Any) -> None:
         entry = self._entries.get(key)
-        if entry is not None and isinstance(entry.thing, weakref.ref) and entry.thing() is None:
+        if entry is not None and entry.sendable.number == number:
             self._entries.pop(key, None)
-
-
-class NotKept(Exception):
-    """A worker was sent the number of something that it does not keep."""
-
-
-class Kept:
-    """The worker's side: things by their numbers, the last ones that were used."""
-
-    def __init__(self) -> None:
-        self._things: OrderedDict[int, Any] = OrderedDict()
-
-    def add(self, contents: Mapping[int, bytes]) -> None:
-        """Keep what came."""
-        for number, content in contents.items():
-            self._things[number] = pickle.loads(content)
-        while len(self._things) > max(KEPT, len(contents)):
-            self._things.popitem(last=False)
-
-    def get(self, sent: Sent) -> Any:
-        """Return a thing.
-
-        Raises:
-            NotKept: it is not here.
-        """
-        if sent.number not in self._things:
-            raise NotKept
-        self._things.move_to_end(sent.number)
-        return self._things[sent.number]
+            self._drop(number)
 
 
 def _captured(thing: Any) -> tuple[Any, ...]:
@@ -173,7 +144,3 @@ def _same(held: Any, thing: Any) -> bool:
 
 def _all_same(held: tuple[Any, ...], things: tuple[Any, ...]) -> bool:
     return len(held) == len(things) and all(map(_same, held, things))
-
-
-def _named(thing: Any) -> str:
-    return f"The function {thing.__qualname__!r}" if hasattr(thing, "__qualname__") else f"{type(thing).__name__}"

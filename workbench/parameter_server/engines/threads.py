@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
+import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from workbench.errors import UsageError
+from workbench.checks import check_integer
+from workbench.parameter_server.context import Flag
+from workbench.parameter_server.engines.engine import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.plane import DataPlane, DirectPlane
 from workbench.parameter_server.servers.server import ServerRuntime
+from workbench.parameter_server.workers.closure import Closure
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 
 POLL_S = 0.02  # how soon a caller sees that its closure was cancelled or its worker killed
@@ -19,12 +24,26 @@ POLL_S = 0.02  # how soon a caller sees that its closure was cancelled or its wo
 class _Task:
     """A worker or server, which of its lives this is, and whether it ended."""
 
-    def __init__(self, runtime: Any) -> None:
-        self.runtime = runtime
-        self.incarnation = 0
-        self.gone = threading.Event()
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
+        self.make, self.name = make, name
+        self.incarnation = -1
         self.back = threading.Event()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a life of it, empty."""
+        self.runtime = self.make()
+        self.thread = _Thread(self.name) if isinstance(self.runtime, WorkerRuntime) else None
+        self.gone = threading.Event()
+        self.incarnation += 1
         self.back.set()
+
+    def end(self) -> None:
+        """Cut it off; its thread goes on until it looks at a variable, asks for a batch, or comes to the end of a closure."""
+        self.back.clear()
+        self.gone.set()
+        if self.thread is not None:
+            self.thread.work.put(None)
 
 
 class ThreadEngine:
@@ -36,43 +55,56 @@ class ThreadEngine:
     Args:
         num_workers: at least 1.
         num_servers: at least 1.
-        grace_s: how long a cancelled closure may take to notice before an exception is raised inside it.
+        grace_s: how long a cancelled closure may take to notice before its worker is cut off, and another one takes its place.
     """
 
     name: str = "threads"
     plane: DataPlane
 
     def __init__(self, num_workers: int, num_servers: int, *, grace_s: float = 1.0) -> None:
-        for name, count in (("num_workers", num_workers), ("num_ps", num_servers)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise UsageError(f"{name}={count!r} must be an integer of at least 1.")
-        self.num_workers, self.num_servers, self.grace_s = num_workers, num_servers, grace_s
-        self._tasks: dict[tuple[Job, int], _Task] = {
-            **{("worker", k): _Task(WorkerRuntime(k)) for k in range(num_workers)},
-            **{("ps", k): _Task(ServerRuntime(k)) for k in range(num_servers)},
-        }
-        self._threads: list[_Hands] = [_Hands(f"worker {k}") for k in range(num_workers)]
-        self.plane = DirectPlane(self._server)
+        self.num_workers = check_integer("num_workers", num_workers)
+        self.num_servers = check_integer("num_ps", num_servers)
+        self.grace_s = grace_s
+        self._tasks: dict[tuple[Job, int], _Task] = {}
+        for k in range(num_workers):
+            self._tasks["worker", k] = _Task(lambda k=k: WorkerRuntime(k), f"parameter server worker {k}")  # type: ignore[misc]
+        for k in range(num_servers):
+            self._tasks["ps", k] = _Task(lambda k=k: ServerRuntime(k), f"ps {k}")  # type: ignore[misc]
+        self.plane = DirectPlane(lambda server: self._task("ps", server).runtime)
         self._closed = False
 
-    def execute(self, worker: int, call: Call, cancel: threading.Event) -> Any:
+    def check_sendable(self, closure: Closure) -> None:
+        """See `Engine`; what stays in this process can be sent, whatever it is."""
+
+    def at_once(self, worker: int) -> int:  # noqa: ARG002
+        """See `Engine`."""
+        return 1
+
+    def execute(self, worker: int, calls: Sequence[Call], cancel: threading.Event) -> list[Ended]:
         """See `Engine`."""
         task = self._task("worker", worker)
-        runtime: WorkerRuntime = task.runtime
-        return self._threads[worker].run(
-            lambda: runtime.execute(call, _Either(cancel, task.gone)),
-            cancel=cancel,
-            grace_s=self.grace_s,
-            gone=task.gone,
-            when_gone=lambda: UnavailableError("worker", worker),
-        )
+        thread, gone, runtime = task.thread, task.gone, task.runtime
+        assert thread is not None
+        ended: Future[Any] = Future()
+        thread.work.put((ended, lambda: runtime.execute(calls[0], _Either(cancel, gone))))
+        until: float | None = None
+        while not _is_done(ended):
+            if cancel.is_set():
+                until = until or time.monotonic() + self.grace_s
+                if time.monotonic() > until and not gone.is_set():
+                    self.kill("worker", worker)
+                    self.restart("worker", worker)
+                    raise CancelledError
+            if gone.is_set():
+                break
+        if gone.is_set():
+            raise UnavailableError("worker", worker)
+        error = ended.exception()
+        return [(None if error else ended.result(), error)]
 
-    def build(
-        self, worker: int, resource: int, recipe: Callable[[], Any], needs: Mapping[str, int] | None = None
-    ) -> None:
+    def build(self, worker: int, resource: int, make: Callable[[], Any]) -> None:
         """See `Engine`."""
-        runtime: WorkerRuntime = self._task("worker", worker).runtime
-        runtime.build(resource, recipe, needs)
+        self._task("worker", worker).runtime.build(resource, make)
         self._task("worker", worker)  # it may have been killed meanwhile
 
     def drop(self, worker: int, resources: Sequence[int]) -> None:
@@ -81,8 +113,7 @@ class ThreadEngine:
 
     def held(self, worker: int) -> int:
         """See `Engine`."""
-        found: int = self._task("worker", worker).runtime.held()
-        return found
+        return int(self._task("worker", worker).runtime.held())
 
     def wait_for_worker(self, worker: int, timeout_s: float) -> bool:
         """See `Engine`."""
@@ -98,32 +129,22 @@ class ThreadEngine:
 
     def kill(self, job: Job, index: int) -> None:
         """See `Engine`."""
-        task = self._tasks[job, index]
-        task.back.clear()
-        task.gone.set()
+        self._tasks[job, index].end()
 
     def restart(self, job: Job, index: int) -> None:
         """See `Engine`."""
         task = self._tasks[job, index]
-        if not task.gone.is_set():
-            return
-        task.runtime = WorkerRuntime(index) if job == "worker" else ServerRuntime(index)
-        task.incarnation += 1
-        if job == "worker":
-            self._threads[index].leave()
-            self._threads[index] = _Hands(f"worker {index}")
-        task.gone = threading.Event()
-        task.back.set()
+        if task.gone.is_set():
+            task.begin()
 
     def close(self) -> None:
         """See `Engine`."""
         self._closed = True
         for task in self._tasks.values():
-            task.gone.set()
-        for hands in self._threads:
-            hands.leave()
-        for hands in self._threads:
-            hands.join(self.grace_s)
+            task.end()
+        for task in self._tasks.values():
+            if task.thread not in (None, threading.current_thread()):
+                task.thread.join(self.grace_s)
 
     def _task(self, job: Job, index: int) -> _Task:
         task = self._tasks[job, index]
@@ -131,15 +152,11 @@ class ThreadEngine:
             raise UnavailableError(job, index, "the cluster was shut down" if self._closed else "its process is gone")
         return task
 
-    def _server(self, index: int) -> ServerRuntime:
-        found: ServerRuntime = self._task("ps", index).runtime
-        return found
-
 
 class _Either:
     """Set where one of two flags is: a closure stops when it is cancelled, and when its worker is cut off."""
 
-    def __init__(self, *flags: threading.Event) -> None:
+    def __init__(self, *flags: Flag) -> None:
         self._flags = flags
 
     def is_set(self) -> bool:
@@ -147,85 +164,29 @@ class _Either:
         return any(flag.is_set() for flag in self._flags)
 
 
-class _Hands:
-    """A thread that does one thing after the other, and can be told to stop in the middle of one."""
+class _Thread(threading.Thread):
+    """Does what is put into `work`, one thing after the other, until that is None."""
 
     def __init__(self, name: str) -> None:
-        self._wake = threading.Condition()
-        self._work: Callable[[], Any] | None = None
-        self._ended: threading.Event | None = None
-        self._result: tuple[Any, BaseException | None] = (None, None)
-        self._left = False
-        self._thread = threading.Thread(target=self._loop, name=f"parameter server {name}", daemon=True)
-        self._thread.start()
+        super().__init__(name=name, daemon=True)
+        self.work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self.start()
 
-    def run(
-        self,
-        work: Callable[[], Any],
-        *,
-        cancel: threading.Event,
-        grace_s: float,
-        gone: threading.Event,
-        when_gone: Callable[[], BaseException],
-    ) -> Any:
-        """Do `work` and return its result; stop waiting when `gone` is set, and raise inside it `grace_s` after `cancel`."""
-        ended = threading.Event()
-        with self._wake:
-            self._work, self._ended = work, ended
-            self._wake.notify()
-        waited = 0.0
-        while not ended.wait(POLL_S):
-            if gone.is_set():
-                raise when_gone()
-            if cancel.is_set():
-                waited += POLL_S
-                if waited >= grace_s:
-                    waited = 0.0
-                    self._raise_inside()
-        if gone.is_set():
-            raise when_gone()
-        (value, error), self._result = self._result, (None, None)  # an error holds the frames of whoever it met
-        if error is None:
-            return value
-        try:
-            raise error
-        finally:
-            del error
-
-    def leave(self) -> None:
-        """End the thread, after what it does now."""
-        with self._wake:
-            self._left = True
-            self._wake.notify()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until the thread has ended."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def _raise_inside(self) -> None:
-        if self._thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread.ident), ctypes.py_object(CancelledError)
-            )
-
-    def _loop(self) -> None:
-        while True:
+    def run(self) -> None:
+        """Work."""
+        while (given := self.work.get()) is not None:
+            ended, work = given
             try:
-                with self._wake:
-                    self._wake.wait_for(lambda: self._work is not None or self._left)
-                    if self._work is None:
-                        return
-                    work, ended = self._work, self._ended
-                    self._work = None
-            except CancelledError:  # came too late for the closure that it was meant for
-                continue
-            value, error = None, None
-            try:
-                value = work()
-            except BaseException as caught:
-                error = caught
-            self._result = (value, error)
-            assert ended is not None
-            ended.set()
-            del work, value, error
+                ended.set_result(work())
+            except BaseException as error:
+                ended.set_exception(error)
+            del given, ended, work
+
+
+def _is_done(ended: Future[Any]) -> bool:
+    """Wait a little and return whether it has ended."""
+    try:
+        ended.exception(POLL_S)
+    except TimeoutError:
+        return False
+    return True

@@ -21,8 +21,8 @@ from workbench.parameter_server.fit.evaluation import InlineEvaluation, Where
 from workbench.parameter_server.fit.executor import ClusterExecutor, Executor, LocalExecutor, Task
 from workbench.parameter_server.fit.metrics import AdditiveMetric, State, total
 from workbench.parameter_server.fit.step_runner import CPU, StepRunner, TrainStep, train_step
+from workbench.parameter_server.servers.replicas import BufferLog, quicken_batch_norm
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.workers.replica_buffers import BufferLog, quicken_batch_norm
 from workbench.train.lane_stack import build_model
 from workbench.train.progress import progress_bar
 from workbench.train.rng import isolated_rng

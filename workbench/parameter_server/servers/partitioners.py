@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 
@@ -81,8 +82,8 @@ class FixedShardsPartitioner:
     num_shards: int
 
     def __post_init__(self) -> None:
-        """Check; raise `UsageError`."""
-        _at_least_1(self, "num_shards")
+        """Check."""
+        check_integer("num_shards", self.num_shards)
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:  # noqa: ARG002
         """Return the number of shards along each axis."""
@@ -104,9 +105,9 @@ class MinSizePartitioner:
     max_shards: int = 1
 
     def __post_init__(self) -> None:
-        """Check; raise `UsageError`."""
-        _at_least_1(self, "min_shard_bytes")
-        _at_least_1(self, "max_shards")
+        """Check."""
+        check_integer("min_shard_bytes", self.min_shard_bytes)
+        check_integer("max_shards", self.max_shards)
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
         """Return the number of shards along each axis."""
@@ -130,10 +131,10 @@ class MaxSizePartitioner:
     max_shards: int | None = None
 
     def __post_init__(self) -> None:
-        """Check; raise `UsageError`."""
-        _at_least_1(self, "max_shard_bytes")
+        """Check."""
+        check_integer("max_shard_bytes", self.max_shard_bytes)
         if self.max_shards is not None:
-            _at_least_1(self, "max_shards")
+            check_integer("max_shards", self.max_shards)
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
         """Return the number of shards along each axis."""
@@ -148,10 +149,7 @@ class MaxSizePartitioner:
 def num_shards(partitioner: Partitioner | None, shape: Sequence[int], dtype: torch.dtype) -> int:
     """Return how many shards a variable gets: what the partitioner says, and no more than the variable has rows.
 
-    A single number has no axis to split, so the partitioner is not asked about it; nor is there one for None.
-
-    Args:
-        partitioner: called with the shape and the dtype of the variable, at its creation (T3.3).
+    It is called with shape and dtype at the variable's creation (T3.3), but not for a single number, which has no axis to split.
 
     Raises:
         UsageError: the partitioner returned something else than a number of at least 1 followed by ones.
@@ -159,8 +157,8 @@ def num_shards(partitioner: Partitioner | None, shape: Sequence[int], dtype: tor
     if partitioner is None or not len(shape):
         return 1
     shards = partitioner(tuple(shape), dtype)
-    whole = isinstance(shards, (list, tuple)) and len(shards) > 0 and all(_is_count(n) for n in shards)
-    if not whole or any(n != 1 for n in shards[1:]):
+    counts = isinstance(shards, (list, tuple)) and all(type(n) is int and n >= 1 for n in shards)
+    if not counts or not shards or any(n != 1 for n in shards[1:]):
         raise UsageError(
             f"variable_partitioner returned {shards!r} for a variable of shape {tuple(shape)}. Allowed: a list with the "
             f"number of shards along each axis, at least 1, and 1 for every axis but the first, such as "
@@ -173,18 +171,10 @@ def split_rows(rows: int, shards: int) -> list[tuple[int, int]]:
     """Return (first row, number of rows) of each shard: contiguous, and the first ones take the remainder.
 
     Ten rows in 4 shards are 3, 3, 2 and 2. There are `rows` shards where more were asked for, and one, empty, of no rows.
-
-    Args:
-        rows: length of the first axis.
-        shards: at least 1.
-
-    Raises:
-        UsageError: one of them is no such number.
     """
-    if not _is_count(shards) or isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
-        raise UsageError(f"rows={rows!r} must be an integer of at least 0, and shards={shards!r} one of at least 1.")
-    each, left = divmod(rows, max(1, min(rows, shards)))
-    return [(i * each + min(i, left), each + (i < left)) for i in range(max(1, min(rows, shards)))]
+    count = max(1, min(check_integer("rows", rows, low=0), check_integer("shards", shards)))
+    each, left = divmod(rows, count)
+    return [(i * each + min(i, left), each + (i < left)) for i in range(count)]
 
 
 def _first_axis(shape: Sequence[int], shards: int) -> list[int]:
@@ -193,13 +183,3 @@ def _first_axis(shape: Sequence[int], shards: int) -> list[int]:
 
 def _row_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return math.prod(shape[1:]) * dtype.itemsize if len(shape) else 0
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _at_least_1(partitioner: Any, name: str) -> None:
-    value = getattr(partitioner, name)
-    if not _is_count(value):
-        raise UsageError(f"{name}={value!r} of {type(partitioner).__name__} must be an integer of at least 1.")

@@ -18,6 +18,7 @@ from workbench.parameter_server.servers.partitioners import trained_parameters
 from workbench.parameter_server.servers.plane import DataPlane, Place, plane_of
 from workbench.parameter_server.servers.replicas import (
     Replica,
+    ReplicaBuffers,
     forget_replicas,
     portable,
     replica_of,
@@ -26,7 +27,6 @@ from workbench.parameter_server.servers.replicas import (
     with_gradients,
 )
 from workbench.parameter_server.servers.server import Push
-from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers
 
 
 class Part(NamedTuple):
@@ -127,15 +127,8 @@ class PlacedModule:
         """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks."""
         check_cancelled()
         held = list(self.parts.values())
-
-        def take(number: int, values: Tensor) -> None:
-            at = 0
-            for part in held[number]:
-                parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
-                at += part.size
-
         with taking("pull_s"):
-            return self._plane.pull_into(self.places, take)
+            return self._plane.pull_into(self.places, lambda k, values: _scatter(held[k], values, parameters))
 
     def push(self, replica: Replica) -> list[int]:
         """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions.
@@ -185,20 +178,18 @@ class PlacedModule:
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, optimizer slots, buffers, what is not trained, and steps: whole, whatever the shards (T10.4, T14.5)."""
         states = [self._plane.ask(place.server, "state", place.block) for place in self.places]
-        shapes = self._shapes
         slots = sorted({key for state in states for key in state["slots"]})
-        parameters = self._whole(shapes, [state["values"] for state in states])
+        parameters = self._whole([state["values"] for state in states])
         kept = {
-            slot: self._whole(shapes, [state["slots"][slot] for state in states])
+            slot: self._whole([state["slots"][slot] for state in states])
             for slot in slots
             if all(state["slots"][slot].numel() == state["values"].numel() for state in states)
         }
         plain = {slot: states[0]["slots"][slot] for slot in slots if slot not in kept}
-        buffers = {key: buffer.clone() for key, buffer in self._replica().module.named_buffers()}
         steps = max(state["version"] for state in states)
         frozen = {key: parameter.detach().clone() for key, parameter in self._frozen(self._module)}
         return {
-            "parameters": parameters, "buffers": buffers, "frozen": frozen, "slots": kept, "plain_slots": plain, "steps": steps,
+            "parameters": parameters, "buffers": self.buffers(), "frozen": frozen, "slots": kept, "plain_slots": plain, "steps": steps,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -237,21 +228,16 @@ class PlacedModule:
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the buffers of the replica here: of a worker its own, such as the statistics of its batch norm layers."""
-        return {key: buffer.detach().clone() for key, buffer in self._replica().module.named_buffers()}
+        return _buffers(self._replica().module)
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Give the replica here, and those that are made from now on, these buffers."""
-        with torch.no_grad():
-            for module in (self._module, self._replica().module):
-                for key, buffer in module.named_buffers():
-                    buffer.copy_(buffers[key])
-        self._knows_statistics = True
+        _copy_buffers(self._module, buffers)
+        self.take_buffers(buffers)
 
     def take_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Give the replica here, from which `module` and checkpoints are made, these buffers; workers keep their own."""
-        with torch.no_grad():
-            for key, buffer in self._replica().module.named_buffers():
-                buffer.copy_(buffers[key])
+        _copy_buffers(self._replica().module, buffers)
         self._knows_statistics = True
 
     def replica_buffers(self) -> ReplicaBuffers:
@@ -260,7 +246,7 @@ class PlacedModule:
 
     def start_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that every replica begins with."""
-        return {key: buffer.detach().clone() for key, buffer in self._module.named_buffers()}
+        return _buffers(self._module)
 
     def check_statistics(self) -> None:
         """Warn where batch norm's running statistics are still those of before training here: the workers made their own."""
@@ -309,14 +295,12 @@ class PlacedModule:
     def _frozen(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         return [(key, parameter) for key, parameter in module.named_parameters() if key not in self._shapes]
 
-    def _whole(self, shapes: Mapping[str, torch.Size], blocks: Sequence[Tensor]) -> dict[str, Tensor]:
-        found = {key: torch.empty(shape.numel(), dtype=blocks[0].dtype) for key, shape in shapes.items()}
+    def _whole(self, blocks: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return tensors in the parameters' shapes, by name, of what lies in the blocks."""
+        found = {key: torch.empty(shape.numel(), dtype=blocks[0].dtype) for key, shape in self._shapes.items()}
         for block, held in zip(blocks, self.parts.values(), strict=True):
-            values, at = block.reshape(-1), 0
-            for part in held:
-                found[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
-                at += part.size
-        return {key: value.view(shapes[key]) for key, value in found.items()}
+            _scatter(held, block.reshape(-1), found)
+        return {key: value.view(self._shapes[key]) for key, value in found.items()}
 
 
 def _pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:
@@ -325,3 +309,21 @@ def _pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:
 
 def _joined(held: Sequence[Part], values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(_pieces(held, values))
+
+
+def _scatter(held: Sequence[Part], values: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Copy a block's values to where they belong in flat parameters."""
+    at = 0
+    for part in held:
+        parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
+        at += part.size
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {key: buffer.detach().clone() for key, buffer in module.named_buffers()}
+
+
+def _copy_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for key, buffer in module.named_buffers():
+            buffer.copy_(buffers[key])

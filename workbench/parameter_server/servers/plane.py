@@ -11,8 +11,10 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.servers.server import Push, ServerRuntime
 
-Grad = Tensor | Sequence[Tensor]
-"""A flat gradient, or its pieces, which lie one after the other in the block."""
+Grad = Sequence[Tensor]
+"""A gradient as flat pieces, which lie one after the other in the block."""
+Take = Callable[[int, Tensor], object]
+"""Copies the flat values of a block, which is told by its place among those asked for."""
 
 
 class Place(NamedTuple):
@@ -22,17 +24,12 @@ class Place(NamedTuple):
     block: str
 
 
-def whole(grad: Grad) -> Tensor:
-    """Return a gradient in one piece."""
-    return grad if isinstance(grad, Tensor) else torch.cat(list(grad))
-
-
 class DataPlane(Protocol):
-    """Four ways to move values, many blocks at a time, and `ask` for everything that is not in a hurry."""
+    """Three ways to move values, and `ask` for everything that is not in a hurry; all raise `UnavailableError` where a server is gone."""
 
     @property
     def name(self) -> str:
-        """How they travel: "direct", "shm" or "plasma"."""
+        """How values travel: "direct", "shm" or "plasma"."""
         ...
 
     @property
@@ -40,27 +37,12 @@ class DataPlane(Protocol):
         """Why this way was taken."""
         ...
 
-    def pull(self, places: Sequence[Place]) -> list[tuple[Tensor, int]]:
-        """Return values (flat, the caller's own until the next call) and version of each block."""
-        ...
-
-    def pull_into(self, places: Sequence[Place], take: Callable[[int, Tensor], None]) -> list[int]:
-        """Do so without a copy in between; returns the versions.
-
-        Args:
-            places: to read.
-            take: called with the number of a place and its values, which it has to copy; again where they were written meanwhile.
-        """
+    def pull_into(self, places: Sequence[Place], take: Take) -> list[int]:
+        """Let `take` copy the values of each block, again where they were written meanwhile; returns the versions."""
         ...
 
     def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
         """Apply a gradient to each block; returns once all are applied, with the new versions."""
-        ...
-
-    def push_pull(
-        self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]
-    ) -> list[tuple[Tensor, int]]:
-        """Apply a gradient to each block and return what came of it."""
         ...
 
     def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
@@ -68,12 +50,19 @@ class DataPlane(Protocol):
         ...
 
     def ask(self, server: int, method: str, *arguments: Any) -> Any:
-        """Call a method of a server by name and return its answer.
-
-        Raises:
-            UnavailableError: the server is gone, as from every method here.
-        """
+        """Call a method of a server by name and return its answer."""
         ...
+
+
+def pull(plane: DataPlane, places: Sequence[Place]) -> list[Tensor]:
+    """Return copies of the values of blocks, each flat."""
+    found: dict[int, Tensor] = {}
+
+    def take(k: int, values: Tensor) -> None:
+        found[k] = values.clone()
+
+    plane.pull_into(places, take)
+    return [found[k] for k in range(len(places))]
 
 
 class DirectPlane:
@@ -89,30 +78,21 @@ class DirectPlane:
     def __init__(self, server: Callable[[int], ServerRuntime]) -> None:
         self._server = server
 
-    def pull(self, places: Sequence[Place]) -> list[tuple[Tensor, int]]:
+    def pull_into(self, places: Sequence[Place], take: Take) -> list[int]:
         """See `DataPlane`."""
-        return [self._server(place.server).read(place.block) for place in places]
-
-    def pull_into(self, places: Sequence[Place], take: Callable[[int, Tensor], None]) -> list[int]:
-        """See `DataPlane`."""
-        pulled = self.pull(places)
-        for k, (values, _) in enumerate(pulled):
+        versions = []
+        for k, place in enumerate(places):
+            values, version = self._server(place.server).read(place.block)
             take(k, values)
-        return [version for _, version in pulled]
+            versions.append(version)
+        return versions
 
     def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
         """See `DataPlane`."""
         return [
-            self._server(place.server).push(place.block, whole(grad), push)
+            self._server(place.server).push(place.block, torch.cat(list(grad)), push)
             for place, grad, push in zip(places, grads, pushes, strict=True)
         ]
-
-    def push_pull(
-        self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]
-    ) -> list[tuple[Tensor, int]]:
-        """See `DataPlane`."""
-        self.push(places, grads, pushes)
-        return self.pull(places)
 
     def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
         """See `DataPlane`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,43 +18,7 @@ from workbench.parameter_server.errors import UnavailableError
 from workbench.schedules import schedule_of
 from workbench.train.update_rules import UpdateRule
 
-Lying = tuple[int, int, torch.dtype]
-"""Where a tensor lies: first byte, number of values, dtype."""
-
-ALIGNED = 64  # bytes
-
-
-def lay(tensors: Sequence[tuple[int, torch.dtype]]) -> tuple[list[Lying], int]:
-    """Return where tensors of these sizes and dtypes will lie, and how many bytes they take together."""
-    lying: list[Lying] = []
-    end = 0
-    for size, dtype in tensors:
-        lying.append((end, size, dtype))
-        end += -(-size * dtype.itemsize // ALIGNED) * ALIGNED
-    return lying, max(end, 1)
-
-
-def laid_out(tensors: Sequence[Tensor | Sequence[Tensor]], lying: Sequence[Lying], content: Tensor) -> None:
-    """Copy tensors, which may be given in pieces, to where they shall lie in `content`, shape (bytes,)."""
-    for tensor, there in zip(tensors, taken(content, lying), strict=True):
-        if isinstance(tensor, Tensor):
-            there.copy_(tensor.reshape(-1))
-        else:
-            torch.cat(list(tensor), out=there)
-
-
-def extent(tensor: Tensor | Sequence[Tensor]) -> tuple[int, torch.dtype]:
-    """Return number and dtype of the values of a tensor, which may be given in pieces."""
-    pieces = [tensor] if isinstance(tensor, Tensor) else tensor
-    return sum(piece.numel() for piece in pieces), pieces[0].dtype
-
-
-def taken(content: Tensor, lying: Sequence[Lying]) -> list[Tensor]:
-    """Return the tensors that lie in `content`; they are views of it."""
-    return [content[begin : begin + size * dtype.itemsize].view(dtype) for begin, size, dtype in lying]
-
-
-TOKENS = 4096  # pushes that are remembered, so that a repeated one is not applied twice (rule of thumb: far above what is in flight)
+TOKENS = 4096  # writes that are remembered, so that a repeated one is not applied twice (rule of thumb: far above what is in flight)
 
 Token = tuple[int, int]
 """Closure and number of the write within it: a closure that runs again repeats them."""
@@ -93,14 +57,6 @@ class Block:
     apply_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def remember(self, token: Token | None) -> int:
-        """Note that what has this token was applied; returns the version."""
-        if token is not None:
-            self.tokens[token] = self.version
-            if len(self.tokens) > TOKENS:
-                self.tokens.popitem(last=False)
-        return self.version
-
 
 class ServerRuntime:
     """Blocks by name. A call touches one block under its lock: no call sees another one half done.
@@ -129,11 +85,11 @@ class ServerRuntime:
         block = Block(held)
         if config is not None:
             block.updater = UpdateRule([config], held[None])
-            block.lr = _held(schedule_of(config), config.total_steps - 1)
+            block.lr = _lr_of(config)
         self._blocks[name] = block
 
     def delete(self, name: str) -> None:
-        """Forget a block; an unknown one is none."""
+        """Forget a block, if there is one."""
         self._blocks.pop(name, None)
 
     def read(self, name: str) -> tuple[Tensor, int]:
@@ -161,15 +117,7 @@ class ServerRuntime:
             values: flat, as long as the block.
             how: "assign", "add" or "sub".
         """
-        block = self._block(name)
-        with block.lock:
-            block.requests += 1
-            block.bytes_in += values.nbytes
-            if token is not None and token in block.tokens:
-                return block.tokens[token]
-            _WRITES[how](block.values, values.reshape(-1))
-            block.version += 1
-            return block.remember(token)
+        return self._change(name, values, token, lambda block: _WRITES[how](block.values, values.reshape(-1)))
 
     def push(self, name: str, grad: Tensor, push: Push) -> int:
         """Apply a gradient by the block's own rule, at the lr of its own step; returns the new version.
@@ -177,14 +125,10 @@ class ServerRuntime:
         Args:
             grad: flat, as long as the block.
         """
-        block = self._block(name)
-        if block.updater is None or block.lr is None:
-            raise UsageError(f"Block {name!r} was created without an optimizer: no gradient can be applied to it.")
-        with block.lock:
-            block.requests += 1
-            block.bytes_in += grad.nbytes
-            if push.token is not None and push.token in block.tokens:
-                return block.tokens[push.token]
+
+        def apply(block: Block) -> None:
+            if block.updater is None or block.lr is None:
+                raise UsageError(f"Block {name!r} was created without an optimizer: no gradient can be applied to it.")
             begun = time.perf_counter()
             lr = block.lr(block.version)
             update = block.updater.update(
@@ -193,9 +137,9 @@ class ServerRuntime:
             )  # fmt: skip
             block.values -= update[0]
             block.staleness[block.version - push.pulled] += 1
-            block.version += 1
             block.apply_s += time.perf_counter() - begun
-            return block.remember(push.token)
+
+        return self._change(name, grad, push.token, apply)
 
     def state(self, name: str) -> dict[str, Any]:
         """Return values, version and optimizer slots of a block: what a checkpoint needs (T10.4, behaviour 72)."""
@@ -203,10 +147,8 @@ class ServerRuntime:
         with block.lock:
             slots = {} if block.updater is None else block.updater.state(0)
             return {
-                "values": block.values.clone(),
-                "version": block.version,
-                "slots": {k: v.clone() for k, v in slots.items()},
-            }
+                "values": block.values.clone(), "version": block.version, "slots": {k: v.clone() for k, v in slots.items()},
+            }  # fmt: skip
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Put back what `state` returned."""
@@ -225,7 +167,7 @@ class ServerRuntime:
                 updater = UpdateRule([config], block.values[None])
                 updater.load(0, block.updater.state(0), {})
                 block.updater = updater
-            block.lr = _held(schedule_of(config), config.total_steps - 1)
+            block.lr = _lr_of(config)
 
     def load_report(self) -> dict[str, dict[str, Any]]:
         """Return for each block: requests, bytes_in, bytes_out, apply_s, version and the histogram of staleness_steps."""
@@ -241,9 +183,21 @@ class ServerRuntime:
         """Return how often a block was written."""
         return self._block(name).version
 
-    def names(self) -> Sequence[str]:
-        """Return the blocks in the order of their creation."""
-        return list(self._blocks)
+    def _change(self, name: str, given: Tensor, token: Token | None, change: Callable[[Block], object]) -> int:
+        """Change a block, once for each token; returns the version that came of it."""
+        block = self._block(name)
+        with block.lock:
+            block.requests += 1
+            block.bytes_in += given.nbytes
+            if token is not None and token in block.tokens:
+                return block.tokens[token]
+            change(block)
+            block.version += 1
+            if token is not None:
+                block.tokens[token] = block.version
+                if len(block.tokens) > TOKENS:
+                    block.tokens.popitem(last=False)
+            return block.version
 
     def _block(self, name: str) -> Block:
         if name not in self._blocks:
@@ -253,21 +207,12 @@ class ServerRuntime:
         return self._blocks[name]
 
 
-def _held(lr: Callable[[int], float], last: int) -> Callable[[int], float]:
-    """Let the lr stay where it is after its last step: workers may push more often than was planned."""
+def _lr_of(config: TrainConfig) -> Callable[[int], float]:
+    """Return the lr of a step; it stays where it is after the last one: workers may push more often than was planned."""
+    lr, last = schedule_of(config), config.total_steps - 1
     return lambda step: lr(min(step, last))
 
 
-def _assign(values: Tensor, given: Tensor) -> None:
-    values.copy_(given)
-
-
-def _add(values: Tensor, given: Tensor) -> None:
-    values += given
-
-
-def _sub(values: Tensor, given: Tensor) -> None:
-    values -= given
-
-
-_WRITES = {"assign": _assign, "add": _add, "sub": _sub}
+_WRITES: Mapping[str, Callable[[Tensor, Tensor], object]] = {
+    "assign": Tensor.copy_, "add": Tensor.add_, "sub": Tensor.sub_,
+}  # fmt: skip

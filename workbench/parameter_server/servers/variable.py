@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
-from workbench.parameter_server.servers.plane import Place, plane_of
+from workbench.parameter_server.servers.plane import Place, plane_of, pull
 
 IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -71,9 +71,37 @@ class RemoteTensor:
         """Return the rows with these ids, shape (*rows.shape, *shape[1:]); nothing else is sent (T3.7, behaviour 75)."""
         raise NotImplementedError
 
+    def _write(self, values: Tensor, how: str) -> None:
+        """Assign, add or subtract values of shape `shape`."""
+        raise NotImplementedError
+
     def read_for_fetch(self) -> Tensor:
         """Return the values where a function returns the variable itself."""
         return self.read()
+
+    def assign(self, value: Any) -> Self:
+        """Replace the values."""
+        return self._written(value, "assign")
+
+    def assign_add(self, value: Any) -> Self:
+        """Add to the values on the servers: no update of another worker is lost (behaviour 18)."""
+        return self._written(value, "add")
+
+    def assign_sub(self, value: Any) -> Self:
+        """Subtract from the values on the servers."""
+        return self._written(value, "sub")
+
+    def _written(self, value: Any, how: str) -> Self:
+        given = torch.as_tensor(_read_all(value), dtype=self.dtype)
+        try:
+            values = given.expand(self.shape)
+        except RuntimeError:
+            raise UsageError(
+                f"A value of shape {tuple(given.shape)} was given to variable {self.name!r} of shape {tuple(self.shape)}: it must "
+                "have that shape, or one that broadcasts to it."
+            ) from None
+        self._write(values, how)
+        return self
 
     def numpy(self) -> Any:
         """Return the newest values as an array."""
@@ -187,7 +215,7 @@ class Variable(RemoteTensor):
         """See `RemoteTensor`."""
         check_cancelled()
         with taking("pull_s"):
-            ((values, _),) = plane_of(self.cluster).pull([self.place])
+            (values,) = pull(plane_of(self.cluster), [self.place])
         return values.reshape(self.shape)
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -198,33 +226,13 @@ class Variable(RemoteTensor):
             found = plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width)
         return found.reshape(*rows.shape, *self.shape[1:])
 
-    def assign(self, value: Any) -> Variable:
-        """Replace the values."""
-        return self._write(value, "assign")
-
-    def assign_add(self, value: Any) -> Variable:
-        """Add to the values on the server: no update of another worker is lost (behaviour 18)."""
-        return self._write(value, "add")
-
-    def assign_sub(self, value: Any) -> Variable:
-        """Subtract from the values on the server."""
-        return self._write(value, "sub")
-
-    def _write(self, value: Any, how: str) -> Variable:
+    def _write(self, values: Tensor, how: str) -> None:
         check_cancelled()
-        given = torch.as_tensor(_read_all(value), dtype=self.dtype)
-        try:
-            flat = given.expand(self.shape).reshape(-1)
-        except RuntimeError:
-            raise UsageError(
-                f"A value of shape {tuple(given.shape)} was given to variable {self.name!r} of shape {tuple(self.shape)}: it must "
-                "have that shape, or one that broadcasts to it."
-            ) from None
         here = current_worker()
         token = here.token() if here is not None and self.exactly_once else None
+        flat = values.reshape(-1).contiguous()
         with taking("push_s"):
-            plane_of(self.cluster).ask(self.place.server, "write", self.place.block, flat.contiguous(), how, token)
-        return self
+            plane_of(self.cluster).ask(self.place.server, "write", self.place.block, flat, how, token)
 
 
 class ShardedVariable(RemoteTensor):
@@ -271,8 +279,8 @@ class ShardedVariable(RemoteTensor):
         """See `RemoteTensor`."""
         check_cancelled()
         with taking("pull_s"):
-            pulled = plane_of(self.variables[0].cluster).pull([each.place for each in self.variables])
-        return torch.cat([values.reshape(each.shape) for (values, _), each in zip(pulled, self.variables, strict=True)])
+            pulled = pull(plane_of(self.variables[0].cluster), [each.place for each in self.variables])
+        return torch.cat([values.reshape(each.shape) for values, each in zip(pulled, self.variables, strict=True)])
 
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`; one request for each shard that holds one of the rows."""
@@ -285,27 +293,6 @@ class ShardedVariable(RemoteTensor):
                 found[held] = each.gather(flat[held] - offset)
         return found.reshape(*rows.shape, *self.shape[1:])
 
-    def assign(self, value: Any) -> ShardedVariable:
-        """Replace the values of every shard."""
-        return self._write(value, Variable.assign)
-
-    def assign_add(self, value: Any) -> ShardedVariable:
-        """Add to every shard."""
-        return self._write(value, Variable.assign_add)
-
-    def assign_sub(self, value: Any) -> ShardedVariable:
-        """Subtract from every shard."""
-        return self._write(value, Variable.assign_sub)
-
-    def _write(self, value: Any, write: Callable[[Variable, Any], Variable]) -> ShardedVariable:
-        given = torch.as_tensor(_read_all(value), dtype=self.dtype)
-        try:
-            whole = given.expand(self.shape)
-        except RuntimeError:
-            raise UsageError(
-                f"A value of shape {tuple(given.shape)} was given to variable {self.name!r} of shape {tuple(self.shape)}: it must "
-                "have that shape, or one that broadcasts to it."
-            ) from None
+    def _write(self, values: Tensor, how: str) -> None:
         for each, offset in zip(self.variables, self.offsets, strict=False):
-            write(each, whole[offset : offset + each.shape[0]])
-        return self
+            each._write(values[offset : offset + each.shape[0]], how)

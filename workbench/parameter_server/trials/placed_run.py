@@ -20,12 +20,12 @@ import torch
 from workbench.errors import RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.fit.checkpoint_manager import load_placed, packed_state
+from workbench.parameter_server.servers.replicas import ReplicaBuffers, merged_buffers
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.load import load_facts, server_loads
 from workbench.parameter_server.trials.work_time import PARTS, Update, WorkTime, closure_size
 from workbench.parameter_server.trials.worker_trial import GENERATORS, Made, WorkerTrial, train_steps
 from workbench.parameter_server.workers.closure import RemoteValue
-from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, merged_buffers
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import Checkpoint

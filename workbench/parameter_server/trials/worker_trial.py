@@ -15,8 +15,8 @@ from torch import Tensor
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.replicas import ReplicaBuffers, quicken_batch_norm
 from workbench.parameter_server.trials.work_time import Update
-from workbench.parameter_server.workers.replica_buffers import ReplicaBuffers, quicken_batch_norm
 from workbench.train.batches import DataStream
 from workbench.train.gradients import LoopGradients
 from workbench.train.lane_stack import LaneStack

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,50 +11,6 @@ from torch import Tensor
 
 from workbench.errors import UsageError
 from workbench.parameter_server.workers.worker import Call, ResourceRef
-
-_IDS = itertools.count()  # of all coordinators of this process: they may have the same workers
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a worker makes a resource.
-
-    Attributes:
-        make: called on the worker.
-        needs: argument of `make` -> id of a resource that is there already.
-    """
-
-    make: Callable[..., Any]
-    needs: Mapping[str, int] = field(default_factory=dict)
-
-
-class ResourceTable:
-    """The recipes of all resources that somebody still holds, in the order in which they have to be made."""
-
-    def __init__(self) -> None:
-        self._recipes: dict[int, Recipe] = {}
-        self._lock = threading.Lock()
-
-    def add(self, recipe: Recipe) -> int:
-        """Note a recipe and return the id of what it makes."""
-        with self._lock:
-            resource = next(_IDS)
-            self._recipes[resource] = recipe
-            return resource
-
-    def remove(self, resource: int) -> None:
-        """Forget a recipe."""
-        with self._lock:
-            self._recipes.pop(resource, None)
-
-    def __contains__(self, resource: int) -> bool:
-        """Return whether somebody still holds it."""
-        return resource in self._recipes
-
-    def __iter__(self) -> Iterator[tuple[int, Recipe]]:
-        """Go through (id, recipe) as they stand now."""
-        with self._lock:
-            return iter(list(self._recipes.items()))
 
 
 class PerWorkerValues:

@@ -77,19 +77,12 @@ class WorkerRuntime:
             with contextlib.nullcontext() if spent is None or call.number is None else _computing(spent):
                 return to_host(call.function(*args, **kwargs))
 
-    def build(self, resource: int, recipe: Callable[[], Any], needs: Mapping[str, int] | None = None) -> None:
-        """Make a resource by its recipe; an error is kept for the closure that needs it (behaviour 40).
-
-        Args:
-            resource: its id.
-            recipe: called here, with what `needs` names.
-            needs: argument -> id of another resource.
-        """
+    def build(self, resource: int, make: Callable[[], Any]) -> None:
+        """Make a resource; an error is kept for the closure that needs it (behaviour 40)."""
         self.drop([resource])
         with on_worker(WorkerContext(self.index)), building_dataset():
             try:
-                given = {name: self._resolved(ResourceRef(other)) for name, other in (needs or {}).items()}
-                self._resources[resource] = recipe(**given)
+                self._resources[resource] = make()
             except Exception as error:
                 self._failed[resource] = error
 

@@ -15,8 +15,7 @@ from workbench.topics.parameter_server.server_load import CODES, server_throughp
 if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster import create_in_process_cluster
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
-    from workbench.parameter_server.cluster.connect import connect_to_cluster
-    from workbench.parameter_server.cluster.serve_task import serve_task
+    from workbench.parameter_server.cluster.connect import connect_to_cluster, serve_task
     from workbench.parameter_server.context import get_current_worker_index
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
     from workbench.parameter_server.data.datasets import DatasetCreator, InputContext

@@ -1,0 +1,356 @@
+"""How values travel between processes: packed, through memory that both ends see, and to all servers at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.servers import shared_memory
+from workbench.parameter_server.servers.links import RayPlane, ServerLink
+from workbench.parameter_server.servers.plane import Grad, Place, Take, pull
+from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.servers.shared_memory import (
+    BlockReader,
+    SharedBlock,
+    SharedMemory,
+    Witness,
+    attach,
+    machine,
+    offsets_of,
+    pack,
+    shared_memory_missing,
+    unpack,
+)
+from workbench.parameter_server.workers.wire import Packed, from_wire, to_bytes, to_wire
+from workbench.ray.cluster import NotYet
+
+needs_memory = pytest.mark.skipif(shared_memory_missing() is not None, reason="no memory to share here")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_a_tensor_comes_back_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    given = torch.ones(shape).to(dtype)
+    found = from_wire(pickle.loads(pickle.dumps(to_wire({"a": [given, 1]}))))
+    assert torch.equal(found["a"][0], given)
+    assert found["a"][0].dtype is dtype
+    found["a"][0].fill_(0)  # it is the reader's own, and may be written
+
+
+def test_what_is_packed_and_how() -> None:
+    """A view alone, a sparse tensor not at all; cloudpickle is asked only where pickle cannot."""
+    packed = to_wire(torch.arange(1000)[10:12])
+    assert isinstance(packed, Packed)
+    assert packed.content.nbytes == 16
+    assert from_wire(packed).tolist() == [10, 11]
+    sparse = torch.eye(2).to_sparse()
+    assert to_wire(sparse) is sparse
+    asked = []
+
+    def slow(value: Any) -> bytes:
+        asked.append(value)
+        content: bytes = cloudpickle.dumps(value)
+        return content
+
+    class Local:
+        pass
+
+    assert pickle.loads(to_bytes((1, "a", [None, {"b": to_wire(torch.zeros(2))}]), slow))[0] == 1
+    assert not asked
+    assert type(pickle.loads(to_bytes((1, [Local()]), slow))[1][0]).__name__ == "Local"
+
+
+def test_tensors_are_packed_side_by_side() -> None:
+    tensors: list[Grad] = [
+        [torch.arange(5, dtype=torch.int64)], [torch.arange(3.0), torch.arange(2.0)], [torch.zeros(0)], [torch.ones(1).bfloat16()],
+    ]  # fmt: skip
+    offsets, size = offsets_of(tensors)
+    assert [begin % 64 for begin, _, _ in offsets] == [0, 0, 0, 0]
+    content = torch.empty(size, dtype=torch.uint8)
+    pack(tensors, offsets, content)
+    for found, given in zip(unpack(content, offsets), tensors, strict=True):
+        assert torch.equal(found, torch.cat(list(given)))
+
+
+@needs_memory
+def test_another_process_sees_and_writes_the_same_memory() -> None:
+    """And a process that ended is seen to have, though nobody has asked after it yet."""
+    memory = SharedMemory(64)
+    program = (
+        "from workbench.parameter_server.servers.shared_memory import Where, attach, machine\n"
+        f"content = attach({memory.where!r}); content[0] = content[1] + 1; print(machine())"
+    )
+    memory.content[1] = 41
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    witness = Witness(process.pid)
+    assert not witness.gone()
+    assert process.stdout is not None
+    assert process.stdout.read().strip() == machine()
+    process.stdout.close()
+    until = time.monotonic() + 20
+    while not witness.gone():
+        assert time.monotonic() < until
+    assert memory.content[0] == 42
+    process.wait()
+    memory.close()
+
+
+@needs_memory
+def test_nothing_is_left_of_it_and_a_number_that_is_used_again_deceives_nobody() -> None:
+    def files() -> set[str]:
+        return {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+    before = set(os.listdir("/dev/shm"))
+    block = SharedBlock(1000, torch.float32, 2)
+    assert any("memfd:workbench" in each for each in files())
+    assert set(os.listdir("/dev/shm")) == before
+    where = block.located.where
+    block.close()
+    assert not any("memfd:workbench" in each for each in files())
+    second = SharedMemory(64)
+    assert second.where.fd == where.fd
+    with pytest.raises(FileNotFoundError, match="another file"):
+        attach(where)
+    second.close()
+
+
+@needs_memory
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool])
+def test_a_reader_gets_values_version_and_rows(dtype: torch.dtype) -> None:
+    block, out = SharedBlock(12, dtype, 2), torch.empty(12, dtype=dtype)
+    values = torch.arange(12).to(dtype)
+    with block.writing(lambda: 7):
+        block.values.copy_(values)
+    reader = BlockReader(block.located, 1)
+    assert reader.read_into(out.copy_) == 7
+    assert torch.equal(out, values)
+    rows = reader.read_rows(torch.tensor([2, 0, 2]), 3)
+    assert rows is not None
+    assert torch.equal(rows, values.reshape(4, 3)[[2, 0, 2]])
+    with pytest.raises(IndexError):
+        reader.read_rows(torch.tensor([4]), 3)
+    block.close()
+    assert reader.deleted
+
+
+@needs_memory
+def test_each_reader_counts_in_its_own_line() -> None:
+    block = SharedBlock(100, torch.float32, 3)
+    readers = [BlockReader(block.located, k) for k in range(3)]
+    for k, reader in enumerate(readers):
+        for _ in range(k + 1):
+            reader.read_into(torch.clone)
+    readers[2].read_rows(torch.tensor([1, 2]), 10)
+    assert block.counts() == {"requests": 7, "bytes_out": 6 * 400 + 80, "bytes_in": 16}
+    assert block.values.count_nonzero() == 0
+    BlockReader(block.located, 2).read_into(torch.clone)  # a worker that was started anew goes on counting
+    assert block.counts()["requests"] == 8
+
+
+@needs_memory
+def test_no_reader_sees_half_of_a_write() -> None:
+    """Every value of a version is that version's number."""
+    block = SharedBlock(200_000, torch.float32, 1)
+    reader, values = BlockReader(block.located, 0), torch.empty(200_000)
+    ended = threading.Event()
+
+    def write() -> None:
+        for version in itertools.count(1):
+            if ended.is_set():
+                return
+            with block.writing(partial(int, version)):
+                half = len(block.values) // 2
+                block.values[:half] = version
+                time.sleep(1e-4)
+                block.values[half:] = version
+            time.sleep(5e-4)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = set()
+        for _ in range(100):
+            at = reader.read_into(values.copy_)
+            if at is not None:
+                assert values.min() == values.max() == at
+                seen.add(at)
+        assert len(seen) > 3
+    finally:
+        ended.set()
+        writer.join()
+
+
+@needs_memory
+def test_a_writer_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "BUSY_S", 0.005)
+    block = SharedBlock(4, torch.float32, 1)
+    reader = BlockReader(block.located, 0)
+    with block.writing(lambda: 1):
+        assert reader.read_into(torch.clone) is None
+        assert reader.read_rows(torch.tensor([0]), 2) is None
+    assert reader.read_into(torch.clone) == 1
+    assert block.counts()["requests"] == 1, "what came to nothing is no request"
+
+
+@needs_memory
+def test_memory_that_is_not_there_is_an_error_at_once() -> None:
+    """Not a bus error at the first write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        with pytest.raises(OSError, match="File too large|No space"):
+            SharedBlock(1 << 20, torch.float32, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    SharedBlock(1 << 20, torch.float32, 1).close()
+
+
+A, B, C = Place(1, "a"), Place(0, "b"), Place(1, "c")
+
+
+class FakeLink:
+    """Notes what it is asked, in a diary that all links share."""
+
+    name, why = "fake", "a test"
+
+    def __init__(self, server: int, diary: list[str]) -> None:
+        self.server, self.diary = server, diary
+        self.broken = self.dead = False
+
+    def gone(self) -> bool:
+        return self.dead
+
+    def _ending(self, what: str, end: Callable[[], list[int]]) -> Callable[[], list[int]]:
+        self.diary.append(f"begin {what} {self.server}")
+
+        def ended() -> list[int]:
+            self.diary.append(f"end {what} {self.server}")
+            if self.broken:
+                raise UnavailableError("ps", self.server)
+            return end()
+
+        return ended
+
+    def pull_into(self, blocks: Sequence[str], take: Take) -> Callable[[], list[int]]:
+        def end() -> list[int]:
+            for k, block in enumerate(blocks):
+                take(k, torch.full((2,), float(ord(block))))
+            return [ord(block) for block in blocks]
+
+        return self._ending("pull", end)
+
+    def push(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+        versions = [int(sum(map(torch.sum, grad))) + push.pulled for grad, push in zip(grads, pushes, strict=True)]
+        return self._ending("push", lambda: versions)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return self.server, method, arguments
+
+    def close(self) -> None:
+        self.diary.append(f"close {self.server}")
+
+
+class Links:
+    """Two servers; what was made and asked."""
+
+    def __init__(self) -> None:
+        self.diary: list[str] = []
+        self.made: list[FakeLink] = []
+        self.plane = RayPlane(2, self.connect)  # type: ignore[arg-type]
+
+    def connect(self, server: int) -> FakeLink:
+        self.made.append(FakeLink(server, self.diary))
+        return self.made[-1]
+
+
+def test_all_servers_work_at_once_and_answers_keep_their_order() -> None:
+    links = Links()
+    found: dict[int, float] = {}
+    versions = links.plane.pull_into([A, B, C], lambda k, values: found.update({k: float(values[0])}))
+    assert versions == [ord("a"), ord("b"), ord("c")]
+    assert found == {0: ord("a"), 1: ord("b"), 2: ord("c")}
+    assert links.diary == ["begin pull 1", "begin pull 0", "end pull 1", "end pull 0"]
+    assert [float(values[1]) for values in pull(links.plane, [B, A])] == [ord("b"), ord("a")]
+    grads = [[torch.ones(1)], [torch.ones(2), torch.ones(3)], [torch.ones(7)]]
+    assert links.plane.push([A, B, C], grads, [Push(10), Push(20), Push(30)]) == [11, 25, 37]
+    assert (links.plane.name, links.plane.why) == ("fake", "a test")
+
+
+def test_where_one_fails_the_others_come_to_their_end() -> None:
+    """A link that failed is closed and made again the next time."""
+    links = Links()
+    assert links.plane.name == "none yet"
+    links.plane.connect()
+    links.made[0].broken = True
+    with pytest.raises(UnavailableError, match="ps 0"):
+        pull(links.plane, [B, A])
+    assert links.diary == ["begin pull 0", "begin pull 1", "end pull 0", "close 0", "end pull 1"]
+    pull(links.plane, [A, B])
+    links.plane.forget(1)  # it was started anew
+    pull(links.plane, [A, B])
+    assert [link.server for link in links.made] == [0, 1, 0, 1]
+
+
+def test_a_server_that_is_known_to_be_dead_is_not_asked() -> None:
+    links = Links()
+    links.plane.connect()
+    links.made[1].dead = True
+    with pytest.raises(UnavailableError, match="ps 1"):
+        links.plane.ask(1, "version")
+    assert links.diary == ["close 1"]
+    assert links.plane.ask(1, "version")[0] == 1, "by a new link"
+    assert links.plane.ask(0, "version", "x") == (0, "version", ("x",))
+
+
+class Waiting:
+    """A cluster that answers a call when it has been asked so often, or never."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.limits = list(answers), []
+
+    def call(self, *_: Any, **__: Any) -> str:
+        return "call"
+
+    def answer(self, call: str, timeout_s: float | None = None) -> Any:
+        self.limits.append(timeout_s)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+@needs_memory
+def test_a_call_is_waited_for_as_long_as_its_server_is_seen_to_live() -> None:
+    """T10.2: Ray may take seconds to tell; a time-out of the server's own is its answer."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def link(ray: Any, why: str | None = None) -> ServerLink:
+        return ServerLink(ray, None, 3, why, pid=process.pid)
+
+    assert link(Waiting(NotYet(), NotYet(), "answer")).call("pull")() == "answer"
+    with pytest.raises(TimeoutError, match="of the method"):
+        link(Waiting(TimeoutError("of the method"))).call("pull")()
+    unseen = Waiting("answer")
+    assert link(unseen, "another machine").call("pull")() == "answer"
+    assert unseen.limits == [None], "where nobody sees it, Ray tells"
+    slow = Waiting(*[NotYet()] * 9)
+    waiting = link(slow)
+    process.communicate(b"\n")
+    with pytest.raises(UnavailableError, match="ps 3"):
+        waiting.call("pull")()
+    assert len(slow.answers) == 8

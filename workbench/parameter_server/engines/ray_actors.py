@@ -1,0 +1,284 @@
+"""`WorkerActor` and `ServerActor`: what the processes of a Ray cluster hold, around the runtimes that every engine has."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbench import __version__
+from workbench.parameter_server.engines.sendable import Sent
+from workbench.parameter_server.servers.links import Plane, RayPlane, connector
+from workbench.parameter_server.servers.plane import set_plane
+from workbench.parameter_server.servers.server import Push, ServerRuntime
+from workbench.parameter_server.servers.shared_memory import (
+    Located,
+    SharedBlock,
+    Where,
+    attach,
+    machine,
+    shared_memory_missing,
+    unpack,
+)
+from workbench.parameter_server.workers.closure import map_structure
+from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
+from workbench.parameter_server.workers.worker import Call, WorkerRuntime
+from workbench.ray.cluster import RayCluster
+
+SEVERAL_S = 0.005  # rule of thumb: what others may have to wait because a function turned out to be long
+
+
+class Hello(NamedTuple):
+    """How a process introduces itself.
+
+    Attributes:
+        life: another one each time that it was started.
+        pid: of its process.
+        machine: see `shared_memory.machine`.
+        version: of this package.
+        no_memory: why it cannot share memory; None where it can.
+    """
+
+    life: str
+    pid: int
+    machine: str
+    version: str
+    no_memory: str | None
+
+
+class Request(NamedTuple):
+    """What a worker is to run.
+
+    Attributes:
+        life: of the worker that is meant: another one lacks what the function needs.
+        ticket: of this request, for `cancel`.
+        function: to run.
+        args: for it, tensors packed, what is kept here by number.
+        kwargs: for it, likewise.
+        number: of the closure.
+        loop: whose time it takes.
+        new: what is to be kept from now on.
+        drop: resources to forget, and what is not to be kept any more.
+    """
+
+    life: str
+    ticket: int
+    function: Sent
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    number: int | None
+    loop: int | None
+    new: Mapping[int, bytes]
+    drop: Sequence[int | Sent]
+
+
+class Outcome(NamedTuple):
+    """What became of a request.
+
+    Attributes:
+        how: "done"; "failed" with the error in `value`; "other life" where it did not begin.
+        value: result, or error, pickled.
+        trace: of an error.
+        seconds: that the function took.
+    """
+
+    how: Literal["done", "failed", "other life"]
+    value: Any = None
+    trace: str = ""
+    seconds: float = float("inf")
+
+
+class _Actor:
+    """What workers and servers have in common."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._hello = Hello(uuid.uuid4().hex, os.getpid(), machine(), __version__, shared_memory_missing())
+
+    def hello(self) -> Hello:
+        """Introduce itself."""
+        return self._hello
+
+
+class WorkerActor(_Actor):
+    """A worker that is called through Ray, one call at a time; `cancel` and `hello` are answered meanwhile.
+
+    Args:
+        cluster: id.
+        servers: names of the servers' actors.
+        plane: how it reaches them.
+    """
+
+    def __init__(self, index: int, cluster: str, servers: Sequence[str], plane: Plane) -> None:
+        super().__init__()
+        self._runtime = WorkerRuntime(index)
+        self._kept: dict[int, Any] = {}
+        self._pack = RayCluster.joined().pack
+        self._running: tuple[int, threading.Event] | None = None  # ticket, flag
+        set_plane(cluster, RayPlane(len(servers), connector(servers, plane, index)))
+
+    def execute(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Run functions one after the other and return what became of each, up to one that fails or takes its time."""
+        found: list[bytes] = []
+        begun = time.perf_counter()
+        for content in requests:
+            outcome, packed = self._outcome(lambda content=content: self._run(Request(*pickle.loads(content))))  # type: ignore[misc]
+            found.append(packed)
+            if outcome.how != "done" or time.perf_counter() - begun > SEVERAL_S:
+                break
+        return found
+
+    def build(self, life: str, resource: int, make: bytes) -> bytes:
+        """Make a resource, for the life that is meant."""
+
+        def work() -> Outcome:
+            if life != self._hello.life:
+                return Outcome("other life")
+            self._runtime.build(resource, pickle.loads(make))
+            return Outcome("done")
+
+        return self._outcome(work)[1]
+
+    def held(self, drop: Sequence[int | Sent]) -> int:
+        """Forget resources and return how many there are."""
+        self._forget(drop)
+        return self._runtime.held()
+
+    def cancel(self, ticket: int) -> None:
+        """Ask a request to stop."""
+        running = self._running
+        if running is not None and running[0] == ticket:
+            running[1].set()
+
+    def _run(self, request: Request) -> Outcome:
+        if request.life != self._hello.life:
+            return Outcome("other life")
+        self._forget(request.drop)
+        self._kept.update({number: pickle.loads(content) for number, content in request.new.items()})
+        args, kwargs = (map_structure(self._received, given) for given in (request.args, request.kwargs))
+        call = Call(self._kept[request.function.number], args, kwargs, request.number, request.loop)
+        flag = threading.Event()
+        self._running = (request.ticket, flag)
+        begun = time.perf_counter()
+        try:
+            value = to_wire(self._runtime.execute(call, flag))
+        finally:
+            self._running = None
+        return Outcome("done", value, seconds=time.perf_counter() - begun)
+
+    def _forget(self, drop: Sequence[int | Sent]) -> None:
+        for each in drop:
+            if isinstance(each, Sent):
+                self._kept.pop(each.number, None)
+            else:
+                self._runtime.drop([each])
+
+    def _outcome(self, work: Callable[[], Outcome]) -> tuple[Outcome, bytes]:
+        try:
+            outcome = work()
+            return outcome, to_bytes(tuple(outcome), self._pack)
+        except BaseException as error:
+            outcome = Outcome("failed", _pickled(error, self._pack), traceback.format_exc())
+            return outcome, to_bytes(tuple(outcome), self._pack)
+
+    def _received(self, leaf: Any) -> Any:
+        return self._kept[leaf.number] if isinstance(leaf, Sent) else from_wire(leaf)
+
+
+def _pickled(error: BaseException, pack: Callable[[Any], bytes]) -> bytes:
+    """Return an error in bytes that can be read again; what cannot be is told by its name and text."""
+    try:
+        content = pack(error)
+        pickle.loads(content)
+    except Exception:
+        content = pack(RuntimeError(f"{type(error).__name__}: {error}"))
+    return content
+
+
+class ServerActor(_Actor):
+    """A server that is called through Ray, one call at a time.
+
+    Args:
+        readers: processes that may read its blocks where they lie: workers and coordinator.
+        may_share: whether blocks lie in memory that others can see.
+    """
+
+    def __init__(self, index: int, readers: int, may_share: bool) -> None:
+        super().__init__()
+        self._readers = readers
+        self._may_share = may_share and self._hello.no_memory is None
+        self._shared: dict[str, SharedBlock] = {}
+        self._outboxes: dict[int, tuple[Where, Tensor]] = {}
+        self._runtime = ServerRuntime(index, self._memory)
+
+    def ask(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Call a method of the runtime by its name."""
+        given = from_wire(arguments)
+        call = partial(getattr(self._runtime, method), *given)
+        found = self._written(given[0], call) if method in ("write", "load") else call()
+        if method == "load_report":
+            for name, block in self._shared.items():
+                for key, count in block.counts().items():
+                    found[name][key] += count
+        if method == "delete":
+            self._forget(given[0])
+        return to_wire(found)
+
+    def locate(self, name: str) -> Located | None:
+        """Return where a block lies; None where others cannot see it; raises `UnavailableError` where there is none."""
+        self._runtime.version(name)
+        block = self._shared.get(name)
+        return None if block is None else block.located
+
+    def pull(self, blocks: Sequence[str]) -> Any:
+        """Return values and versions."""
+        return to_wire([self._runtime.read(block) for block in blocks])
+
+    def push(self, blocks: Sequence[str], pushes: Sequence[Push], grads: Any) -> list[int]:
+        """Apply gradients that came with the call; returns the new versions."""
+        return [
+            self._written(block, partial(self._runtime.push, block, grad, push))
+            for block, push, grad in zip(blocks, pushes, from_wire(grads), strict=True)
+        ]
+
+    def push_shared(self, content: bytes) -> list[int]:
+        """Apply gradients that lie in the caller's memory, which waits meanwhile; returns the new versions."""
+        blocks, pushes, outbox, offsets = pickle.loads(content)
+        where, memory = self._outboxes.get(outbox.pid, (None, None))
+        if where != outbox or memory is None:
+            memory = attach(outbox)
+            self._outboxes[outbox.pid] = (outbox, memory)
+            for pid in [pid for pid in self._outboxes if not os.path.exists(f"/proc/{pid}")]:
+                del self._outboxes[pid]
+        return self.push(blocks, pushes, unpack(memory, offsets))
+
+    def _written(self, name: str, write: Callable[[], Any]) -> Any:
+        shared = self._shared.get(name)
+        if shared is None:
+            return write()
+        with shared.writing(lambda: self._runtime.version(name)):
+            return write()
+
+    def _memory(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        self._forget(name)
+        if self._may_share:
+            try:
+                self._shared[name] = SharedBlock(count, dtype, self._readers)
+                return self._shared[name].values
+            except OSError:  # not that much: this block is read by calls
+                pass
+        return torch.empty(count, dtype=dtype)
+
+    def _forget(self, name: str) -> None:
+        block = self._shared.pop(name, None)
+        if block is not None:
+            block.close()

@@ -1,0 +1,294 @@
+"""`RayPlane`: the data plane between processes; through shared memory on one machine, through Ray's object store between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.servers.plane import Grad, Place, Take
+from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.servers.shared_memory import (
+    BlockReader,
+    SharedMemory,
+    Witness,
+    machine,
+    offsets_of,
+    pack,
+    shared_memory_missing,
+)
+from workbench.parameter_server.workers.wire import from_wire, to_wire
+from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
+
+Plane = Literal["auto", "shm", "plasma"]
+PLANES = ("auto", "shm", "plasma")
+CONTROL = "control"
+"""Calls of this group are answered while another call runs."""
+LOOK_S = 0.1  # how often it is looked whether the server is there still, where that can be seen
+
+
+class ServerLink:
+    """The way to one server, used by one thread at a time. What is begun is ended by calling what it returned, before anything else.
+
+    On one machine a read is a copy and no call, a write a call that carries no values. What the server found no memory to share for
+    travels by calls, as everything does between machines.
+
+    Args:
+        actor: of the server.
+        server: its index.
+        why: values do not go through shared memory; None where they do.
+        pid: of the server's process, on this machine.
+        reader: which line of a block's counts is this process's.
+
+    Raises:
+        OSError: the server's process cannot be seen from here.
+    """
+
+    def __init__(
+        self, ray: RayCluster, actor: Any, server: int, why: str | None, *, pid: int = 0, reader: int = 0
+    ) -> None:
+        self.name = "shm" if why is None else "plasma"
+        self._ray, self._actor, self._server, self._why, self._reader = ray, actor, server, why, reader
+        self._witness = Witness(pid) if why is None else None
+        self._blocks: dict[str, BlockReader | None] = {}
+        self._outbox: SharedMemory | None = None
+
+    @property
+    def why(self) -> str:
+        """Why this way was taken."""
+        if self._why is not None:
+            return self._why
+        by_calls = sum(block is None for block in self._blocks.values())
+        more = f"; {by_calls} blocks of ps {self._server} travel by calls, because there was no memory left to share for them"
+        return "both ends are on one machine" + (more if by_calls else "")
+
+    def gone(self) -> bool:
+        """Return whether the server is seen to have ended, which Ray may take seconds to notice; between machines a call alone tells."""
+        return self._witness is not None and self._witness.gone()
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Call a method of the server's actor and return what waits for its answer."""
+        answer = self._ray.call(self._actor, method, *arguments)
+
+        def end() -> Any:
+            while True:
+                try:
+                    return self._ray.answer(answer, None if self._witness is None else LOOK_S)
+                except WorkerLost:
+                    raise UnavailableError("ps", self._server) from None
+                except NotYet:
+                    if self.gone():
+                        raise UnavailableError("ps", self._server) from None
+
+        return end
+
+    def pull_into(self, blocks: Sequence[str], take: Take) -> Callable[[], list[int]]:
+        """Begin to read blocks; the end lets `take` copy the values, and returns the versions."""
+        if self._witness is not None:
+            return lambda: [self._read(block, partial(take, k)) for k, block in enumerate(blocks)]
+        end = self.call("pull", list(blocks))
+
+        def ended() -> list[int]:
+            pulled = from_wire(end())
+            for k, (values, _) in enumerate(pulled):
+                take(k, values)
+            return [version for _, version in pulled]
+
+        return ended
+
+    def push(self, blocks: Sequence[str], grads: Sequence[Grad], pushes: Sequence[Push]) -> Callable[[], list[int]]:
+        """Begin to apply gradients; the end returns the new versions."""
+        if self._witness is None:
+            return self.call("push", list(blocks), list(pushes), to_wire([torch.cat(list(grad)) for grad in grads]))
+        offsets, nbytes = offsets_of(grads)
+        if self._outbox is None or self._outbox.where.nbytes < nbytes:
+            self.close()
+            self._outbox = SharedMemory(nbytes)
+        pack(grads, offsets, self._outbox.content)
+        given = list(blocks), list(pushes), self._outbox.where, offsets
+        return self.call("push_shared", pickle.dumps(given, protocol=5))  # as one argument they cost Ray least
+
+    def pull_rows(self, block: str, rows: Tensor, width: int) -> Tensor:
+        """Return some rows of a block."""
+        reader = self._block(block)
+        found = None if reader is None else reader.read_rows(rows, width)
+        if found is None:
+            found = self.ask("read_rows", block, rows, width)
+        return found
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the server."""
+        return from_wire(self.call("ask", method, to_wire(list(arguments)))())
+
+    def close(self) -> None:
+        """Give back the memory that the link holds here."""
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _read(self, block: str, take: Callable[[Tensor], object]) -> int:
+        reader = self._block(block)
+        version = None if reader is None else reader.read_into(take)
+        if version is None:
+            ((values, version),) = from_wire(self.call("pull", [block])())
+            take(values)
+        return int(version)
+
+    def _block(self, name: str) -> BlockReader | None:
+        if self._witness is None:
+            return None
+        reader = self._blocks.get(name)
+        if name in self._blocks and (reader is None or not reader.deleted):
+            return reader
+        self._blocks.pop(name, None)
+        located = self.call("locate", name)()
+        try:
+            self._blocks[name] = None if located is None else BlockReader(located, self._reader)
+        except OSError:
+            if self.gone():
+                raise UnavailableError("ps", self._server) from None
+            raise
+        return self._blocks[name]
+
+
+def connector(names: Sequence[str], plane: Plane, reader: int) -> Callable[[int], ServerLink]:
+    """Return what makes the link to a server by its index, in the process that calls this.
+
+    Args:
+        names: of the servers' actors.
+        plane: which way is wanted; "auto" takes shared memory where it can.
+        reader: which of the processes this is: a worker by its index, the coordinator comes after them.
+    """
+    ray = RayCluster.joined()
+
+    def connect(server: int) -> ServerLink:
+        try:
+            actor = ray.find(names[server])
+            hello = ray.answer(ray.call(actor, "hello"))
+        except WorkerLost:
+            raise UnavailableError("ps", server) from None
+        if plane == "plasma":
+            return ServerLink(ray, actor, server, "it was asked for")
+        why = shared_memory_missing() or hello.no_memory
+        if hello.machine != machine():
+            why = f"ps {server} is on another machine, or in another container"
+        if not why:
+            try:
+                return ServerLink(ray, actor, server, None, pid=hello.pid, reader=reader)
+            except OSError as error:
+                why = f"this process cannot see that of ps {server} ({error})"
+        return ServerLink(ray, actor, server, f"{why}; values travel through Ray's object store")
+
+    return connect
+
+
+class RayPlane:
+    """A `DataPlane` that reaches each server by a link of its own, and all that are needed at once.
+
+    Args:
+        num_servers: in the cluster.
+        connect: makes the link to a server by its index; raises `UnavailableError` where it is gone.
+    """
+
+    def __init__(self, num_servers: int, connect: Callable[[int], ServerLink]) -> None:
+        self._num_servers, self._connect = num_servers, connect
+        self._links: dict[int, ServerLink] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def name(self) -> str:
+        """The ways that are taken, such as "shm"."""
+        return "+".join(sorted({link.name for link in self._links.values()})) or "none yet"
+
+    @property
+    def why(self) -> str:
+        """Why they are taken."""
+        found = {link.why: None for _, link in sorted(self._links.items())}
+        return "; ".join(found) or "no server was needed yet"
+
+    def connect(self) -> None:
+        """Find the way to every server now."""
+        for server in range(self._num_servers):
+            with self._link(server):
+                pass
+
+    def close(self) -> None:
+        """Give back what all links hold, also while another thread waits for an answer."""
+        while self._links:
+            self._links.popitem()[1].close()
+
+    def forget(self, server: int) -> None:
+        """Find the way to a server anew when it is needed: it was started anew, or something failed on this one."""
+        with self._lock:
+            link = self._links.pop(server, None)
+            if link is not None:
+                link.close()
+
+    def pull_into(self, places: Sequence[Place], take: Take) -> list[int]:
+        """See `DataPlane`."""
+        return self._all(places, lambda link, blocks, at: link.pull_into(blocks, lambda k, values: take(at[k], values)))
+
+    def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
+        """See `DataPlane`."""
+        return self._all(
+            places, lambda link, blocks, at: link.push(blocks, [grads[k] for k in at], [pushes[k] for k in at])
+        )
+
+    def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
+        """See `DataPlane`."""
+        with self._link(place.server) as link:
+            return link.pull_rows(place.block, rows, width)
+
+    def ask(self, server: int, method: str, *arguments: Any) -> Any:
+        """See `DataPlane`."""
+        with self._link(server) as link:
+            return link.ask(method, *arguments)
+
+    def _all(
+        self, places: Sequence[Place], begin: Callable[[ServerLink, list[str], list[int]], Callable[[], list[int]]]
+    ) -> list[int]:
+        """Begin with every server, then end with every server, also where one of them fails."""
+        by_server: dict[int, list[int]] = {}
+        for k, place in enumerate(places):
+            by_server.setdefault(place.server, []).append(k)
+        versions: dict[int, int] = {}
+        begun: dict[int, Callable[[], list[int]]] = {}
+        errors: list[Exception] = []
+        with self._lock:
+            for server, at in by_server.items():
+                with _collected(errors), self._link(server) as link:
+                    begun[server] = begin(link, [places[k].block for k in at], at)
+            for server, end in begun.items():
+                with _collected(errors), self._link(server):
+                    versions.update(zip(by_server[server], end(), strict=True))
+        if errors:
+            raise next((each for each in errors if isinstance(each, UnavailableError)), errors[0])
+        return [versions[k] for k in range(len(places))]
+
+    @contextlib.contextmanager
+    def _link(self, server: int) -> Iterator[ServerLink]:
+        """Hand out the link to a server, to one thread at a time; one on which something failed is not used again."""
+        with self._lock:
+            try:
+                if server not in self._links:
+                    self._links[server] = self._connect(server)
+                elif self._links[server].gone():
+                    raise UnavailableError("ps", server)
+                yield self._links[server]
+            except Exception:
+                self.forget(server)
+                raise
+
+
+@contextlib.contextmanager
+def _collected(errors: list[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        errors.append(error)
