@@ -1,9 +1,8 @@
 """A sweep as lanes of one program, against what a person would pick instead, in one run, as ratios.
 
-    python tests/benchmarks/bench_lanes.py [MODEL ...] [--lanes 32 ...] [--steps 1000] [--rounds 5] [--without NAME ...]
+    python tests/benchmarks/bench_lanes.py [MODEL ...] [--lanes 32 ...] [--steps 1000] [--rounds 3] [--without NAME ...]
 
-MODEL is digits_mlp, digits_mlp_128, digits_cnn, source_text (by default all four) or whatever `load_workload` takes. The
-full run takes about 25 minutes on two idle cores, most of them for source_text; an MLP alone takes three. The peers come
+MODEL is digits_mlp, digits_mlp_128, digits_cnn, source_text (by default all four) or whatever `load_workload` takes. The peers come
 with `pip install -c constraints.txt -e '.[bench]'`; one that is not there is skipped. NAME is loop, diverging,
 plain, lightning, optuna or ray.
 
@@ -18,18 +17,14 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import peers
 import torch
 from bare import Seconds, fastest_threads
-from flops import largest_product, product_rate, step_flops
-from lane_models import learning_rates, load
-from lane_tables import HEADER, Row, row_text
-from ours import Study, run_study
-from timing import cores_here, machine
+from sweeps import learning_rates, load, run_study
+from timing import cores_here, machine, median, ratio
 
 import workbench as wb
 from workbench.train.batches import resolve_device
@@ -44,131 +39,65 @@ NAMES = {
     "optuna": "Optuna + plain loop",
     "ray": "Ray Tune",
 }
-
-
-class Plan(NamedTuple):
-    """In how many rounds each side of a model is measured, so that everything fits into less than half an hour.
-
-    Attributes:
-        rounds: side -> number of lanes -> rounds; the peers do not depend on the lanes.
-        trials: of each sequential peer in a round.
-        warm_up: share of a trial's steps in the unmeasured first run of each side.
-    """
-
-    rounds: Mapping[str, Mapping[int, int]]
-    trials: int
-    warm_up: float
-
-    def chosen(self, lanes: Sequence[int] | None, rounds: int | None, without: Sequence[str]) -> Plan:
-        """Return the plan as the command line changes it."""
-        found: dict[str, dict[int, int]] = {}
-        for side, planned in self.rounds.items():
-            wanted = list(planned)
-            if lanes and side not in PEERS:
-                wanted = [max(lanes)] if side == "diverging" else list(lanes)
-            counts = {k: rounds or planned.get(k, 1) for k in wanted if side != "diverging" or k > 1}
-            found[side] = {} if side in without else counts
-        return self._replace(rounds=found)
-
-
-MLP = Plan(
-    {
-        "auto": {1: 3, 8: 3, 32: 5, 64: 3},
-        "loop": {1: 3, 8: 3, 32: 3, 64: 1},
-        "diverging": {32: 3},
-        "plain": {0: 5},
-        "lightning": {0: 5},
-        "optuna": {0: 5},
-        "ray": {0: 2},
-    },
-    trials=4,
-    warm_up=1.0,
-)
-SLOW = {"plain": {0: 3}, "lightning": {0: 3}, "optuna": {0: 3}, "ray": {0: 1}}
-CNN = {"auto": {1: 2, 8: 2, 32: 3, 64: 1}, "loop": {1: 2, 8: 1, 32: 1}, "diverging": {32: 1}}
-TEXT = {"auto": {1: 2, 8: 2, 32: 3, 64: 1}, "loop": {1: 2, 8: 1}, "diverging": {}}
-PLANS = {
-    "digits_mlp": MLP,
-    "digits_mlp_128": MLP,
-    "digits_cnn": Plan(CNN | SLOW, trials=2, warm_up=0.1),
-    "source_text": Plan(TEXT | SLOW, trials=1, warm_up=0.05),
-}
-
-
-class Side(NamedTuple):
-    """What is measured: called with the number of steps of a trial, in the first `rounds` rounds."""
-
-    run: Callable[[int], Seconds | Study]
-    rounds: int
-
+TRIALS = {"digits_mlp": 4, "digits_mlp_128": 4, "digits_cnn": 2, "source_text": 1}
+"""Of each sequential peer in a round."""
+HEADER = "| lanes | | training, s | / ours | study, s | / ours |\n| --- | --- | --- | --- | --- | --- |"
 
 Key = tuple[str, int]
-_warm: set[str] = set()
+"""Side, and number of lanes; a peer has 0."""
 
 
 def sides_of(
-    workload: wb.Workload, plan: Plan, device: torch.device, runs: Path, *, threads: int, lane_threads: int
-) -> dict[Key, Side]:
-    """Return what is measured, by name and lanes; a peer has 0 lanes.
+    workload: wb.Workload, options: argparse.Namespace, runs: Path, threads: int
+) -> dict[Key, Callable[[int], Seconds]]:
+    """Return what is measured, called with the number of steps of a trial; `threads` are those of one trial at a time."""
+    device = resolve_device(options.device)
 
-    Args:
-        workload: the model.
-        plan: what, and how often.
-        device: where.
-        runs: folder of the studies.
-        threads: of whatever trains one trial at a time.
-        lane_threads: of several lanes, by whichever way.
-    """
-
-    def study(name: str, lanes: int) -> Callable[[int], Study]:
+    def study(name: str, lanes: int) -> Callable[[int], Seconds]:
         lrs = learning_rates(workload, lanes, diverging=name == "diverging")
-        gradients = "loop" if name == "loop" else "auto"
 
-        def run(steps: int) -> Study:
-            torch.set_num_threads(threads if lanes == 1 else lane_threads)
-            return run_study(workload, lrs, steps=steps, gradients=gradients, device=device, runs=runs)
+        def run(steps: int) -> Seconds:
+            torch.set_num_threads(threads if lanes == 1 else options.threads)
+            how = "loop" if name == "loop" else "auto"
+            done = run_study(workload, lrs, steps=steps, gradients=how, device=device, runs=runs)
+            print(f"  {NAMES[name]}, {lanes} lanes: {done.gradients}; {done.states}", file=sys.stderr)
+            return done.seconds
 
         return run
 
-    def peer(name: str, trials: int) -> Callable[[int], Seconds]:
-        lrs = learning_rates(workload, trials)
+    def peer(name: str) -> Callable[[int], Seconds]:
+        count = trials_of(name, workload.name)
 
         def run(steps: int) -> Seconds:
             torch.set_num_threads(threads)
-            configs = [workload.config.replace(total_steps=steps, peak_lr=lr) for lr in lrs]
+            configs = [workload.config.replace(peak_lr=lr, total_steps=steps) for lr in learning_rates(workload, count)]
             return PEERS[name](workload, configs, device)
 
         return run
 
-    return {
-        (name, lanes): Side(peer(name, trials_of(name, plan)) if name in PEERS else study(name, lanes), rounds)
-        for name, planned in plan.rounds.items()
-        for lanes, rounds in planned.items()
-    }
+    found = {(name, k): study(name, k) for name in ("auto", "loop") for k in options.lanes}
+    found["diverging", max(options.lanes)] = study("diverging", max(options.lanes))
+    found |= {(name, 0): peer(name) for name in PEERS if peers.missing(name) is None}
+    return {key: run for key, run in found.items() if key[0] not in options.without}
 
 
-def trials_of(name: str, plan: Plan) -> int:
-    """Return how many trials a peer is measured on."""
-    return 2 * cores_here() if name == "ray" else plan.trials
+def trials_of(peer: str, model: str) -> int:
+    """Return how many trials of a peer are measured."""
+    return 2 * cores_here() if peer == "ray" else TRIALS.get(model, 2)
 
 
-def measure(sides: Mapping[Key, Side], steps: int, warm_up: float) -> dict[Key, list[Seconds | Study]]:
-    """Return what each side took in interleaved rounds, after one unmeasured run of each.
-
-    Ray Tune is run unmeasured once in all: its trials are fresh processes every time. A peer that fails is left out.
-    """
-    found: dict[Key, list[Seconds | Study]] = {key: [] for key in sides}
+def measure(sides: dict[Key, Callable[[int], Seconds]], steps: int, rounds: int) -> dict[Key, list[Seconds]]:
+    """Run all sides in turn, after one short unmeasured run of each; a peer that fails is left out."""
+    found: dict[Key, list[Seconds]] = {key: [] for key in sides}
     began = time.perf_counter()
-    for number in range(-1, max(side.rounds for side in sides.values())):
+    for number in range(-1, rounds):
         for key in list(sides) if number % 2 == 0 else list(reversed(sides)):
-            warm = number < 0 and key[0] == "ray" and key[0] in _warm
-            if number >= sides[key].rounds or key not in found or warm:
+            if key not in found:
                 continue
-            _warm.add(key[0])
             what = f"round {number + 1}" if number >= 0 else "warm-up"
             print(f"  {time.perf_counter() - began:6.1f} s  {what}: {NAMES[key[0]]} {key[1] or ''}", file=sys.stderr)
             try:
-                result = sides[key].run(steps if number >= 0 else max(10, round(steps * warm_up)))
+                result = sides[key](steps if number >= 0 else max(10, steps // 10))
             except Exception as error:
                 if key[0] not in PEERS:
                     raise
@@ -180,62 +109,54 @@ def measure(sides: Mapping[Key, Side], steps: int, warm_up: float) -> dict[Key, 
     return found
 
 
-def rows_of(found: Mapping[Key, list[Seconds | Study]], plan: Plan, lanes: int, operations: float) -> list[Row]:
-    """Return the rows for one number of lanes: ours, then the peers scaled to as many trials."""
-    rows = []
-    for (name, k), results in found.items():
-        if name in PEERS:
-            trials = trials_of(name, plan)
-            factor = peers.waves(lanes) / peers.waves(trials) if name == "ray" else lanes / trials
-            seconds = [Seconds(s.training * factor, s.whole * factor) for s in results]
-            rows.append(Row(lanes, f"{NAMES[name]}, x {factor:g} from {trials} trials", seconds, operations))
-        elif k == lanes:
-            done = None if name == "diverging" else operations
-            rows.append(Row(lanes, NAMES[name], [study.seconds for study in results], done))
-    return rows
+def row(lanes: int, name: str, seconds: Sequence[Seconds], ours: Sequence[Seconds]) -> str:
+    """Return a row of the table: medians, and ratios over the rounds."""
+    cells = [str(lanes), name]
+    for kind in ("training", "whole"):
+        mine, theirs = ([getattr(each, kind) for each in side] for side in (ours, seconds))
+        cells += [f"{median(theirs):.3g}", "1" if seconds is ours else ratio(theirs, mine, digits=2)]
+    return f"| {' | '.join(cells)} |"
 
 
 def compare(name: str, options: argparse.Namespace, runs: Path) -> None:
     """Measure one model and print its table."""
-    workload, device, steps = load(name), resolve_device(options.device), options.steps
-    plan = PLANS.get(name, PLANS["digits_cnn"]).chosen(options.lanes, options.rounds, options.without)
-    flops, product = step_flops(workload), largest_product(workload)
-    print(f"\n### `{name}`, {steps:,} steps a trial\n\n{machine()}, on {device.type}.")
-    skipped = [why for peer in PEERS if plan.rounds[peer] and (why := peers.missing(peer))]
-    plan = plan._replace(rounds={k: {} if peers.missing(k) else v for k, v in plan.rounds.items()})
-    threads = fastest_threads(workload, workload.config.replace(total_steps=steps), device)
+    workload = load(name)
+    print(f"\n### `{name}`, {options.steps:,} steps a trial\n\n{machine()}, on {options.device}.")
+    for why in filter(None, map(peers.missing, PEERS)):
+        print(why)
+    device = resolve_device(options.device)
+    threads = fastest_threads(workload, workload.config.replace(total_steps=options.steps), device)
     print(
         f"One trial at a time: {threads} thread(s), the better of 1 and 2; lanes: {options.threads}; Ray Tune: one "
-        f"CPU a trial, {cores_here()} at a time.\nA step of a trial: {flops / 1e6:.3g} MFLOP; its largest product: {product}."
+        f"CPU a trial, {cores_here()} at a time."
     )
-    for why in skipped:
-        print(why)
-    sides = sides_of(workload, plan, device, runs, threads=threads, lane_threads=options.threads)
-    found = measure(sides, steps, plan.warm_up)
+    found = measure(sides_of(workload, options, runs, threads), options.steps, options.rounds)
     print(f"\n{HEADER}", flush=True)
-    for lanes in plan.rounds["auto"]:
-        rows = rows_of(found, plan, lanes, float(flops) * steps * lanes)
-        rate = product_rate(product, lanes, device)
-        print("\n".join(row_text(row, rows[0].seconds, rate) for row in rows), flush=True)
-    print()
-    for (side, lanes), results in found.items():
-        if side in ("auto", "diverging"):
-            print(f"- {NAMES[side]}, {lanes} lanes: {results[-1].arrangement}; {results[-1].states}.")
+    for lanes in options.lanes:
+        ours = found["auto", lanes]
+        for (side, k), results in found.items():
+            if k == lanes:
+                print(row(lanes, NAMES[side], results, ours))
+            elif side in PEERS:
+                trials = trials_of(side, name)
+                factor = peers.waves(lanes) / peers.waves(trials) if side == "ray" else lanes / trials
+                scaled = [Seconds(s.training * factor, s.whole * factor) for s in results]
+                print(row(lanes, f"{NAMES[side]}, x {factor:g} from {trials} trials", scaled, ours), flush=True)
     print(f"\nAfterwards: {machine()}.", flush=True)
 
 
 def main() -> None:
     """Read the command line and compare model by model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL")
-    parser.add_argument("--lanes", type=int, nargs="+", help="numbers of lanes; default 1 8 32 64")
-    parser.add_argument("--steps", type=int, default=1000, help="steps a trial")
-    parser.add_argument("--rounds", type=int, help="rounds of every side; by default fewer for what takes long")
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=list(TRIALS))
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--steps", type=int, default=1000, help="of a trial")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without", nargs="+", default=[], choices=[n for n in NAMES if n != "auto"], metavar="NAME")
     parser.add_argument("--threads", type=int, default=cores_here(), help="of lanes; default one a core")
     parser.add_argument("--device", default="auto", help="as for Trainer")
     options = parser.parse_args()
-    for name in options.models or PLANS:
+    for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
             compare(name, options, Path(folder))
 

@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from lane_models import learning_rates, load
-from ours import Study, run_study
+from sweeps import Study, learning_rates, load, run_study
 from timing import cores_here, machine, ratio
 
 from workbench.train.batches import resolve_device
@@ -67,7 +66,7 @@ def main() -> None:
             for executor in sorted(whole, reverse=number % 2 == 1):
                 done = study(steps, executor)
                 whole[executor].append(done.seconds.whole)
-                print(f"  {executor:<6} {done.seconds.whole:7.1f} s   {done.arrangement}; {done.states}", flush=True)
+                print(f"  {executor:<6} {done.seconds.whole:7.1f} s   {done.gradients}; {done.states}", flush=True)
     print(f"ray / in this process   {ratio(whole['ray'], whole['local'])}   budget {BUDGET} for a study of 5 minutes")
 
 

@@ -19,8 +19,7 @@ def rounds(sides: Mapping[str, Callable[[], object]], *, count: int = 5) -> dict
         run()
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(count):
-        order = list(sides) if number % 2 == 0 else list(reversed(sides))
-        for name in order:
+        for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
             start = time.perf_counter()
             sides[name]()
             seconds[name].append(time.perf_counter() - start)
@@ -33,8 +32,9 @@ def median(values: list[float]) -> float:
 
 
 def ratio(ours: list[float], theirs: list[float], *, digits: int = 3) -> str:
-    """Return the ratio of the medians, and the smallest and largest ratio within one round."""
-    each = [a / b for a, b in zip(ours, theirs, strict=True)]
+    """Return the ratio of the medians, and the smallest and largest ratio within one of the rounds that both have."""
+    each = [a / b for a, b in zip(ours, theirs, strict=False)]
+    ours, theirs = ours[: len(each)], theirs[: len(each)]
     return f"{median(ours) / median(theirs):.{digits}f} ({min(each):.{digits}f} to {max(each):.{digits}f})"
 
 

@@ -1,4 +1,4 @@
-"""A sweep as a person runs it, and what its record says about where the time went."""
+"""A sweep as a person runs it, the models that it is measured on, and what its record says about where the time went."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import itertools
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ import workbench as wb
 from workbench.train.hooks import Step
 
 _numbers = itertools.count()
-UNSAID = {"event", "state", "step", "pid", "ray_node"}
 
 
 class Study(NamedTuple):
@@ -26,12 +26,12 @@ class Study(NamedTuple):
 
     Attributes:
         seconds: the sum over the steps of its stacks, and the whole call.
-        arrangement: how its trials were trained, in words.
+        gradients: how its stacks were trained, with how many were.
         states: how many trials ended how.
     """
 
     seconds: Seconds
-    arrangement: str
+    gradients: dict[str, int]
     states: dict[str, int]
 
 
@@ -53,7 +53,7 @@ def run_study(
     executor: str = "local",
     address: str | None = None,
 ) -> Study:
-    """Sweep these learning rates, ledger, evaluations, checkpoints and measuring included.
+    """Sweep these learning rates, evaluations, checkpoints and measuring included.
 
     The workload is a copy each time, and what this machine remembers is empty, so that nothing is known from the study before.
     """
@@ -65,46 +65,43 @@ def run_study(
     began = clock(device)
     record = wb.lr_sweep.Study(lrs=lrs, steps=steps).run(fresh, trainer, executor, out, address=address)
     whole = clock(device) - began
-    study = Study(
-        Seconds(training_seconds(record), whole), arrangement(record), record.trials["state"].value_counts().to_dict()
-    )
-    shutil.rmtree(out)
-    return study
-
-
-def training_seconds(record: wb.StudyRecord) -> float:
-    """Return the sum over the steps of the longest lane of each stack: lanes of one stack share their steps."""
+    stacks = list(_stacks(record))
     seconds = record.steps.groupby("trial")["step_time_s"].sum()
-    return float(sum(np.nanmax(seconds.reindex(stack)) for stack in stacks(record)))
+    training = float(sum(np.nanmax(seconds.reindex(stack)) for stack in stacks))  # lanes of one stack share their steps
+    how = Counter(_gradients(record.path / "trials" / str(stack[0]) / "events.jsonl") for stack in stacks)
+    shutil.rmtree(out)
+    return Study(Seconds(training, whole), dict(how), record.trials["state"].value_counts().to_dict())
 
 
-def stacks(record: wb.StudyRecord) -> Iterator[list[int]]:
+def _stacks(record: wb.StudyRecord) -> Iterator[list[int]]:
     """Yield the trials that trained together: stacks are filled in the order of the trials."""
-    trials = record.trials
-    place = 0
+    trials, place = record.trials, 0
     while place < len(trials):
         count = int(trials["lanes"].iloc[place])
         yield trials["trial"].iloc[place : place + count].tolist()
         place += count
 
 
-def arrangement(record: wb.StudyRecord) -> str:
-    """Return the ways that the stacks were trained in, with how many did so."""
-    ways: dict[str, int] = {}
-    for stack in stacks(record):
-        way = _way(record.path / "trials" / str(stack[0]) / "events.jsonl")
-        ways[way] = ways.get(way, 0) + 1
-    return "; ".join(f"{count} x ({way})" if count > 1 else way for way, count in ways.items())
-
-
-def _way(path: Path) -> str:
-    """Return what the last event that names a way says of it."""
+def _gradients(path: Path) -> str:
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    last = [event for event in events if "gradients" in event][-1]
-    return ", ".join(f"{key} {_text(value)}" for key, value in last.items() if key not in UNSAID)
+    return str([event["gradients"] for event in events if "gradients" in event][-1])
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(v)}" for key, v in value.items()) + "}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def wide_mlp() -> torch.nn.Module:
+    """Return a fresh 64-128-128-10 network."""
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def load(name: str) -> wb.Workload:
+    """Return the workload of a model's name."""
+    if name == "digits_mlp_128":
+        return wb.load_workload("digits_mlp").replace(name=name, build_model=wide_mlp)
+    return wb.load_workload(name)
+
+
+def learning_rates(workload: wb.Workload, lanes: int, *, diverging: bool = False) -> list[float]:
+    """Return an eighth of the baseline's lr up to the lr itself, which all train; or make every second one overflow."""
+    top = workload.config.peak_lr
+    lrs = [top] if lanes == 1 else np.geomspace(top / 8, top, lanes).tolist()
+    return [lr * 1e20 if diverging and k % 2 else lr for k, lr in enumerate(lrs)]
