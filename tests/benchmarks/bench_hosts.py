@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from bare import indexed, optimizer_of
-from timing import machine, median
+from timing import machine, median, ratio
 from torch.nn.parallel import DistributedDataParallel
 
 import workbench as wb
@@ -60,29 +60,19 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    main_host = dist.get_rank() == 0
-    if main_host:
-        print(machine(), f"{dist.get_world_size()} processes, one thread each", flush=True)
+    say = print if dist.get_rank() == 0 else lambda *_, **__: None
+    say(machine(), f"{dist.get_world_size()} processes, one thread each", flush=True)
     for name in asked.workloads:
         workload = wb.load_workload(name)
         config = workload.config.replace(total_steps=asked.steps, eval_every_steps=asked.steps)
-        plain(workload, config), ours(workload, config)
-        pairs = []
-        for number in range(asked.rounds):
-            if number % 2:
-                ours_s = ours(workload, config)
-                pairs.append((plain(workload, config), ours_s))
-            else:
-                plain_s = plain(workload, config)
-                pairs.append((plain_s, ours(workload, config)))
-        each = [a / b for a, b in pairs]
-        if main_host:
-            both = [1e3 * median([pair[k] for pair in pairs]) for k in (0, 1)]
-            print(
-                f"{name}: plain {both[0]:.2f} ms, ours {both[1]:.2f} ms a step; plain / ours {both[0] / both[1]:.3f} "
-                f"({min(each):.3f} to {max(each):.3f})",
-                flush=True,
-            )
+        took: dict[str, list[float]] = {"plain": [], "ours": []}
+        for number in range(-1, asked.rounds):
+            for side, run in (("plain", plain), ("ours", ours)) if number % 2 else (("ours", ours), ("plain", plain)):
+                seconds = run(workload, config)
+                if number >= 0:
+                    took[side].append(1e3 * seconds)
+        both = ", ".join(f"{side} {median(each):.2f} ms" for side, each in took.items())
+        say(f"{name}: {both} a step; plain / ours {ratio(took['plain'], took['ours'])}", flush=True)
     dist.destroy_process_group()
 
 

@@ -167,9 +167,12 @@ def train(case: Case, arm: Arm, limit: float, seed: int, out: Path) -> tuple[Tri
 
     config = case.workload.config.replace(optimizer=factory, peak_lr=case.lr, shared_seed=seed, per_host_seed=seed)
     config = prepend_warmup(config, WARMUP) if arm.warmup else config
+    return _run(case, config, out), hits
+
+
+def _run(case: Case, config: TrainConfig, out: Path) -> TrialRecord:
     config = config.replace(eval_every_steps=config.total_steps, checkpoint_every_steps=config.total_steps)
-    record = Trainer(device="cpu", gradients="loop").run(case.workload, config, out=out)
-    return record, hits
+    return Trainer(device="cpu", gradients="loop").run(case.workload, config, out=out)
 
 
 def _optimizer(config: TrainConfig, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -180,14 +183,7 @@ def _optimizer(config: TrainConfig, parameters: list[nn.Parameter], lr: float) -
 
 def reference(case: Case, seed: int, out: Path) -> float:
     """Return the 90th percentile of the norms at the stable lr."""
-    config: TrainConfig = case.workload.config.replace(
-        peak_lr=case.stable_lr,
-        shared_seed=seed,
-        per_host_seed=seed,
-        eval_every_steps=STEPS,
-        checkpoint_every_steps=STEPS,
-    )
-    record = Trainer(device="cpu", gradients="loop").run(case.workload, config, out=out)
+    record = _run(case, case.workload.config.replace(peak_lr=case.stable_lr, shared_seed=seed, per_host_seed=seed), out)
     found = choose_threshold(record.steps["grad_norm"].to_numpy()).threshold
     assert found is not None
     return found
@@ -233,48 +229,15 @@ def _end(record: TrialRecord) -> float:
     return float(np.mean(loss[-STEPS // 10 :])) if np.isfinite(loss).all() else math.inf
 
 
-def shortest_warmups(
-    multiples: tuple[int, ...] = (10, 30, 50, 100), limits: tuple[float, ...] = (math.inf, 20, 1.93, 0.5)
-) -> Iterator[str]:
-    """One line a threshold: the shortest warmup from which on every longer one trains `valley`, written out in NumPy."""
-    yield f"valley: shortest warmup at {', '.join(map(str, multiples))} times the unstable lr"
-    for limit in limits:
-        found = [_shortest_warmup(multiple * 2 / 201, limit) for multiple in multiples]
-        yield f"  clipped at {limit:<6g} {', '.join(map(str, found))}"
-
-
-def _shortest_warmup(lr: float, limit: float, longest: int = 200) -> int | None:
-    shortest = None
-    for warmup in reversed(range(longest)):
-        if not _descends(lr, warmup, limit):
-            break
-        shortest = warmup
-    return shortest
-
-
-def _descends(lr: float, warmup: int, limit: float, steps: int = 400) -> bool:
-    """Whether gradient descent in the valley ends below a hundredth of its start, never above twice of it."""
-    wall, slow = 1.0, 20.0
-    start = loss = 0.5 * wall**2 + 50 * wall**4 + 0.05 * slow**2
-    for step in range(steps + warmup):
-        gradient = np.array([wall + 200 * wall**3, 0.1 * slow])
-        scale = min(1.0, limit / float(np.linalg.norm(gradient))) * lr * (min(1.0, step / warmup) if warmup else 1.0)
-        wall, slow = float(wall - scale * gradient[0]), float(slow - scale * gradient[1])
-        loss = 0.5 * wall**2 + 50 * wall**4 + 0.05 * slow**2
-        if not loss <= 2 * start:
-            return False
-    return loss < 0.01 * start
-
-
 def main() -> None:
     """Print a table for each case: end loss over the seeds, share clipped in all and in the first tenth, verdicts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", nargs="*", default=[], help=f"of {', '.join(cases())}, warmups; all without one")
+    parser.add_argument("case", nargs="*", default=[], help=f"of {', '.join(cases())}; all without one")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in arguments.case or [*cases(), "warmups"]:
-        for line in shortest_warmups() if name == "warmups" else rows(name, arguments.seeds):
+    for name in arguments.case or cases():
+        for line in rows(name, arguments.seeds):
             print(line, flush=True)
 
 

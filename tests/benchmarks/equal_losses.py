@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,61 +118,77 @@ def scheduled_losses(cluster: Any, net: Net, rule: str, precision: str) -> list[
     return list(found)
 
 
-def tensorflow_losses() -> dict[str, Any]:
-    """Return every curve of TensorFlow's strategy with its tutorial's cluster in this process."""
+def tensorflow_coordinator(workers: int, servers: int) -> tuple[Any, Any, Any]:
+    """Return strategy, coordinator and servers of TensorFlow's tutorial cluster in this process."""
     import tensorflow as tf
-    import tf_keras
 
     def address() -> str:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as found:
             return f"127.0.0.1:{found.getsockname()[1]}"
 
-    spec = {"worker": [address()], "ps": [address(), address()]}
+    spec = {"worker": [address() for _ in range(workers)], "ps": [address() for _ in range(servers)]}
     cluster = tf.train.ClusterSpec(spec)
-    servers = [
-        tf.distribute.Server(cluster, job_name=job, task_index=k, protocol="grpc")
+    settings = tf.compat.v1.ConfigProto()
+    settings.inter_op_parallelism_threads = (
+        workers + 1
+    )  # the tutorial's: fewer would let its servers wait for each other
+    up = [
+        tf.distribute.Server(cluster, job_name=job, task_index=k, protocol="grpc", config=settings)
         for job, addresses in spec.items()
         for k in range(len(addresses))
     ]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), up
+
+
+def tensorflow_model(strategy: Any, net: Net, given: Start, rule: dict[str, Any]) -> Any:
+    """Return what one replica does with inputs and labels: a step of the network with these values, and its loss."""
+    import tensorflow as tf
+    import tf_keras
+
+    with strategy.scope():
+        layers = [tf_keras.layers.Dense(size, activation="relu") for size in net.sizes[1:-1]]
+        model = tf_keras.Sequential(
+            [tf_keras.layers.InputLayer((net.sizes[0],)), *layers, tf_keras.layers.Dense(net.sizes[-1])]
+        )
+        model.set_weights([value for pair in zip(given.weights, given.biases, strict=True) for value in pair])
+        optimizer = tf_keras.optimizers.SGD(net.lr, **rule)
+        optimizer.build(model.trainable_variables)
+    assert {weight.dtype.name for weight in model.trainable_variables} == {given.x.dtype.name}
+
+    def replica(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    return replica
+
+
+def tensorflow_losses() -> dict[str, Any]:
+    """Return every curve of TensorFlow's strategy, on one worker."""
+    import tensorflow as tf
+    import tf_keras
+
+    strategy, coordinator, _servers = tensorflow_coordinator(1, 2)
 
     def curve(net: Net, rule: str, precision: str) -> list[float]:
         given = start(net, precision)
         tf_keras.backend.set_floatx(precision)
-        with strategy.scope():
-            layers = [tf_keras.layers.Dense(size, activation="relu") for size in net.sizes[1:-1]]
-            model = tf_keras.Sequential(
-                [tf_keras.layers.InputLayer((net.sizes[0],)), *layers, tf_keras.layers.Dense(net.sizes[-1])]
-            )
-            model.set_weights([value for pair in zip(given.weights, given.biases, strict=True) for value in pair])
-            optimizer = tf_keras.optimizers.SGD(net.lr, **RULES[rule])
-            optimizer.build(model.trainable_variables)
-        assert {weight.dtype.name for weight in model.trainable_variables} == {precision}
-
-        def replica(x: Any, y: Any) -> Any:
-            with tf.GradientTape() as tape:
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
-                loss = tf.reduce_mean(losses)
-            weights = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-            return loss
+        replica = tensorflow_model(strategy, net, given, RULES[rule])
 
         @tf.function
         def step(iterator: Any) -> Any:
             return strategy.run(replica, args=next(iterator))
 
-        iterator = iter(
-            coordinator.create_per_worker_dataset(
-                lambda: tf.data.Dataset.from_tensor_slices((given.x, given.y)).repeat()
-            )
-        )
+        data = lambda: tf.data.Dataset.from_tensor_slices((given.x, given.y)).repeat()  # noqa: E731
+        iterator = iter(coordinator.create_per_worker_dataset(data))
         return [float(coordinator.schedule(step, args=(iterator,)).fetch()) for _ in range(net.steps)]
 
-    found: dict[str, Any] = {"/".join(name): curve(NETS[name[0]], *name[1:]) for name in names()}
-    del servers
+    found = {"/".join(name): curve(NETS[name[0]], *name[1:]) for name in names()}
     return {"tensorflow": tf.version.VERSION, "tf_keras": tf_keras.__version__, "losses": found}
 
 
@@ -187,28 +203,24 @@ def of_tensorflow(python: str) -> dict[str, Any]:
     raise RuntimeError(f"{command} ended without an answer: {said.stderr[-2000:]}")
 
 
-def differences(theirs: dict[str, Any], engine: str) -> Iterator[tuple[str, float, float, float]]:
-    """Yield name of a curve, its first and last loss, and the largest difference."""
+def report(python: str, store: Path | None = None) -> None:
+    """Print the largest difference of every curve."""
     from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 
-    with create_in_process_cluster(1, 2, engine=engine) as cluster:  # type: ignore[arg-type]
-        for net, rule, precision in names():
-            curve = theirs["losses"][f"{net}/{rule}/{precision}"]
-            ours = scheduled_losses(cluster, NETS[net], rule, precision)
-            yield f"{net}, {rule}, {precision}", curve[0], curve[-1], float(np.abs(np.subtract(ours, curve)).max())
-
-
-def report(python: str, store: Path | None = None, *, say: Callable[[str], None] = print) -> None:
-    """Print the largest difference of every curve."""
     theirs = of_tensorflow(python)
     if store is not None:
         small = {name: curve for name, curve in theirs["losses"].items() if name.startswith("small/")}
         made = {"made_by": "tests/benchmarks/equal_losses.py --store"}
         store.write_text(json.dumps(made | theirs | {"losses": small}, indent=1) + "\n")
-    say("losses of one worker: first, last, largest difference from TensorFlow's")
+    print("losses of one worker: first, last, largest difference from TensorFlow's")
     for engine in ("threads", "ray"):
-        for name, first, last, difference in differences(theirs, engine):
-            say(f"  {engine:<8} {name:<26} {first:8.4f} {last:8.4f}  {difference:.1e}")
+        with create_in_process_cluster(1, 2, engine=engine) as cluster:  # type: ignore[arg-type]
+            for net, rule, precision in names():
+                curve = theirs["losses"][f"{net}/{rule}/{precision}"]
+                found = scheduled_losses(cluster, NETS[net], rule, precision)
+                difference = float(np.abs(np.subtract(found, curve)).max())
+                name = f"{net}, {rule}, {precision}"
+                print(f"  {engine:<8} {name:<26} {curve[0]:8.4f} {curve[-1]:8.4f}  {difference:.1e}")
 
 
 def main() -> None:

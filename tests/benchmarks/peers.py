@@ -12,12 +12,10 @@ import os
 import tempfile
 import warnings
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from bare import Seconds, bare_loop, clock, indexed, on_device, optimizer_of
+from bare import Seconds, bare_loop, clock, evaluate_and_save, indexed, optimizer_of
 from timing import cores_here
 
 import workbench as wb
@@ -58,23 +56,19 @@ def lightning(workload: wb.Workload, configs: Sequence[wb.TrainConfig], device: 
 
 def _lightning_trial(workload: wb.Workload, config: wb.TrainConfig, device: torch.device) -> Seconds:
     from lightning import LightningModule, Trainer
-    from torch.utils.data import DataLoader
+
+    every = max(1, config.total_steps // CHECKS)
 
     class Module(LightningModule):
-        """The workload as Lightning wants it; the clock stops while it validates and saves."""
+        """The workload as Lightning wants it; the clock stops while it is evaluated and saved."""
 
         def __init__(self) -> None:
             super().__init__()
             self.model = workload.build_model()
-            self.start = self.end = self.paused = self.before = 0.0
+            self.start = self.end = self.paused = 0.0
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
             return workload.loss(workload.forward(self.model, batch), batch).mean()
-
-        def validation_step(self, batch: Any, index: int) -> None:
-            outputs = workload.forward(self.model, on_device(batch, device))
-            for value in (workload.loss(outputs, batch), *(m(outputs, batch) for m in workload.metrics.values())):
-                float(value.mean())
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return optimizer_of(self.model, config)
@@ -82,16 +76,20 @@ def _lightning_trial(workload: wb.Workload, config: wb.TrainConfig, device: torc
         def on_train_start(self) -> None:
             self.start = clock(device)
 
-        def on_validation_start(self) -> None:
-            self.before = clock(device)
-
-        def on_validation_end(self) -> None:
-            with tempfile.TemporaryDirectory() as folder:
-                torch.save(self.model.state_dict(), Path(folder) / "model.pt")
-            self.paused += clock(device) - self.before
+        def on_train_batch_start(self, batch: Any, index: int) -> None:
+            if index % every == 0:
+                before = clock(device)
+                evaluate_and_save(workload, self.model, config, device)
+                self.paused += clock(device) - before
 
         def on_train_end(self) -> None:
             self.end = clock(device)
+
+    class Endless:
+        """The batches of the bare loop as an iterable without a length."""
+
+        def __iter__(self) -> Any:
+            return indexed(workload, config.batch_size, device)
 
     began = clock(device)
     torch.manual_seed(0)
@@ -100,23 +98,10 @@ def _lightning_trial(workload: wb.Workload, config: wb.TrainConfig, device: torc
         accelerator=device.type,
         devices=1 if device.index is None else [device.index],
         max_steps=config.total_steps,
-        val_check_interval=max(1, config.total_steps // CHECKS),
-        check_val_every_n_epoch=None,
         barebones=True,  # no bar, logger, checkpoint or summary
     )
-    validation = DataLoader(workload.validation_data, config.evaluation_batch, collate_fn=workload.collate)
-    trainer.fit(module, _Endless(workload, config.batch_size, device), validation)
+    trainer.fit(module, Endless())
     return Seconds(module.end - module.start - module.paused, clock(device) - began)
-
-
-class _Endless:
-    """The batches of the bare loop as an iterable without a length."""
-
-    def __init__(self, workload: wb.Workload, batch_size: int, device: torch.device) -> None:
-        self.make = partial(indexed, workload, batch_size, device)
-
-    def __iter__(self) -> Any:
-        return self.make()
 
 
 def optuna(workload: wb.Workload, configs: Sequence[wb.TrainConfig], device: torch.device) -> Seconds:
@@ -128,16 +113,14 @@ def optuna(workload: wb.Workload, configs: Sequence[wb.TrainConfig], device: tor
     parts: list[Seconds] = []
 
     def objective(trial: Any) -> float:
-        seconds, value = bare_loop(
-            workload, by_lr[trial.suggest_categorical("lr", list(by_lr))], checks=CHECKS, device=device
-        )
+        config = by_lr[trial.suggest_categorical("lr", list(by_lr))]
+        seconds, value = bare_loop(workload, config, checks=CHECKS, device=device)
         parts.append(seconds)
         return value
 
     with tempfile.TemporaryDirectory() as folder:
-        study = library.create_study(
-            storage=f"sqlite:///{folder}/optuna.db", sampler=library.samplers.GridSampler({"lr": list(by_lr)}, seed=0)
-        )
+        sampler = library.samplers.GridSampler({"lr": list(by_lr)}, seed=0)
+        study = library.create_study(storage=f"sqlite:///{folder}/optuna.db", sampler=sampler)
         began = clock(device)
         study.optimize(objective, n_trials=len(configs))
         whole = clock(device) - began
@@ -151,20 +134,23 @@ def ray_tune(workload: wb.Workload, configs: Sequence[wb.TrainConfig], device: t
     The cluster runs only while this side is measured, and its start is not counted. Training alone is the mean over the
     trials, times how many follow one another on a core.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0"}
     import ray
     from ray import tune
 
-    cores = cores_here()
-    needs = {"cpu": 1.0} | ({"gpu": 1.0 / cores} if device.type == "cuda" else {})
     by_lr = {config.peak_lr: config for config in configs}
-    ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+    def trial(sampled: dict[str, float], *, workload: wb.Workload) -> dict[str, float]:
+        torch.set_num_threads(1)
+        seconds, value = bare_loop(workload, by_lr[sampled["lr"]], checks=CHECKS, device=device)
+        return {"loss": value, "training_s": seconds.training}
+
+    needs = {"cpu": 1.0} | ({"gpu": 1.0 / cores_here()} if device.type == "cuda" else {})
+    ray.init(num_cpus=cores_here(), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            trainable = tune.with_parameters(_ray_trial, workload=workload, by_lr=by_lr, device=device)
             tuner = tune.Tuner(
-                tune.with_resources(trainable, needs),
+                tune.with_resources(tune.with_parameters(trial, workload=workload), needs),
                 param_space={"lr": tune.grid_search(list(by_lr))},
                 tune_config=tune.TuneConfig(metric="loss", mode="min"),
                 run_config=tune.RunConfig(storage_path=folder, verbose=0),
@@ -178,14 +164,6 @@ def ray_tune(workload: wb.Workload, configs: Sequence[wb.TrainConfig], device: t
         raise RuntimeError(f"{results.num_errors} of {len(configs)} Ray Tune trials failed: {results.errors[:1]}")
     training = [result.metrics["training_s"] for result in results]
     return Seconds(sum(training) / len(training) * waves(len(training)), whole)
-
-
-def _ray_trial(
-    sampled: dict[str, float], *, workload: wb.Workload, by_lr: dict[float, wb.TrainConfig], device: torch.device
-) -> dict[str, float]:
-    torch.set_num_threads(1)
-    seconds, value = bare_loop(workload, by_lr[sampled["lr"]], checks=CHECKS, device=device)
-    return {"loss": value, "training_s": seconds.training}
 
 
 def waves(trials: int) -> int:

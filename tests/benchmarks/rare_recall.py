@@ -6,42 +6,15 @@ python tests/benchmarks/rare_recall.py [--seeds N] [--steps N]
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from selection_gap import answers
 
 import workbench as wb
 from workbench.curves.class_counts import wilson
-from workbench.topics.evaluation.collect import selected_model
-from workbench.train.evaluation import example_values
 
 COUNTS = (5, 10, 20, 40)
 DRAWS = 4000
-
-
-def answers(seeds: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """1 where a model is right, shape (seeds, examples), and the classes, over validation and test."""
-    workload = wb.load_workload("breast_cancer")
-    config = workload.config.replace(total_steps=steps)
-    cpu = torch.device("cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        record = wb.lr_sweep.Study(lrs=[config.peak_lr], seeds=seeds, steps=steps).run(
-            workload, wb.Trainer(device="cpu"), out=Path(folder) / "s"
-        )
-        right = []
-        for number in record.trials["trial"]:
-            model = selected_model(workload, config, record, int(number), cpu)
-            both = [
-                example_values(workload, model, split=split, batch_size=512, device=cpu, precision=None)
-                for split in ("validation", "test")
-            ]
-            right.append(np.concatenate([values.columns["accuracy"] for values in both]))
-    return np.array(right), np.concatenate([values.labels for values in both if values.labels is not None])
 
 
 def main() -> None:
@@ -50,7 +23,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=100)
     given = parser.parse_args()
-    right, labels = answers(given.seeds, given.steps)
+    workload = wb.load_workload("breast_cancer")
+    right, labels = answers(
+        workload, workload.config.replace(total_steps=given.steps), [workload.config.peak_lr], given.seeds
+    )
     rare, common = np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)
     recalls = right[:, rare].mean(1)
     print(f"{given.seeds} seeds: recall of all {len(rare)} malignant {recalls.mean():.3f} +- {recalls.std(ddof=1):.3f} from seed to seed, "

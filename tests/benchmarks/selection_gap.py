@@ -27,25 +27,20 @@ SIZES = (30, 60, 130, 270)
 DRAWS = 4000
 
 
-def answers(models: int, steps: int) -> np.ndarray:
-    """1 where a model is right, for every example of validation and test, shape (models, examples)."""
-    workload = wb.load_workload("digits_mlp")
-    config = workload.config.replace(total_steps=steps, select="train/loss", eval_every_steps=steps)
-    rng = np.random.default_rng(0)
-    lrs = np.exp(rng.uniform(np.log(0.01), np.log(0.2), models))
+def answers(
+    workload: wb.Workload, config: wb.TrainConfig, lrs: list[float], seeds: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return 1 where a trained model is right, shape (models, examples), and the classes, over validation and test."""
+    how = {"batch_size": 512, "device": torch.device("cpu"), "precision": None}
+    right = []
     with tempfile.TemporaryDirectory() as folder:
-        record = wb.lr_sweep.Study(lrs=[float(lr) for lr in lrs], steps=steps).run(
-            workload.replace(config=config), wb.Trainer(device="cpu"), out=Path(folder) / "s"
-        )
-        right = []
+        study = wb.lr_sweep.Study(lrs=lrs, seeds=seeds, steps=config.total_steps)
+        record = study.run(workload.replace(config=config), wb.Trainer(device="cpu"), out=Path(folder) / "s")
         for number in record.trials["trial"]:
             model = selected_model(workload, config, record, int(number), torch.device("cpu"))
-            seen = [
-                example_values(workload, model, split=split, batch_size=512, device=torch.device("cpu"), precision=None)
-                for split in ("validation", "test")
-            ]
-            right.append(np.concatenate([values.columns["accuracy"] for values in seen]))
-    return np.array(right)
+            both = [example_values(workload, model, split=split, **how) for split in ("validation", "test")]
+            right.append(np.concatenate([values.columns["accuracy"] for values in both]))
+    return np.array(right), np.concatenate([values.labels for values in both if values.labels is not None])
 
 
 def main() -> None:
@@ -55,7 +50,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     given = parser.parse_args()
     models, steps = given.models, given.steps
-    right = answers(models, steps)
+    lrs = np.exp(np.random.default_rng(0).uniform(np.log(0.01), np.log(0.2), models)).tolist()
+    workload = wb.load_workload("digits_mlp")
+    config = workload.config.replace(total_steps=steps, select="train/loss", eval_every_steps=steps)
+    right, _ = answers(workload, config, lrs)
     examples = right.shape[1]
     accuracy = right.mean(1)
     pairs = [(right[i] != right[j]).mean() for i in range(models) for j in range(i)]

@@ -9,11 +9,11 @@ side-car evaluator, once where evaluation computes and once where it waits, whic
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,38 +59,28 @@ def workload(kind: str) -> Workload:
     )  # fmt: skip
 
 
-def trained(kind: str, epochs: int, folder: Path | None, *, inline: bool) -> tuple[float, float]:
-    """Return seconds and processor seconds of this process until `fit` returns."""
+def trained(kind: str, epochs: int, folder: Path | None = None, *, inline: bool = False) -> dict[str, float]:
+    """Return seconds and processor seconds of this process until `fit` returns; checkpoints go to `folder`."""
     made = workload(kind)
     with create_in_process_cluster(1, 2) as cluster:
         model = StrategyModel(made, ParameterServerStrategy(cluster))
         callbacks = [] if folder is None else [ModelCheckpoint(folder, max_to_keep=3)]
         begun, used = time.perf_counter(), time.process_time()
-        model.fit(
-            made.train_data, epochs=epochs, validation_data=made.validation_data if inline else None,
-            callbacks=callbacks, verbose=0,
-        )  # fmt: skip
-        return time.perf_counter() - begun, time.process_time() - used
+        evaluated = made.validation_data if inline else None
+        model.fit(made.train_data, epochs=epochs, validation_data=evaluated, callbacks=callbacks, verbose=0)
+        return {"wall": time.perf_counter() - begun, "processor": time.process_time() - used}
 
 
-def beside(kind: str, epochs: int, folder: Path) -> tuple[float, float, float, int]:
+def beside(kind: str, epochs: int, folder: Path) -> dict[str, float]:
     """Return what `trained` does, seconds until the last epoch was evaluated, too, and how many were."""
     command = [sys.executable, str(Path(__file__).resolve()), "--evaluate", str(folder), kind, str(epochs)]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as evaluator:
         assert evaluator.stdout is not None
         assert evaluator.stdout.readline() == "ready\n"
         begun = time.perf_counter()
-        seconds, used = trained(kind, epochs, folder, inline=False)
+        found = trained(kind, epochs, folder)
         count = int(evaluator.stdout.readline())
-        return seconds, used, time.perf_counter() - begun, count
-
-
-def evaluate(folder: str, kind: str, epochs: int) -> None:
-    """Be the evaluator."""
-    torch.set_num_threads(1)
-    evaluator = SidecarEvaluator(workload(kind), folder, epochs=epochs, poll_s=0.02, timeout_s=120.0)
-    print("ready", flush=True)
-    print(len(evaluator.run()), flush=True)
+        return found | {"last": time.perf_counter() - begun, "evaluated": count}
 
 
 def main() -> None:
@@ -100,37 +90,34 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--evaluate", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.evaluate:
-        folder, kind, epochs = options.evaluate
-        evaluate(folder, kind, int(epochs))
-        return
     torch.set_num_threads(1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.evaluate:  # be the evaluator
+        folder, kind, epochs = options.evaluate
+        evaluator = SidecarEvaluator(workload(kind), folder, epochs=int(epochs), poll_s=0.02, timeout_s=120.0)
+        print("ready", flush=True)
+        print(len(evaluator.run()), flush=True)
+        return
     print(machine())
     for kind in KINDS:
-        found: dict[str, list[tuple[float, float]]] = {}
-        late, counts = [], []
-        trained(kind, 1, None, inline=True)  # unmeasured
+        trained(kind, 1, inline=True)  # unmeasured
+        sides: dict[str, Callable[[Path], dict[str, float]]] = {
+            "no evaluation": lambda _, kind=kind: trained(kind, options.epochs),
+            "checkpoints alone": lambda folder, kind=kind: trained(kind, options.epochs, folder),
+            "inline": lambda _, kind=kind: trained(kind, options.epochs, inline=True),
+            "side-car": lambda folder, kind=kind: beside(kind, options.epochs, folder),
+        }
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
         for number in range(options.rounds):
-            with tempfile.TemporaryDirectory() as kept:
-                sides = {
-                    "no evaluation": lambda: trained(kind, options.epochs, None, inline=False),  # noqa: B023
-                    "checkpoints alone": lambda: trained(kind, options.epochs, Path(kept) / "a", inline=False),  # noqa: B023
-                    "inline": lambda: trained(kind, options.epochs, None, inline=True),  # noqa: B023
-                    "side-car": lambda: beside(kind, options.epochs, Path(kept) / "b"),  # noqa: B023
-                }
-                for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
-                    measured = sides[name]()
-                    found.setdefault(name, []).append(measured[:2])
-                    if len(measured) == 4:
-                        late.append(measured[2])
-                        counts.append(measured[3])
+            for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
+                with tempfile.TemporaryDirectory() as folder:
+                    for key, value in sides[name](Path(folder)).items():
+                        found[name].setdefault(key, []).append(value)
         print(f"evaluation {kind}: seconds until fit returns, of the processor, both / inline")
-        for name in ("no evaluation", "checkpoints alone", "inline", "side-car"):
-            wall, used = ([each[k] for each in found[name]] for k in (0, 1))
-            walls, useds = ([each[k] for each in found["inline"]] for k in (0, 1))
-            print(f"  {name:<18} {median(wall):6.2f} {median(used):6.2f}   {ratio(wall, walls)}   {ratio(used, useds)}")
-        print(f"  side-car: last epoch evaluated after {median(late):.2f} s; of {options.epochs} epochs {counts} were")
+        for name, each in found.items():
+            shares = [ratio(each[key], found["inline"][key]) for key in ("wall", "processor")]
+            print(f"  {name:<18} {median(each['wall']):6.2f} {median(each['processor']):6.2f}   {'   '.join(shares)}")
+        last, counts = (found["side-car"][key] for key in ("last", "evaluated"))
+        print(f"  side-car: last epoch evaluated after {median(last):.2f} s; of {options.epochs} epochs {counts} were")
 
 
 if __name__ == "__main__":

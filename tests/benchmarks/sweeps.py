@@ -50,8 +50,6 @@ def run_study(
     gradients: str,
     device: torch.device,
     runs: Path,
-    executor: str = "local",
-    address: str | None = None,
 ) -> Study:
     """Sweep these learning rates, evaluations, checkpoints and measuring included.
 
@@ -63,7 +61,7 @@ def run_study(
     hooks = [Synchronise()] if device.type == "cuda" else []
     trainer = wb.Trainer(device=str(device), gradients=gradients, hooks=hooks)
     began = clock(device)
-    record = wb.lr_sweep.Study(lrs=lrs, steps=steps).run(fresh, trainer, executor, out, address=address)
+    record = wb.lr_sweep.Study(lrs=lrs, steps=steps).run(fresh, trainer, out=out)
     whole = clock(device) - began
     stacks = list(_stacks(record))
     seconds = record.steps.groupby("trial")["step_time_s"].sum()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from itertools import count
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from workbench.errors import UsageError
-from workbench.parameter_server.engines.engine import Engine
 from workbench.parameter_server.engines.threads import ThreadEngine
 from workbench.parameter_server.servers.plane import forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
+
+if TYPE_CHECKING:
+    from workbench.parameter_server.engines.ray_engine import RayEngine
 
 
 class Cluster:
@@ -23,7 +25,11 @@ class Cluster:
     """
 
     def __init__(
-        self, engine: Engine, identity: str | None = None, *, leave: Callable[[bool], None] | None = None
+        self,
+        engine: ThreadEngine | RayEngine,
+        identity: str | None = None,
+        *,
+        leave: Callable[[bool], None] | None = None,
     ) -> None:
         self.engine = engine
         self.id = identity or uuid.uuid4().hex

@@ -11,17 +11,20 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
 from workbench.parameter_server.coordinator.watchdog import WatchDog
 from workbench.parameter_server.data.datasets import refuse_captured
-from workbench.parameter_server.engines.engine import Ended, Engine
+from workbench.parameter_server.engines.threads import Ended, ThreadEngine
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, NotHeldError, UnavailableError
 from workbench.parameter_server.workers.closure import Closure, map_structure
 from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable
 from workbench.parameter_server.workers.worker import Call
+
+if TYPE_CHECKING:
+    from workbench.parameter_server.engines.ray_engine import RayEngine
 
 
 class CoordinatorMetrics:
@@ -85,7 +88,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ThreadEngine | RayEngine,
         *,
         max_waiting: int,
         watchdog_s: float | None = None,

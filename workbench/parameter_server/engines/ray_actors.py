@@ -38,63 +38,36 @@ SEVERAL_S = 0.005  # rule of thumb: what others may have to wait because a funct
 
 
 class Hello(NamedTuple):
-    """How a process introduces itself.
+    """How a process introduces itself."""
 
-    Attributes:
-        life: another one each time that it was started.
-        pid: of its process.
-        machine: see `shared_memory.machine`.
-        version: of this package.
-        no_memory: why it cannot share memory; None where it can.
-    """
-
-    life: str
+    life: str  # another one each time that it was started
     pid: int
-    machine: str
-    version: str
-    no_memory: str | None
+    machine: str  # see `shared_memory.machine`
+    version: str  # of this package
+    no_memory: str | None  # why it cannot share memory
 
 
 class Request(NamedTuple):
-    """What a worker is to run.
+    """What a worker is to run: a `Call` with tensors packed, and what is kept on the worker by its number."""
 
-    Attributes:
-        life: of the worker that is meant: another one lacks what the function needs.
-        ticket: of this request, for `cancel`.
-        function: to run.
-        args: for it, tensors packed, what is kept here by number.
-        kwargs: for it, likewise.
-        number: of the closure.
-        loop: whose time it takes.
-        new: what is to be kept from now on.
-        drop: resources to forget, and what is not to be kept any more.
-    """
-
-    life: str
-    ticket: int
+    life: str  # of the worker that is meant: another one lacks what the function needs
+    ticket: int  # of this request, for `cancel`
     function: Sent
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     number: int | None
     loop: int | None
-    new: Mapping[int, bytes]
-    drop: Sequence[int | Sent]
+    new: Mapping[int, bytes]  # to be kept from now on
+    drop: Sequence[int | Sent]  # resources to forget, and what is not to be kept any more
 
 
 class Outcome(NamedTuple):
-    """What became of a request.
-
-    Attributes:
-        how: "done"; "failed" with the error in `value`; "other life" where it did not begin.
-        value: result, or error, pickled.
-        trace: of an error.
-        seconds: that the function took.
-    """
+    """What became of a request; it did not begin in another life than the one that was meant."""
 
     how: Literal["done", "failed", "other life"]
-    value: Any = None
-    trace: str = ""
-    seconds: float = float("inf")
+    value: Any = None  # the result, or the error, pickled
+    trace: str = ""  # of an error
+    seconds: float = float("inf")  # that the function took
 
 
 class _Actor:

@@ -12,10 +12,10 @@ from typing import Any
 
 from workbench.checks import check_integer
 from workbench.errors import UsageError
-from workbench.parameter_server.engines.engine import Ended
 from workbench.parameter_server.engines.ray_actors import Outcome, Request, ServerActor, WorkerActor
 from workbench.parameter_server.engines.ray_task import POLL_S, START_S, RayTask, lives
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
+from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.links import CONTROL, PLANES, Plane, RayPlane, connector
 from workbench.parameter_server.servers.placed import PlacedModule
@@ -99,15 +99,15 @@ class RayEngine:
             raise
 
     def check_sendable(self, closure: Closure) -> None:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         self._sent.check(closure)
 
     def at_once(self, worker: int) -> int:
-        """See `Engine`; several where what a worker ran last took less time than sending it."""
+        """See `ThreadEngine`; several where what a worker ran last took less time than sending it."""
         return AT_ONCE if self._tasks["worker", worker].seconds < BRIEF_S else 1
 
     def execute(self, worker: int, calls: Sequence[Call], cancel: threading.Event) -> list[Ended]:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         task, ticket = self._task("worker", worker), next(self._tickets)
         first, last = 0.0, 0.0  # when it was asked to stop
 
@@ -141,7 +141,7 @@ class RayEngine:
         return found
 
     def build(self, worker: int, resource: int, make: Callable[[], Any]) -> None:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         task = self._task("worker", worker)
         try:
             sendable = self._sent.packed(make)
@@ -151,16 +151,16 @@ class RayEngine:
         self._result(task, Outcome(*pickle.loads(task.wait(call))))
 
     def drop(self, worker: int, resources: Sequence[int]) -> None:
-        """See `Engine`. The worker is told with its next call: this may run while Python collects garbage."""
+        """See `ThreadEngine`. The worker is told with its next call: this may run while Python collects garbage."""
         self._tasks["worker", worker].drop.extend(resources)
 
     def held(self, worker: int) -> int:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         task = self._task("worker", worker)
         return int(task.wait(self._ray.call(task.actor, "held", task.take_drop())))
 
     def wait_for_worker(self, worker: int, timeout_s: float) -> bool:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         task = self._tasks["worker", worker]
         until = time.monotonic() + timeout_s
         if not task.released.wait(timeout_s):
@@ -172,7 +172,7 @@ class RayEngine:
         return False
 
     def check(self, job: Job, index: int) -> UnavailableError | None:
-        """See `Engine`. A task that is busy is healthy."""
+        """See `ThreadEngine`. A task that is busy is healthy."""
         task = self._tasks[job, index]
         if not task.released.is_set() or self._closed:
             return task.unavailable()
@@ -183,7 +183,7 @@ class RayEngine:
         return gone
 
     def incarnation(self, job: Job, index: int) -> int:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         return self._tasks[job, index].incarnation
 
     def pid(self, job: Job, index: int) -> int:
@@ -191,11 +191,11 @@ class RayEngine:
         return self._tasks[job, index].pid
 
     def kill(self, job: Job, index: int) -> None:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         self._tasks[job, index].kill()
 
     def restart(self, job: Job, index: int) -> None:
-        """See `Engine`. Returns when it answers."""
+        """See `ThreadEngine`. Returns when it answers."""
         task = self._tasks[job, index]
         if task.released.is_set():
             return
@@ -211,7 +211,7 @@ class RayEngine:
         task.released.set()
 
     def close(self) -> None:
-        """See `Engine`."""
+        """See `ThreadEngine`."""
         if self._closed:
             return
         self._closed = True

@@ -11,7 +11,6 @@ from typing import Any
 
 from workbench.checks import check_integer
 from workbench.parameter_server.context import Flag
-from workbench.parameter_server.engines.engine import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.plane import DataPlane, DirectPlane
 from workbench.parameter_server.servers.server import ServerRuntime
@@ -19,6 +18,9 @@ from workbench.parameter_server.workers.closure import Closure
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 
 POLL_S = 0.02  # how soon a caller sees that its closure was cancelled or its worker killed
+
+Ended = tuple[Any, BaseException | None]
+"""Result of a call, or its error."""
 
 
 class _Task:
@@ -49,6 +51,9 @@ class _Task:
 class ThreadEngine:
     """Each worker runs its closures in a thread of its own; a server is an object with a lock a block.
 
+    What the coordinator asks of an engine is said here; `RayEngine` has the same methods. Workers and servers are named by their
+    index; calls block, and raise `UnavailableError` where the task is gone.
+
     A task that is killed answers nobody any more; what it was doing goes on in its thread until it looks at a variable or
     asks for a batch, and is thrown away, as the work of a machine that is cut off would be. It stays away until `restart`.
 
@@ -74,14 +79,22 @@ class ThreadEngine:
         self._closed = False
 
     def check_sendable(self, closure: Closure) -> None:
-        """See `Engine`; what stays in this process can be sent, whatever it is."""
+        """Refuse a closure that cannot be sent to a worker, by a `TypeError` (behaviour 20); in this process everything can."""
 
     def at_once(self, worker: int) -> int:  # noqa: ARG002
-        """See `Engine`."""
+        """Return how many calls a worker is best given at once."""
         return 1
 
     def execute(self, worker: int, calls: Sequence[Call], cancel: threading.Event) -> list[Ended]:
-        """See `Engine`."""
+        """Run calls on a worker, one after the other; when `cancel` is set, ask it to stop, then stop waiting for it.
+
+        Returns:
+            Result or error of each that it came to, the first at least: it stops where one fails, or takes its time.
+
+        Raises:
+            UnavailableError: the worker is gone.
+            CancelledError: it did not stop by itself, and was cut off.
+        """
         task = self._task("worker", worker)
         thread, gone, runtime = task.thread, task.gone, task.runtime
         assert thread is not None
@@ -103,42 +116,42 @@ class ThreadEngine:
         return [(None if error else ended.result(), error)]
 
     def build(self, worker: int, resource: int, make: Callable[[], Any]) -> None:
-        """See `Engine`."""
+        """Make a resource on a worker; see `WorkerRuntime.build`."""
         self._task("worker", worker).runtime.build(resource, make)
         self._task("worker", worker)  # it may have been killed meanwhile
 
     def drop(self, worker: int, resources: Sequence[int]) -> None:
-        """See `Engine`."""
+        """Forget resources on a worker, without waiting; a worker that is gone holds none."""
         self._tasks["worker", worker].runtime.drop(resources)
 
     def held(self, worker: int) -> int:
-        """See `Engine`."""
+        """Return how many resources a worker holds."""
         return int(self._task("worker", worker).runtime.held())
 
     def wait_for_worker(self, worker: int, timeout_s: float) -> bool:
-        """See `Engine`."""
+        """Wait until a worker answers (again); a new one holds no resources."""
         return self._tasks["worker", worker].back.wait(timeout_s)
 
     def check(self, job: Job, index: int) -> UnavailableError | None:
-        """See `Engine`."""
+        """Return None where a task is healthy, else what it died of (behaviour 60)."""
         return UnavailableError(job, index) if self._tasks[job, index].gone.is_set() else None
 
     def incarnation(self, job: Job, index: int) -> int:
-        """See `Engine`."""
+        """Return a number that changes whenever a task was started anew (behaviour 64)."""
         return self._tasks[job, index].incarnation
 
     def kill(self, job: Job, index: int) -> None:
-        """See `Engine`."""
+        """End a task at once, as if its machine were gone; for tests of failures."""
         self._tasks[job, index].end()
 
     def restart(self, job: Job, index: int) -> None:
-        """See `Engine`."""
+        """Start a task anew that was killed, empty."""
         task = self._tasks[job, index]
         if task.gone.is_set():
             task.begin()
 
     def close(self) -> None:
-        """See `Engine`."""
+        """End every task; nothing is left behind."""
         self._closed = True
         for task in self._tasks.values():
             task.end()

@@ -32,11 +32,7 @@ def reduce_replicas(op: Literal["sum", "mean"], value: Tensor, axis: int | None 
 
 @dataclass(frozen=True)
 class StrategyOnWorker:
-    """A strategy that travelled to a worker with a function: it runs and reduces; what is made on servers is made on the coordinator.
-
-    Attributes:
-        num_workers: of the cluster.
-    """
+    """A strategy that travelled to a worker with a function: it runs and reduces; what is made on servers is made on the coordinator."""
 
     num_workers: int
 
