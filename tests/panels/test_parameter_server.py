@@ -121,22 +121,15 @@ def test_a_server_that_is_away_is_told_and_waited_for(loop: Loop) -> None:
     loop.train(40)
     seen: list[Any] = []
     watch = ServerWatch(loop.coordinator, loop.placed, seen.append, 0.01)
+    counted = watch.last.audit.facts["parameter_server"]["0"]
+    lags = [count for server in counted["staleness_steps"] for count in server.values()]
+    assert sum(lags) == 40 * len(loop.placed.places)
     loop.cluster.engine.kill("ps", 1)
+    assert watch.last.updates == counted["steps"] == 40
     look = watch.look()
     assert look.trouble
     assert look.running
     assert look.updates == 40, "what was seen before stays"
-
-
-def test_it_counts_what_the_servers_count(loop: Loop) -> None:
-    loop.train(40)
-    watch = ServerWatch(loop.coordinator, loop.placed, lambda _: None, 1.0)
-    assert watch.last is not None
-    counted = watch.last.audit.facts["parameter_server"]["0"]
-    lags = [count for server in counted["staleness_steps"] for count in server.values()]
-    held = [place.server for place in loop.placed.places]
-    assert sum(lags) == 40 * len(held)
-    assert counted["steps"] == watch.last.updates == 40
 
 
 def test_it_rests_so_long_that_looking_costs_a_small_share_of_a_core(

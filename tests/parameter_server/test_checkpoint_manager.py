@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.workloads import small_net, small_workload
+from tests.helpers.workloads import small_workload
 from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, RecordError, UsageError
@@ -24,7 +23,6 @@ from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.train.checkpoint import load_checkpoint, load_model
 
 ADAM = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, optimizer="adam", precision="float64")
 
@@ -155,19 +153,6 @@ def test_saving_twice_at_one_step_keeps_the_later(strategy: ParameterServerStrat
     assert (float(held), restored.epoch) == (2.0, 1)
 
 
-def test_the_epoch_to_go_on_from(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
-    """T10.5: also where steps were repeated, so that there are more of them than were scheduled."""
-    placed = strategy.place(net(), ADAM)
-    manager = CheckpointManager(placed, tmp_path)
-    expected = {0: 0, 4: 0, 5: 1, 9: 1, 11: 2}
-    for number in range(12):
-        if number in expected:
-            assert manager.starting_epoch(5) == expected[number]
-        update(placed, number)
-    with pytest.raises(UsageError, match="counts the steps of a placed module"):
-        CheckpointManager(None, tmp_path, variables={"v": strategy.variable(0.0)}).starting_epoch(5)
-
-
 def test_a_loop_goes_on_where_it_was_saved(lone_cluster: Cluster, tmp_path: Path) -> None:
     """T10.3 to T10.5: one worker's restarted loop ends bit for bit where the uninterrupted one ends."""
 
@@ -240,31 +225,6 @@ def test_a_damaged_checkpoint_is_named(strategy: ParameterServerStrategy, tmp_pa
         manager.restore()
 
 
-def test_no_code_runs_when_one_is_read(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
-    """Tensors and JSON alone, and the module's part is a plain state dict that needs no cluster."""
-    placed = strategy.place(small_net(), small_workload().config.replace(precision=None))
-    path = CheckpointManager(placed, tmp_path).save(epoch=7)
-    assert json.loads((path / "meta.json").read_text())["epoch"] == 7
-    plain = load_model(small_net(), path)
-    for found, expected in zip(plain.parameters(), placed.module().parameters(), strict=True):
-        assert torch.equal(found, expected)
-    assert set(load_checkpoint(path).model) == set(small_net().state_dict())
-
-
-def test_tied_parameters_are_kept_once_and_read_everywhere(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
-    def tied() -> nn.Module:
-        module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-        module[2].weight = module[0].weight
-        return module
-
-    placed = strategy.place(tied(), ADAM.replace(precision=None))
-    path = CheckpointManager(placed, tmp_path).save()
-    assert torch.equal(load_model(tied(), path)[2].weight, placed.module()[0].weight)
-    again = strategy.place(tied(), ADAM.replace(precision=None))
-    CheckpointManager(again, tmp_path).restore()
-    assert torch.equal(again.module()[0].weight, placed.module()[2].weight)
-
-
 class Killed(BaseException):
     """Nothing runs after it."""
 
@@ -334,22 +294,11 @@ def test_where_the_disk_is_full_the_same_steps_checkpoint_stays(
     assert found.epoch == 1
 
 
-def test_a_folder_of_a_longer_run_is_not_mixed_up(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
-    """Its newest would be taken for this run's."""
-    old = strategy.place(net(), ADAM)
-    for number in range(3):
-        update(old, number)
-    CheckpointManager(old, tmp_path).save()
-    fresh = CheckpointManager(strategy.place(net(), ADAM), tmp_path)
-    with pytest.raises(CheckpointError, match="of a run that was 3 steps further on"):
-        fresh.save()
-    fresh.restore()
-    assert fresh.save().name == "step-00000003"
-
-
 def test_bad_arguments(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to save"):
         CheckpointManager(None, tmp_path)
+    with pytest.raises(UsageError, match="counts the steps of a placed module"):
+        CheckpointManager(None, tmp_path, variables={"v": strategy.variable(0.0)}).starting_epoch(5)
     unplaced: Any = torch.zeros(2)
     with pytest.raises(UsageError, match=r"variables=\['a'\]"):
         CheckpointManager(None, tmp_path, variables={"a": unplaced})

@@ -20,7 +20,6 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import UsageError, WorkloadError
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
 from workbench.parameter_server.fit.metrics import AdditiveMetric, MetricSet, area_under_counts, auc, total
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -143,33 +142,6 @@ def test_evaluation_inside_fit_is_exact_at_every_epoch(strategy: ParameterServer
     assert history.history["val_visits"] == [1.0, 1.0]
     assert len(history.history["loss"]) == 4
     assert history.history["val_accuracy"][-1] == model.evaluate()["accuracy"] > 0.6
-
-
-def test_a_loop_of_ones_own_evaluates_its_placed_module(strategy: ParameterServerStrategy) -> None:
-    """T8.3, T8.4: 16 examples in batches of 8, on the coordinator and on the workers."""
-    placed = strategy.place(nn.Linear(4, 1).double(), workload().config)
-    few = TensorDataset(*(column[:16] for column in data().tensors))
-    direct = evaluate_direct(placed, workload(), few, batch_size=8)
-    shared = evaluate_distributed(strategy, placed, workload(), few, batch_size=8)
-    assert shared == pytest.approx(direct, rel=1e-12)
-    x, y, _ = few.tensors
-    assert direct["accuracy"] == float(accuracy(placed.module()(x).detach(), (x, y)).mean())
-
-
-def test_random_batches_of_an_endless_dataset_do_not_count_once(strategy: ParameterServerStrategy) -> None:
-    """T8.5: the source's way, by a number of steps: each worker draws its own 16 of 16, so that some count twice or never."""
-
-    def own() -> TensorDataset:
-        return TensorDataset(*(column[:16] for column in data().tensors))
-
-    counts: list[Tensor] = []
-    metric = {"visits": AdditiveMetric(visited, lambda found: float(counts.append(found[:16]) or 0.0))}
-    model = StrategyModel(workload(), strategy, metrics=metric)
-    model.evaluate(own, batch_size=8, steps=6)
-    (found,) = counts
-    assert found.sum() == 48
-    model.evaluate(TensorDataset(*(column[:16] for column in data().tensors)), batch_size=8)
-    assert counts[1].tolist() == [1.0] * 16
 
 
 def test_the_areas_closed_forms() -> None:

@@ -19,7 +19,6 @@ from workbench.parameter_server.context import WorkerContext, get_current_worker
 from workbench.parameter_server.data import feed as batch_sources
 from workbench.parameter_server.data.datasets import DatasetCreator, DatasetRecipe
 from workbench.parameter_server.data.feed import Batching, as_data, evaluation_feed, training_feed
-from workbench.parameter_server.data.string_lookup import StringLookup
 from workbench.parameter_server.errors import OutOfRangeError
 from workbench.parameter_server.fit.metrics import AdditiveMetric
 from workbench.parameter_server.fit.strategy_model import StrategyModel
@@ -144,19 +143,6 @@ def test_a_generator_ends_and_says_what_to_do(strategy: ParameterServerStrategy)
         StrategyModel(workload(), strategy).fit(lambda: [], steps_per_epoch=3, verbose=0)
 
 
-def test_a_lookup_in_the_dataset_function(strategy: ParameterServerStrategy) -> None:
-    """Behaviour 80, T5.4, T14.7: the table travels with the function."""
-    lookup = StringLookup(("a", "b", "c"), num_oov_indices=0)
-
-    def dataset_fn(context: Any) -> Any:
-        ids = lookup(["a", "b", "c", "a", "b", "c", "a", "b"]).double()
-        return [(ids[:, None].expand(8, 3), ids)]
-
-    model = StrategyModel(workload(), strategy)
-    model.fit(DatasetCreator(dataset_fn), epochs=10, steps_per_epoch=10, steps_per_execution=10, verbose=0)
-    assert model.steps == 100
-
-
 @pytest.mark.parametrize("kind", [*KNOWN, *STREAMS, "function", "function of a stream", "sharded"])
 def test_evaluation_of_every_kind_counts_each_example_once(chosen: ParameterServerStrategy | None, kind: str) -> None:
     """Behaviours 85, 86, T14.14: loaders that shuffle, too."""
@@ -192,16 +178,13 @@ def test_prediction_keeps_the_order(chosen: ParameterServerStrategy | None) -> N
         for size in (1, 7, 100):
             torch.testing.assert_close(model.predict(data, batch_size=size), expected)
     torch.testing.assert_close(model.predict(X, where="coordinator"), expected)
-
-
-def test_outputs_in_any_nesting_are_joined() -> None:
     nested = workload().replace(forward=lambda model, batch: {"a": model(batch[0]), "b": [batch[0][:, 0]]})
-    found = StrategyModel(nested).predict(X, batch_size=5)
+    found = StrategyModel(nested, chosen).predict(X, batch_size=5)
     assert torch.equal(found["b"][0], X[:, 0])
     assert found["a"].shape == (24, 1)
     odd = workload().replace(forward=lambda model, batch: "text")
     with pytest.raises(UsageError, match="returned str"):
-        StrategyModel(odd).predict(X)
+        StrategyModel(odd, chosen).predict(X)
 
 
 def test_the_order_of_an_epoch_is_the_trainers_and_goes_on_where_it_stopped() -> None:
@@ -265,28 +248,23 @@ def test_shards_are_even_and_hold_everything() -> None:
         assert max(lengths) - min(lengths) <= 1
 
 
-def test_bad_data() -> None:
-    model = StrategyModel(workload())
-    with pytest.raises(UsageError, match=r"\[24, 23\] examples"):
-        model.fit(X, Y[1:])
-    with pytest.raises(UsageError, match="y= goes with x"):
-        model.fit(Items(), Y)
-    with pytest.raises(UsageError, match=r"list and list\. Make arrays of them"):
-        model.fit(X.tolist(), Y.tolist())
-    with pytest.raises(UsageError, match=r"dict with the keys \['x', 'y'\]; its columns .* whose items are dicts"):
-        model.fit({"x": X, "y": Y})
-    with pytest.raises(UsageError, match=r"a DataFrame, whose items are columns .*to_numpy\(\)"):
-        model.fit(pd.DataFrame(X.numpy()))
-    with pytest.raises(UsageError, match="data=3 is no data"):
-        model.fit(3)
-    with pytest.raises(UsageError, match="iterator that is under way"):
-        model.evaluate(iter(batches()))
-    with pytest.raises(DataError, match="no examples"):
-        model.evaluate([])
-    with pytest.raises(UsageError, match="steps=4 is more than the 3 batches"):
-        model.evaluate(X, Y, batch_size=8, steps=4)
-    with pytest.raises(UsageError, match="where='moon'"):
-        model.evaluate(where="moon")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="shards=0"):
-        model.evaluate(shards=0)
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda m: m.fit(X, Y[1:]), r"\[24, 23\] examples"),
+        (lambda m: m.fit(Items(), Y), "y= goes with x"),
+        (lambda m: m.fit(X.tolist(), Y.tolist()), r"list and list\. Make arrays of them"),
+        (lambda m: m.fit({"x": X, "y": Y}), r"dict with the keys \['x', 'y'\]; its columns .* whose items are dicts"),
+        (lambda m: m.fit(pd.DataFrame(X.numpy())), r"a DataFrame, whose items are columns .*to_numpy\(\)"),
+        (lambda m: m.fit(3), "data=3 is no data"),
+        (lambda m: m.evaluate(iter(batches())), "iterator that is under way"),
+        (lambda m: m.evaluate([]), "no examples"),
+        (lambda m: m.evaluate(X, Y, batch_size=8, steps=4), "steps=4 is more than the 3 batches"),
+        (lambda m: m.evaluate(where="moon"), "where='moon'"),
+        (lambda m: m.evaluate(shards=0), "shards=0"),
+    ],
+)
+def test_bad_data(call: Any, says: str) -> None:
+    with pytest.raises((UsageError, DataError), match=says):
+        call(StrategyModel(workload()))
     assert as_data(np.zeros((2, 3)), np.zeros(2)).tensors[0].dtype == torch.get_default_dtype()

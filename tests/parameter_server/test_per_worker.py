@@ -18,11 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import (
-    WorkerContext,
-    building_dataset,
-    current_worker,
     get_current_worker_index,
-    on_worker,
 )
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.datasets import DatasetCreator
@@ -131,21 +127,22 @@ def test_a_dataset_function_runs_once_a_worker(
     assert calls.read().tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("when", ["at once", "on the first step"])
-def test_a_dataset_function_makes_no_parameters(coordinator: ClusterCoordinator, when: str) -> None:
+@pytest.mark.parametrize("when", ["at once", "on the first step", "a variable"])
+def test_a_dataset_function_makes_no_parameters(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, when: str
+) -> None:
     """Behaviour 32, T5.4: a layer made outside is used inside."""
 
     def makes() -> Any:
         if when == "at once":
             nn.Linear(2, 2)
-            return numbers()
-        return late()
+        return [strategy.variable(0.0)] if when == "a variable" else late()
 
     def late() -> Iterator[Any]:
         yield nn.Linear(2, 2)
 
     coordinator.schedule(draw, args=(iter(coordinator.create_per_worker_dataset(makes)),))
-    with pytest.raises((ClosureInputError, UsageError), match="parameter"):
+    with pytest.raises((ClosureInputError, UsageError), match="dataset function made a (parameter|variable)"):
         coordinator.join()
     layer = nn.Linear(2, 2)
 
@@ -156,16 +153,6 @@ def test_a_dataset_function_makes_no_parameters(coordinator: ClusterCoordinator,
     assert coordinator.schedule(draw, args=(iter(coordinator.create_per_worker_dataset(uses)),)).fetch()[1].shape == (
         2,
     )
-
-
-def test_a_dataset_function_makes_no_variables(
-    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
-) -> None:
-    """Behaviour 32."""
-    iterators = iter(coordinator.create_per_worker_dataset(lambda: [strategy.variable(0.0)]))
-    coordinator.schedule(draw, args=(iterators,))
-    with pytest.raises(ClosureInputError, match="dataset function made a variable|could not be built"):
-        coordinator.join()
 
 
 def test_without_a_seed_workers_shuffle_differently(coordinator: ClusterCoordinator) -> None:
@@ -180,8 +167,9 @@ def test_without_a_seed_workers_shuffle_differently(coordinator: ClusterCoordina
 def test_a_live_iterator_is_no_dataset(coordinator: ClusterCoordinator) -> None:
     """Behaviour 34, T7.6."""
     live = numbers()
-    with pytest.raises(UsageError, match="under way"):
-        coordinator.create_per_worker_dataset(live)
+    for source, says in ((live, "under way"), (3, "create_per_worker_dataset got"), (None, "got NoneType")):
+        with pytest.raises(UsageError, match=says):
+            coordinator.create_per_worker_dataset(source)
     with pytest.raises((ClosureInputError, TypeError), match="iterator|generator"):  # noqa: PT012
         coordinator.schedule(lambda: next(live))
         coordinator.join()
@@ -202,12 +190,6 @@ def test_a_dataset_in_place_of_its_iterator(coordinator: ClusterCoordinator) -> 
     dataset = coordinator.create_per_worker_dataset(numbers)
     with pytest.raises(UsageError, match=r"iter\(dataset\), or dataset\.build\(\)"):
         coordinator.schedule(next, args=(dataset,))
-
-
-@pytest.mark.parametrize("source", [3, None])
-def test_what_is_no_dataset(coordinator: ClusterCoordinator, source: Any) -> None:
-    with pytest.raises(UsageError, match="create_per_worker_dataset got"):
-        coordinator.create_per_worker_dataset(source)
 
 
 def test_iterators_come_and_go_without_a_trace(
@@ -262,6 +244,10 @@ def test_a_variable_of_each_worker(coordinator: ClusterCoordinator) -> None:
     assert [float(value) for value in count.read_all()] == [where.count(worker) for worker in range(3)]
     count.assign_all(0.0)
     assert [float(value) for value in count.read_all()] == [0, 0, 0]
+    held = WorkerVariable(1.0)
+    before = held.read()
+    held.assign_add(1.0)
+    assert (float(before), float(held.read())) == (1.0, 2.0), "what was read stays"
 
 
 def test_the_dataset_itself_as_an_argument(coordinator: ClusterCoordinator) -> None:
@@ -318,23 +304,3 @@ def test_a_result_is_what_it_was_when_its_function_ended(lone_cluster: Cluster) 
     values = [coordinator.schedule(kept_and_raised, args=(held,)) for _ in range(3)]
     assert [value.tolist() for value in coordinator.fetch(values)] == [[1, 1], [2, 2], [3, 3]]
     coordinator.shutdown()
-
-
-def test_what_was_read_of_a_workers_variable_stays() -> None:
-    """Behaviour 38."""
-    held = WorkerVariable(1.0)
-    before = held.read()
-    held.assign_add(1.0)
-    assert (float(before), float(held.read())) == (1.0, 2.0)
-
-
-def test_a_worker_builds_a_dataset_only_while_it_does() -> None:
-    """Behaviour 32: what a function makes afterwards on the same worker is its own affair."""
-    with on_worker(WorkerContext(0)):
-        here = current_worker()
-        assert here is not None
-        with building_dataset():
-            with building_dataset():
-                pass
-            assert here.builds_dataset
-        assert not here.builds_dataset

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers import server
@@ -99,17 +98,6 @@ def test_the_lr_follows_the_servers_own_steps(own_cluster: Any) -> None:
     assert moved == pytest.approx([*planned, planned[-1], planned[-1]])
 
 
-@pytest.mark.parametrize(("reduction", "factor"), [("sum", 1.0), ("mean", 1 / 3)])
-def test_reduction_is_named(
-    strategy: ParameterServerStrategy, reduction: Literal["sum", "mean"], factor: float
-) -> None:
-    placed = strategy.place(nn.Linear(1, 1, bias=False).double(), config(peak_lr=1.0), reduction=reduction)
-    before = placed.module().weight.item()
-    with placed.step() as model:
-        model(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
-    assert before - placed.module().weight.item() == pytest.approx(factor)
-
-
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_another_lr_leaves_the_slots_as_they_are(strategy: ParameterServerStrategy, optimizer: str) -> None:
     """T8.2: with the same lr again nothing has changed, with half of it the next update is half as large."""
@@ -154,15 +142,11 @@ def test_gradients_are_clipped_before_they_are_sent(strategy: ParameterServerStr
     assert (before - placed.module().weight).norm().item() == pytest.approx(0.5)
 
 
-def test_nothing_is_pushed_where_the_step_raises(strategy: ParameterServerStrategy) -> None:
+def test_a_parameter_without_a_gradient_stays(strategy: ParameterServerStrategy) -> None:
     placed = strategy.place(net(), config())
     with pytest.raises(RuntimeError, match="planted"), placed.step():
         raise RuntimeError("planted")
-    assert placed.steps == 0
-
-
-def test_a_parameter_without_a_gradient_stays(strategy: ParameterServerStrategy) -> None:
-    placed = strategy.place(net(), config())
+    assert placed.steps == 0, "nothing is pushed where the step raises"
     before = copy.deepcopy(placed.module().state_dict())
     with placed.step() as model:
         next(iter(model.parameters())).sum().backward()
@@ -190,48 +174,6 @@ def test_staleness_is_counted(coordinator: ClusterCoordinator, strategy: Paramet
     for place in placed.places:
         row = strategy.cluster.engine.plane.ask(place.server, "load_report")[place.block]
         assert row["staleness_steps"] == {0: 6, 2: 1}
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "nadam"])
-@pytest.mark.parametrize(("shards", "servers"), [(1, 1), (4, 2), (3, 3)])
-def test_a_checkpoint_fits_other_shards(own_cluster: Any, optimizer: str, shards: int, servers: int) -> None:
-    """Behaviour 77, T14.5: values, slots and step, and the next updates are those of who went on."""
-
-    def made(shards: int, servers: int) -> PlacedModule:
-        strategy = ParameterServerStrategy(own_cluster(1, servers), variable_partitioner=FixedShardsPartitioner(shards))
-        return strategy.place(net(), config(optimizer=optimizer, schedule="cosine"))
-
-    one, other = made(2, 2), made(shards, servers)
-    data = batches()
-    for _ in range(5):
-        train(one, data)
-    other.load_state_dict(one.state_dict())
-    assert other.steps == 5
-    for _ in range(3):
-        x, y = next(data)
-        for placed in (one, other):
-            train(placed, iter([(x, y)]))
-    ours, theirs = one.state_dict(), other.state_dict()
-    for key, value in ours["parameters"].items():
-        assert torch.equal(value, theirs["parameters"][key])
-    for slot, whole in ours["slots"].items():
-        assert all(torch.equal(value, theirs["slots"][slot][key]) for key, value in whole.items())
-    assert ours["slots"], "there is something to compare"
-
-
-def test_a_checkpoint_of_another_module_is_refused(strategy: ParameterServerStrategy) -> None:
-    """T10.6."""
-    state = strategy.place(net(), config()).state_dict()
-    other = strategy.place(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).double(), config())
-    with pytest.raises(CheckpointError, match=r"'2.bias' is \(3,\) there and \(4,\) here \(2 differ\)"):
-        other.load_state_dict(state)
-
-
-def test_what_cannot_be_placed(strategy: ParameterServerStrategy) -> None:
-    with pytest.raises(UsageError, match="reduction='max'"):
-        strategy.place(net(), config(), reduction="max")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is a factory"):
-        strategy.place(net(), config(optimizer=lambda params, lr: torch.optim.SGD(params, lr=lr)))
 
 
 def test_slots_lie_beside_their_shard(cluster: Cluster) -> None:

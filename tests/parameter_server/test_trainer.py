@@ -12,12 +12,10 @@ import torch
 from torch import nn
 
 import workbench as wb
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, StudyInterrupted, UsageError
 from workbench.parameter_server.context import WorkerContext, on_worker
-from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.parameter_server.trials.worker_trial import WorkerTrial
 from workbench.topics.lr_sweep.study import LRSweep
@@ -32,21 +30,23 @@ def workload(**fields: Any) -> Workload:
     return made.replace(config=made.config.replace(total_steps=30, eval_every_steps=10, **fields))
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("model", "fields", "partitioner"),
     [
-        {},
-        {"optimizer": "adam"},
-        {"max_grad_norm": 0.1},
-        {"schedule": "cosine", "warmup_steps": 5},
-        {"accumulate_steps": 2},
+        (small_net, {}, None),
+        (small_net, {"optimizer": "adam", "max_grad_norm": 0.1}, FixedShardsPartitioner(2)),
+        (normed, {"schedule": "cosine", "warmup_steps": 5, "accumulate_steps": 2}, FixedShardsPartitioner(2)),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("partitioner", [None, FixedShardsPartitioner(2)], ids=["whole", "sharded"])
-def test_one_worker_is_training_without_servers(tmp_path: Path, fields: dict[str, Any], partitioner: Any) -> None:
-    """Losses, norms, evaluations and checkpoints, bit for bit."""
-    made = workload(**fields)
+def test_one_worker_is_training_without_servers(
+    tmp_path: Path, model: Any, fields: dict[str, Any], partitioner: Any
+) -> None:
+    """Losses, norms, evaluations and checkpoints, bit for bit; batch norm is evaluated with the worker's statistics."""
+    made = workload(**fields).replace(build_model=model)
     theirs = Trainer(device="cpu", gradients="loop").run(made, out=tmp_path / "local")
     trainer = ParameterServerTrainer(workers=1, servers=3, variable_partitioner=partitioner)
     ours = trainer.run(made, out=tmp_path / "servers")
@@ -133,42 +133,6 @@ def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
-def test_a_dead_server_ends_the_trial_and_the_same_call_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """T10.2 to T10.4: told as what it is, restored from the checkpoint."""
-    made = workload()
-    real = PlacedModule.push_flat
-    pushes = []
-
-    def push(self: PlacedModule, grads: Any, versions: Any) -> list[int]:
-        pushes.append(1)
-        if len(pushes) == 15:
-            raise UnavailableError("ps", 1)
-        return real(self, grads, versions)
-
-    monkeypatch.setattr(PlacedModule, "push_flat", push)
-    monkeypatch.setattr("workbench.parameter_server.coordinator.dispatch.TRANSIENT_FAILURES", 0)
-    with pytest.raises(UnavailableError, match="ps 1"):
-        ALONE.run(made, out=tmp_path / "s")
-    assert wb.open(tmp_path / "s").state == "failed"
-    record = ALONE.run(made, out=tmp_path / "s")
-    assert record.state == "complete"
-    assert record.steps["step"].tolist() == list(range(30))
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
-
-
-def test_batch_norm_of_one_worker_is_evaluated_as_ever(tmp_path: Path) -> None:
-    """The statistics are the worker's; the coordinator's replica never saw a batch."""
-    made = small_workload(build_model=normed)
-    theirs = Trainer(device="cpu", gradients="loop").run(made, out=tmp_path / "local")
-    ours = ALONE.run(made, out=tmp_path / "servers")
-    assert ours.evals["value"].tolist() == theirs.evals["value"].tolist()
-
-
 def test_batch_norm_of_several_workers_is_merged(tmp_path: Path) -> None:
     """P6.7: the saved model has statistics of the data, not of the initialisation.
 
@@ -199,11 +163,6 @@ def test_batch_norm_of_several_workers_is_merged(tmp_path: Path) -> None:
 def test_bad_arguments(fields: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         ParameterServerTrainer(**fields)
-
-
-def test_it_trains_workloads(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="workload must be a Workload"):
-        ALONE.run("digits_mlp", out=tmp_path / "s")  # type: ignore[arg-type]
 
 
 def test_an_executor_for_whole_trials_refuses_it(tmp_path: Path) -> None:

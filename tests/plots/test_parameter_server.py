@@ -47,6 +47,9 @@ def test_bars_are_the_bytes_of_a_step_and_parameters_share_a_block_by_their_valu
     assert by_label["lr"] == pytest.approx([300 * 8 / UPDATES / 1e3, 0])
     (mean,) = [line for line in ax.lines if line.get_label() == "mean of the servers"]
     assert next(iter(mean.get_xdata())) == pytest.approx(sum(map(sum, by_label.values())) / 2)
+    many = block(parameters={f"{k}.weight": 100 - k for k in range(9)})
+    servers = [{**server(k), "blocks": {f"net@{k}": many}} for k in range(2)]
+    assert "4 more" in labels(plot_server_load(served(facts(servers=servers)), ax=blank()))
 
 
 def test_the_overloaded_server_is_marked_where_the_diagnosis_warns_and_nowhere_else() -> None:
@@ -54,13 +57,6 @@ def test_the_overloaded_server_is_marked_where_the_diagnosis_warns_and_nowhere_e
         ax = plot_server_load(record, diagnose_parameter_server(record), ax=blank())
         assert any("times the mean" in label for label in labels(ax)) == marked
         assert [line.get_color() for line in ax.lines].count(BAD) == marked
-
-
-def test_many_variables_share_a_bar() -> None:
-    parameters = {f"{k}.weight": 100 - k for k in range(9)}
-    servers = [{**server(k), "blocks": {f"net@{k}": block(parameters=parameters)}} for k in range(2)]
-    ax = plot_server_load(served(facts(servers=servers)), ax=blank())
-    assert "4 more" in labels(ax)
 
 
 def test_shares_of_the_ages_add_up_and_a_long_tail_shares_the_last_bar() -> None:

@@ -19,9 +19,7 @@ PARTS = ("data_wait_s", "pull_s", "push_s")
 class Flag(Protocol):
     """What can be looked at, like a `threading.Event`."""
 
-    def is_set(self) -> bool:
-        """Return whether it is set."""
-        ...
+    def is_set(self) -> bool: ...  # noqa: D102
 
 
 @dataclass
@@ -112,10 +110,7 @@ def taking(part: str) -> Iterator[None]:
 @contextlib.contextmanager
 def building_dataset() -> Iterator[None]:
     """Let the code inside know that a dataset function runs."""
-    here = current_worker()
-    if here is None:
-        yield
-        return
+    here = current_worker() or WorkerContext(-1)
     before, here.builds_dataset = here.builds_dataset, True
     try:
         yield

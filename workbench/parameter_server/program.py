@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workbench.errors import ClusterError
 from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver
 from workbench.parameter_server.cluster.connect import connect_to_cluster, serve_task
 
-if TYPE_CHECKING:
-    from workbench.parameter_server.fit.sidecar import SidecarEvaluation
-
 
 def run_task(
     resolver: ClusterResolver, *, chief: Callable[[], None], evaluator: Callable[[], None], wait_s: float = 300.0
 ) -> None:
-    """Do what this process is for, and return when that is done.
-
-    Args:
-        resolver: says which task this is.
-        evaluator: what the side-car evaluator does; it never joins the cluster (T1.10).
+    """Do what this process is for, and return when that is done; the evaluator never joins the cluster (T1.10).
 
     Raises:
         UsageError: nobody said which task this is; it is not taken for the coordinator (T9.5).
     """
     if resolver.role in ("worker", "ps"):
         serve_task(resolver, wait_s=wait_s)
-    elif resolver.role == "chief":
-        chief()
     else:
-        evaluator()
+        (chief if resolver.role == "chief" else evaluator)()
 
 
 def train_trial(
@@ -60,19 +50,13 @@ def follow_trial(workload: str, out: Path, *, steps: int | None = None, wait_s: 
 
     made = load_workload(workload)
     last = made.config.total_steps if steps is None else steps
-    checkpoints = out / "trials" / "0" / "checkpoints"
-    sidecar = SidecarEvaluator(
-        made, checkpoints, steps=last, timeout_s=wait_s, log_dir=out.with_name(f"{out.name}-evaluator")
-    )
+    checkpoints, log_dir = out / "trials" / "0" / "checkpoints", out.with_name(f"{out.name}-evaluator")
+    sidecar = SidecarEvaluator(made, checkpoints, steps=last, timeout_s=wait_s, log_dir=log_dir)
     print(f"following {checkpoints} until update {last}", flush=True)
-    for found in _or_cluster_error(sidecar):
-        said = ", ".join(f"{name} {value:.4g}" for name, value in found.values.items())
-        print(f"update {found.steps} of {last}: {said}", flush=True)
-
-
-def _or_cluster_error(sidecar: Iterable[SidecarEvaluation]) -> Iterator[SidecarEvaluation]:
     try:
-        yield from sidecar
+        for found in sidecar:
+            said = ", ".join(f"{name} {value:.4g}" for name, value in found.values.items())
+            print(f"update {found.steps} of {last}: {said}", flush=True)
     except TimeoutError as error:
         raise ClusterError(f"{error} --wait says how long; --out and --steps have to be the chief's.") from error
 

@@ -55,7 +55,6 @@ class ParameterServerStrategy:
     """Places variables on the parameter servers of a cluster, in turn (T3.8), in shards where a partitioner says so (T3.3).
 
     Args:
-        cluster: with its workers and servers.
         variable_partitioner: called with shape and dtype of every variable; returns the number of shards along each axis.
         exactly_once: a function that runs again because its worker died does not write twice. False is the source's behaviour,
             at least once (T6.4).
@@ -188,12 +187,8 @@ class ParameterServerStrategy:
     ) -> Callable[[], Any]:
         """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3).
 
-        Args:
-            dataset_fn: takes an `InputContext` and returns a dataset.
-            options: None; see `DatasetCreator`.
-
         Raises:
-            UsageError: there are options.
+            UsageError: there are `options`; see `DatasetCreator`.
         """
         from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
 
