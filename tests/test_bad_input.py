@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench import cli
-from workbench.errors import CheckpointError, DataError, DeviceError, UnknownNameError, UsageError, WorkloadError
+from workbench.errors import CheckpointError, DataError, UnknownNameError, UsageError, WorkloadError
 from workbench.train.hooks import Hook, Step
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
@@ -120,24 +120,6 @@ def test_the_trainer_says_so_and_keeps_a_row_that_failed(tmp_path: Path, case: s
     with pytest.raises(error, match=message):
         wb.Trainer().run(workload(), out=tmp_path / "s")
     assert wb.open(tmp_path / "s").trials["state"].tolist() == ["failed"]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"steps": 0}, UsageError, r"steps=0 must be an integer of at least 1; leave it out"),
-        ({"steps": 1.5}, UsageError, r"steps=1\.5"),
-        ({"note": ""}, UsageError, r"note='' is empty.*P5\.4"),
-        ({"device": "gpu"}, DeviceError, r"device='gpu' is not known\. Allowed: 'auto', 'cpu', 'cuda'"),
-        ({"device": "cuda:99"}, DeviceError, r"device='cuda:99' was asked for, but torch .* sees .*Use device='cpu'"),
-    ],
-)
-def test_wrong_options_of_diagnose(
-    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        wb.diagnose(small_workload(), out=tmp_path / "s", **options)
-    assert not (tmp_path / "s").exists()
 
 
 @pytest.fixture

@@ -84,6 +84,13 @@ def test_the_name_of_a_callable_changes_with_its_code_and_what_it_closes_over() 
     assert code_hash(factories[0]) != code_hash(factories[1])
 
 
+def test_defaults_are_resolved() -> None:
+    config = TrainConfig(**REQUIRED)
+    assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (10, 10, 32)
+    config = config.replace(total_steps=101, eval_batch_size=8, checkpoint_every_steps=3)
+    assert (config.eval_interval, config.checkpoint_interval, config.evaluation_batch) == (11, 3, 8)
+
+
 @pytest.mark.parametrize("given", ["built", "replaced", "from plain values"])
 def test_an_unnamed_seed_is_refused_and_both_kinds_are_named(given: str) -> None:
     """P7.7: it would not say whether it is equal on all hosts."""

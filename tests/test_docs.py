@@ -25,7 +25,6 @@ TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "notebooks" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
-MADE_BY_THE_READER = ("runs/", ".venv/")
 PACKAGE = ROOT / "workbench"
 CLAUSE = re.compile(r"\b(?:[FP]\d\.\d+|T\d+\.\d+)\b")
 CODES_PAGE = (ROOT / "docs" / "codes.md").read_text()
@@ -43,12 +42,6 @@ def commands(text: str) -> list[list[str]]:
     """Every `workbench ...` line without placeholders, as words."""
     lines = [line.split("#")[0].strip().removeprefix("$ ") for line in text.splitlines()]
     return [shlex.split(line)[1:] for line in lines if re.match(r"workbench [a-z]", line) and "..." not in line]
-
-
-def paths(text: str) -> list[str]:
-    """Every relative path in prose or code: with a slash and an ending, or with a slash at its end."""
-    found = re.findall(r"(?<![\w./:<-])[\w.-]+(?:/[\w.-]+)*/(?:[\w.-]*\w\.[a-z]{2,5}\b)?(?![\w/*-])", text)
-    return [path for path in found if not path.startswith(MADE_BY_THE_READER)]
 
 
 @pytest.mark.parametrize("command", cli._COMMANDS)
@@ -79,12 +72,6 @@ def test_links_inside_the_project_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
         if not re.match(r"[a-z]+:", target):
             assert (path.parent / target).exists(), target
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_paths_in_the_pages_exist(path: Path) -> None:
-    homes = (ROOT, ROOT / "workbench", path.parent)
-    assert [named for named in paths(path.read_text()) if not any((home / named).exists() for home in homes)] == []
 
 
 def strings(tree: ast.AST) -> Iterator[str]:

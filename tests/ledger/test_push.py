@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import socket
 import sqlite3
 import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ import pytest
 from sqlalchemy import make_url
 
 import workbench as wb
-from tests.helpers.postgres import Server, binaries, server
 from tests.helpers.study_folders import PLAIN, study, write_study
 from tests.helpers.workloads import small_workload
 from workbench import cli
@@ -183,45 +179,3 @@ def test_a_locked_ledger_is_waited_for_and_not_replaced(tmp_path: Path) -> None:
         assert (tmp_path / LEDGER).stat().st_ino == before
         other.execute("ROLLBACK")
     assert rebuild(tmp_path, wait_s=5.0) == 1
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[Server]:
-    with server() as running:
-        yield running
-
-
-def postgres(test: Any) -> Any:
-    """Mark a test that starts a real PostgreSQL."""
-    for reason, missing in (
-        ("PostgreSQL is not installed: apt-get install postgresql", binaries() is None),
-        ("no driver: pip install 'workbench[ledger]'", find_spec("psycopg") is None),
-    ):
-        test = pytest.mark.skipif(missing, reason=reason)(test)
-    return pytest.mark.slow(test)
-
-
-@postgres
-def test_studies_are_kept_in_a_database(
-    database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import psycopg
-
-    monkeypatch.setenv("WORKBENCH_LEDGER", database.url())
-    record = wb.Trainer().run(small_workload(), out=tmp_path / "trained", note="over the wire")
-    study(tmp_path / "one")
-    assert not (tmp_path / LEDGER).exists()
-    table = wb.list_studies(ledger=database.url(), extra=["failed"]).set_index("study")
-    assert (table.loc["trained", "best_value"], table.loc["trained", "note"]) == (record.best().value, "over the wire")
-    assert (table.loc["one", "trials"], table.loc["one", "failed"]) == (6, 2)
-    assert table.loc["one", "config"] == f"{socket.gethostname()}:{(tmp_path / 'one' / 'config.json').resolve()}"
-    push(tmp_path / "one")
-    assert rebuild(tmp_path) == 2
-    assert len(wb.list_studies(ledger="")) == 2, "again and again, and still one row a study"
-    assert cli.main(["studies", str(tmp_path), "--ledger"]) == 0
-    assert "over the wire" in capsys.readouterr().out
-    with psycopg.connect(database.url()) as other:
-        other.execute("LOCK TABLE studies, study_user_attributes IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(RecordError, match="is locked by another session of the database; waited 2 s"):
-            push(tmp_path / "one", wait_s=2.0)
-    push(tmp_path / "one", wait_s=2.0)

@@ -88,19 +88,6 @@ def test_the_config_link_says_what_has_become_of_the_config(tmp_path: Path) -> N
     assert wb.list_studies(tmp_path)["config"].tolist() == [f"{path} (missing)"]
 
 
-def test_no_folder_and_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RecordError, match=r"nowhere is no folder of studies\. Run a diagnosis first"):
-        wb.list_studies(tmp_path / "nowhere")
-    for kind in (".csv", ".xlsx"):
-        path = wb.export_studies(tmp_path / f"t{kind}", tmp_path)
-        read = pd.read_csv(path) if kind == ".csv" else pd.read_excel(path)
-        assert (read.columns.tolist(), len(read)) == (COLUMNS, 0)
-    with pytest.raises(UsageError, match=r"must end in \.csv or \.xlsx"):
-        wb.export_studies(tmp_path / "t.ods", tmp_path)
-    with pytest.raises(RecordError, match="cannot write"):
-        wb.export_studies(tmp_path / "t.csv" / "t.csv", tmp_path)
-
-
 def test_a_spreadsheet_shows_the_table_and_computes_nothing(root: Path, tmp_path: Path) -> None:
     table = wb.list_studies(root, extra=["failed"])
     with wb.export_studies(tmp_path / "t.csv", root).open(newline="", encoding="utf-8") as file:

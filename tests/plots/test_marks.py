@@ -11,16 +11,12 @@ from matplotlib.figure import Figure
 
 import workbench as wb
 from tests.helpers.evaluations import predicted
-from tests.helpers.records import LRS, one_trial, study
+from tests.helpers.records import one_trial, study
 from tests.helpers.simulated_norms import study as norms
 
 
 def blank() -> Axes:
     return Figure().subplots()
-
-
-def labels(ax: Axes) -> list[str]:
-    return [str(label) for label in ax.get_legend_handles_labels()[1]]
 
 
 @pytest.mark.parametrize(
@@ -37,15 +33,6 @@ def test_a_mark_is_one_line_where_it_was_asked_for(draw: Callable[..., Axes], la
     assert float(np.ravel(line.get_xdata())[0]) == x
     assert len(marked.lines) == len(plain.lines) + 1
     assert marked.get_xlim() == plain.get_xlim()
-
-
-def test_one_curve_lies_over_the_others() -> None:
-    ax = wb.lr_sweep.plot_loss_curves(study(), lrs=LRS, mark=0.04, ax=blank())
-    assert labels(ax) == ["lr 0.04"]
-    (front,) = [line for line in ax.lines if line.get_label() == "lr 0.04"]
-    behind = [line for line in ax.lines if line.get_label() == "_behind"]
-    assert len(behind) == len(LRS) - 1
-    assert front.get_zorder() > max(line.get_zorder() for line in behind)
 
 
 def test_clipped_steps_are_marked_at_their_norms() -> None:

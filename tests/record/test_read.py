@@ -21,8 +21,6 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError
 from workbench.record.folder import lock
 from workbench.record.read import (
-    EVAL_COLUMNS,
-    STEP_COLUMNS,
     StudyRecord,
     TrialRecord,
     how_trained,
@@ -45,18 +43,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "copy"))
-
-
-def test_frames_have_their_columns(trained: Path) -> None:
-    record = StudyRecord(trained)
-    assert set(STEP_COLUMNS) <= set(record.steps.columns)
-    assert record.evals.columns.tolist() == EVAL_COLUMNS
-    expected = {"trial", "stage", "state", "seed", "train_examples", "steps_run", "best_step", "best_value", "seconds"}
-    assert expected | set(small_workload().config.to_dict()) <= set(record.trials.columns)
-    assert record.steps["loss"].dtype == np.float64
-    assert record.trials["steps_run"].tolist() == [40]
-    assert record.trials["train_examples"].tolist() == [48]
-    assert "StudyRecord('run', workload='small', 1 complete)" in repr(record)
 
 
 def test_a_trial_trained_alone_opens_as_a_trial(trained: Path) -> None:
@@ -104,13 +90,6 @@ def test_selection_passes_over_nan_and_takes_the_earliest_of_equals(mode: str) -
     assert select_best([0, 5, 10, 15, 20, 25], values, mode=mode) == (10, sign * 1.0)
     assert select_best([0, 1], [math.nan, math.inf], mode=mode) is None
     assert select_best([], [], mode=mode) is None
-
-
-def test_a_name_that_is_nearly_right_is_told_and_so_is_a_folder_of_studies(copy: Path) -> None:
-    with pytest.raises(RecordError, match=rf"there is no folder .*Did you mean '{copy.name}'\?"):
-        wb.open(copy.with_name(copy.name + "x"))
-    with pytest.raises(RecordError, match=rf"holds no study .*The studies in it are {copy.name}"):
-        wb.open(copy.parent)
 
 
 def test_a_study_of_a_newer_version_is_refused_and_says_so(copy: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,10 @@ import pytest
 
 from tests.helpers.workloads import small_workload
 from workbench.parameter_server.trials import placed_run
-from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.record import watch as record_watch
 from workbench.record.read import StudyRecord
 from workbench.record.tables import read_parts
-from workbench.record.watch import Watcher, early_wanted, watching
+from workbench.record.watch import Watcher, watching
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import loop
 from workbench.train.hooks import Hook, Step
@@ -158,17 +155,6 @@ def test_a_resumed_study_tells_again_what_comes_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("always")
-def test_rows_of_parameter_servers_come_before_their_stretch_ends(tmp_path: Path) -> None:
-    seen = Notebook()
-    made = small_workload(config={"total_steps": 120, "eval_every_steps": 60})
-    with watching(seen):
-        record = ParameterServerTrainer(workers=3, steps_per_closure=1).run(made, out=tmp_path / "s")
-    same_rows(seen, StudyRecord(record.path))
-    assert seen.blocks > 4  # stretches end at 1, 60 and 120
-    assert seen.kinds("event")[-1] == (0, "ended", "complete")
-
-
-@pytest.mark.usefixtures("always")
 def test_a_watcher_that_raises_is_dropped_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = Notebook()
     with watching(Loud()), watching(seen):
@@ -177,14 +163,3 @@ def test_a_watcher_that_raises_is_dropped_with_one_warning(tmp_path: Path, caplo
     assert "Loud raised and looks on no longer" in said.getMessage()
     assert record.state == "complete"
     same_rows(seen, StudyRecord(record.path))
-
-
-def test_a_child_of_a_fork_has_no_watchers() -> None:
-    with watching(Notebook()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of threads, which the child does not use
-            child = os.fork()
-        if child == 0:
-            os._exit(int(early_wanted()))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert early_wanted()

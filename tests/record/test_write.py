@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,9 @@ import pytest
 
 from tests.helpers.study_folders import PLAIN as CONFIG
 from tests.helpers.study_folders import filled, opened
-from tests.helpers.workloads import small_workload
-from workbench.errors import RecordError, UsageError
+from workbench.errors import RecordError
 from workbench.record.folder import default_folder
 from workbench.record.read import StudyRecord, open_record
-from workbench.record.write import StudyWriter
-from workbench.train import checkpoint
-from workbench.train.hooks import Hook, Step
-from workbench.train.trainer import Trainer
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -162,44 +155,3 @@ def test_an_event_after_a_line_that_was_cut_off_starts_a_new_line(tmp_path: Path
     assert trial.finished
     assert study.record.trials["best_value"].tolist() == [0.5]
     study.close()
-
-
-def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class FillsTheDisk(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 18:
-                monkeypatch.setattr(os, "fsync", full)
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    whole = Trainer().run(small_workload(), out=tmp_path / "whole")
-    monkeypatch.setattr(checkpoint, "WRITE_SECONDS", -1.0)  # on disk at each evaluation, as in a long run
-    with pytest.raises(RecordError, match="No space left on device.*free some space"):
-        Trainer(hooks=[FillsTheDisk()]).run(small_workload(), out=tmp_path / "s")
-    monkeypatch.undo()
-    cut = open_record(tmp_path / "s")
-    assert cut.state == "failed"
-    assert len(cut.steps) >= 16
-    assert not list((tmp_path / "s").rglob("*.tmp"))
-    resumed = Trainer().run(small_workload(), out=tmp_path / "s")
-    assert resumed.state == "complete"
-    assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
-
-
-def test_who_begins_at_the_same_moment_gets_a_folder_of_their_own(tmp_path: Path) -> None:
-    """Two kernels that run the same notebook at once: looking for a free name and taking it are one step."""
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: default_folder("w", "lr_sweep", root=tmp_path / "runs"), range(16)))
-    assert len(set(found)) == 16
-    assert all(path.is_dir() for path in found)
-
-
-def test_a_name_that_is_taken_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    opened(Path("runs/one"), name="mine").close()
-    with pytest.raises(UsageError, match="name='mine' is that of the study"):
-        StudyWriter.open(None, kind="lr_sweep", workload="v", config=CONFIG, name="mine")
-    assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir()) == ["one"]

@@ -9,25 +9,20 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 
-from tests.helpers.records import MemoryRecord, diagnosis, one_trial, study
+from tests.helpers.records import MemoryRecord, diagnosis, study
 from workbench.config import TrainConfig
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.findings.topic import Figure
 from workbench.report.html import shown_line
-from workbench.report.page import shown_here, write_report
+from workbench.report.page import write_report
 from workbench.report.summary import summary_rows
-from workbench.topics.registry import FIGURES
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
-ALWAYS = [figure for figure in FIGURES if not figure.own]
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
 
 
@@ -209,52 +204,6 @@ def test_a_folder_will_do_and_the_same_numbers_give_the_same_bytes(source: str, 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["figures", "report.html"]
 
 
-def test_every_figure_is_a_file_of_its_own_too(tmp_path: Path) -> None:
-    source = written(tmp_path)
-    files = list((tmp_path / "figures").iterdir())
-    assert sorted(p.stem for p in files) == sorted(figure.name for figure in ALWAYS)
-    for path in files:
-        root = ElementTree.parse(path).getroot()
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert root.attrib["width"].endswith("pt")
-        drawn = path.read_text(encoding="utf-8")
-        assert "var(" not in drawn
-        assert "currentColor" not in drawn
-        paths = re.findall(r' d="[^"]+"', drawn)
-        assert len(paths) > 5
-        assert all(d in source for d in paths)
-
-
-NOTHING = Diagnosis(findings=())
-
-
-def figure(name: str, codes: tuple[str, ...]) -> Figure:
-    """Return the figure of a name, of which other findings speak."""
-    (found,) = (each for each in FIGURES if each.name == name)
-    return replace(found, codes=codes)
-
-
-def test_the_sweep_counts_learning_rates_and_runs_that_ended() -> None:
-    said = shown_here(figure("lr-sweep", ("lr.best", "lr.unstable")), study(), diagnosis())
-    assert said == (
-        "6 learning rates from 0.01 to 0.32 in 7 runs; 1 run ended non-finite. The best lr is 0.08. Unstable from 0.16."
-    )
-
-
-def test_the_norms_are_those_of_the_trial_that_is_drawn() -> None:
-    values = np.full(101, 2.0)
-    values[7], values[90:] = 50.0, 4.0
-    record = one_trial(values, stage="baseline")
-    assert (
-        shown_here(figure("grad-norm", ()), record, NOTHING)
-        == "Trial 0: the largest norm is 50, at step 7, 25 times the median 2."
-    )
-    said = shown_here(figure("grad-norm-histogram", ()), record, diagnosis())
-    assert said == (
-        "Over all 101 steps of trial 0 the median is 2 and the 90th percentile 4; the proposed clipping threshold is 0.5."
-    )
-
-
 def rows(record: MemoryRecord, said: Diagnosis) -> dict[str, str]:
     return summary_rows(record, said)
 
@@ -274,15 +223,6 @@ def test_every_line_has_the_numbers_of_this_study() -> None:
     )
     assert said["Gain"] == "validation/loss 0.2114 → 0.1007 (selected checkpoints, mean over 3 fresh seeds)."
     assert "1 of 9 questions could not be answered" in said["How sure"]
-
-
-def test_a_candidate_that_was_not_adopted_changes_nothing_and_gains_nothing() -> None:
-    found = {**(diagnosis().recommendation or {}), "adopted": False, "changed": []}
-    said = rows(study(), replace(diagnosis(), recommendation=found))
-    assert said["To change"] == (
-        "Nothing: keep the baseline's config. The best candidate, lr 0.08, warmup 10, was not proven better."
-    )
-    assert "Gain" not in said
 
 
 @pytest.mark.parametrize("state", ["stopped", "running"])
