@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workbench import __version__
 from workbench.cli.commands import FAILED, INTERRUPTED, USAGE, diagnose, hosts, input_pipeline, report, serve, studies
 from workbench.cli.help import EXIT_CODES, HELP, MAIN_HELP
 from workbench.cli.notebooks import describe, lab, list_all, run
@@ -56,7 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of every command."""
     style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(prog="workbench", description=MAIN_HELP, epilog=EXIT_CODES, **style)
-    parser.add_argument("--version", action=_Version)
+    version = f"workbench {__version__}"
+    parser.add_argument("--version", action="version", version=version, help="print the version and stop")
 
     def show_help(_: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)
@@ -73,17 +75,6 @@ def build_parser() -> argparse.ArgumentParser:
             for names, more in option if isinstance(option, list) else [option]:
                 group.add_argument(*names, **more)
     return parser
-
-
-class _Version(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="print the version and stop")
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        import workbench
-
-        print(f"workbench {workbench.__version__}")
-        parser.exit()
 
 
 def _report(error: BaseException) -> int:

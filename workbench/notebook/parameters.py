@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -311,42 +311,37 @@ def read_rows(declared: Sequence[NotebookParameter], path: str | Path) -> list[d
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    where, rows = f"{path}", []
     try:
-        rows = readers[source.suffix.lower()](declared, content)
+        for number, row in enumerate(readers[source.suffix.lower()](content), start=1):
+            where = f"{path}: row {number}"
+            if isinstance(row, dict):
+                check_parameters(declared, row)
+            rows.append(row if isinstance(row, dict) else parse_parameters(declared, row))
+            where = f"{path}"
     except UsageError as error:
-        raise type(error)(f"{path}: {error}") from None
+        raise type(error)(f"{where}: {error}") from None
     if not rows:
         raise UsageError(f"{str(path)!r} holds no row, and so no run: write one row a run.")
     return rows
 
 
-def _json_rows(declared: Sequence[NotebookParameter], content: str) -> list[dict[str, Any]]:
+def _json_rows(content: str) -> list[dict[str, Any]]:
     try:
         rows = json.loads(content)
     except ValueError as error:
         raise UsageError(f"is not valid JSON ({error}).") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UsageError('must be a list of objects, one run each: [{"seeds": 1}, {"seeds": 2}].')
-    for number, row in enumerate(rows, start=1):
-        _in_row(number, check_parameters, declared, row)
     return rows
 
 
-def _csv_rows(declared: Sequence[NotebookParameter], content: str) -> list[dict[str, Any]]:
-    lines = [line for line in csv.reader(content.splitlines()) if any(cell.strip() for cell in line)]
-    rows = []
-    for number, line in enumerate(lines[1:], start=1):
-        if len(line) != len(lines[0]):
+def _csv_rows(content: str) -> Iterator[list[str]]:
+    """Yield each row as `name=value` words; an empty cell is left out."""
+    names, *lines = [line for line in csv.reader(content.splitlines()) if any(cell.strip() for cell in line)] or [[]]
+    for number, line in enumerate(lines, start=1):
+        if len(line) != len(names):
             raise UsageError(
-                f"row {number}: {len(line)} cells under {len(lines[0])} names; quote a cell that holds a comma."
+                f"row {number}: {len(line)} cells under {len(names)} names; quote a cell that holds a comma."
             )
-        words = [f"{name.strip()}={cell.strip()}" for name, cell in zip(lines[0], line, strict=True) if cell.strip()]
-        rows.append(_in_row(number, parse_parameters, declared, words))
-    return rows
-
-
-def _in_row(number: int, check: Callable[..., Any], declared: Sequence[NotebookParameter], given: Any) -> Any:
-    try:
-        return check(declared, given)
-    except UsageError as error:
-        raise type(error)(f"row {number}: {error}") from None
+        yield [f"{name.strip()}={cell.strip()}" for name, cell in zip(names, line, strict=True) if cell.strip()]

@@ -175,7 +175,7 @@ class TrialRecord:
 
     @cached_property
     def _study(self) -> StudyRecord:
-        return StudyRecord(self.path)
+        return StudyRecord(self.path, frozenset({self.number}))
 
     @property
     def folder(self) -> Path:
@@ -205,31 +205,28 @@ class TrialRecord:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """This trial's row, as a frame of one row."""
-        return pd.DataFrame(_trial_rows([self.folder]))
+        return self._study.trials
 
     @cached_property
     def state(self) -> str:
         """One of complete, diverged, failed, stopped, running."""
-        return str(_trial_rows([self.folder])[0]["state"])
+        return str(self.trials["state"].iloc[0])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """One row a step; columns that only other trials of the study have are left out."""
-        table = self._study.steps
-        rows = table[table["trial"] == self.number].reset_index(drop=True)
+        rows = self._study.steps
         return rows.drop(columns=[c for c in rows.columns if c not in STEP_COLUMNS and rows[c].isna().all()])
 
     @cached_property
     def evals(self) -> pd.DataFrame:
         """One row an evaluated metric."""
-        table = self._study.evals
-        return table[table["trial"] == self.number].reset_index(drop=True)
+        return self._study.evals
 
     @cached_property
     def predictions(self) -> pd.DataFrame:
         """One row a tracked example and evaluation."""
-        table = self._study.predictions
-        return table[table["trial"] == self.number].reset_index(drop=True)
+        return self._study.predictions
 
     @property
     def checkpoints(self) -> list[Path]:
