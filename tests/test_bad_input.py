@@ -55,10 +55,6 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: small_workload(train_data=TensorDataset(X[:0], Y[:0])), DataError,
         r"the train split has 0 examples; it needs at least 1.*train_data",
     ),
-    "empty validation": (
-        lambda: small_workload(validation_data=TensorDataset(X[:0], Y[:0])), DataError,
-        "the validation split has 0 examples",
-    ),
     "batch too large": (
         lambda: small_workload(config={"batch_size": 100}), DataError,
         r"batch_size=100 is more than the 48 examples of the train split\. Allowed is 1 to 48",
@@ -79,14 +75,9 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: small_workload(train_data=ItemRaises()), DataError,
         r"item 5 of the train split.*OSError: truncated image.*train_data\[5\]",
     ),
-    "item of another split raises": (
-        lambda: small_workload(validation_data=ItemRaises()), DataError, "item 5 of the validation split"
-    ),
     "target too large": (
         lambda: classes(torch.full((48,), 4)), WorkloadError, r"target 4 is out of range.*classes are 0 to 3"
     ),
-    "target negative": (lambda: classes(torch.full((48,), -1)), WorkloadError, "target -1 is out of range"),
-    "targets of another type": (lambda: classes(torch.rand(48)), WorkloadError, "type torch.float32"),
     "unknown selection": (
         lambda: small_workload(config={"select": "validation/acc"}), UnknownNameError,
         r"no select='validation/acc'.*Allowed: .*validation/loss",
@@ -94,15 +85,12 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "model function raises": (
         lambda: small_workload(build_model=lambda: 1 / 0), WorkloadError, "build_model raised ZeroDivisionError"
     ),
-    "forward raises": (
-        lambda: small_workload(forward=lambda m, b: m(b[0][:, :2])), WorkloadError, "forward or loss raised RuntimeError"
-    ),
     "no workload": (lambda: 3, UsageError, r"workload must be a Workload, not int \(3\)"),
     "unknown name": (lambda: "digits_cn", UnknownNameError, "Did you mean 'digits_cnn'"),
 }  # fmt: skip
 
 
-FOUND = {"target too large", "target negative"}
+FOUND = {"target too large"}
 """What `diagnose` makes a finding of: `data.labels`."""
 
 

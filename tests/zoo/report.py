@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.zoo.beside import Alarms, beside
 from tests.zoo.score import (
     FAULT_SCORES,
     HEALTHY_SCORES,
     PAIR_SCORES,
     RETRAINED_SCORES,
+    Alarms,
     Result,
     alarms,
+    beside,
     paired,
     share,
 )

@@ -158,9 +158,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for case in cases:
             place(folder, case).unlink(missing_ok=True)
     run(cases, folder, workers=given.workers)
-    from tests.zoo.beside import peers
     from tests.zoo.report import report, write
     from tests.zoo.retrain import retrain
+    from tests.zoo.score import peers
 
     names = {case.name for case in cases}
     told = [said for said in results(folder) if said["case"] in names]
