@@ -64,12 +64,7 @@ def diagnosed(case: Case) -> dict[str, Any]:
 
 def printed(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what is not ok in the terminal's order; what follows from another finding stands last."""
-    order = ("fail", "warn", "not_measured")
-    kept = [f for f in findings if f["status"] in order]
-    ranked = any(
-        "follows_from" in f for f in findings
-    )  # before causes were told from consequences, the worst came first
-    kept.sort(key=lambda f: bool(f.get("follows_from")) if ranked else order.index(f["status"]))
+    kept = sorted((f for f in findings if f["status"] != "ok"), key=lambda f: bool(f["follows_from"]))
     return [{key: f.get(key) for key in ("code", "status", "summary", "value", "follows_from")} for f in kept]
 
 
@@ -94,12 +89,7 @@ def _keep(path: Path, said: Mapping[str, Any]) -> None:
 def run(cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 1800.0) -> None:
     """Diagnose the cases that `folder` has no result of, `workers` at a time, a fresh process each."""
     folder.mkdir(parents=True, exist_ok=True)
-    for heavy in (
-        "workbench.playbook.walk",
-        "workbench.report.page",
-        "workbench.ledger.studies",
-        "sklearn.datasets",
-    ):
+    for heavy in ("workbench.playbook.walk", "workbench.report.page", "workbench.ledger.studies", "sklearn.datasets"):
         importlib.import_module(heavy)  # once, and not in every process
     waiting = [case for case in cases if not place(folder, case).exists()]
     waiting.sort(key=lambda case: hashlib.sha256(case.name.encode()).digest()[1:])  # a part of them is a fair sample

@@ -202,18 +202,11 @@ class Diagnosis:
         }
 
 
-def _wrapped(finding: Finding, *, width: int = WIDTH) -> str:
-    """Return a finding's line, its summary continued below itself where it is long."""
-    indent = len(str(finding)) - len(finding.summary) + 2
-    return textwrap.fill(f"  {finding}", width, subsequent_indent=" " * indent, break_long_words=False)
-
-
-def _paragraph(status: Status, text: str) -> str:
-    """Return a line of one status and no code of its own, continued below its text where it is long."""
-    start = f"  {SYMBOLS[status]} {status:<12} "
-    return textwrap.fill(
-        start + text, WIDTH, subsequent_indent=" " * (len(start) + 2), break_long_words=False, break_on_hyphens=False
-    )
+def _paragraph(status: Status, text: str, code: str = "") -> str:
+    """Return a line of one status, continued below its text where it is long."""
+    start = f"  {SYMBOLS[status]} {status:<12} " + (f"{code:<26} " if code else "")
+    below = " " * (len(start) + 2)
+    return textwrap.fill(start + text, WIDTH, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
 
 
 def _told(
@@ -225,7 +218,12 @@ def _told(
     after = {f.code: then for f, then in told}
     lines = []
     for group in said_alike((f for f, _ in told), joins=lambda f: joins(f) and not after[f.code]):
-        lines += [_alike(group) if len(group) > 1 else _wrapped(group[0]), *below(after[group[0].code])]
+        finding, codes = group[0], ", ".join(f.code for f in group)
+        if len(group) > 1:
+            lines.append(_paragraph(finding.status, f"{len(group)} alike: {codes}. {finding.summary}"))
+        else:
+            lines.append(_paragraph(finding.status, finding.summary, finding.code))
+        lines += below(after[finding.code])
     return lines
 
 
@@ -241,12 +239,6 @@ def _whole(followers: Sequence[Finding]) -> list[str]:
         textwrap.fill(f"follows: {SYMBOLS[f.status]} {f.code} {f.summary}", WIDTH, initial_indent=_BELOW, subsequent_indent=_BELOW + "  ")
         for f in followers
     ]  # fmt: skip
-
-
-def _alike(findings: Sequence[Finding]) -> str:
-    """Return findings that say the same: their codes, and the sentence once."""
-    codes = ", ".join(f.code for f in findings)
-    return _paragraph(findings[0].status, f"{len(findings)} alike: {codes}. {findings[0].summary}")
 
 
 def _six(value: Any) -> Any:

@@ -61,10 +61,7 @@ def export_studies(
     leading apostrophe.
 
     Args:
-        path: the file; its ending says which kind.
-        root: folder of the studies.
-        extra: names of further columns.
-        ledger: address of a shared ledger, see `list_studies`.
+        path: the file; its ending says which kind. The others as for `list_studies`.
 
     Raises:
         UsageError: the ending is neither.

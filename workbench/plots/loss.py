@@ -94,8 +94,7 @@ def fit_y(
     Args:
         curves: lines of `ax`; those with a triangle get another label.
         headroom: upper end of the axis over the largest initial value (rule of thumb).
-        depth: lower end of a logarithmic axis over the largest initial value (rule of thumb; far below what float32
-            losses resolve).
+        depth: lower end of a logarithmic axis over the same (rule of thumb; far below what float32 losses resolve).
         margin: space above and below, as a share of the axis.
     """
     shown = [np.asarray(line.get_ydata(), dtype=np.float64) for line in curves]

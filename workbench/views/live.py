@@ -65,15 +65,10 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
     the cell runs, and by keyboard. Healthy: lines fall and stay down. Sick: lines rise, jump, or end in crosses just above the
     lr that is best.
 
-    It looks on and nothing else: training is bit for bit the same, rows come at most five times a second, and a view that
-    fails is dropped with a warning. Several studies in one block: the newest is shown. What is trained in other processes is
-    seen where its rows arrive in this one, as with `executor="ray"`.
-
-    A page that is reloaded while the cell runs does not get the view back, because JupyterLab learns of a kernel's widgets only
-    when that is idle; training goes on, and `wb.open(...)` shows all of it afterwards.
-
-    The block ends, also by an error or an interrupt, in one static figure, one sentence and the verdicts of its last study;
-    an interrupt goes on to the caller afterwards. What is drawn is in the record: `curves_panel` explores it later.
+    It only observes: training is bit for bit the same, rows come at most five times a second, and a view that fails is dropped with
+    a warning. Of several studies in one block the newest is shown. A page that is reloaded while the cell runs does not get the view
+    back; training goes on, and `wb.open(...)` shows all of it afterwards. The block ends, also by an error or an interrupt, in one
+    static figure, one sentence and the verdicts of its last study.
 
     Args:
         summary: whether to end with figure, sentence and verdicts.
