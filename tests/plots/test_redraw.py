@@ -61,6 +61,16 @@ def test_it_draws_what_matplotlib_draws(name: str) -> None:
     assert differing(pixels(canvas.png([curve(1.0), curve(2.0)])), expected) > 1e-2, "the measure sees others"
 
 
+def test_whatever_was_drawn_before_the_picture_is_the_same() -> None:
+    """Of those with a layout of their own; elsewhere longer labels before leave more room than need be."""
+    canvas = Redrawn(size=SIZE)
+    alone = {name: pixels(Redrawn(size=SIZE).png([draw])) for name, draw in FIGURES.items()}
+    for name, draw in [*FIGURES.items(), *reversed(FIGURES.items())]:
+        shown = pixels(canvas.png([draw]))
+        if name in ("nothing", "a legend below", "text as ticks, upside down"):
+            assert np.array_equal(shown, alone[name])
+
+
 def curve(height: float) -> Draw:
     return lambda ax: ax.plot([0, height], label="curve") and ax.set(xlabel="step", ylabel="loss")
 
