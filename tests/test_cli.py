@@ -74,13 +74,7 @@ def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("status", "fail_on", "code"),
-    [
-        ("fail", None, 0),
-        ("fail", "fail", 3),
-        ("warn", "fail", 0),
-        ("warn", "warn", 3),
-        ("ok", "warn", 0),
-    ],
+    [("fail", None, 0), ("fail", "fail", 3), ("warn", "fail", 0), ("warn", "warn", 3), ("ok", "warn", 0)],
 )
 def test_fail_on(playbook, status: str, fail_on: str | None, code: int) -> None:
     playbook(diagnosis(status))

@@ -51,7 +51,4 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 def test_a_difference_is_found_wherever_it_is() -> None:
     before = {"a": [1.0, {"b": "x"}], "c": None}
     assert list(differences(before, {"a": [1.0 + 1e-9, {"b": "x"}], "c": None})) == []
-    assert list(differences(before, {"a": [1.001, {"b": "y"}]})) == [
-        "/a/0: 1.0 is now 1.001",
-        "/a/1/b: 'x' is now 'y'",
-    ]
+    assert list(differences(before, {"a": [1.001, {"b": "y"}]})) == ["/a/0: 1.0 is now 1.001", "/a/1/b: 'x' is now 'y'"]

@@ -47,13 +47,7 @@ def study(path: Path, *, mode: str = "min", values: tuple[float, ...] = (0.5, 0.
 
 
 def write_study(
-    path: Path,
-    *,
-    trials: int = 4,
-    seeds: int = 1,
-    scale: float = 1.0,
-    finish: bool = True,
-    **given: Any,
+    path: Path, *, trials: int = 4, seeds: int = 1, scale: float = 1.0, finish: bool = True, **given: Any
 ) -> Path:
     """Write a study whose trial k has the learning rate 0.1 * 1.3 ** (k // seeds), 1.005 where there are many, and a best value known in closed form.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from tests.helpers.notebooks import write_notebook
 from workbench.errors import NotebookError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.notebook import engine as engine
-from workbench.notebook import runner as runner
+from workbench.notebook import engine
 from workbench.notebook.html import write_notebook_html
 from workbench.notebook.runner import find_notebook, list_notebooks, read_verdict, run_notebook
 from workbench.plots.render import png
@@ -24,13 +25,7 @@ from workbench.plots.render import png
 PARAMETERS = "count: int = 1  # how many\nlrs: list[float] = [0.1]  # which"
 
 
-def write(path: Path, *cells: str, parameters: str | None = PARAMETERS, text: str = "# Title\n\nA question.") -> Path:
-    made: list[Any] = [new_markdown_cell(text)]
-    if parameters is not None:
-        made.append(new_code_cell(parameters, metadata={"tags": ["parameters"]}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(new_notebook(cells=[*made, *map(new_code_cell, cells)]), path)
-    return path
+write = partial(write_notebook, parameters=PARAMETERS)
 
 
 def printed(path: Path) -> str:

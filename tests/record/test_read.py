@@ -20,14 +20,7 @@ from tests.helpers.study_folders import filled, opened
 from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError
 from workbench.record.folder import lock
-from workbench.record.read import (
-    StudyRecord,
-    TrialRecord,
-    how_trained,
-    open_record,
-    read_events,
-    select_best,
-)
+from workbench.record.read import StudyRecord, TrialRecord, how_trained, open_record, read_events, select_best
 from workbench.train.trainer import Trainer
 
 ROOT = str(Path(__file__).parents[2])

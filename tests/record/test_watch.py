@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from tests.helpers.workloads import small_workload
-from workbench.parameter_server.trials import placed_run
 from workbench.record import watch as record_watch
 from workbench.record.read import StudyRecord
 from workbench.record.tables import read_parts
@@ -75,7 +74,6 @@ class Loud(Watcher):
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are shown after each step, not five times a second."""
     monkeypatch.setattr(loop, "SHOW_SECONDS", 0.0)
-    monkeypatch.setattr(placed_run, "SHOW_SECONDS", 0.001)
 
 
 def same_rows(seen: Notebook, record: StudyRecord) -> None:

@@ -14,14 +14,7 @@ from typing import Any
 from workbench.errors import RecordError
 from workbench.findings.audited import Audited
 from workbench.findings.causes import and_more, causes_first, listed
-from workbench.findings.finding import (
-    MEASUREMENTS,
-    SYMBOLS,
-    Finding,
-    Status,
-    said_alike,
-    worst,
-)
+from workbench.findings.finding import MEASUREMENTS, SYMBOLS, Finding, Status, said_alike, worst
 from workbench.record.json_values import to_json
 
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
@@ -147,9 +140,7 @@ class Diagnosis:
     def __add__(self, other: Diagnosis) -> Diagnosis:
         """Join two diagnoses of the same record; this one's workload, command, cost and path win."""
         return replace(
-            self,
-            findings=self.findings + other.findings,
-            recommendation=self.recommendation or other.recommendation,
+            self, findings=self.findings + other.findings, recommendation=self.recommendation or other.recommendation
         )
 
     def to_dict(self) -> dict[str, Any]:
