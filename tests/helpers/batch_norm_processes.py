@@ -28,7 +28,6 @@ SIZES = {2: ((5, 3), (4, 4), (6, 0)), 4: ((5, 3, 1, 4), (2, 2, 2, 2), (3, 0, 2, 
 """Examples on each process, case by case."""
 KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "1d": (nn.BatchNorm1d, ()),
-    "2d": (nn.BatchNorm2d, (2, 3)),
     "3d": (nn.BatchNorm3d, (2, 1, 2)),
 }
 STEPS = 4
@@ -94,13 +93,10 @@ def _layers(rank: int, world: int) -> dict[Any, Any]:
             layer = synchronise_batch_norm(layer)
             out = layer(own)
             (out**2 * torch.split(y, list(sizes))[rank]).sum().backward()
-            found[kind, sizes] = {
-                "out": out.detach(),
-                "x.grad": own.grad,
-                **{f"{name}.grad": p.grad for name, p in layer.named_parameters()},
-                **layer.state_dict(),
-                "eval": layer.eval()(x[:1]).detach(),
-            }
+            grads = {f"{name}.grad": p.grad for name, p in layer.named_parameters()} | {"x.grad": own.grad}
+            found[kind, sizes] = (
+                grads | dict(layer.state_dict()) | {"out": out.detach(), "eval": layer.eval()(x[:1]).detach()}
+            )
     return found
 
 
@@ -163,13 +159,9 @@ def _merges(rank: int) -> dict[str, Any]:
         merge_running_statistics(nn.BatchNorm1d(2 + rank % 2))
     except UsageError as error:
         refused = str(error)
-    return {
+    layers = {"merged": merged, "average": average, "weighted": weighted, "equal": equal, "after": own}
+    return {name: each.state_dict() for name, each in layers.items()} | {
         "before": before,
-        "merged": merged.state_dict(),
-        "average": average.state_dict(),
-        "weighted": weighted.state_dict(),
-        "equal": equal.state_dict(),
         "inside": inside,
-        "after": own.state_dict(),
         "refused": refused,
     }

@@ -13,15 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 
 class Items(Dataset[Any]):
-    """Items of 16 numbers and a class that take their time.
-
-    Args:
-        examples: how many.
-        sleep_s: of each item.
-        work_s: of processor time of each item.
-        first_s: of the first item alone.
-        extra: values of a further feature.
-    """
+    """Items of 16 numbers and a class that take their time: each sleeps or works, the first one longer; `extra` values of a further feature."""
 
     def __init__(
         self, examples: int = 400, *, sleep_s: float = 0.0, work_s: float = 0.0, first_s: float = 0.0, extra: int = 0
@@ -86,12 +78,7 @@ class SlowCollate:
 
 
 class TrainStep:
-    """A real update of a small model, and a sleep that stands for a larger one.
-
-    Args:
-        sleep_s: of each step.
-        fetch_every: steps after which the loss is fetched; 0 is never.
-    """
+    """A real update of a small model, a sleep that stands for a larger one, and the loss fetched every so many steps (0: never)."""
 
     def __init__(self, sleep_s: float = 0.0, *, fetch_every: int = 0) -> None:
         self.model = nn.Linear(16, 4)
@@ -111,12 +98,7 @@ class TrainStep:
 
 
 class AheadDevice:
-    """A device with a queue: launching work returns at once, fetching a number waits for all of it.
-
-    Args:
-        step_s: that the work of one step takes.
-        fetch_every: steps after which the loss is fetched; 0 is never.
-    """
+    """A device with a queue of steps of `step_s`: launching work returns at once, fetching the loss waits for all of it."""
 
     def __init__(self, step_s: float, *, fetch_every: int = 0) -> None:
         self.step_s, self.fetch_every, self.count, self.free = step_s, fetch_every, 0, 0.0
@@ -127,7 +109,8 @@ class AheadDevice:
 
     def __call__(self, batch: Any) -> None:
         self.free = max(self.free, time.perf_counter()) + self.step_s
-        loss = _OnDevice.of(self)
+        loss = torch.ones(()).as_subclass(_OnDevice)
+        loss.device_queue = self
         if self.fetch_every and self.count % self.fetch_every == 0:
             loss.item()
         self.count += 1
@@ -138,12 +121,6 @@ class _OnDevice(torch.Tensor):
 
     device_queue: AheadDevice
 
-    @staticmethod
-    def of(device: AheadDevice) -> _OnDevice:
-        made = torch.ones(()).as_subclass(_OnDevice)
-        made.device_queue = device
-        return made
-
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ == "item":
@@ -153,7 +130,5 @@ class _OnDevice(torch.Tensor):
 
 def loader(data: Any, **settings: Any) -> DataLoader[Any]:
     """Return a loader of batches of 8."""
-    workers = settings.get("num_workers", 0)
-    if workers:
-        settings = {"persistent_workers": True, **settings}
-    return DataLoader(data, **({"batch_size": 8} | settings))
+    workers = {"persistent_workers": True} if settings.get("num_workers") else {}
+    return DataLoader(data, **({"batch_size": 8} | workers | settings))

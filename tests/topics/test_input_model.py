@@ -226,8 +226,8 @@ def test_a_wait_for_ready_batches_is_an_alarm_where_doing_without_workers_helps(
     assert (busy.status, "without them it may be another gain" in busy.summary) == ("warn", True)
 
 
-COUNTED = {"workers": 2, "without": 40, "with_workers": 40, "alike": 0, "same": True, "same_contents": True}
-ALIKE = {"workers": 2, "without": None, "with_workers": None, "alike": 3, "same": False, "same_contents": False}
+COUNTED = {"workers": 2, "without": 40, "with_workers": 40, "alike": 0, "same": True}
+ALIKE = {"workers": 2, "without": None, "with_workers": None, "alike": 3, "same": False}
 
 
 def test_of_a_stream_gains_of_workers_are_said_only_where_it_is_shared_out() -> None:

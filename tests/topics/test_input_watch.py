@@ -50,8 +50,6 @@ def by_keyword(x: Tensor, y: Tensor, **rest: Any) -> Tensor:
         ([BATCH["x"], BATCH["y"], BATCH["mask"]], lambda b: loss_of(*b[:2]), {"0", "1"}, {"2"}),
         ((BATCH["x"], {"y": BATCH["y"], "file": ["a"]}), lambda b: NET(b[0]).sum(), {"0"}, {"1/y", "1/file"}),
         (Both(BATCH["x"], BATCH["y"]), lambda b: NET(b.x).sum(), {"x"}, {"y"}),
-        (BATCH["x"], lambda b: NET(b).sum(), {"item"}, set()),
-        (BATCH, lambda b: (b["mask"].detach(), loss_of(b["x"], b["y"])), {"x", "y"}, {"mask", "file", "n"}),
         (BATCH, lambda b: loss_of(b["x"][:, :4], b["y"].detach().clone()), {"x", "y"}, {"mask", "file", "n"}),
     ],
 )  # fmt: skip
@@ -90,11 +88,9 @@ def trained(fetch: Any) -> Any:
     ("fetch", "share", "per_step"),
     [
         (lambda loss, k: None, 0.0, 0.0),
-        (lambda loss, k: loss.item(), 1.0, 1.0),
         (lambda loss, k: (float(loss), f"{loss:.3f}", loss.tolist()), 1.0, 3.0),
         (lambda loss, k: loss.cpu().numpy(), 1.0, 2.0),
         (lambda loss, k: loss.item() if k % 10 == 0 else None, 0.1, 0.1),
-        (lambda loss, k: bool(loss > 0), 1.0, 1.0),
         (lambda loss, k: BATCH["y"].tolist(), 0.0, 0.0),
         (lambda loss, k: (BATCH["mask"].sum(1).max() + 1).item(), 0.0, 0.0),  # the longest text of the batch
         (lambda loss, k: torch.add(BATCH["x"].max(), other=loss).item(), 1.0, 1.0),

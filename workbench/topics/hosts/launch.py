@@ -66,7 +66,7 @@ def launch(
     check_hosts(hosts)
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s!r} must be above 0: seconds without any progress.")
-    chosen = _free_port() if port is None else _checked_port(port)
+    chosen = _checked_port(port)
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in ("rank-*.json", "status-*.json", "stack-*.txt", "error-*.json", "failures.json", "draws-*.jsonl"):
         for path in folder.glob(pattern):
@@ -111,25 +111,20 @@ def _environment() -> dict[str, str]:
     return found if loopback is None else {**found, "GLOO_SOCKET_IFNAME": loopback}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _checked_port(port: int) -> int:
-    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65_535:
+def _checked_port(port: int | None) -> int:
+    """Return a port that can be used, a free one for None."""
+    if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65_535):
         raise UsageError(f"port={port!r} must be an integer from 1 to 65535; leave it out for a free one.")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind(("", port) if port else ("127.0.0.1", 0))
         except OSError as error:
             raise ClusterError(
                 f"port={port} cannot be used ({error.strerror}): another process, perhaps an earlier training, listens there. "
                 "Leave the port out for a free one, give another, or end that process."
             ) from error
-    return port
+        return int(probe.getsockname()[1])
 
 
 def _wait(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> bool:

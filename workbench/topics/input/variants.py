@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,7 +164,7 @@ def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) 
 
     Returns:
         "workers" that were tried, examples of an epoch "without" and "with_workers" (None where it did not end), "alike" (batches
-        that each worker began with, where all did with the same), "same" and "same_contents".
+        that each worker began with, where all did with the same) and "same".
     """
     if not is_stream(loader):
         return None
@@ -181,23 +180,15 @@ def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) 
             )  # fmt: skip
         counts.append(epoch.ended[0][1] if epoch.ended else None)
     one, more = counts
-    found = {
-        "workers": workers,
-        "without": one,
-        "with_workers": more,
-        "alike": 0,
-        "same": False,
-        "same_contents": False,
-    }
+    found = {"workers": workers, "without": one, "with_workers": more, "alike": 0, "same": False}
     if one is None or more is None:
         # workers deliver in turns, a batch each; batches that are all one and the same tell nothing
         turns = [hashes[1][k : k + workers] for k in range(0, len(hashes[1]) - workers + 1, workers)]
         differ = len({example for turn in turns for example in turn[0]}) > 1
         alike = all(len(set(turn)) == 1 for turn in turns) and differ
         return found | {"alike": len(turns)} if alike else None
-    contents = [Counter(h for batch in given for h in batch) for given in hashes]
     lost = workers * ((loader.batch_size or 1) - 1) if loader.drop_last else 0  # each may drop an incomplete batch
-    return found | {"same": more == one or 0 < one - more <= lost, "same_contents": contents[0] == contents[1]}
+    return found | {"same": more == one or 0 < one - more <= lost}
 
 
 def dataset_length(data: Any) -> int | None:

@@ -70,8 +70,7 @@ def plot_periodicity(record: RecordLike, diagnosis: Diagnosis | None = None, *, 
             axes.axvline(epoch, color=BASELINE, linestyle=":", label=f"an epoch: {short(epoch)} steps")
             seen = [(found, color) for (_, found), color, _ in shown if found.epoch_seen]
             if seen:
-                allowed = min(found.epoch_bound for found, _ in seen)
-                label = "the same, for an epoch and its fractions"
+                allowed, label = min(found.epoch_bound for found, _ in seen), "the same, for an epoch and its fractions"
                 axes.plot([epoch / 1.12, epoch * 1.12], [allowed] * 2, color=BAD, linewidth=2.0, label=label)
             for found, color in seen:
                 axes.plot(epoch, max(found.epoch_chance, LEAST), "D", color=color, markersize=6, zorder=4)

@@ -31,35 +31,22 @@ back, because noise near a line is only roughly that at the line (measured: test
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """What was found in one series.
+    """What was found in one series."""
 
-    Attributes:
-        reason: why it could not be looked at; None where it could.
-        p: chance of as strong a pattern in a series without one, all frequencies looked at taken into account.
-        period: steps after which it repeats; None where nothing is significant.
-        harmonic: which multiple of 1 / epoch the strongest line is; None where it is none, or no epoch is known.
-        epoch_seen: the points can show a pattern of one epoch, and there are epochs enough.
-        epoch_chance: of the lines of one epoch, the first or all together; 1 where an epoch cannot be seen.
-        epoch_bound: the chance below which they are significant.
-        share: of the variance from sample to sample that repeats.
-        size: root mean square of the repeating part, in the unit of the series.
-        bound: the chance below which a single frequency is significant.
-        frequency: that were scanned, cycles per step, shape (frequencies,).
-        chance: at each of them, alone.
-    """
-
-    reason: str | None = None
-    p: float = 1.0
-    period: float | None = None
-    harmonic: int | None = None
-    epoch_seen: bool = False
-    epoch_chance: float = 1.0
-    epoch_bound: float = 0.0
-    share: float = 0.0
-    size: float = 0.0
-    bound: float = 0.0
-    frequency: Floats = field(default_factory=lambda: np.empty(0))
-    chance: Floats = field(default_factory=lambda: np.empty(0))
+    reason: str | None = None  # why it could not be looked at; None where it could
+    p: float = (
+        1.0  # chance of as strong a pattern in a series without one, all frequencies looked at taken into account
+    )
+    period: float | None = None  # steps after which it repeats; None where nothing is significant
+    harmonic: int | None = None  # the multiple of 1 / epoch that the strongest line is; None where it is none
+    epoch_seen: bool = False  # the points can show a pattern of one epoch, and there are epochs enough
+    epoch_chance: float = 1.0  # of the lines of one epoch, the first or all together
+    epoch_bound: float = 0.0  # the chance below which they are significant
+    share: float = 0.0  # of the variance from sample to sample that repeats
+    size: float = 0.0  # root mean square of the repeating part, in the unit of the series
+    bound: float = 0.0  # the chance below which a single frequency is significant
+    frequency: Floats = field(default_factory=lambda: np.empty(0))  # scanned, cycles per step
+    chance: Floats = field(default_factory=lambda: np.empty(0))  # at each of them, alone
 
 
 def find_period(steps: Floats, values: Floats, *, epoch: float | None = None, alpha: float = 0.01) -> Period:

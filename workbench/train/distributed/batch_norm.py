@@ -199,21 +199,20 @@ def gather_running_statistics(
         raise UsageError(f"examples={examples!r} must be finite and at least 0: what this process has trained on.")
     layers = _tracking(model)
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
-    parts: list[Tensor] = []
-    for layer in layers.values():
-        for buffer in (layer.running_mean, layer.running_var, layer.num_batches_tracked):
-            assert buffer is not None
-            parts.append(buffer.detach().reshape(-1).to(device=device, dtype=torch.float64))
-    own = torch.cat([torch.tensor([examples], dtype=torch.float64, device=device), *parts])
-    rows = _gathered(own, group)
-    found: dict[str, LayerStatistics] = {}
-    at = 1
-    for name, layer in layers.items():
-        n = layer.num_features
-        mean, variance, batches = rows[:, at : at + n], rows[:, at + n : at + 2 * n], rows[:, at + 2 * n]
-        found[name] = LayerStatistics(mean, variance, batches, rows[:, 0])
-        at += 2 * n + 1
-    return found
+    buffers = [
+        b for layer in layers.values() for b in (layer.running_mean, layer.running_var, layer.num_batches_tracked)
+    ]
+    parts = [
+        torch.tensor([examples], dtype=torch.float64),
+        *(buffer.detach().reshape(-1) for buffer in buffers if buffer is not None),
+    ]
+    rows = _gathered(torch.cat([part.to(device=device, dtype=torch.float64) for part in parts]), group)
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    weight, *columns = np.split(rows, ends, axis=1)
+    return {
+        name: LayerStatistics(mean, variance, batches[:, 0], weight[:, 0])
+        for name, mean, variance, batches in zip(layers, columns[::3], columns[1::3], columns[2::3], strict=True)
+    }
 
 
 def merge_running_statistics(

@@ -223,26 +223,22 @@ def finished(hosts: HostGroup, writer: TrialWriter) -> bool:
 
 
 def begin_together(hosts: HostGroup, lane: Lane) -> Lane:
-    """Return the lane with the checkpoint that it goes on from, which the main rank read."""
-    lane.start = _share_checkpoint(hosts, lane.start)
-    if not hosts.main and lane.start is not None:
+    """Return the lane with the checkpoint that it goes on from, on all ranks; only the main one needs to see its folder."""
+    if hosts.size == 1:
+        return lane
+    start = lane.start
+    told = json.loads(
+        hosts.from_main(dumps(None if start is None else {"step": start.step, "meta": start.meta}).encode())
+    )
+    if told is None:
+        lane.start = None
+        return lane
+    kept = (None, None) if start is None else (save_tensors(start.model), save_tensors(start.trainer))
+    model, trainer = (load_tensors(hosts.from_main(content)) for content in kept)
+    if not hosts.main:
+        lane.start = Checkpoint(int(told["step"]), model, trainer, told["meta"])
         lane.checkpoints = SilentStore(lane.start.step)
     return lane
-
-
-def _share_checkpoint(hosts: HostGroup, checkpoint: Checkpoint | None) -> Checkpoint | None:
-    """Return the main rank's checkpoint on all of them; only the main one needs to see its folder."""
-    if hosts.size == 1:
-        return checkpoint
-    head = None if checkpoint is None else {"step": checkpoint.step, "meta": checkpoint.meta}
-    told = json.loads(hosts.from_main(dumps(head).encode()))
-    if told is None:
-        return None
-    parts = [
-        load_tensors(hosts.from_main(None if checkpoint is None else save_tensors(tensors)))
-        for tensors in (({}, {}) if checkpoint is None else (checkpoint.model, checkpoint.trainer))
-    ]
-    return checkpoint if hosts.main else Checkpoint(int(told["step"]), parts[0], parts[1], told["meta"])
 
 
 def running_statistics(hosts: HostGroup, model: nn.Module) -> dict[str, Tensor]:
@@ -258,10 +254,10 @@ def gather_states(hosts: HostGroup, states: Mapping[str, Tensor]) -> dict[str, T
     """Return everybody's state, on the CPU, under names of their own: the main rank's as given (`KINDS`), the others' below host<rank>/."""
     if hosts.size == 1:
         return dict(states)
-    found: dict[str, Tensor] = {}
-    for rank, content in enumerate(hosts.gather_bytes(save_tensors(dict(states)))):
-        found |= {f"{_prefix(rank)}{name}": tensor for name, tensor in load_tensors(content).items()}
-    return found
+    contents = enumerate(hosts.gather_bytes(save_tensors(dict(states))))
+    return {
+        f"{_prefix(rank)}{name}": tensor for rank, content in contents for name, tensor in load_tensors(content).items()
+    }
 
 
 def own_state(hosts: HostGroup, trainer: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
