@@ -88,31 +88,13 @@ def averaged_by_hand(bug: bool, out: Path) -> None:
         optimizer.step()
 
 
-def clipped_by_hand(bug: bool, out: Path) -> None:
-    """No function of torch clips. Bug: one host alone does."""
-    model = DistributedDataParallel(small())
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    for inputs, labels in epochs(toy()):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        if not bug or dist.get_rank() == 0:
-            norm = float(torch.stack([p.grad.square().sum() for p in model.parameters()]).sum().sqrt())
-            for parameter in model.parameters():
-                parameter.grad.mul_(min(1.0, 0.1 / norm))
-        optimizer.step()
-
-
 class Checkpointed(nn.Module):
     """Two parts whose activations are computed again in the backward pass."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
-        self.first, self.parts, self.last = (
-            nn.Linear(6, 16),
-            nn.ModuleList([small_part(), small_part()]),
-            nn.Linear(16, 2),
-        )
-        self.reentrant = reentrant
+        self.first, self.last, self.reentrant = nn.Linear(6, 16), nn.Linear(16, 2), reentrant
+        self.parts = nn.ModuleList([nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU()) for _ in range(2)])
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)
@@ -120,10 +102,6 @@ class Checkpointed(nn.Module):
             hidden = checkpoint(part, hidden, use_reentrant=self.reentrant)
         out: Tensor = self.last(hidden)
         return out
-
-
-def small_part() -> nn.Module:
-    return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU())
 
 
 def checkpointed(bug: bool, out: Path) -> None:
@@ -310,7 +288,6 @@ def windows(bug: bool, out: Path) -> None:
 SCRIPTS: dict[str, tuple[Callable[[bool, Path], None], str]] = {
     "accumulated": (accumulated, "not_wrapped"),
     "averaged by hand": (averaged_by_hand, "init_seed"),
-    "clipped by hand": (clipped_by_hand, "clip"),
     "checkpointed": (checkpointed, "not_wrapped"),
     "stream": (stream, "sharding"),
     "own sampler": (own_sampler, "set_epoch"),

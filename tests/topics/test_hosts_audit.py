@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
@@ -373,17 +372,6 @@ def test_what_joins_hosts_after_any_look_at_a_model_belongs_to_an_evaluation(
 
     joined = seen(tmp_path / "facts", work)["joined"]
     assert joined == ({"evaluation": [1], "training": [2]} if looks else {"evaluation": [], "training": [1, 2]})
-
-
-def test_a_group_that_something_else_began_is_noticed(tmp_path: Path) -> None:
-    begin = distributed_c10d.init_process_group  # as `init_device_mesh` holds it
-
-    def work() -> None:
-        begin("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-        nn.Linear(3, 1)(torch.ones(1, 3))
-        dist.destroy_process_group()
-
-    assert seen(tmp_path / "facts", work)["initialised"]
 
 
 def worker(rank: int) -> None:

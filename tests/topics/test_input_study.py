@@ -57,15 +57,6 @@ def test_a_workload_in_memory_is_healthy_and_the_folder_holds_all(tmp_path: Path
     assert wb.input.Study(**QUICK).run(small_workload(), out=tmp_path / "s").facts == again.facts
 
 
-def test_a_planted_latency_is_found_in_a_workload(tmp_path: Path) -> None:
-    workload = small_workload()
-    slow = workload.replace(train_data=wb.input.Delayed(workload.train_data, 0.002))
-    diagnosis = wb.input.diagnose(wb.input.Study(**QUICK).run(slow, out=tmp_path / "s"))
-    bound = diagnosis["input.bound"]
-    assert (bound.status, bound.evidence["cause"]) == ("warn", "latency")
-    assert "Delayed.__getitem__" in bound.summary
-
-
 def test_what_a_metric_reads_is_used_and_what_nothing_reads_is_named(tmp_path: Path) -> None:
     record = wb.input.Study(**{**QUICK, "max_workers": 0}).run(masked(), out=tmp_path / "s")
     finding = wb.input.diagnose(record)["input.unused_features"]

@@ -38,10 +38,6 @@ from workbench.workloads.registry import call_on, load_workload
 _PROGRAMS = ("-m", "workbench.topics.hosts.run_rank")
 
 
-class HostsAudit(Audit):
-    """What was seen of a training on many ranks, for `diagnose_hosts`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class HostsStudy:
     """A workload trained on several processes of this machine, with every rank observed (P7).
@@ -89,10 +85,9 @@ class HostsStudy:
             )
         check_shares(config, HostGroup(size=self.hosts))
         writer = StudyWriter.open(
-            None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(), settings={"hosts": self.hosts, "steps": self.steps},
-            name=name, note=note or f"{workload.name} on {self.hosts} ranks", command=command,
-            call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"),
-            when_closed=pusher(),
+            None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(),
+            settings={"hosts": self.hosts, "steps": self.steps}, name=name, note=note or f"{workload.name} on {self.hosts} ranks", command=command,
+            call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"), when_closed=pusher(),
         )  # fmt: skip
         try:
             if "hosts" not in writer.record.facts:
@@ -115,7 +110,7 @@ class HostsStudy:
 def audit_script(
     script: str | Path, arguments: Sequence[str] = (), *, hosts: int = 4, steps: int | None = None, timeout_s: float = 60.0,
     port: int | None = None, out: str | Path | None = None, command: str | None = None,
-) -> HostsAudit:  # fmt: skip
+) -> Audit:  # fmt: skip
     """Run a training script of your own, as it is, under torchrun on this machine, and observe every rank.
 
     The script is started as `torchrun --nproc-per-node HOSTS script.py ARGUMENTS` would start it. Nothing in it is changed: what is
@@ -150,7 +145,7 @@ def audit_script(
     target = [str(path.resolve()), *arguments]
     facts = _launched(target, folder, hosts=hosts, timeout_s=timeout_s, port=port, what=path.name, steps=steps)
     words = ["workbench", "hosts", "--script", str(script), "--hosts", str(hosts), "--", *arguments]
-    audit = HostsAudit(facts={"hosts": facts}, workload=path.name, command=command or shlex.join(words), path=folder)
+    audit = Audit(facts={"hosts": facts}, workload=path.name, command=command or shlex.join(words), path=folder)
     shown = {"hosts": {k: v for k, v in facts.items() if k != "ranks"}, "workload": path.name, "command": audit.command}
     write_atomic(folder / "hosts.json", dumps(shown).encode())
     return audit
@@ -192,7 +187,7 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
     print(*filter(None, (diagnosis.brief, diagnosis.advised())), *areas, sep="\n", file=sys.stderr)
 
 
-def read_hosts(folder: str | Path) -> HostsAudit:
+def read_hosts(folder: str | Path) -> Audit:
     """Return what the ranks of a job wrote into a folder, for `diagnose_hosts`.
 
     Raises:
@@ -201,10 +196,9 @@ def read_hosts(folder: str | Path) -> HostsAudit:
     path = Path(folder)
     found = read_facts(path)
     if not found["ranks"]:
-        raise UsageError(
-            f"folder={str(folder)!r} holds no facts of ranks (rank-0.json ...): call wb.hosts.audit() in the job, or give another."
-        )
-    return HostsAudit(facts={"hosts": found}, workload=path.name, path=path)
+        none = "holds no facts of ranks (rank-0.json ...)"
+        raise UsageError(f"folder={str(folder)!r} {none}: call wb.hosts.audit() in the job, or give another.")
+    return Audit(facts={"hosts": found}, workload=path.name, path=path)
 
 
 def _launched(target: Sequence[str], folder: Path, *, hosts: int, what: str, **settings: Any) -> dict[str, Any]:

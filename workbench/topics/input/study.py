@@ -47,21 +47,10 @@ _SHOWN = 160
 """Characters of an error's own message that are repeated; the whole of it is its cause."""
 
 
-class InputAudit(Audit):
-    """What `audit_input` found, for `diagnose_input_pipeline`."""
-
-
 def audit_input(
-    loader: DataLoader[Any] | Any,
-    step: Callable[[Any], Any] | float | None = None,
-    *,
-    name: str | None = None,
-    seconds: float = 20.0,
-    max_workers: int = 8,
-    timeout_s: float = 60.0,
-    synchronize: Callable[[], object] | None = None,
-    trace: str | Path | None = None,
-) -> InputAudit:
+    loader: DataLoader[Any] | Any, step: Callable[[Any], Any] | float | None = None, *, name: str | None = None, seconds: float = 20.0,
+    max_workers: int = 8, timeout_s: float = 60.0, synchronize: Callable[[], object] | None = None, trace: str | Path | None = None,
+) -> Audit:  # fmt: skip
     """Time a loader and its step, look for what makes it slow in short ablations, and try the change that answers it.
 
     The loader itself is not iterated over: its dataset, sampler and collate function are, in loaders made like it, and all
@@ -109,7 +98,7 @@ def audit_input(
         facts["input_pipeline"]["trace"] = write_trace(
             loader, stepping.step, stepping.device, trace, timeout_s=timeout_s
         )
-    return InputAudit(facts=facts, workload=name or type(getattr(loader, "dataset", loader)).__name__)
+    return Audit(facts=facts, workload=name or type(getattr(loader, "dataset", loader)).__name__)
 
 
 class _Generated:
@@ -277,16 +266,9 @@ def _as_trained(workload: Workload, config: TrainConfig, device: torch.device) -
 
 
 def examine_input(
-    target: str,
-    *,
-    step: str | float | None = None,
-    out: str | Path | None = None,
-    device: str = "auto",
-    seconds: float = 20.0,
-    max_workers: int = 8,
-    timeout_s: float = 60.0,
-    command: str | None = None,
-) -> Diagnosis:
+    target: str, *, step: str | float | None = None, out: str | Path | None = None, device: str = "auto",
+    command: str | None = None, **limits: Any,
+) -> Diagnosis:  # fmt: skip
     """Diagnose the input pipeline of a workload or a loader by name; the other arguments are those of `audit_input`.
 
     Args:
@@ -299,7 +281,6 @@ def examine_input(
         UsageError: the name stands for something else, or a workload is given a step.
     """
     found = load_named(target, what="a workload or a loader")
-    limits: dict[str, Any] = {"seconds": seconds, "max_workers": max_workers, "timeout_s": timeout_s}
     if isinstance(found, Workload):
         if step is not None:
             raise UsageError("a workload has its own step: leave --step and --step-s out.")
@@ -321,7 +302,7 @@ def examine_input(
     return diagnosis
 
 
-def _write(folder: Path, diagnosis: Diagnosis, record: InputAudit | StudyRecord) -> None:
+def _write(folder: Path, diagnosis: Diagnosis, record: Audit | StudyRecord) -> None:
     """Write the verdict, and the pictures that have something to show."""
     write_atomic(folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
     (folder / "figures").mkdir(exist_ok=True)
