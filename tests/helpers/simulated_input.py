@@ -43,7 +43,7 @@ def pipeline(
         "starts": [fetch_s if start_s is None else start_s] * 2, "cached_s": compute_s, "cached_cpu_s": 0.0,
     }  # fmt: skip
     items, collate_s = (1 - collate) * fetch_s, collate * fetch_s
-    row = {"handoff_s": 0.0, "cpu_s": 0.0, "items_s": items, "collate_s": collate_s, "batches": 50, "examples": 8.0, "same_order": True}  # fmt: skip
+    row = {"handoff_s": 0.0, "cpu_s": 0.0, "items_s": items, "collate_s": collate_s, "same_order": True}  # fmt: skip
     rows = [{"change": "as_is", "value": workers, "workers": workers, "batch_s": fetch_s / max(1, workers), **row}]
     rows += [
         {"change": "workers", "value": k, "workers": k, "persistent": True, "batch_s": fetch_s / k, **row}

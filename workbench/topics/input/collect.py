@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,7 @@ class _Audit:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.facts: dict[str, Any] = {
             "step": stepping.kind, "ahead": stepping.device.ahead, "loader": _described(loader, own), "cores": cores,
-            "asked": asdict(budget), "variants": [], "syncs": None, "reads": None,
+            "variants": [], "syncs": None, "reads": None,
         }  # fmt: skip
 
     def run(self) -> dict[str, Any]:
@@ -275,7 +275,6 @@ class _Audit:
                 }
                 for k in range(ROUNDS)
             ],
-            "before": before, "after": after,
         }  # fmt: skip
 
     def _again(self, change: str, value: Any, rounds: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[float]:

@@ -33,8 +33,8 @@ def drain(
     The first batch of each worker is left out, and where a stream begins again. `data` is what the variant reads, None the loader's own.
 
     Returns:
-        `variant`, "batch_s", "handoff_s" (median until a batch that is ready is here, from another process), "cpu_s" (of
-        whoever makes it), "items_s", "collate_s", "batches", "examples" of a batch.
+        `variant` with seconds of a batch: "batch_s", "handoff_s" (median until a batch that is ready is here, from another process),
+        "cpu_s" (of whoever makes it), "items_s" and "collate_s"; and the indices of the first batches.
     """
     workers = int(variant["workers"])
     lap, ready = max(1, workers), 0.0
@@ -54,7 +54,6 @@ def drain(
     parts = fetch_parts(found.fetched) or {}
     return {
         **variant, "batch_s": float(gaps[counted].mean()), "handoff_s": ready, **{name: parts[name] for name in ("cpu_s", "items_s", "collate_s")},
-        "batches": int(counted.sum()), "examples": float(np.mean([len(i) for i in found.indices])),
     }, found.indices[: 16 * lap]  # fmt: skip
 
 
