@@ -230,8 +230,9 @@ class FileWatch:
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    for watch in _LISTENING:
-        watch.heard(event, arguments)
+    if event in ("open", "import"):  # of hundreds a second
+        for watch in _LISTENING:
+            watch.heard(event, arguments)
 
 
 class SpawnWatch:
