@@ -145,12 +145,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A small training on many ranks, with a bug on request.")
     parser.add_argument("--bug", default="", choices=["", *BUGS])
     parser.add_argument("--out", default="runs/planted")
-    parser.add_argument("--epochs", type=int, default=2)
     args = parser.parse_args(words)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
-    train(args.bug, out, epochs=args.epochs)
+    train(args.bug, out)
     dist.destroy_process_group()
 
 

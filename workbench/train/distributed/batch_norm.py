@@ -33,8 +33,6 @@ from workbench.train.distributed.merge_statistics import merge_statistics
 
 Group = Any
 """A `torch.distributed.ProcessGroup`; None is the default one."""
-
-
 How = Literal["merge", "average"]
 
 
@@ -176,10 +174,8 @@ class LayerStatistics(NamedTuple):
 
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
-    batches: NDArray[np.float64]
-    """Seen by each process, shape (processes,)."""
-    examples: NDArray[np.float64]
-    """That stand for each process, shape (processes,)."""
+    batches: NDArray[np.float64]  # seen by each process, shape (processes,)
+    examples: NDArray[np.float64]  # that stand for each process, shape (processes,)
 
 
 def gather_running_statistics(

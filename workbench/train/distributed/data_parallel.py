@@ -45,15 +45,11 @@ KINDS = ("rng/", "data/", "statistics/")
 class PartialSum(NamedTuple):
     """One metric over a part of a split, as sums."""
 
-    metric: str
-    """"loss" or a name of the workload's metrics."""
-    total: float
-    """Sum of weight times value, in float64."""
+    metric: str  # "loss" or a name of the workload's metrics
+    total: float  # sum of weight times value, in float64
     weight: float
-    num_examples: int
-    """Examples with a positive weight."""
-    num_correct: int | None
-    """Their correct predictions for a metric of zeros and ones, else None."""
+    num_examples: int  # with a positive weight
+    num_correct: int | None  # of them for a metric of zeros and ones, else None
     seconds: float
 
 
