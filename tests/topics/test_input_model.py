@@ -174,6 +174,7 @@ def test_each_cause_is_found(cause: str) -> None:
         (pipeline(fetch_s=0.009, ahead=True, syncs=SYNC | {"share": 0.05, "per_step": 0.05}), "latency"),  # now and then
         (rounds(ready(), steady_s=0.0215, wait_s=0.0015), "hand_over"),
         (pipeline(fetch_s=0.03, collate=0.4, blocked=0.5), "mixed"),
+        (rounds(pipeline(fetch_s=0.03, collate=0.3, blocked=0.55), steady_s=0.022, wait_s=0.012), "latency"),  # of what is not hidden
     ],
 )  # fmt: skip
 def test_what_is_the_cause_and_what_is_not(facts: dict[str, Any], cause: str) -> None:
