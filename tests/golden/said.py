@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.cli import main
-from workbench.playbook.records import diagnosis_of
+from workbench.playbook import diagnosis_of
 from workbench.record.read import open_record
 from workbench.report.page import write_report
 from workbench.report.summary import summarise

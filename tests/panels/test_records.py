@@ -15,7 +15,7 @@ import workbench as wb
 from tests.helpers.workloads import small_workload
 from tests.panels.test_live import Page, same_curves
 from workbench.findings.diagnosis import Diagnosis
-from workbench.playbook.records import diagnosis_of
+from workbench.playbook import diagnosis_of
 from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.registry import STUDIES

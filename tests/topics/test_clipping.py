@@ -12,6 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from workbench.topics.clipping.thresholds import clipped_steps, is_cured, leading, masks
 
 import workbench as wb
 from tests.helpers.clipped_records import (
@@ -31,7 +32,6 @@ from tests.helpers.simulated_records import record, trial
 from tests.helpers.workloads import small_workload
 from workbench.curves.clipping import clipped_runs
 from workbench.studies.session import open_session
-from workbench.topics.clipping.thresholds import clipped_steps, is_cured, leading, masks
 from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, valley
 
 

@@ -18,9 +18,8 @@ from workbench.curves.judged import judged
 from workbench.record.read import open_record
 from workbench.studies.session import Session, open_session
 from workbench.topics.optimizers.replaced import CODES, diagnose_replaced
-from workbench.topics.recommendation.collect import collect_replaced, constants_of, suspects, torch_constants
 from workbench.topics.recommendation.diagnose import recommend, screen
-from workbench.topics.recommendation.study import Proof
+from workbench.topics.recommendation.study import Proof, collect_replaced, constants_of, suspects, torch_constants
 from workbench.train.trainer import AnyTrainer
 
 TOTAL, SEEDS = 100, 4

@@ -12,7 +12,7 @@ import pytest
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.topics.warmup.search import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
+from workbench.topics.warmup.diagnose import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
 from workbench.workloads.analytic import quadratic, valley
 
 UNSTABLE = 0.1

@@ -152,7 +152,7 @@ def hosts(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """Write a study's report again from what is on disk."""
-    from workbench.playbook.records import diagnosis_of
+    from workbench.playbook import diagnosis_of
     from workbench.record.read import open_record
     from workbench.report.page import write_report
 

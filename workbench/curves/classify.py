@@ -1,8 +1,7 @@
 """When one loss curve became unstable, and what came of it (F1.5, F1.8, F1.10).
 
-A rise is judged against what had been learned before it, so the verdict is free of the loss's scale and offset.
-What looks like a rise and is none: noise around a level, a standstill, the ripple of training at the edge of stability,
-and the swing with which momentum overshoots and settles.
+A rise is judged against what had been learned before it, so the verdict is free of the loss's scale and offset. No rises are: noise
+around a level, a standstill, the ripple of training at the edge of stability, and the swing with which momentum settles.
 """
 
 from __future__ import annotations
@@ -28,22 +27,17 @@ def chance_loss(classes: int) -> float:
 
 
 def ignorance(start: float, chance: float | None) -> float:
-    """Return the loss of knowing nothing: that of the initial model, or of guessing (where known) where the initial model is worse.
-
-    An untrained model that is confidently wrong starts far above chance; coming down to it takes no learning.
-    """
+    """Return the loss of knowing nothing: that of the initial model, or of guessing (where known) where that is lower."""
     return start if chance is None else min(start, chance)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rise:
-    """One stretch in which the loss went up and stayed up.
+    """One stretch in which the loss went up and stayed up; early rises start in the first tenth of the planned steps.
 
     Attributes:
-        when: "early" (starts in the first tenth of the planned steps) or "mid".
-        outcome: what came of it.
         onset_step: last step at the trough before the rise.
-        peak_step, peak_loss: step of the highest loss and the loss there; None and infinite when the run became non-finite.
+        peak_step, peak_loss: of the highest loss; None and infinite when the run became non-finite.
         trough_loss: lowest smoothed loss before the rise.
         back_step: first step back near the trough, None if there is none.
     """
@@ -64,18 +58,16 @@ class Rise:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveVerdict:
-    """What a loss curve shows: when it became unstable and the outcome, those of its worst rise (see `Rise`).
+    """When a loss curve became unstable and the outcome, those of its worst rise (see `Rise`).
 
     Attributes:
-        outcome: "recovered", "settling" (coming back at the end), "lasting", "divergent", "none" or "not_measured".
+        outcome: "settling" is coming back at the end.
         end_loss: median of the last tenth of the steps, infinite when the run became non-finite.
-        reason: one sentence.
         loss_ref: loss before the first update.
         progress: what the study's best trial learned, or this run where no study sets the scale.
         high: the run ended about where it began, though the study shows that more can be learned.
         width: steps in the smoothing median.
         noise: standard deviation of the smoothed loss at its lowest point.
-        rises: every rise in order of time.
     """
 
     when: When
@@ -101,25 +93,24 @@ class CurveVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveThresholds:
-    """When a loss curve counts as having risen, and as having come back.
+    """When a loss curve counts as having risen, and as having come back; rules of thumb, where no source is named.
 
     Attributes:
-        rise_frac: rise needed, as a share of what the run had learned (rule of thumb).
-        study_frac: rise needed, as a share of what the study's best trial learned (rule of thumb).
+        rise_frac: rise needed, as a share of what the run had learned.
+        study_frac: rise needed, as a share of what the study's best trial learned.
         high_frac: a run that ends with less than this share of what the study's best trial learned is uncharacteristically
-            high (rule of thumb; a network stuck at chance learns a little when it starts above chance).
-        noise_sds: rise needed, in standard deviations of the smoothed loss (rule of thumb).
-        recover_frac: distance from the trough that counts as back, as a share of what was learned (rule of thumb).
+            high (a network stuck at chance learns a little when it starts above chance).
+        noise_sds: rise needed, in standard deviations of the smoothed loss.
+        recover_frac: distance from the trough that counts as back, as a share of what was learned.
         early_frac: a rise that starts in this share of the planned steps is early (the cap on warmup, F3.10).
-        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before (rule of thumb).
+        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before.
         tail_frac: share of the steps whose median is the end loss.
-        max_noise_frac: noise left by the smoothing, as a share of the progress (rule of thumb).
-        min_steps: shorter finite curves are `not_measured` (rule of thumb).
-        stretch_steps: hot steps in a row that make a rise (rule of thumb).
-        sure_stretch_steps: the same for a full batch, or above the loss of the initial model (rule of thumb).
-        memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps (rule of thumb).
-        memory_frac: and for no more than this share of the planned steps: who swings longer does not settle (rule of thumb).
-        calm_frac: rises closer together than this share of the planned steps are one (rule of thumb).
+        max_noise_frac: noise left by the smoothing, as a share of the progress.
+        min_steps: shorter finite curves are `not_measured`.
+        stretch_steps, sure_stretch_steps: hot steps in a row that make a rise; for a full batch, or above the initial loss.
+        memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps,
+        memory_frac: and for no more than this share of the planned steps: who swings longer does not settle.
+        calm_frac: rises closer together than this share of the planned steps are one.
     """
 
     rise_frac: float = 0.5
@@ -144,7 +135,7 @@ USUAL = CurveThresholds()
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """A finite curve with everything that the rules below look at; arrays have shape (steps,)."""
+    """A finite curve with everything that the rules look at; arrays have shape (steps,)."""
 
     loss: FloatArray
     smoothed: FloatArray
@@ -196,13 +187,12 @@ def classify_curve(
     chance: float | None = None,
     thresholds: CurveThresholds = USUAL,
 ) -> CurveVerdict:
-    """Say when a training-loss curve became unstable and what came of it; the verdict is free of the loss's scale and offset.
+    """Say when a training-loss curve became unstable and what came of it.
 
-    A step is *hot* when the smoothed loss stands above its running minimum by `rise_frac` of what this run had
-    learned, by `study_frac` of what the study's best trial learned, and by `noise_sds` of the noise. A rise is a
-    stretch of hot steps. It *recovers* when the last tenth is back near the trough, is *settling* when the last tenth
-    stands clearly below the tenth before, is *divergent* when the run ended non-finite or where it began, and is
-    *lasting* otherwise.
+    A step is *hot* when the smoothed loss stands above its running minimum by `rise_frac` of what this run had learned, by
+    `study_frac` of what the study's best trial learned, and by `noise_sds` of the noise. A rise is a stretch of hot steps. It
+    *recovers* when the last tenth is back near the trough, is *settling* when the last tenth stands clearly below the tenth before,
+    *divergent* when the run ended non-finite or where it began, and *lasting* otherwise.
 
     Args:
         loss: training loss before each update, shape (steps,); a run that diverged ends with its first non-finite one.
@@ -210,8 +200,7 @@ def classify_curve(
         full_batch: every step sees all training examples, so that the curve has no sampling noise.
         total_steps: planned number of steps; None takes the length of `loss`.
         memory: momentum or beta1 of the optimizer; its damped swing in the first steps is no instability.
-        study_progress: what the best trial of the study learned; None takes this run's own.
-        study_best_end: the lowest end loss in the study; None takes this run's own.
+        study_progress, study_best_end: what the best trial of the study learned, and the lowest end loss; None takes this run's own.
         loss_ref: loss before the first update; None takes `loss[0]`.
         chance: loss of guessing, where known: below it only the distance to it counts as learned.
     """
@@ -251,12 +240,11 @@ def classify_curve(
 
 
 def _tail(size: int, limits: CurveThresholds) -> int:
-    """Return how many of `size` steps make up the end."""
     return max(1, round(limits.tail_frac * size))
 
 
 def _find_rises(curve: _Curve, memory: float) -> list[Rise]:
-    """Return every rise; two stretches that the loss did not come back between, or only briefly, are one rise."""
+    """Return every rise; two stretches that the loss did not come back between, or only briefly, are one."""
     limits, last_step = curve.limits, curve.loss.size - 1
     hot = (curve.rise >= curve.needed) & (curve.rise > 0)
     # A stretch shorter than half the window is lost in the median, but not when it stands out of the bare noise.
@@ -323,7 +311,7 @@ def _onset(curve: _Curve, first: int) -> int:
 
 
 def _outcome(curve: _Curve, first: int) -> Outcome:
-    """Return what came of the last rise, from the level at the end of the run."""
+    """Return what came of the last rise."""
     if curve.ended_nonfinite:
         return "divergent"
     limits, tail, (end, high) = curve.limits, _tail(curve.loss.size, curve.limits), curve.end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -30,20 +30,18 @@ _PLAIN_RULES = frozenset({"sgd", "momentum", "nesterov"})
 
 @dataclass(frozen=True, kw_only=True)
 class ClipThreshold:
-    """A threshold for `max_grad_norm`, with the norms that it comes from.
+    """A threshold for `max_grad_norm`, with the norms that it comes from; None where it cannot be measured.
 
     Attributes:
-        threshold: the percentile over the steady stretch; None when it cannot be measured.
         reason: why there is no threshold, else "".
-        all_steps: the same percentile over all finite norms, the first steps included; None without any.
+        all_steps: the same percentile over all finite norms, the first steps included.
         windows: the same percentile in each window of the whole run, in order of time; NaN for a window without finite norms.
-        drift: largest over smallest median of as many windows of the steady stretch; None where unknown.
+        drift: largest over smallest median of as many windows of the steady stretch.
         median, low, high: of the steady stretch, the "typical" norm (F4.5) and its 25th and 75th percentile.
         ratio: threshold / median (F4.5).
         clip_frac: share of the finite norms of the whole run that lie above the threshold: what would be clipped.
         first_step, last_step: of the steady stretch.
-        steps: norms given.
-        nonfinite, zeros: how many of them are NaN or infinite (counted, never averaged), and exactly 0.
+        nonfinite, zeros: how many norms are NaN or infinite (counted, never averaged), and exactly 0.
     """
 
     threshold: float | None
@@ -63,10 +61,6 @@ class ClipThreshold:
     nonfinite: int = 0
     zeros: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self) | {"windows": list(self.windows)}
-
 
 def ordinal(percentile: float) -> str:
     """Return a percentile in words: 90th, 51st, 12th."""
@@ -77,11 +71,8 @@ def ordinal(percentile: float) -> str:
 def _arrival(values: FloatArray, *, start_frac: float = 0.1, rounding: float = 1e-6) -> int:
     """Return the step from which on a run has nothing left to learn, or its length: its norms stay near rounding.
 
-    Without noise gradients shrink for as long as training goes on; what they are at the end says nothing about training.
-
-    Args:
-        start_frac: share of the run whose median norm the others are held against (rule of thumb).
-        rounding: norms below this share of it are rounding (rule of thumb: the resolution of float32).
+    Without noise gradients shrink for as long as training goes on. Norms below the share `rounding` of the median over the
+    first `start_frac` of the run are rounding (rule of thumb: the resolution of float32).
     """
     head = values[: max(1, math.ceil(start_frac * values.size))]
     head = head[np.isfinite(head)]
@@ -134,7 +125,7 @@ def choose_threshold(
     Args:
         norms: L2 norms of the gradient before clipping, shape (steps,).
         percentile: 90 is the playbook's start (F4.9), to be lowered where instability stays (F4.10).
-        first, end: index of the first step of the steady stretch, and behind its last one; None leaves out the start, and is the end.
+        first, end: of the steady stretch, `end` exclusive; None leaves out the start, and is the end of the run.
         min_steps: fewer finite norms in the stretch choose nothing: a tenth of 20 is 2 (rule of thumb).
         equal_rtol: norms that differ by no more than this share are equal (rule of thumb: rounding of float32).
 
@@ -179,11 +170,9 @@ def _useless(values: FloatArray, steady: FloatArray, percentile: float, min_step
         return "all gradient norms are 0: no gradient reaches the parameters"
     if np.ptp(steady) <= equal_rtol * steady.max():
         return f"all gradient norms are equal ({steady[0]:.4g}): a threshold would clip every step or none"
-    if np.percentile(steady, percentile) <= 0:
-        return (
-            f"{(steady == 0).mean():.0%} of the gradient norms are 0, and so is their {ordinal(percentile)} percentile"
-        )
-    return ""
+    if np.percentile(steady, percentile) > 0:
+        return ""
+    return f"{(steady == 0).mean():.0%} of the gradient norms are 0, and so is their {ordinal(percentile)} percentile"
 
 
 def _percentile(values: FloatArray, percentile: float) -> float:
@@ -193,13 +182,7 @@ def _percentile(values: FloatArray, percentile: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceNorms:
-    """The norms that thresholds are taken from.
-
-    Attributes:
-        item: the trial, with the verdict on its loss.
-        norms: L2 norms of its gradient before clipping, shape (steps,).
-        first, end: index of the first step of its steady stretch, and behind its last one.
-    """
+    """The trial that thresholds are taken from: its L2 norms before clipping, shape (steps,), and its steady stretch, `end` exclusive."""
 
     item: TrialVerdict
     norms: FloatArray
@@ -255,14 +238,11 @@ def clipped_runs(record: RecordLike, *, parked_frac: float = 0.5) -> list[dict[s
     """Return every finished run with a clipping threshold, loosest first within an lr, as JSON values.
 
     Each holds trial, stage, seed, lr, max_grad_norm, when, outcome, lasting and loss (as `judged_runs` has them), and
-    clip_frac (share of its steps that were clipped), late_clip_frac (the same at its end), parked (the norm stays above
-    the threshold at the end), falling (its loss is still coming down when it ends), alternation (-1: the loss swings to and fro from
-    step to step), nonfinite (steps whose norm is not finite), effective_lr (lr times the mean factor that clipping shortened a step
-    by (F4.6); null for the adaptive rules), and of the same run without clipping: twin, twin_outcome, twin_lasting, twin_loss (null
-    where it was not run).
-
-    Args:
-        parked_frac: share of the steps clipped at the end from which the norm counts as parked (rule of thumb, as F4.11).
+    clip_frac (share of its steps that were clipped), late_clip_frac (the same at its end), parked (that share is `parked_frac` or
+    more; rule of thumb, as F4.11), falling (its loss is still coming down when it ends), alternation (-1: the loss swings to and fro
+    from step to step), nonfinite (steps whose norm is not finite), effective_lr (lr times the mean factor that clipping shortened a
+    step by (F4.6); null for the adaptive rules), and of the same run without clipping, where it was made: twin, twin_outcome,
+    twin_lasting, twin_loss.
     """
     items = judged(record).verdicts(lambda c: c.stage not in SHORT and c.finished and "grad_norm" in c.steps)
     limits = [max_grad_norm_of(item.curve.config) for item in items]
@@ -279,10 +259,7 @@ def clipped_runs(record: RecordLike, *, parked_frac: float = 0.5) -> list[dict[s
 def fixed_step(record: RecordLike, *, frac: float = 0.9) -> bool:
     """Tell whether the baseline clips nearly every step though it trains stably without: then its lr sets the length of every step.
 
-    An adaptive rule hardly feels a clipping that is always on, so its lr is what it is everywhere.
-
-    Args:
-        frac: share of the steps clipped (rule of thumb).
+    An adaptive rule hardly feels a clipping that is always on. `frac` is the share of the steps clipped (rule of thumb).
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     if limit is None or str(record.config.get("optimizer")) not in _PLAIN_RULES:
@@ -316,25 +293,27 @@ def _row(item: TrialVerdict, limit: float, twin: TrialVerdict | None, parked_fra
     late_frac = _share(hit[late & finite])
     plain = str(curve.config.get("optimizer")) in _PLAIN_RULES and finite.any()
     known = norms[finite]
-    return {
+    same: dict[str, Any] = dict.fromkeys(("twin", "twin_outcome", "twin_lasting", "twin_loss"))
+    if twin is not None:
+        same = {
+            "twin": twin.curve.trial, "twin_outcome": twin.verdict.outcome, "twin_lasting": twin.lost,
+            "twin_loss": objective(twin.curve),
+        }  # fmt: skip
+    return same | {
         "trial": curve.trial, "stage": curve.stage, "seed": curve.seed, "lr": curve.lr, "max_grad_norm": limit,
         "when": item.verdict.when, "outcome": item.verdict.outcome, "lasting": item.lost, "loss": objective(curve),
         "clip_frac": _share(hit[finite]), "late_clip_frac": late_frac,
         "parked": late_frac is not None and late_frac >= parked_frac,
         "falling": _falling(curve.loss), "alternation": alternation(curve.loss[late]), "nonfinite": int((~finite).sum()),
         "effective_lr": curve.lr * float(np.minimum(1.0, limit / np.maximum(known, limit)).mean()) if plain else None,
-        "twin": None if twin is None else twin.curve.trial,
-        "twin_outcome": None if twin is None else twin.verdict.outcome,
-        "twin_lasting": None if twin is None else twin.lost,
-        "twin_loss": None if twin is None else objective(twin.curve),
+
     }  # fmt: skip
 
 
 def _late(item: TrialVerdict, *, tail_frac: float = 0.1, peak_frac: float = 0.9) -> NDArray[np.bool_]:
     """Return which steps are the end of the run, shape (steps,).
 
-    Only steps with `peak_frac` of the largest lr count: at the foot of a decaying schedule nothing is left to be masked (rule of
-    thumb).
+    Only steps with `peak_frac` of the largest lr count: a decayed lr leaves nothing to be masked (rule of thumb).
     """
     lr = item.curve.steps["lr"].to_numpy(dtype=np.float64, na_value=np.nan)
     high = np.flatnonzero(lr >= peak_frac * np.nanmax(lr)) if np.isfinite(lr).any() else np.arange(lr.size)

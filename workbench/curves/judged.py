@@ -26,11 +26,9 @@ from workbench.record.roles import POINTS, Role
 
 
 class JudgedStudy:
-    """What a diagnosis reads: the frames of a study, its curves, their verdicts and its learning-rate sweep, each computed once.
+    """What a diagnosis reads: the frames of a study, its curves, their verdicts and its sweep, each computed once.
 
-    Attributes:
-        trials, steps, evals, workload, command, config, facts, path: the record's.
-        points: roles whose trials are points of the sweep.
+    `points` are the roles whose trials are points of the sweep.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class JudgedStudy:
 
     @cached_property
     def full_length(self) -> list[TrialCurve]:
-        """The trials that the sweep compares: full length, equal config but for the lr and the seeds."""
+        """The trials that the sweep compares."""
         return full_length(self.curves, self.config)
 
     def curve(self, trial: int) -> TrialCurve | None:
@@ -83,14 +81,14 @@ class JudgedStudy:
         return next((curve for curve in self.curves if curve.trial == trial), None)
 
     def verdicts(self, where: Callable[[TrialCurve], bool]) -> list[TrialVerdict]:
-        """Return the curves for which `where` holds, each judged against what the full-length trials show can be learned."""
+        """Return the curves for which `where` holds, judged against what the full-length trials show can be learned."""
         wanted = [curve for curve in self.curves if where(curve)]
         new = [curve for curve in wanted if curve.trial not in self._verdicts]
         self._verdicts |= {item.curve.trial: item for item in judge(new, self.full_length)}
         return [self._verdicts[curve.trial] for curve in wanted]
 
     def sweep(self, tail_frac: float = 0.1) -> SweepTable:
-        """Return the points of the learning-rate sweep, their objective averaged over this share of the steps (O1)."""
+        """Return the learning-rate sweep, its objective averaged over this share of the steps (O1)."""
         if tail_frac not in self._sweeps:
             self._sweeps[tail_frac] = sweep_of_curves(self.full_length, tail_frac=tail_frac)
         return self._sweeps[tail_frac]
@@ -118,7 +116,7 @@ def is_harmful(
     """Tell whether a fix makes an unstable lr train well, to a loss clearly below the one at lr*; None when none was tried.
 
     Args:
-        fixes: what `judged_runs` returns for the stage "fix".
+        fixes: what `judged_runs` returns for the role "fix".
         noise_sds: standard errors of the loss at lr* that count as equal.
         loss_tolerance: relative difference that counts as equal (O1).
         material_frac: a gain below this share of what lr* learned costs nobody anything (rule of thumb).
@@ -133,11 +131,7 @@ def is_harmful(
 
 
 def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collection[int] | None = None) -> list[int]:
-    """Return the numbers of the trials that were trained with these config fields, whatever their seeds, in order of their seeds.
-
-    Args:
-        seeds: only these; None takes any.
-    """
+    """Return the numbers of the trials with these config fields under any seed, or one of `seeds`, in order of their seeds."""
     if not len(record.trials):
         return []
     wanted = {name: value for name, value in fields.items() if name not in ("shared_seed", "per_host_seed")}
@@ -153,13 +147,10 @@ def own_trials(record: RecordLike) -> list[int]:
 
 
 def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0.0) -> list[dict[str, Any]]:
-    """Return the finished trials of some stages, in order of their number, as JSON values.
+    """Return the finished trials of some stages above an lr, in order of their number, as JSON values.
 
     Each holds trial, stage, seed, lr, warmup_steps, max_grad_norm, total_steps, when and outcome of its loss curve,
-    onset_step, lasting (it did not come back, or never trained) and loss (the mean over the last tenth of its steps, O1).
-
-    Args:
-        above: only trials whose lr is larger.
+    onset_step, lasting (it did not come back, or never trained) and loss (the objective).
     """
     items = judged(record).verdicts(lambda c: c.stage in stages and c.finished and c.lr > above)
     return [

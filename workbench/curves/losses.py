@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from workbench.curves.judged import judged
-from workbench.curves.sweep import LRPoint, SweepTable, mean_and_error
+from workbench.curves.sweep import SweepTable, mean_and_error
 from workbench.curves.trial_curves import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding, Status
+from workbench.findings.finding import Codes, Finding
 from workbench.record.roles import Role
 
 _BY_LOSS = {
@@ -39,24 +40,18 @@ def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis with what compares losses as "does not apply", where the loss is not to be minimised.
 
     A loss that becomes NaN stays what it is.
-
-    Args:
-        record: the study; its facts say so.
     """
     if not without_loss(record):
         return diagnosis
     moot = _BY_LOSS | (_BY_SELECTION if selects_by_loss(record) else set())
     trials = record.trials
-    gone = len(trials) and bool(((trials["stage"] == Role.BASELINE) & (trials["state"] == "diverged")).any())
+    gone = bool(len(trials)) and bool(((trials["stage"] == Role.BASELINE) & (trials["state"] == "diverged")).any())
 
-    def judged(finding: Finding) -> Finding:
-        if not moot & {finding.code, f"{finding.code.partition('.')[0]}.*"} or (
-            gone and finding.code == "stability.divergent"
-        ):
-            return finding
-        return replace(finding, **_NOTHING)
+    def spared(code: str) -> bool:
+        return not moot & {code, f"{code.partition('.')[0]}.*"} or (gone and code == "stability.divergent")
 
-    return replace(diagnosis, findings=tuple(judged(finding) for finding in diagnosis.findings))
+    findings = (finding if spared(finding.code) else replace(finding, **_NOTHING) for finding in diagnosis.findings)
+    return replace(diagnosis, findings=tuple(findings))
 
 
 _NOTHING: dict[str, Any] = {
@@ -73,13 +68,7 @@ _APART = 3.9
 
 
 def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:
-    """Tell whether a loss lies far deeper below zero than it began from zero.
-
-    Args:
-        lowest: loss that was reached.
-        first: loss of the untrained model.
-        deep: how many times, see `DEEP`.
-    """
+    """Tell whether the lowest loss lies `deep` times as far below zero as that of the untrained model from zero."""
     return lowest < -deep * max(abs(first), 1.0)
 
 
@@ -89,9 +78,6 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
     A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
     the end of the best run as after a quarter of it. A run that rises further above zero than it falls below diverges: what is negative
     there is rounding, such as that of a cross-entropy of logits beyond 1e15.
-
-    Args:
-        record: a study; without runs there is nothing to see.
     """
     by_lr: dict[float, tuple[float, float, float]] = {}
     for curve in judged(record).curves:
@@ -108,22 +94,8 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
     return (lowest, lr, first) if falls_on and is_deep(lowest, first, deep=deep) else None
 
 
-CODE, CLAUSE = "lr.nothing_learns", "F1.1"
-
-
-class _End(NamedTuple):
-    """How the best run of a sweep ends.
-
-    Attributes:
-        loss: mean of its second half, which sees more examples than the last tenth.
-        error: standard error of it.
-        falls: it is still falling in its last quarter, towards a level that it has not come near, or is too short to say that
-            it is not.
-    """
-
-    loss: float
-    error: float
-    falls: bool
+CODES = Codes({"lr.nothing_learns": "F1.1"})
+(CODE,) = CODES
 
 
 def nothing_learns(
@@ -140,7 +112,6 @@ def nothing_learns(
     tell; where its noise is large against chance, nothing can be told.
 
     Args:
-        table: its sweep.
         noise_sds: standard errors that what was learned has to stand out by (rule of thumb).
         near_frac: share of the way from the initial loss to chance that may be left where the run has arrived (rule of thumb).
         max_error_frac: standard error of the second half, as a share of chance, beyond which nothing is said (rule of thumb).
@@ -149,42 +120,40 @@ def nothing_learns(
     if table.learned and table.best is not None:
         best = table.points[table.best]
         level = "chance" if table.level < table.loss_ref else "the initial loss"
-        return _finding(
-            "ok", f"At lr {best.lr:.4g} the training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}.",
-            evidence | {"end_loss": best.loss},
-        )  # fmt: skip
+        summary = f"At lr {best.lr:.4g} the training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}."
+        return CODES.finding(CODE, "ok", summary, evidence=evidence | {"end_loss": best.loss})
     finite = [p for p in table.points if math.isfinite(p.loss)]
     if len(table.points) < 2 or not finite:
         reason = "every learning rate tried became non-finite" if table.points else "nothing was trained"
         reason = "one learning rate was trained" if len(table.points) == 1 else reason
-        return _finding("not_measured", f"Not measured: {reason}.", evidence)
+        return CODES.not_measured(CODE, reason, evidence=evidence)
     point = min(finite, key=lambda p: p.loss)
-    end = _end(_curves(record, point), table, noise_sds=noise_sds, near_frac=near_frac)
-    evidence |= {"lr": point.lr, "end_loss": point.loss, "second_half": end.loss, "second_half_se": end.error}
+    curves = [curve for curve in judged(record).curves if curve.trial in point.trials]
+    half, error, falls = _end(curves, table, noise_sds=noise_sds, near_frac=near_frac)
+    evidence |= {"lr": point.lr, "end_loss": point.loss, "second_half": half, "second_half_se": error}
+    unknown = partial(CODES.not_measured, CODE, evidence=evidence)
     shown = f"the lowest training loss at the end is {point.loss:.4g}, at lr {point.lr:.4g}"
-    if table.chance is None or table.loss_ref < table.chance - noise_sds * end.error:
+    if table.chance is None or table.loss_ref < table.chance - noise_sds * error:
         start = "the loss of a constant output is unknown" if table.chance is None else "the model begins below chance"
-        return _finding("not_measured", f"Not measured: {start}, and no learning rate improves on the start; {shown}.", evidence)  # fmt: skip
+        return unknown(f"{start}, and no learning rate improves on the start; {shown}")
     held = f"{shown}; the best constant output costs {table.chance:.4g}, the untrained model {table.loss_ref:.4g}"
-    if end.falls or not _wide(record, table):
-        why = f"{table.total_steps} steps are too few to tell" if end.falls else "only small learning rates were tried"
-        return _finding(
-            "not_measured", f"Not measured: {why}: {held}.", evidence,
-            advice=["Train longer (--steps): the loss is still falling, and not yet below chance."] if end.falls else [],
-        )  # fmt: skip
-    if end.error > max_error_frac * max(abs(table.chance), table.loss_ref - table.chance):
-        return _finding("not_measured", f"Not measured: the loss is too noisy to tell: {held}.", evidence)
-    return _finding(
-        "fail", f"No learning rate learns anything in {table.total_steps} steps: {held}.", evidence,
-        advice=[
-            "Check that inputs and targets belong together, and that the inputs reach the model and differ.",
-            "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
-        ],
-    )  # fmt: skip
+    if falls:
+        longer = "Train longer (--steps): the loss is still falling, and not yet below chance."
+        return unknown(f"{table.total_steps} steps are too few to tell: {held}", advice=[longer])
+    if not _wide(record, table):
+        return unknown(f"only small learning rates were tried: {held}")
+    if error > max_error_frac * max(abs(table.chance), table.loss_ref - table.chance):
+        return unknown(f"the loss is too noisy to tell: {held}")
+    advice = [
+        "Check that inputs and targets belong together, and that the inputs reach the model and differ.",
+        "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
+    ]
+    summary = f"No learning rate learns anything in {table.total_steps} steps: {held}."
+    return CODES.finding(CODE, "fail", summary, evidence=evidence, advice=advice)
 
 
 def nothing_clear(table: SweepTable) -> str:
-    """Return in words that no lr came below the loss of knowing nothing, or that the noise of the one that did is too large to tell."""
+    """Say that no lr came below the loss of knowing nothing, or that the noise of the one that did is too large to tell."""
     level = "that of the best constant output" if table.level < table.loss_ref else "that of the initial model"
     point = min((p for p in table.points if math.isfinite(p.loss)), key=lambda p: p.loss, default=None)
     if point is None or table.level - point.loss <= 1e-6 * abs(table.level):
@@ -192,24 +161,17 @@ def nothing_clear(table: SweepTable) -> str:
     return f"the lowest loss, {point.loss:.4g} at lr {point.lr:.4g}, lies below {level}, {table.level:.4g}, but no further than its noise"
 
 
-def _finding(status: Status, summary: str, evidence: dict[str, Any], *, advice: Sequence[str] = ()) -> Finding:
-    return Finding(code=CODE, status=status, summary=summary, clause=CLAUSE, evidence=evidence, advice=advice)
-
-
-def _curves(record: RecordLike, point: LRPoint) -> list[TrialCurve]:
-    return [curve for curve in judged(record).curves if curve.trial in point.trials]
-
-
-def _end(curves: Sequence[TrialCurve], table: SweepTable, *, noise_sds: float, near_frac: float) -> _End:
+def _end(
+    curves: Sequence[TrialCurve], table: SweepTable, *, noise_sds: float, near_frac: float
+) -> tuple[float, float, bool]:
+    """Return mean and standard error of the second half of the best run, and whether it still falls, or is too short to tell."""
     if table.total_steps < 8:
-        loss, error = mean_and_error([curve.loss for curve in curves])
-        return _End(loss, error, falls=True)
+        return (*mean_and_error([curve.loss for curve in curves]), True)
     parts = [np.array_split(curve.loss, 4) for curve in curves]
-    loss, error = mean_and_error([np.concatenate(quarters[2:]) for quarters in parts])
     (third, third_error), (last, last_error) = (mean_and_error([q[k] for q in parts]) for k in (2, 3))
     falls = third - last > noise_sds * math.hypot(third_error, last_error)
     far = last - table.level > near_frac * (table.loss_ref - table.level)
-    return _End(loss, error, bool(falls and far))
+    return (*mean_and_error([np.concatenate(quarters[2:]) for quarters in parts]), bool(falls and far))
 
 
 def _wide(record: RecordLike, table: SweepTable) -> bool:

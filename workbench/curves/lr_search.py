@@ -1,6 +1,6 @@
 """What a sweep's table says of lr* and of where instability starts, and which lrs to train next.
 
-Lrs of one round do not depend on each other and train side by side; () means that the question is settled.
+Lrs of one round train side by side; () means that the question is settled. Ratios without a source are rules of thumb.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class BestLR:
     """lr*, with its doubt. Beyond the first unstable lr nothing counts: a run that trains well there is luck.
 
     Attributes:
-        lr: the reported learning rate.
         low, high: interval around `lr` in which all lrs tried are as good.
         measured_lr: the lr with the lowest objective; `lr` may be its lower neighbour.
         point: the measurement at `lr`.
@@ -69,7 +68,7 @@ class UnstableBracket:
 
     @property
     def middle(self) -> float:
-        """Geometric middle: off by at most the square root of the ratio, either way."""
+        """Geometric middle of the bracket."""
         return self.upper if self.lower is None else math.sqrt(self.lower * self.upper)
 
 
@@ -88,9 +87,9 @@ def _tied(
         noise_sds: standard errors of the paired difference that count as equal, where they are a small share of what was
             learned: a run that blew up has so large an error that it would be as good as any.
         loss_tolerance: relative difference that counts as equal (O1).
-        progress_tolerance: on minibatches, a difference below this share of what was learned counts as equal too (rule
-            of thumb): once a network fits its training set, rounding decides which lr ends at 4e-5 and which at 6e-5.
-        material_frac: the small share of what was learned (rule of thumb).
+        progress_tolerance: on minibatches, a difference below this share of what was learned counts as equal too: once a
+            network fits its training set, rounding decides which lr ends at 4e-5 and which at 6e-5.
+        material_frac: the small share of what was learned.
     """
     se = point.above_best_se if math.isfinite(point.above_best_se) else 0.0
     noise = min(noise_sds * se, material_frac * table.progress)
@@ -99,7 +98,7 @@ def _tied(
 
 
 def _as_good(table: SweepTable, **thresholds: float) -> list[int]:
-    """Return the points that are as good as the best, which is one of them, wherever they lie."""
+    """Return the points that are as good as the best, wherever they lie."""
     at = enumerate(table.points)
     return [i for i, p in at if i == table.best or (not p.unstable and _tied(table, p, **thresholds))]
 
@@ -129,20 +128,15 @@ def lr_best(
         low -= 1
     while high + 1 in among:
         high += 1
-    above = (
-        points[high + 1] if high + 1 < len(points) else None
-    )  # half a step towards it, but never to one that is unstable
+    above = points[high + 1] if high + 1 < len(points) else None  # half a step towards it, never to an unstable one
     return BestLR(
         lr=points[chosen].lr,
         low=math.sqrt(points[low].lr * points[max(low - 1, 0)].lr),
         high=points[high].lr if above is None or above.unstable else math.sqrt(points[high].lr * above.lr),
-        measured_lr=points[best].lr,
-        point=points[chosen],
-        tied=tuple(points[i].lr for i in equal),
+        measured_lr=points[best].lr, point=points[chosen], tied=tuple(points[i].lr for i in equal),
         border="low" if best == 0 else "high" if best == len(points) - 1 else None,
-        needs_refinement=bool(refine_round(table, lanes=1)),
-        reason=reason,
-    )
+        needs_refinement=bool(refine_round(table, lanes=1)), reason=reason,
+    )  # fmt: skip
 
 
 def below_edge(table: SweepTable, indices: Sequence[int]) -> list[int]:
@@ -155,7 +149,7 @@ def below_edge(table: SweepTable, indices: Sequence[int]) -> list[int]:
 
 
 def _middle(table: SweepTable, equal: Sequence[int], own: float | None) -> tuple[int, str]:
-    """Return one of several points that are as good: the person's own, or the middle one away from the edge."""
+    """Return the person's own of several points that are as good, or the middle one away from the edge, and why."""
     points, what = table.points, "the lowest mean loss of the last tenth of the steps"
     if len(equal) == 1:
         return equal[0], what
@@ -181,10 +175,9 @@ def _lower_neighbour(table: SweepTable, best: int) -> tuple[int, str]:
 
 
 def unstable_bracket(table: SweepTable, *, above: float | None = None) -> UnstableBracket | None:
-    """Return where lasting instability starts, or None when no lr above lr* is lastingly unstable.
+    """Return where lasting instability starts above an lr, or None when no larger one is lastingly unstable.
 
-    Args:
-        above: lr to start from; None is the lowest lr that is as good as the one of the lowest objective.
+    `above` None is the lowest lr that is as good as the one of the lowest objective.
     """
     if above is None:
         if table.best is None:
@@ -201,12 +194,11 @@ def unstable_bracket(table: SweepTable, *, above: float | None = None) -> Unstab
 def refine_round(
     table: SweepTable, *, lanes: int, noisy_ratio: float = 1.25, min_ratio: float = 1.002, flat_loss: float = 1.15
 ) -> tuple[float, ...]:
-    """Return the lrs that sharpen lr*, several for one round; () when it is sharp enough or at the border of the grid.
+    """Return the lrs that sharpen lr*; () when it is sharp enough or at the border of the grid.
 
     Args:
         lanes: lrs in a round, at most.
-        noisy_ratio: with noise, a neighbour that is clearly worse and further away than this leaves a gap to look into
-            (rule of thumb); smaller ones chase ties, at about two more lrs.
+        noisy_ratio: with noise, a neighbour that is clearly worse and further away than this leaves a gap to look into.
         min_ratio: never try lrs closer than this.
         flat_loss: without noise, an optimizer with memory has several minima: lrs up to this many times the lowest
             loss are looked at as well.
@@ -260,7 +252,7 @@ def spread(low: float, high: float, *, tolerance: float, lanes: int) -> tuple[fl
     """Return lrs that cut the gap between two lrs into equal factors.
 
     As many as make the fewest rounds of at most `lanes` until no gap is wider than the tolerance (a share of its lower end); of
-    those, the fewest: cutting a gap into three in two rounds costs fewer trials than into nine in one. One lane is bisection.
+    those, the fewest: three gaps in two rounds cost fewer trials than nine in one. One lane is bisection.
     """
     needed = math.ceil(math.log(high / low) / math.log1p(tolerance) - 1e-6)
     if needed <= 1:
@@ -276,11 +268,10 @@ def edge_round(
     """Return the lrs that narrow the bracket of `lr.unstable`; () when it is narrow enough, or there is none yet.
 
     Args:
-        lanes: lrs in a round, at most.
         tolerance: width of the bracket, as a share of its lower end.
-        near: two lrs between which the edge may lie, from short runs or from `edge_from_growth`; tried first.
+        near: two lrs between which the edge may lie, from short runs or from `growth_edge`; tried first.
         wide: where the edge turns out to lie beside them, a bracket wider than this is searched from their side,
-            a factor of 2 at a time (rule of thumb: it is rarely off by more).
+            a factor of 2 at a time.
     """
     bracket = unstable_bracket(table)
     if bracket is None or bracket.lower is None or bracket.ratio <= (1 + tolerance) * (1 + 1e-9):
@@ -308,9 +299,7 @@ def raise_round(
 ) -> tuple[float, ...]:
     """Return lrs above all that were tried, up to `highest`, where no lr above the best one is lastingly unstable yet.
 
-    Args:
-        near: lrs at which short runs turned unstable; with them, the steps are taken to the power of one half.
-        steps: multiples of the largest lr tried (rule of thumb).
+    They are `steps` times the largest lr tried, or `near`, at which short runs turned unstable, and then roots of `steps`.
     """
     if table.best is None or unstable_bracket(table) is not None:
         return ()
@@ -322,17 +311,12 @@ def raise_round(
 def climb_round(
     table: SweepTable, *, lowest: float, highest: float, lanes: int, blind_lanes: int, factor: float = 4.0
 ) -> tuple[float, ...]:
-    """Return lrs below all that were tried, where the best lies at that border; above, see `raise_round`.
+    """Return lrs from `lowest` to `highest`, below all that were tried where the best lies at that border.
 
-    Where no lr learned anything, the reason is usually that all are too high, and lower ones cost least to rule out: down from the
-    densest part of the lrs tried, then up from it. A single lr far from the others, such as a baseline that is much too low or too
-    high, leaves a gap that nobody has looked into. Below a run that only comes down slowly, and above one that is unstable, there is
-    nothing to look for.
-
-    Args:
-        lowest, highest: smallest and largest lr that may be tried.
-        lanes: lrs in a round, at most; `blind_lanes` where no lr learned anything.
-        factor: from one lr to the next (rule of thumb).
+    Where no lr learned anything, usually all are too high, and lower ones cost least to rule out: down by `factor` from the densest
+    part of the lrs tried, then up from it. A baseline far from the others leaves a gap that nobody has looked into. Below a run that
+    only comes down slowly, and above one that is unstable, there is nothing to look for. `lanes` are lrs in a round, at most;
+    `blind_lanes` where no lr learned anything.
     """
     if table.best is not None:
         low = table.points[0].lr
@@ -354,7 +338,7 @@ def climb_round(
 
 
 def _slow(table: SweepTable, point: LRPoint, *, far_frac: float = 0.25) -> bool:
-    """Tell whether a stable run ends with this share of the way to chance still before it (rule of thumb)."""
+    """Tell whether a stable run ends with this share of the way to chance still before it."""
     way = table.loss_ref - table.level
     return way > 0 and not _blown(point) and point.loss - table.level > far_frac * way
 
@@ -367,7 +351,7 @@ def fill_round(table: SweepTable, *, base: float, factor: float = 2.0) -> tuple[
     """Return the lrs beside the best one that are missing in the lattice of `factor` through `base`, the baseline's own lr.
 
     A neighbour farther than 1.5 steps leaves room for another lr. A side is left alone where its neighbour is as good as the best
-    (the bowl is flat in between), or unstable: the search for the edge looks there.
+    or unstable.
     """
     if table.best is None:
         return ()

@@ -36,24 +36,23 @@ def rise_cause(
         cause (None: the record cannot tell), outlier_step, outlier_ratio, jump_step, lead_steps.
     """
     jump = _jump_step(curve, rise)
-    found: dict[str, Any] = {"cause": None, "outlier_step": None, "outlier_ratio": None, "jump_step": jump}
+    found: dict[str, Any] = dict.fromkeys(("cause", "outlier_step", "outlier_ratio", "lead_steps")) | {
+        "jump_step": jump
+    }
     first, last = max(0, rise.onset_step - slack), min(max(jump, rise.onset_step + 1), curve.loss.size - 1)
-    lr = _column(curve, "lr")
+    lr, norms, updates = (_column(curve, name) for name in ("lr", "grad_norm", "update_norm"))
     if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * curve.lr):
-        return found | {"cause": "schedule", "lead_steps": None}
-    norms = _column(curve, "grad_norm")
-    gradient = None if norms is None else _outlier(norms, first, last, window, outlier_ratio)
-    if norms is not None and gradient is not None:
-        step, ratio = gradient
-        sudden = step == 0 or norms[step] >= 0.5 * outlier_ratio * norms[step - 1]
-        seen = {"outlier_step": step, "outlier_ratio": ratio, "lead_steps": jump - step}
-        return found | seen | {"cause": "data" if sudden else "curvature"}
-    updates = _column(curve, "update_norm")
-    update = None if updates is None or norms is None else _outlier(updates, first, last, window, outlier_ratio)
-    if update is not None:
-        seen = {"outlier_step": update[0], "outlier_ratio": update[1], "lead_steps": jump - update[0]}
-        return found | seen | {"cause": "optimizer_state"}
-    return found | {"lead_steps": None}
+        return found | {"cause": "schedule"}
+    for values in () if norms is None else (norms, updates):
+        seen = None if values is None else _outlier(values, first, last, window, outlier_ratio)
+        if values is None or seen is None:
+            continue
+        step, cause = seen["outlier_step"], "optimizer_state"
+        if values is norms:
+            sudden = step == 0 or values[step] >= 0.5 * outlier_ratio * values[step - 1]
+            cause = "data" if sudden else "curvature"
+        return found | seen | {"cause": cause, "lead_steps": jump - step}
+    return found
 
 
 def _column(curve: TrialCurve, name: str) -> FloatArray | None:
@@ -81,7 +80,7 @@ def _jumps(values: FloatArray, ratio: float, floor: float) -> bool:
     return bool(((after >= ratio * before) & (before >= floor)).any())
 
 
-def _outlier(values: FloatArray, first: int, last: int, window: int, ratio: float) -> tuple[int, float] | None:
+def _outlier(values: FloatArray, first: int, last: int, window: int, ratio: float) -> dict[str, Any] | None:
     """Return step and size of the first value in [first, last] far above the median of the steps before `first`."""
     before = values[max(0, first - window) : first]
     before = before[np.isfinite(before)]
@@ -89,7 +88,7 @@ def _outlier(values: FloatArray, first: int, last: int, window: int, ratio: floa
         return None
     sizes = np.nan_to_num(values[first : last + 1] / np.median(before), nan=0.0, posinf=math.inf)
     hits = np.flatnonzero(sizes >= ratio)
-    return (first + int(hits[0]), float(sizes[hits[0]])) if hits.size else None
+    return {"outlier_step": first + int(hits[0]), "outlier_ratio": float(sizes[hits[0]])} if hits.size else None
 
 
 def seen_at_interval(
@@ -99,8 +98,6 @@ def seen_at_interval(
 
     Args:
         evals: the record's evaluations; the training loss of each step stands in where they are sparser than steps.
-        interval: the usual evaluation interval, in steps.
-        split: whose loss is looked at.
         rise_frac: a sampled rise is seen when it is this share of what the samples fell by in all (rule of thumb).
     """
     rows = evals[(evals["trial"] == item.curve.trial) & (evals["split"] == split) & (evals["metric"] == "loss")]
@@ -121,25 +118,21 @@ def seen_at_interval(
 def confirmation(item: TrialVerdict, *, lr_star: float | None, decline_frac: float = 0.1) -> dict[str, Any]:
     """Read a run at several times lr*: a steady decline followed by a sudden rise points to instability (F1.13).
 
-    Args:
-        lr_star: lr of the best trial, None where unknown.
-        decline_frac: share of the initial loss's distance to the best end that counts as a decline (rule of thumb).
+    `decline_frac` is the share of the initial loss's distance to the best end that counts as a decline (rule of thumb).
     """
     verdict = item.verdict
     start = verdict.loss_ref if verdict.loss_ref is not None else math.nan
     lowest = verdict.trough_loss if verdict.trough_loss is not None else math.nan
     fell = [r for r in verdict.rises if start - r.trough_loss > decline_frac * verdict.progress]
+    shape = "rise at the start, then decline" if verdict.outcome == "recovered" else "never declined"
     if fell:
-        shape, step = "rise after decline", fell[-1].onset_step
+        shape = "rise after decline"
     elif not verdict.rises and start - lowest > decline_frac * verdict.progress and not verdict.high:
-        shape, step = "monotone decline", None
-    elif verdict.outcome == "recovered":
-        shape, step = "rise at the start, then decline", None
-    else:
-        shape, step = "never declined", None
-    times = None if lr_star is None else item.curve.lr / lr_star
-    row = {"trial": item.curve.trial, "lr": item.curve.lr, "times_lr_star": times, "shape": shape, "jump_step": step}
-    return row | {"outcome": verdict.outcome}
+        shape = "monotone decline"
+    return {
+        "trial": item.curve.trial, "lr": item.curve.lr, "times_lr_star": None if lr_star is None else item.curve.lr / lr_star,
+        "shape": shape, "jump_step": fell[-1].onset_step if fell else None, "outcome": verdict.outcome,
+    }  # fmt: skip
 
 
 def edge_from_growth(
@@ -152,9 +145,8 @@ def edge_from_growth(
     the curvature moves, so this only says where to confirm with two runs.
 
     Args:
-        loss: training loss of a run that grows at its end, shape (steps,).
+        loss: training loss, shape (steps,); the growth is that of its last `steps`.
         lr: learning rate of its last steps.
-        steps: how many of the last steps the growth is taken from.
     """
     values = np.asarray(loss, dtype=np.float64).ravel()
     finite = values[np.isfinite(values)]
@@ -180,13 +172,13 @@ def _heavy_ball(rho: float, memory: float) -> float:
 
 def growth_edge(record: RecordLike) -> float | None:
     """Return the edge that the growth of the sweep's lowest unstable trial points to, for full batches; else None."""
-    table = judged(record).sweep()
+    study = judged(record)
+    table = study.sweep()
     bracket = unstable_bracket(table)
     if bracket is None or bracket.lower is None or not table.noise_free:
         return None
-    for curve in judged(record).curves:
-        if math.isclose(curve.lr, bracket.upper, rel_tol=1e-9) and curve.total_steps == table.total_steps:
-            momentum, beta1 = float(curve.config["momentum"]), float(curve.config["beta1"])
-            rule = str(curve.config["optimizer"])
-            return edge_from_growth(curve.loss, lr=curve.lr, optimizer=rule, momentum=momentum, beta1=beta1)
-    return None
+    curve = next((c for c in study.full_length if math.isclose(c.lr, bracket.upper, rel_tol=1e-9)), None)
+    if curve is None:
+        return None
+    momentum, beta1, rule = (curve.config[name] for name in ("momentum", "beta1", "optimizer"))
+    return edge_from_growth(curve.loss, lr=curve.lr, optimizer=rule, momentum=momentum, beta1=beta1)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from workbench.curves.judged import trials_with
-from workbench.curves.losses import DEEP, is_deep
-from workbench.curves.selection import selectable, selected_by_seed, spacing, starts_by_seed
+from workbench.curves.losses import is_deep
+from workbench.curves.selection import metric_sign, selectable, selected_by_seed, spacing, starts_by_seed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
@@ -32,13 +32,13 @@ def example_chance(
 ) -> dict[str, Any] | None:
     """Return how often other examples of the same kind would give such a gain where nothing is gained.
 
-    From the spread of the difference from example to example (Student's t, one-sided). It was measured on the selected
-    checkpoints of the same seeds, perhaps on a part of the set; the gain is that of the whole set.
+    From the spread of the difference from example to example (Student's t, one-sided), measured on the selected checkpoints of
+    the same seeds.
 
     Args:
         record: a study; its facts may hold "evaluation_sample", with the pair of models that were compared.
         candidate: trial numbers of the candidate.
-        gain: mean of the baseline's selected metric minus the candidate's, or the other way round where more is better.
+        gain: of the candidate in the mean of the selected metric.
         min_examples: fewer do not show how far the difference spreads, for a loss has its rare, large values (rule of thumb).
 
     Returns:
@@ -68,25 +68,14 @@ def by_faults(diagnosis: Diagnosis) -> str:
 
 
 def by_room(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int]) -> str:
-    """Say that nothing is left to gain: another metric of the examples that select is as good as it can be.
-
-    Args:
-        baseline: trial numbers.
-        candidate: trial numbers.
-    """
+    """Say that nothing is left to gain: another metric of the examples that select is as good as it can be."""
     metrics = _metrics(record, [*baseline, *candidate])
     perfect = [name for name, (starts, ends) in metrics.items() if (ends == 1).all() and (starts < 1).all()]
     return f"nothing is left to gain: {_split(record)}/{perfect[0]} is 1 in both" if perfect else ""
 
 
-def by_values(record: RecordLike, candidate: Sequence[int], *, deep: float = DEEP) -> str:
-    """Say that the selected values are too good to be true.
-
-    Args:
-        candidate: trial numbers.
-        deep: a loss so many times as far below zero as that of the untrained model is above or below, and at least 1, has no
-            minimum (rule of thumb).
-    """
+def by_values(record: RecordLike, candidate: Sequence[int]) -> str:
+    """Say that the selected values are too good to be true."""
     select = str(record.config["select"])
     if record.config["select_mode"] != "min" or not select.endswith("/loss"):
         return ""
@@ -94,10 +83,8 @@ def by_values(record: RecordLike, candidate: Sequence[int], *, deep: float = DEE
     zero = sum(float(values.min()) == 0.0 for values in curves)
     if zero:
         return f"{select} is exactly 0 in {zero} of {len(curves)} runs: find out what makes it 0 before trusting it"
-    lowest = min(
-        (low for values in curves if is_deep(low := float(values.min()), float(values[0]), deep=deep)), default=None
-    )
-    return "" if lowest is None else f"{select} falls to {lowest:.2g}, as if without bound: a loss needs a minimum"
+    deep = [float(values.min()) for values in curves if is_deep(values.min(), values[0])]
+    return f"{select} falls to {min(deep):.2g}, as if without bound: a loss needs a minimum" if deep else ""
 
 
 def by_size(gain: float, learned: float | None, *, material_frac: float = 0.02) -> str:
@@ -105,8 +92,7 @@ def by_size(gain: float, learned: float | None, *, material_frac: float = 0.02) 
 
     Args:
         gain: in the selected metric.
-        learned: what the better of the two gained on the untrained model, or on guessing where that is better; None where the
-            untrained model was not evaluated.
+        learned: what the better of the two gained on the untrained model, or on guessing where that is better; None: unknown.
         material_frac: share of it below which a gain does not matter (O1 calls differences of 2 % equal).
     """
     if learned is None:
@@ -122,11 +108,8 @@ def by_size(gain: float, learned: float | None, *, material_frac: float = 0.02) 
 def by_spread(proof: Mapping[str, Any], *, ratio: float = 3.0, sds: float = 3.0) -> str:
     """Say that a candidate depends on the seed much more than the baseline, and that its gain does not outweigh that.
 
-    A baseline that learned less than half of what the candidate did is steady because it does not train.
-
-    Args:
-        ratio: of the standard deviations over the seeds (rule of thumb).
-        sds: a gain of so many of the candidate's standard deviations outweighs any (rule of thumb).
+    A baseline that learned less than half of what the candidate did is steady because it does not train. Rules of thumb: the
+    `ratio` of the standard deviations over the seeds, and how many of the candidate's the gain has to be (`sds`).
     """
     theirs, arm = float(np.std(proof["candidate"], ddof=1)), proof["arms"][0]
     ours = float(np.std(arm["values"], ddof=1))
@@ -147,8 +130,7 @@ def by_metrics(
     """Say which other metric the candidate is worse by, beyond noise. Better is where training moves a metric to.
 
     Args:
-        baseline: trial numbers, one a seed.
-        candidate: trial numbers under the same seeds, in the same order.
+        baseline, candidate: trial numbers, one a seed, in the same order.
         ses: standard errors of the paired difference that are noise (rule of thumb).
         material_frac: share of what training moved the metric by that does not matter (rule of thumb).
     """
@@ -163,11 +145,7 @@ def by_metrics(
 
 
 def by_examples(found: Mapping[str, Any] | None, limit: float) -> str:
-    """Say that other validation examples might take the gain back.
-
-    Args:
-        limit: largest p.
-    """
+    """Say that other validation examples might take the gain back, by the largest p allowed."""
     if found is None or (found["enough"] and found["chance"] < limit):
         return ""
     if not found["enough"]:
@@ -180,15 +158,14 @@ def _split(record: RecordLike) -> str:
 
 
 def _metrics(record: RecordLike, numbers: Sequence[int]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return, for each metric of the split that selects but the loss and what selects, its values untrained and at the selected checkpoint.
+    """Return the values, untrained and at the selected checkpoint, each of shape (trials,), of every other metric of the split that selects.
 
-    Both have the shape (trials,). A metric that some trial lacks is left out.
+    The loss, and a metric that some trial lacks, are left out.
     """
     split, own = str(record.config["select"]).split("/", 1)
     evals = periodic_rows(record.evals)
     evals = evals[evals["trial"].isin(numbers) & (evals["split"] == split) & ~evals["metric"].isin(["loss", own])]
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    chosen = {}
+    chosen, sign = {}, metric_sign(record)
     for number in numbers:
         values, steps = selectable(record, number)
         if not values.size:
@@ -221,14 +198,12 @@ def prove(
     """Compare a candidate with the baseline over the seeds that both were trained with.
 
     The baseline's own seed is left out: the candidate was chosen under it, and luck that was chosen is no evidence.
-
     A candidate that trains longer than the baseline has to win against a baseline of its own length as well, which must
     not lose by its length alone; where that was not trained, nothing is proved. What diverges under every seed has lost to a
     candidate that diverges under none.
 
     Args:
-        baseline: config fields of the baseline.
-        candidate: config fields of the candidate.
+        baseline, candidate: config fields.
         limit: a candidate wins where p is below this.
         min_seeds: fewer prove nothing (the fewest that have a spread).
 
@@ -249,7 +224,7 @@ def prove(
     seeds = sorted(set(ours).intersection(*theirs.values()) - {int(record.config["shared_seed"])})
     if len(seeds) < min_seeds:
         return None
-    sign, select = 1.0 if record.config["select_mode"] == "min" else -1.0, str(record.config["select"])
+    sign, select = metric_sign(record), str(record.config["select"])
     values = [ours[seed] for seed in seeds]
     held = {name: [found[seed] for seed in seeds] for name, found in theirs.items()}
     by_ratio = sign > 0 and min(itertools.chain(values, *held.values())) > 0
@@ -257,29 +232,27 @@ def prove(
     if not any(_diverged(record, chosen, seeds)):
         rows = [row | {"chance": None} if all(_diverged(record, numbers[row["name"]], seeds)) else row for row in rows]
     starts = [start for seed, start in starts_by_seed(record, chosen).items() if seed in seeds]
-    best = min(float(np.mean([sign * v for v in found])) for found in (values, held["baseline"]))
+    best = min(sign * float(np.mean(found)) for found in (values, held["baseline"]))
     worst = max(rows, key=lambda row: row["chance"] or 0.0)
     wins = (worst["chance"] or 0.0) < limit
+    against = "" if wins or len(rows) == 1 else f", against the {worst['name']}"
+    verdict = f"the {worst['name']} diverges under each of n = {len(seeds)} seeds, the candidate under none"
+    if worst["chance"] is not None:
+        verdict = f"{p_words(worst['chance'])} over n = {len(seeds)} seeds (limit {limit:g}){against}"
+    shown = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
+    mean = f"{select} of the selected checkpoints, mean over {len(seeds)} fresh seeds: {np.mean(values):.4g}"
     return {
-        "select": select,
-        "seeds": seeds,
-        "candidate": values,
-        "arms": rows,
-        "learned": sign * float(np.mean(starts)) - best if starts else None,
-        "level": limit,
-        "wins": wins,
-        "said": _said(select, values, rows),
-        "verdict": _verdict(worst, len(seeds), limit, several=len(rows) > 1),
-    }
+        "select": select, "seeds": seeds, "candidate": values, "arms": rows,
+        "learned": sign * float(np.mean(starts)) - best if starts else None, "level": limit, "wins": wins,
+        "said": f"{mean} against {shown}.", "verdict": verdict,
+    }  # fmt: skip
 
 
 def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> bool:
     """Return whether a candidate that was not adopted gained enough in the mean for more seeds to decide.
 
-    Three seeds leave a gain of 1.5 standard deviations unproven in 22 % of cases, five in 12 % (simulated).
-
-    Args:
-        min_seeds: fewer gain together too often where nothing is gained (2 of 2 seeds: one time in four).
+    Three seeds leave a gain of 1.5 standard deviations unproven in 22 % of cases, five in 12 % (simulated); fewer than
+    `min_seeds` gain together too often where nothing is gained (2 of 2 seeds: one time in four).
     """
     if proof is None or proof["wins"] or len(proof["seeds"]) < min_seeds:
         return False
@@ -288,14 +261,10 @@ def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> 
 
 
 def p_value(gains: Sequence[float], *, flip_from: int = 5) -> float:
-    """Return how likely a mean gain of this size is where nothing is gained.
+    """Return how likely a mean gain of this size is where nothing is gained, from one gain a seed.
 
-    The smaller of Student's t, one-sided, and, from `flip_from` values on, the share of all choices of their signs that give as
-    large a mean: exact whatever the spread.
-
-    Args:
-        gains: one a seed.
-        flip_from: fewer than 5 values cannot come below 5 % by their signs.
+    The smaller of Student's t, one-sided, and, from `flip_from` values on (fewer cannot come below 5 %), the share of all choices
+    of their signs that give as large a mean: exact whatever the spread.
     """
     mean, se = _mean_and_se(gains)
     if se == 0:  # seeds that all gain the same leave nothing to chance
@@ -313,14 +282,6 @@ def _diverged(record: RecordLike, numbers: Sequence[int], seeds: Sequence[int]) 
     return (rows["state"] == "diverged").tolist()
 
 
-def _verdict(worst: Mapping[str, Any], seeds: int, limit: float, *, several: bool) -> str:
-    """Return p of the arm that is hardest to beat, or that it diverges."""
-    if worst["chance"] is None:
-        return f"the {worst['name']} diverges under each of n = {seeds} seeds, the candidate under none"
-    against = f", against the {worst['name']}" if several and worst["chance"] >= limit else ""
-    return f"{p_words(worst['chance'])} over n = {seeds} seeds (limit {limit:g}){against}"
-
-
 def _arm(
     name: str, total_steps: int, theirs: list[float], ours: list[float], sign: float, *, by_ratio: bool
 ) -> dict[str, Any]:
@@ -328,29 +289,18 @@ def _arm(
     gain, se = _mean_and_se(gains)
     ratios = [our / their for their, our in zip(theirs, ours, strict=True)] if by_ratio else None
     return {
-        "name": name,
-        "total_steps": total_steps,
-        "values": theirs,
-        "gains": gains,
-        "gain": gain,
-        "se": se,
-        "ratios": ratios,
+        "name": name, "total_steps": total_steps, "values": theirs, "gains": gains, "gain": gain, "se": se, "ratios": ratios,
         "chance": p_value([-math.log(ratio) for ratio in ratios] if ratios else gains),
-    }
+    }  # fmt: skip
 
 
 def p_words(p: float) -> str:
-    """Return p as it is written, with two digits."""
+    """Return p with two digits."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def _mean_and_se(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
-
-
-def _said(select: str, values: list[float], rows: list[dict[str, Any]]) -> str:
-    said = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
-    return f"{select} of the selected checkpoints, mean over {len(values)} fresh seeds: {np.mean(values):.4g} against {said}."
 
 
 def _difference(row: dict[str, Any]) -> str:

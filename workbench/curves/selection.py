@@ -32,9 +32,9 @@ FEWEST_TO_SEE_NOISE = 4
 
 @lru_cache(maxsize=256)
 def expected_maximum(draws: int) -> float:
-    """Return the mean of the largest of `draws` independent standard normal draws.
+    """Return the mean of the largest of `draws` independent standard normal draws: the integral of x d(Phi(x) ** draws).
 
-    The integral of x d(Phi(x) ** draws): 0 for one draw, 1/sqrt(pi) for two, 1.54 for ten, 2.51 for a hundred.
+    0 for one draw, 1/sqrt(pi) for two, 1.54 for ten, 2.51 for a hundred.
 
     Raises:
         ConfigError: there is none.
@@ -47,10 +47,7 @@ def expected_maximum(draws: int) -> float:
 
 
 def wobble(values: Floats) -> float:
-    """Return the standard deviation of finite values in order of time, free of their trend: MAD of the second differences.
-
-    0.0 where they are too few to tell.
-    """
+    """Return the standard deviation of finite values free of their trend: MAD of the second differences; 0.0 for too few."""
     if values.size < FEWEST_TO_SEE_NOISE:
         return 0.0
     return float(1.4826 * np.median(np.abs(np.diff(values, n=2))) / math.sqrt(6.0))
@@ -73,8 +70,7 @@ class SelectedRun:
     """The evaluations of one finished run; costs are what is smaller when it is better, whatever the metric.
 
     Attributes:
-        steps: at which it was evaluated, shape (evaluations,).
-        costs: what selection compares, NaN and inf kept, shape (evaluations,).
+        costs: what selection compares at each of the `steps`, NaN and inf kept, shape (evaluations,).
         test_costs: the same metric on the test split, NaN where it was not measured, shape (evaluations,).
     """
 
@@ -136,12 +132,12 @@ class SelectedRun:
 
     @property
     def luck(self) -> float:
-        """What the selected value is expected to look better by than it is: the best of so many noisy draws."""
+        """What the selected value, the best of so many noisy draws, is expected to look better by than it is."""
         return expected_maximum(int(self.contenders.sum())) * self.noise
 
     @property
     def carried(self) -> tuple[float, float]:
-        """The lead of the selected checkpoint over the mean of the contenders: on the split that chose it, and on the test split."""
+        """The lead of the selected checkpoint over the mean of the contenders, on the split that chose it and on the test split."""
         first, second = (float(c[self.contenders].mean() - c[self.best]) for c in (self.costs, self.test_costs))
         return first, second
 
@@ -149,7 +145,7 @@ class SelectedRun:
 def read_runs(record: RecordLike) -> list[SelectedRun]:
     """Return the finished runs whose selection is judged.
 
-    These are the trials of the stage "checkpoints"; without any, those of the study's own config under every seed; without any,
+    These are the trials of the role "checkpoints"; without any, those of the study's own config under every seed; without any,
     all. A run that diverged, failed or was stopped is none: its last checkpoint is no result of training.
     """
     table = record.trials
@@ -185,17 +181,17 @@ def compare_selected(
     The noise is that of the candidate's metric from evaluation to evaluation, free of its trend; with several seeds also
     their spread. The baseline's own noise raises no bar: its selected checkpoint is its best moment already, and an
     unstable baseline would protect itself. The best candidate is the one whose metric is best with its noise counted
-    against it, not the one with the luckiest evaluation; it is adopted only where it is better by more than its noise.
+    against it, not the one with the luckiest evaluation.
 
     Args:
-        baseline: trial numbers of the baseline, one a seed.
-        candidates: what a candidate is called -> its trial numbers.
+        baseline: trial numbers, one a seed.
+        candidates: name -> trial numbers.
         noise_sds: how many standard deviations the gain has to be (rule of thumb).
 
     Returns:
-        baseline and recommended results (best_step, the selected metric, noise, seeds, trials), candidate (its name or
-        None), gain, noise, learned (what the better of the two gained on the untrained model, None where that was not
-        evaluated), promising (better by more than the noise as far as that is known), adopted, said (the numbers), why (it is not, or ""), reason (both).
+        baseline and recommended results (see `selected`), candidate (its name or None), gain, noise, learned (what the better
+        of the two gained on the untrained model, None where that was not evaluated), promising (better by more than the noise
+        as far as that is known), adopted, said (the numbers), why (it is not, or ""), reason (both).
     """
     select, sign = str(record.config["select"]), metric_sign(record)
     every = spacing(record, [*baseline, *(number for numbers in candidates.values() for number in numbers)])
@@ -208,17 +204,14 @@ def compare_selected(
         return {"baseline": ours, "recommended": ours, **none, "reason": f"Not adopted: {why}."}
     name = min(found, key=lambda n: sign * found[n][select] + noise_sds * found[n]["noise"])
     theirs = found[name]
-    gain = sign * (ours[select] - theirs[select])
-    noise = noise_sds * theirs["noise"]
+    gain, noise = sign * (ours[select] - theirs[select]), noise_sds * theirs["noise"]
     promising = bool(gain > noise)
     adopted = promising and theirs["noise_known"]
     why = "" if adopted else "not better by more than the noise"
     if promising and not adopted:
         why = "a single run with too few evaluations does not show its noise"
-    by = "equally good"
-    if gain != 0:
-        known = f"noise {noise:.2g}" if noise > 0 else "noise not measured (too few evaluations)"
-        by = f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}"
+    known = f"noise {noise:.2g}" if noise > 0 else "noise not measured (too few evaluations)"
+    by = f"{'better' if gain > 0 else 'worse'} by {abs(gain):.2g}, {known}" if gain != 0 else "equally good"
     said = (
         f"Selected checkpoints: {select} {ours[select]:.4g} at step {ours['best_step']} (baseline), {theirs[select]:.4g} "
         f"at step {theirs['best_step']} ({name}): {by}."
@@ -233,12 +226,7 @@ def compare_selected(
 
 
 def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[int, float]:
-    """Return for each seed the selected metric of its trial's best checkpoint; seeds without a finite value are left out.
-
-    Args:
-        numbers: of trials with the same config, one a seed.
-        every: see `spacing`; 0 takes every evaluation.
-    """
+    """Return for each seed the selected metric of its trial's best checkpoint, where there is a finite one; for `every` see `spacing`."""
     found = {seed: selectable(record, n, every)[0] for seed, n in _seeds(record, numbers).items()}
     sign = metric_sign(record)
     return {seed: float((sign * values).min() * sign) for seed, values in found.items() if values.size}
@@ -247,8 +235,7 @@ def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float
 def starts_by_seed(record: RecordLike, numbers: Sequence[int]) -> dict[int, float]:
     """Return for each seed what the selected metric is where nothing is known: untrained, or by guessing where that is better.
 
-    Args:
-        numbers: of trials, one a seed; those without a finite evaluation at step 0 are left out.
+    Trials without a finite evaluation at step 0 are left out.
     """
     chance = record.facts.get("chance_loss") if str(record.config["select"]).endswith("/loss") else None
     first = {seed: selectable(record, n) for seed, n in _seeds(record, numbers).items()}
@@ -285,13 +272,9 @@ def selectable(record: RecordLike, number: int, every: float = 0.0) -> tuple[Flo
 
 
 def selected(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[str, Any]:
-    """Return best_step, the selected metric, noise (and whether it is known), seeds and trials of a config.
+    """Return best_step, the selected metric (mean over the trials, one a seed), noise (and whether it is known), seeds and trials.
 
-    Empty if no trial has a finite value.
-
-    Args:
-        numbers: of trials with the same config, one a seed; the metric is their mean.
-        every: see `spacing`; 0 takes every evaluation.
+    Empty if no trial has a finite value. For `every` see `spacing`; 0 takes every evaluation.
     """
     sign = metric_sign(record)
     runs = [run for number in numbers if (run := selectable(record, number, every))[0].size]

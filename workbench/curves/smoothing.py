@@ -12,7 +12,6 @@ FloatArray = NDArray[np.float64]
 
 WIDTHS: tuple[int, ...] = (3, 5, 9, 17, 33, 65)
 """Widths of the centred median that are tried, in steps."""
-
 MEDIAN_PENALTY = 1.2533
 """Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 
@@ -21,7 +20,7 @@ _RECENT = 17
 
 
 def fill_gaps(loss: FloatArray) -> tuple[FloatArray, bool]:
-    """Cut a non-finite tail off, bridge single non-finite values (steps that a loss scaler skipped), and tell whether there was a tail."""
+    """Cut a non-finite tail off, bridge single non-finite values (skipped steps), and tell whether there was a tail."""
     finite = np.isfinite(loss)
     if not finite.any():
         return np.empty(0), loss.size > 0
@@ -33,11 +32,11 @@ def fill_gaps(loss: FloatArray) -> tuple[FloatArray, bool]:
 
 
 def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: bool) -> FloatArray:
-    """Return the standard deviation of each step's loss around the loss of the whole training set, shape (steps,).
+    """Return the standard deviation of each step's loss around that of the whole training set, shape (steps,).
 
-    Zero for a full batch, else the root mean square of the recorded `loss_se` (NaN where unknown) over the last 17 steps (rule of
-    thumb): a batch of a few examples that holds none of the hard ones shows a low loss and a low error at once. Where it is unknown,
-    1.4826 MAD / sqrt(6) of the second differences, which a smooth curve leaves alone. Never below the resolution of a float32 loss.
+    The root mean square of the recorded `loss_se` (NaN where unknown) over the last 17 steps (rule of thumb): a small batch without
+    the hard examples shows a low loss and a low error at once. Where it is unknown, 1.4826 MAD / sqrt(6) of the second differences.
+    Never below the resolution of a float32 loss, which is all there is for a full batch.
     """
     floor: FloatArray = 4.0 * _RESOLUTION * np.abs(loss)
     if full_batch:
@@ -89,7 +88,6 @@ def smooth(
         loss_ref: loss before the first update.
         total_steps: planned length; the window is at most a tenth of it.
         progress: what the best trial of the study has learned; None takes this run's own.
-        full_batch: True leaves the curve as it is.
         max_noise_frac: noise allowed after smoothing, as a share of the progress (rule of thumb).
 
     Returns:

@@ -28,7 +28,6 @@ class LRPoint:
         loss: mean over the seeds of the tail loss (the objective), infinite when a seed diverged.
         loss_se: standard error of `loss` over the last steps and the seeds.
         above_best, above_best_se: paired difference to the best lr (same seeds, steps and batches), and its standard error.
-        seeds, losses, outcomes, trials: seeds that were run, and of each its tail loss, stability outcome and trial number.
         lasting: how many seeds are lastingly unstable.
     """
 
@@ -62,10 +61,9 @@ class SweepTable:
         noise_free: every trial saw the full batch in every step.
         memory: momentum or beta1 of the optimizer.
         loss_ref: loss of the initial model, mean over the seeds.
+        progress: how far the best trial came below the initial model, or below chance where that is lower.
+        learned: the progress of some lr, or its lead over a smaller one, stands out of the noise.
         chance: loss of the best constant output, None where unknown.
-        progress: what the best trial learned: how far it came below the initial model, or below chance where that is lower.
-        learned: some lr learned something: its progress, or its lead over a smaller lr, stands out of the noise.
-        total_steps: length of the trials.
     """
 
     points: tuple[LRPoint, ...]
@@ -98,7 +96,7 @@ class SweepTable:
 
     @property
     def level(self) -> float:
-        """The loss of knowing nothing: that of the initial model, or chance where that is lower."""
+        """The loss of knowing nothing."""
         return ignorance(self.loss_ref, self.chance)
 
     @property
@@ -110,10 +108,7 @@ class SweepTable:
 
 
 def objective(curve: TrialCurve, *, tail_frac: float = 0.1) -> float:
-    """Return the mean training loss of the last tenth of the steps at full length; infinite for a diverged run.
-
-    Never the best loss so far (biased downwards by noise) nor the last value alone.
-    """
+    """Return the mean training loss of the last tenth of the steps at full length; infinite for a diverged run."""
     return math.inf if curve.diverged else float(np.mean(curve.loss[-_tail(curve, tail_frac) :]))
 
 
@@ -122,11 +117,9 @@ def _tail(curve: TrialCurve, tail_frac: float) -> int:
 
 
 def paired_difference(one: TrialCurve, other: TrialCurve, *, tail_frac: float = 0.1) -> tuple[float, float]:
-    """Return the mean of `one - other`, of one length, over the last steps, and its standard error.
+    """Return the mean of `one - other`, of one length, over the last steps, and its standard error (0 for full batches).
 
-    Two trials with the same seed see the same batches, so the batches' noise cancels. The standard error comes from
-    the means of blocks, because neighbouring steps are correlated, around their straight line, because a trend is no
-    noise. It is 0 for full batches.
+    Two trials with the same seed see the same batches, so the batches' noise cancels.
     """
     if one.diverged or other.diverged:
         return (0.0 if other.diverged else math.inf) if one.diverged else -math.inf, 0.0
@@ -136,6 +129,7 @@ def paired_difference(one: TrialCurve, other: TrialCurve, *, tail_frac: float = 
 
 
 def _mean_se(values: FloatArray) -> float:
+    """Return the standard error of a mean, from blocks (neighbouring steps are correlated) around their line (a trend is no noise)."""
     count = min(_BLOCKS, values.size)
     if count < 3:
         return math.nan
@@ -155,10 +149,7 @@ def mean_and_error(parts: Sequence[FloatArray]) -> tuple[float, float]:
 def sweep_of_curves(full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1) -> SweepTable:
     """Return the sweep of finished trials of one config but for the learning rate and the seeds.
 
-    Of trials with one lr and seed the first counts: the same run twice is no second opinion.
-
-    Args:
-        tail_frac: share of the steps that the objective averages.
+    Of trials with one lr and seed the first counts: the same run twice is no second opinion. `tail_frac` of the steps are averaged.
     """
     kept: dict[tuple[str, int], TrialCurve] = {}
     for curve in full_length:
@@ -187,8 +178,8 @@ def sweep_of_curves(full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1
 def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_noise: float) -> bool:
     """Tell whether the best lr came below the loss of knowing nothing by more than the noise of the last steps.
 
-    Where chance is below the initial loss it is known without noise, and the second half of the run, which sees more
-    examples than its end, tells as well. Else the lead over a smaller lr does, on minibatches.
+    Where chance is below the initial loss, which has no noise, the second half of the run tells as well, else the lead over a
+    smaller lr, on minibatches.
     """
     se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
     if table.level < table.loss_ref:
@@ -218,7 +209,7 @@ def _point(group: Sequence[TrialVerdict], tail_frac: float) -> LRPoint:
 def _with_differences(
     points: tuple[LRPoint, ...], groups: Sequence[Sequence[TrialVerdict]], best: int, tail_frac: float
 ) -> tuple[LRPoint, ...]:
-    """Add each point's paired difference to the best; the spread over seeds is pooled over the lrs near the best."""
+    """Add each point's paired difference to the best; the spread over seeds is pooled over the lrs near it."""
     reference, star = {v.curve.seed: v.curve for v in groups[best]}, points[best].lr
     pairs: list[list[tuple[float, float]]] = []
     for group in groups:

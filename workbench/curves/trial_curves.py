@@ -55,15 +55,13 @@ class TrialCurve:
     """One trial's training curve.
 
     Attributes:
-        trial: its number.
         stage: its role; `point` where such a trial is a point of the sweep.
         state: "complete", "diverged", "failed", "stopped" or "running".
-        config: every config field.
         total_steps: planned updates.
         full_batch: a step sees all training examples.
         loss, loss_se: training loss before each update and its standard error (NaN where unknown), shape (steps,).
-        chance: loss of guessing, None where unknown; who starts above it has learned nothing before being below it.
         steps: the trial's rows of the record.
+        chance: loss of guessing, None where unknown; who starts above it has learned nothing before being below it.
     """
 
     trial: int
@@ -117,7 +115,7 @@ class TrialVerdict:
 
 
 def memory_field(optimizer: Any) -> str | None:
-    """Return the config field that says how long an update rule averages gradients, None where it has none that is known."""
+    """Return the config field that says how long an update rule averages gradients, None where none is known."""
     return _MEMORY.get(optimizer) if isinstance(optimizer, str) else None
 
 
@@ -143,12 +141,7 @@ def comparable(value: Any) -> Hashable:
 def curves_of(
     trials: pd.DataFrame, steps: pd.DataFrame, *, chance: float | None, points: Collection[str] = POINTS
 ) -> list[TrialCurve]:
-    """Return every trial that has rows and did not crash, in order of its number.
-
-    Args:
-        chance: loss of guessing, None where unknown.
-        points: roles whose trials are points of a sweep.
-    """
+    """Return every trial that has rows and did not crash, in order of its number; `points` are the roles that are points of a sweep."""
     if not len(trials) or not len(steps):
         return []
     frames = {int(str(number)): frame for number, frame in steps.groupby("trial")}
@@ -157,9 +150,7 @@ def curves_of(
         rows = frames.get(int(row["trial"]))
         if rows is None or row["state"] == "failed":
             continue
-        if not rows[
-            "step"
-        ].is_monotonic_increasing:  # a record's are sorted, and sorting takes longer than all else here
+        if not rows["step"].is_monotonic_increasing:  # sorting takes longer than all else here
             rows = rows.sort_values("step")
         loss = rows["loss"].to_numpy(dtype=np.float64)
         known = "loss_se" in rows.columns
@@ -175,9 +166,7 @@ def curves_of(
 def full_length(curves: Sequence[TrialCurve], config: Mapping[str, Any] | None = None) -> list[TrialCurve]:
     """Return the trials that the sweep compares: full length, equal config but for the lr and the seeds.
 
-    Args:
-        curves: all trials of the record.
-        config: the baseline's; None, or one that no trial has, takes the config that most of the longest trials share.
+    The config is the baseline's; where that is None, or no trial has it, the one that most of the longest trials share.
     """
     usable = [c for c in curves if c.point and c.finished]
     wanted = [c for c in usable if config and _same_config(c.config, config)]
@@ -199,10 +188,7 @@ def judge(
 ) -> list[TrialVerdict]:
     """Classify every curve against what its study shows can be learned in its steps; a longer one has to learn as much at least.
 
-    That is the lowest median loss of the last tenth of so many steps.
-
-    Args:
-        peers: the full-length trials of the study; fewer than two set no scale.
+    That is the lowest median loss of the last tenth of so many steps among the `peers`, the full-length trials; fewer than two set no scale.
     """
     longest = max((c.loss.size for c in peers), default=0)
     best_ends: dict[int, float] = {}
@@ -225,8 +211,7 @@ def judge(
 def initial_losses(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], *, noise_sds: float = 6.0) -> list[float]:
     """Return each curve's loss before the first update: on minibatches the mean over the seeds of the peers, where they agree.
 
-    Args:
-        noise_sds: seeds agree when they lie within this many standard errors (rule of thumb).
+    Seeds agree when they lie within `noise_sds` standard errors (rule of thumb).
     """
     by_seed = {c.seed: float(c.loss[0]) for c in peers if c.loss.size and math.isfinite(c.loss[0])}
     found = []

@@ -52,14 +52,12 @@ from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.periodicity.diagnose import diagnose_periodicity
 from workbench.topics.preflight.collect import collect_preflight
 from workbench.topics.preflight.diagnose import diagnose_preflight, misnumbered
-from workbench.topics.recommendation.collect import collect_replaced
 from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
-from workbench.topics.recommendation.study import Proof
+from workbench.topics.recommendation.study import Proof, collect_replaced
 from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
-from workbench.topics.warmup.diagnose import diagnose_warmup
-from workbench.topics.warmup.search import cap_steps
+from workbench.topics.warmup.diagnose import cap_steps, diagnose_warmup
 from workbench.topics.warmup.study import WarmupStudy
 from workbench.train.offline import evaluate_checkpoints
 from workbench.train.trainer import AnyTrainer, Trainer
@@ -73,16 +71,9 @@ _CLIPPING = ClippingStudy(percentiles=(90.0, 50.0), halvings=0)
 _GRID = (0.25, 0.5, 2.0, 4.0)
 """Learning rates over the own one that are compared where no loss says which way to search (rule of thumb)."""
 _BAD_START = (
-    "init.loss",
-    "lr.probabilistic",
-    "stability.early",
-    "stability.early_recovers",
-    "lr.too_high",
-    "lr.nothing_learns",
-)
-"""Codes of a training that does not get going as it could: it begins confidently wrong, some seeds do not survive the first steps, it is
-stuck, or it rises early and that costs something.
-"""
+    "init.loss", "lr.probabilistic", "stability.early", "stability.early_recovers", "lr.too_high", "lr.nothing_learns",
+)  # fmt: skip
+"""Codes of a training that does not get going as it could."""
 _MID = ("stability.mid", "stability.spike")
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
@@ -184,9 +175,8 @@ def _cure(session: Session, known: Diagnosis) -> None:
         run_round(session, [TrialRequest(Role.FIX, prepend_warmup(config, longest))])
     if bad or config.max_grad_norm is not None:  # does clipping cure, or hide that the lr is too high (F4.10, F4.11)?
         stable = star.evidence.get("measured_lr") if config.max_grad_norm is None else None
-        replace(_CLIPPING, peak_lr=config.peak_lr, reference_lr=stable, tries=1 if bad else _CLIPPING.tries).extend(
-            session
-        )
+        tries = 1 if bad else _CLIPPING.tries
+        replace(_CLIPPING, peak_lr=config.peak_lr, reference_lr=stable, tries=tries).extend(session)
     elif known["lr.unstable"].value is not None and _any_wrong(known, _MID):
         _CLIPPING.extend(session)
 
@@ -236,8 +226,7 @@ def diagnose(
     Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs); what the signs call for: the
     shortest warmup where a warmup lets a larger lr train better, clipping where the loss rises later; then baseline and
     candidates are held against each other by their selected checkpoints, and the best candidate again over seeds (F3.12,
-    P4.7). The same call on the same folder goes on where an
-    interrupted one stopped, and answers from disk when all is there.
+    P4.7). The same call on the same folder goes on where an interrupted one stopped, and answers from disk when all is there.
 
     Args:
         workload: a `Workload`, or a name for `load_workload`.
@@ -260,31 +249,19 @@ def diagnose(
     Returns:
         The diagnosis; `diagnosis.json` and `report.html` are in its `path`.
     """
-    if isinstance(workload, str):
-        workload = load_workload(workload)
+    workload = load_workload(workload) if isinstance(workload, str) else workload
     walk = _Walk(
         sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
     )
+    seeds = None if proof_seeds == 3 else proof_seeds
+    given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer}
+    more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
+    call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
     with open_session(
-        workload,
-        stem="diagnosis",
-        settings=asdict(walk),
-        steps=steps,
-        trainer=trainer or Trainer(device=device),
-        executor=executor,
-        address=address,
-        out=out,
-        name=study,
-        note=note,
-        command=command,
-        call=None
-        if trainer is not None and trainer.hooks
-        else call_on(
-            workload,
-            f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{_settings(sweep, instability, proof_seeds, trainer)})",
-        ),
-        progress=progress,
-    ) as session:
+        workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
+        executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress,
+        call=None if trainer is not None and trainer.hooks else call,
+    ) as session:  # fmt: skip
         walk.run(session)
         record = session.record
         diagnosis = diagnose_record(record)
@@ -295,52 +272,32 @@ def diagnose(
     return diagnosis
 
 
-def _settings(
-    sweep: LRSweep | None, instability: InstabilityStudy | None, proof_seeds: int, trainer: AnyTrainer | None
-) -> str:
-    """Return the arguments that were given, as source."""
-    seeds = None if proof_seeds == 3 else proof_seeds
-    given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer}
-    return "".join(f", {name}={study!r}" for name, study in given.items() if study is not None)
-
-
 def _tried(found: Diagnosis) -> Diagnosis:
     """Return findings about runs with a clipping that nobody trains with, but for what they say of the gradients: no alarms."""
-    experiments = ("clipping.cures", "clipping.aggressive", "clipping.masks_lr")
-    return replace(
-        found,
-        findings=tuple(replace(f, status="ok", advice=()) if f.code in experiments else f for f in found.findings),
-    )
+    trials = ("clipping.cures", "clipping.aggressive", "clipping.masks_lr")
+    return replace(found, findings=tuple(replace(f, status="ok", advice=()) if f.code in trials else f for f in found))
 
 
-_BEFORE: dict[str, Callable[[StudyRecord], Diagnosis]] = {
-    "one_batch": diagnose_one_batch,
-    "parameters": diagnose_parameters,
-    "architecture": diagnose_architecture,
+_Judges = Mapping[str, Callable[[StudyRecord], Diagnosis]]
+_BEFORE: _Judges = {
+    "one_batch": diagnose_one_batch, "parameters": diagnose_parameters, "architecture": diagnose_architecture,
     "data": diagnose_data,
-}
-_AFTER: dict[str, Callable[[StudyRecord], Diagnosis]] = {
-    "replaced": diagnose_replaced,
-    "noise_scale": diagnose_noise_scale,
-    "batch_norm": diagnose_batch_norm,
-    "parameter_server": diagnose_parameter_server,
+}  # fmt: skip
+_AFTER: _Judges = {
+    "replaced": diagnose_replaced, "noise_scale": diagnose_noise_scale, "batch_norm": diagnose_batch_norm,
+    "parameter_server": diagnose_parameter_server, "evaluation": diagnose_evaluation,
     "generalisation": lambda record: diagnose_generalisation_gap(record) + diagnose_underfit(record),
-    "evaluation": diagnose_evaluation,
-}
+}  # fmt: skip
 """Facts -> what judges them, where somebody looked."""
 
 
-def _looked_at(
-    record: StudyRecord, found: Diagnosis, judges: Mapping[str, Callable[[StudyRecord], Diagnosis]]
-) -> Diagnosis:
+def _looked_at(record: StudyRecord, found: Diagnosis, judges: _Judges) -> Diagnosis:
     return sum((judge(record) for name, judge in judges.items() if name in record.facts), start=found)
 
 
 def diagnose_record(record: StudyRecord) -> Diagnosis:
     """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
-    before = diagnose_preflight(record)
-    before = _looked_at(record, before, _BEFORE)
-    before += diagnose_input_share(record)
+    before = _looked_at(record, diagnose_preflight(record), _BEFORE) + diagnose_input_share(record)
     study = judged(record)
     after = diagnose_lr_sweep(study) + diagnose_instability(study) + diagnose_periodicity(record)
     after += diagnose_schedule(study, restarts_planned=is_callable_name(record.config["schedule"]))
@@ -352,7 +309,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         after += clipping if record.config["max_grad_norm"] is not None else _tried(clipping)
     reason = _nothing_trained(record, before)
     if reason is not None:
-        after = replace(after, findings=tuple(replace(f, summary=reason) for f in after.findings))
+        after = replace(after, findings=tuple(replace(f, summary=f"Not measured: {reason}.") for f in after.findings))
     joined = excused_architecture(before + after)
     joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
     recommendation = recommend(study, joined)
@@ -361,25 +318,22 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
         refused = bool((recommendation.get("examples") or {}).get("refused"))
         joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)
     joined = replace(
-        joined,
-        findings=causes_first(judged_without_loss(record, joined).findings),
-        cost=cost_of(record),
-        recommendation=recommendation,
-        path=record.path,
-        command=record.command,
-    )
+        joined, findings=causes_first(judged_without_loss(record, joined).findings), cost=cost_of(record),
+        recommendation=recommendation, path=record.path, command=record.command,
+    )  # fmt: skip
     left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
-    return replace(joined, recommendation={**(joined.recommendation or {}), "next": left})
+    return replace(joined, recommendation=recommendation | {"next": left})
 
 
 def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
     """Return why nothing could be trained on the data; None where something was."""
+    preflight = record.facts.get("preflight") or {}
     if len(record.trials):
         return None
     if before["data.nonfinite"].status == "fail":
-        return "Not measured: the data holds values that are not finite, so nothing was trained."
-    if misnumbered(record.facts.get("preflight") or {}):
-        return "Not measured: targets are no classes of the model, so nothing was trained."
-    if (record.facts.get("preflight") or {}).get("nonfinite_loss"):
-        return "Not measured: the loss is not finite before any update, so nothing was trained."
-    return None
+        return "the data holds values that are not finite, so nothing was trained"
+    if misnumbered(preflight):
+        return "targets are no classes of the model, so nothing was trained"
+    return (
+        "the loss is not finite before any update, so nothing was trained" if preflight.get("nonfinite_loss") else None
+    )

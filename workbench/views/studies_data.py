@@ -16,7 +16,7 @@ import pandas as pd
 from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger.studies import list_studies
 from workbench.ledger.table import EXTRA, read_folders, study_row
-from workbench.playbook.records import diagnosis_of
+from workbench.playbook import diagnosis_of
 from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import png
 from workbench.record.json_values import to_json

@@ -10,7 +10,7 @@ from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure
 from workbench.panels.controls import still
-from workbench.playbook.records import diagnosis_of
+from workbench.playbook import diagnosis_of
 from workbench.plots.render import png
 from workbench.plots.style import not_measured
 from workbench.record.read import StudyRecord, TrialRecord

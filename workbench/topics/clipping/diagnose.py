@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.roles import Role
-from workbench.topics.clipping.thresholds import Candidate, is_calm, leading, masks, read_ladder
+from workbench.topics.clipping.ladder import Candidate, is_calm, leading, masks, read_ladder
 from workbench.topics.optimizers.replaced import LOST_FRAC, lost_by
 
 CODES = Codes({
@@ -54,6 +54,7 @@ def diagnose_clipping(
         percentile: of the norms of a steady stretch without clipping (F4.9).
         aggressive_frac: share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12).
         drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
+        parked_frac, skip_frac: see `clipped_runs` and `steady_stretch`.
         lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
             without (rule of thumb).
     """
@@ -80,13 +81,14 @@ def diagnose_clipping(
 
 
 def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio: float) -> Finding:
-    item = None if found is None else found.item
-    evidence: dict[str, Any] = chosen.to_dict() | {
-        "trial": None if item is None else item.curve.trial, "lr": None if item is None else item.curve.lr,
-        "loss": None if item is None else objective(item.curve),
-        "reference_clipped": None if found is None else found.clipped,
-        "reference_outcome": None if item is None else item.verdict.outcome,
-    }  # fmt: skip
+    evidence: dict[str, Any] = asdict(chosen) | {"windows": list(chosen.windows)}
+    evidence |= dict.fromkeys(("trial", "lr", "loss", "reference_clipped", "reference_outcome"))
+    if found is not None:
+        curve = found.item.curve
+        evidence |= {
+            "trial": curve.trial, "lr": curve.lr, "loss": objective(curve), "reference_clipped": found.clipped,
+            "reference_outcome": found.item.verdict.outcome,
+        }  # fmt: skip
     if chosen.threshold is None or found is None:
         return CODES.not_measured("clipping.threshold", str(chosen.reason), evidence=evidence)
     typical = f", {chosen.ratio:.3g} times the median {chosen.median:.3g}" if chosen.ratio else ""
@@ -99,12 +101,12 @@ def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio:
         notes += f" {drifts}: no one threshold fits the whole run."
     if found.clipped:
         notes += " The run was itself clipped; its path differs from one without."
-    return CODES.finding(
-        "clipping.threshold", "ok",
+    summary = (
         f"The {ordinal(chosen.percentile)} percentile of the gradient norms is {chosen.threshold:.4g}{typical} "
-        f"({where}); {chosen.clip_frac:.0%} of all its steps, from the first on, lie above it.{notes}",
-        value=chosen.threshold, unit="gradient norm", evidence=evidence,
-    )  # fmt: skip
+        f"({where}); {chosen.clip_frac:.0%} of all its steps, from the first on, lie above it.{notes}"
+    )
+    known = {"value": chosen.threshold, "unit": "gradient norm", "evidence": evidence}
+    return CODES.finding("clipping.threshold", "ok", summary, **known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +139,8 @@ class _Clipped:
         if not rows:
             return CODES.not_measured(code, f"lr {lead.lr:.4g} was not run without clipping", evidence=self.evidence)
         lead = replace(lead, rows=rows)
-        found = partial(
-            CODES.finding, code, evidence=self.evidence | {"ladder": [self._row(one) for one in self.ladder]}
-        )
+        evidence = self.evidence | {"ladder": [self._row(one) for one in self.ladder]}
+        found = partial(CODES.finding, code, evidence=evidence)
         limit = f"{lead.max_grad_norm:.3g}"
         if all(is_calm(row, "twin_outcome") for row in rows):
             still = all(is_calm({**row, "lasting": False}) for row in rows)  # no rise: it ends where it began
@@ -171,7 +172,7 @@ class _Clipped:
         return found("warn" if beyond else "ok", summary, advice=advice if beyond else ())
 
     def _against_reference(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Say in a sentence where the runs end against the one at a stable lr: a cure may gain nothing."""
+        """Say where the runs end against the one at a stable lr: a cure may gain nothing."""
         if self.reference is None or self.reference.clipped or self.reference.item.verdict.is_lasting:
             return ""
         curve = self.reference.item.curve
@@ -180,7 +181,7 @@ class _Clipped:
         return f" The loss ends at {end:.3g}, {than} at lr {curve.lr:.4g} without clipping ({stable:.3g})."
 
     def aggressive(self, clip_frac: float) -> Finding:
-        """Say how many steps are clipped; what a clipping that training does not need takes from it: an adaptive rule hardly feels it."""
+        """Say how many steps are clipped, and what a clipping that training does not need takes from it."""
         lead, unit = self.lead, "share of steps clipped"
         found = partial(
             CODES.finding, "clipping.aggressive", value=clip_frac, unit=unit, threshold=self.aggressive_frac,
@@ -262,9 +263,9 @@ class _Clipped:
 
 
 def nonfinite_norms(study: JudgedStudy) -> Finding:
-    """Return `clipping.nonfinite`: a failure where the loss of a run of the baseline's config stays finite and its gradients do not (F4.6).
+    """Return `clipping.nonfinite`: fail where the loss of a run of the baseline's config stays finite and its gradients do not (F4.6).
 
-    Where the loss ends non-finite, too, it is what a run that diverges looks like. Without such a run a warning in any that stays finite.
+    Where the loss ends non-finite, too, it is what a run that diverges looks like. Without such a run warn for any that stays finite.
     """
     code = "clipping.nonfinite"
     counts = [

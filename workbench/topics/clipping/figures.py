@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from workbench.curves.clipping import clipped_runs, ordinal
+from workbench.curves.clipping import ClipThreshold, choose_threshold, clipped_runs, ordinal
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import curve, default_trial, field_of, finding, lr_of
@@ -32,7 +32,7 @@ from workbench.plots.style import (
     short,
 )
 from workbench.record.json_values import number
-from workbench.topics.clipping.thresholds import clipped_steps, read_ladder
+from workbench.topics.clipping.ladder import read_ladder
 
 Floats = NDArray[np.float64]
 
@@ -53,9 +53,8 @@ def plot_grad_norm(
     clipped and the threshold acts as a lower learning rate.
 
     The threshold that `clipping.threshold` of the diagnosis proposes is drawn, and on the trial that it was measured on the same
-    percentile of each tenth of the run: where that falls, no one threshold fits. The trial is by default the baseline's, else the
-    sweep's at the baseline's lr or at lr*. `percentile` draws the threshold at this percentile of the trial's own norms instead, and
-    marks the steps that it would clip. Non-finite norms are marked along the top edge.
+    percentile of each tenth of the run. `percentile` draws the threshold at this percentile of the trial's own norms instead, and marks
+    the steps that it would clip. The trial is by default the baseline's, else the sweep's at the baseline's lr or at lr*.
 
     Source: F1.9 (log the norm), F4.7 (unclipped), F4.8 (this picture by default).
     """
@@ -102,9 +101,8 @@ def plot_grad_norm_histogram(
     tail that reaches many times further than the hump is wide, or a second hump (outlier batches), or a threshold to
     the left of the hump (most steps are clipped).
 
-    Trial, diagnosis and percentile are those of `plot_grad_norm`; `bins` lie between the smallest and the largest norm. The counts and
-    the numbers in the title, of norms that are zero, not finite or beyond the axis, add up to all steps: where a few outliers lie so
-    far away that the hump would be two bars, the axis ends with the hump.
+    Trial, diagnosis and percentile are those of `plot_grad_norm`. The counts and the numbers in the title, of norms that are zero, not
+    finite or beyond the axis, add up to all steps: where 98 % fill less than a quarter of it, the axis ends with them (rule of thumb).
 
     Source: F4.8 (this picture by default), F4.5 and F4.9 (the threshold against the typical norm).
     """
@@ -140,17 +138,26 @@ def plot_grad_norm_histogram(
     return axes
 
 
+def clipped_steps(
+    steps: Floats, norms: Floats, *, percentile: float, diagnosis: Diagnosis | None, trial: int
+) -> tuple[ClipThreshold, NDArray[np.int64]]:
+    """Return the threshold at a percentile of the norms in the steady stretch (F4.9), and the steps that it would clip.
+
+    Where `clipping.threshold` of the diagnosis was measured on this trial, its steady stretch is used.
+    """
+    first = end = None
+    found = finding(diagnosis, "clipping.threshold")
+    if found is not None and found.evidence.get("trial") == trial and "first_step" in found.evidence:
+        first, end = int(found.evidence["first_step"]), int(found.evidence["last_step"]) + 1
+    chosen = choose_threshold(norms, percentile=percentile, first=first, end=end)
+    limit = np.inf if chosen.threshold is None else chosen.threshold
+    return chosen, np.asarray(steps, dtype=np.int64)[np.isfinite(norms) & (norms > limit)]
+
+
 def _thresholds(
-    ax: Axes,
-    record: Record,
-    diagnosis: Diagnosis | None,
-    trial: int,
-    *,
-    steps: Floats,
-    norms: Floats,
-    percentile: float | None,
-    across: bool,
-) -> None:
+    ax: Axes, record: Record, diagnosis: Diagnosis | None, trial: int, *, steps: Floats, norms: Floats,
+    percentile: float | None, across: bool,
+) -> None:  # fmt: skip
     """Draw the threshold in force and the one proposed, or asked for, with the share of the steps above each."""
     line, finite = ax.axhline if across else ax.axvline, norms[np.isfinite(norms)]
 
@@ -180,12 +187,11 @@ def plot_clipping(
     """Draw the loss at the end of each clipped run against its threshold, with the share of steps that were clipped.
 
     Healthy: the loosest threshold already trains as well as the others, and its label says about 10 %. Sick: only points
-    with hollow marks (half of the steps or more are clipped) reach a low loss, or every threshold is marked along the top
+    with hollow marks (half of the steps or more are clipped, F4.11) reach a low loss, or every threshold is marked along the top
     edge: the learning rate is too high, and no threshold makes up for that.
 
-    `clipping.threshold` of the diagnosis draws the threshold that is proposed; `aggressive_frac` is the share of clipped steps from
-    which a point is hollow (F4.11). Runs that did not come back have no place on the y axis: they are marked along the top edge, a
-    cross for diverged, a triangle for the others.
+    `clipping.threshold` of the diagnosis draws the threshold that is proposed. Runs that did not come back are marked along the top edge,
+    a cross for diverged, a triangle for the others.
 
     Source: F4.10 (ladder of thresholds), F4.11 and F4.12 (the clipped share).
     """
@@ -245,9 +251,7 @@ def _draw_references(ax: Axes, rows: Sequence[Mapping[str, Any]], diagnosis: Dia
         if stable and np.isfinite(stable).all():
             ax.axhline(float(np.mean(stable)), color=BASELINE, linestyle="--", label=label)
         else:
-            outcome = (
-                "never trained" if row["twin_outcome"] == "none" else row["twin_outcome"]
-            )  # lasting without a rise
+            outcome = "never trained" if row["twin_outcome"] == "none" else row["twin_outcome"]
             ax.plot([], [], "X", color=BAD, label=f"{label}: {outcome}")
     found = finding(diagnosis, "clipping.threshold")
     if found is None:

@@ -1,8 +1,4 @@
-"""`ClippingStudy`: does clipping the gradient norm let an unstable lr train, at which threshold, and at what price?
-
-A run without clipping at a stable lr gives the norms; the same without clipping at the lr in question is the control; and
-a ladder of thresholds, decreasing percentiles of those norms, is tried at that lr (F4.9, F4.10).
-"""
+"""`ClippingStudy`: does clipping the gradient norm let an unstable lr train, at which threshold, and at what price?"""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from workbench.errors import ConfigError
 from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
-from workbench.topics.clipping.thresholds import is_calm, read_ladder
+from workbench.topics.clipping.ladder import is_calm, read_ladder
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 
@@ -28,7 +24,7 @@ STAGE, CONTROL = Role.CLIPPING, Role.CLIPPING_CONTROL
 
 @dataclass(frozen=True, kw_only=True)
 class ClippingStudy(Study):
-    """A ladder of clipping thresholds at one learning rate, with a run without clipping beside it.
+    """A ladder of clipping thresholds at one learning rate, and the same without clipping (F4.9, F4.10).
 
     Attributes:
         peak_lr: the lr that clipping is to make trainable; None takes `multiple` times the lr where instability starts,
@@ -37,13 +33,11 @@ class ClippingStudy(Study):
         percentiles: of those norms, the loosest first (F4.9, F4.10).
         looser: the first percentile over all steps, those at the start included, is tried before where it is larger by
             this factor (rule of thumb).
-        halvings: where no percentile cures, the last threshold is halved so many times: norms that differ little among
-            themselves have percentiles that do, too.
+        halvings: where no percentile cures, the last threshold is halved so many times.
         at_once: train the whole ladder in one round; False goes on to the next percentile only while instability stays.
         seeds: trials per threshold; the same seeds, and so the same batches, at each.
         multiple: see `peak_lr` (rule of thumb).
-        lower: an unstable reference is tried again at the lr divided by this (rule of thumb).
-        tries: reference lrs tried, at most (rule of thumb).
+        lower, tries: an unstable reference is tried again at the lr divided by this, so many lrs at most (rules of thumb).
         steps: length of a trial; None is the baseline's.
     """
 

@@ -26,13 +26,7 @@ Weighted = tuple[Any, int, Tensor | None]
 
 
 class CriticalLR(NamedTuple):
-    """A bracket of the smallest lr that raises the loss along the first update.
-
-    Attributes:
-        below: largest lr tried that still lowered the loss, 0 if none did.
-        above: smallest lr tried that raised it, inf if none did.
-        forwards: forward passes it took.
-    """
+    """The largest lr tried that still lowered the loss along the first update, and the smallest that raised it; 0 and inf for none."""
 
     below: float
     above: float
@@ -56,10 +50,8 @@ def measure_critical_lr(
     """Bracket the critical lr of a fresh model on its first batch; the caller's random state is left bit for bit as it was.
 
     Starts at 2 |loss| / (g.u), where a parabola with its minimum at 0 would be back at its start, multiplies or
-    divides by `factor` per forward pass until the loss is bracketed, then halves the bracket.
-
-    Only the update's direction is the config's. `tolerance` is the bracket's final ratio, `decades` how far the search may go from its
-    start, both ways.
+    divides by `factor` per forward pass until the loss is bracketed, at most `decades` away, then halves the bracket until it is
+    narrower than `tolerance`. Only the update's direction is the config's.
     """
     config = config.replace(warmup_steps=0, schedule="constant")
     with isolated_rng():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ def diagnose_lr_sweep(
 ) -> Diagnosis:
     """Find lr* and the lr at which training becomes unstable, and hold the baseline's lr against them.
 
-    Only full-length trials of one config count (equal but for lr and seeds); trials of stage "fix" answer whether a
+    Only full-length trials of one config count (equal but for lr and seeds); trials of the role "fix" answer whether a
     best lr at the edge of the unstable region costs anything.
 
     Args:
@@ -82,22 +83,14 @@ def diagnose_lr_sweep(
 
 def _rows(table: SweepTable) -> list[dict[str, Any]]:
     """Return what a figure of the sweep needs, one row an lr."""
-    return [
-        {
-            "lr": p.lr, "loss": p.loss, "loss_se": p.loss_se, "above_best": p.above_best,
-            "above_best_se": p.above_best_se, "seeds": list(p.seeds), "losses": list(p.losses),
-            "outcomes": list(p.outcomes), "lasting": p.lasting, "unstable": p.unstable, "trials": list(p.trials),
-            "state": "diverged" if math.isinf(p.loss) else "complete",
-        }
-        for p in table.points
-    ]  # fmt: skip
+    state = {True: "diverged", False: "complete"}
+    return [asdict(p) | {"unstable": p.unstable, "state": state[math.isinf(p.loss)]} for p in table.points]
 
 
 def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
+    reason = "nearly every step is clipped, so the learning rate sets the length of every step; loosen the clip first"
     if fixed:
-        reason = (
-            "nearly every step is clipped, so the learning rate sets the length of every step; loosen the clip first"
-        )
+        pass
     elif len(table.points) < 2:
         reason = f"{len(table.points)} learning rate(s) were trained at full length; a sweep needs at least two"
     elif all(math.isinf(p.loss) for p in table.points):
@@ -198,9 +191,8 @@ def _at_edge(
         "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": fixes,
         "points": _rows(table),
     }  # fmt: skip
-    found = partial(
-        CODES.finding, "lr.at_edge", value=ratio, unit="lr.unstable / lr*", threshold=edge_ratio, evidence=evidence
-    )
+    code, unit = "lr.at_edge", "lr.unstable / lr*"
+    found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=edge_ratio, evidence=evidence)
     if not at_edge:
         as_good = "" if ratio > edge_ratio else f", but lr {lowest:.4g} trains as well"
         return found("ok", f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.")

@@ -40,8 +40,8 @@ def plot_lr_sweep(
     it low), or the first or last point of the grid (the bowl lies elsewhere).
 
     Points, lr* and its interval come from `lr.best` of the diagnosis, the edge and its bracket from `lr.unstable`; without one the
-    points are those of the sweep alone. `mark` is a learning rate to point out. Infeasible learning rates have no place on the y axis:
-    they are marked along the top edge, a cross for diverged, a triangle for unstable to the end.
+    points are those of the sweep alone. `mark` is a learning rate to point out. Infeasible learning rates are marked along the top edge,
+    a cross for diverged, a triangle for unstable to the end.
 
     Source: F1.6, F1.12 (hyperparameter axis plot with infeasible trials marked).
     """
@@ -93,8 +93,6 @@ def plot_loss_curves(
         spacing: ratio between neighbours; 1.4 is half a grid step of factor two (rule of thumb).
         most: how many learning rates to draw where lr* is not known; more cannot be told apart (rule of thumb).
         mark: a learning rate whose curves lie over all others, which are drawn alike.
-
-    The y axis is logarithmic where no loss is below 0, and ends at 1e4 times the initial loss.
 
     Source: F1.7; F1.8 for what to look for.
     """

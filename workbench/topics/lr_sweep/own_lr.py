@@ -13,12 +13,11 @@ import numpy as np
 from workbench.curves.classify import ignorance
 from workbench.curves.judged import trials_with
 from workbench.curves.lr_search import BestLR, UnstableBracket, below_edge
-from workbench.curves.selection import selected
+from workbench.curves.selection import metric_sign, selected, selected_rows
 from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
-from workbench.record.read import periodic_rows
 
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 
@@ -64,8 +63,7 @@ def best_rival(
     record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int], *, noise_sds: float = 2.0
 ) -> Rival | None:
     """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none."""
-    select = str(record.config.get("select", ""))
-    sign = 1.0 if record.config.get("select_mode", "min") == "min" else -1.0
+    select, sign = str(record.config.get("select", "")), metric_sign(record)
     points = [table.points[index] for index in indices]
     found = []
     for point in points if len(record.evals) and select else ():
@@ -81,7 +79,7 @@ def best_rival(
         value, noise = theirs[select], theirs["noise"]
         gain, learned = math.inf, 0.0
         if mine is not None:
-            gain, learned = sign * (mine - value), _start(record, table, point, select, sign) - sign * value
+            gain, learned = sign * (mine - value), _start(record, table, point) - sign * value
         share = math.inf if mine is None else gain / learned if learned > 0 else 0.0
         mine = math.nan if mine is None else mine
     else:  # no evaluation to go by: by the training loss
@@ -96,13 +94,11 @@ def best_rival(
     return Rival(lr=point.lr, select=select, own=mine, value=value, gain=gain, noise=noise, share=share, lost=lost)
 
 
-def _start(record: RecordLike, table: SweepTable, point: LRPoint, select: str, sign: float) -> float:
+def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
     """Return the cost of knowing nothing: the metric before the first step, or chance where it is a loss."""
-    split, metric = select.split("/", 1)
-    rows = periodic_rows(record.evals)
-    rows = rows[(rows["trial"] == point.trials[0]) & (rows["split"] == split) & (rows["metric"] == metric)]
-    first = sign * float(rows.sort_values("step")["value"].iloc[0])
-    return ignorance(first, table.chance) if metric == "loss" else first
+    rows = selected_rows(record, point.trials[0]).sort_values("step")
+    first = metric_sign(record) * float(rows["value"].iloc[0])
+    return ignorance(first, table.chance) if str(record.config["select"]).endswith("/loss") else first
 
 
 def own_lr_findings(
@@ -160,9 +156,8 @@ def _too_low(
     own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], ratio: float, *, other: Finding
 ) -> Finding:
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
-    found = partial(
-        CODES.finding, "lr.too_low", value=value, unit="lr* / baseline lr", threshold=ratio, evidence=evidence
-    )
+    unit = "lr* / baseline lr"
+    found = partial(CODES.finding, "lr.too_low", value=value, unit=unit, threshold=ratio, evidence=evidence)
     where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} lr* = {best.lr:.4g}"
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
         return found("ok", f"{where}.")
@@ -223,7 +218,7 @@ def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: M
     """Return the diagnosis without the alarm that the comparison of selected checkpoints does not bear out.
 
     `lr.too_high` and `lr.too_low` rest on one seed and one metric. Where the lr that they name is not adopted, for a reason that
-    is about that lr, they are ok and say so. A baseline that does not train stably stays too high: no comparison refutes that.
+    is about that lr, they are ok and say so. A baseline that does not train stably stays too high.
     """
     why = recommendation.get("refuted")
     if not why:

@@ -39,23 +39,21 @@ def lr_sweep_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, li
     """Return the sweep below a slider for the learning rate: its place, its loss curve, and how far it is from the edge.
 
     The diagnosis is of `diagnose_lr_sweep` or `diagnose`, or made from the record; the slider starts at lr*. `live` None asks the
-    environment: `WORKBENCH_LIVE=0` means that nobody is looking. See `controls_panel` for what it returns.
+    environment, see `controls_panel`.
 
     Source: F1.6, F1.7, F1.12.
     """
     needs("lr_sweep_panel", record, "steps", "trials", "config", "facts")
     found = diagnosis if diagnosis is not None and "lr.best" in diagnosis else diagnose_lr_sweep(record)
     best = found["lr.best"]
-    rows = {
-        float(row["lr"]): row for row in sorted(best.evidence.get("points") or (), key=lambda row: float(row["lr"]))
-    }
-    lrs = list(rows)
+    rows = {float(row["lr"]): row for row in best.evidence.get("points") or ()}
+    lrs = sorted(rows)
     if not lrs:
         why = (
             "the record has no finished trial of a learning-rate sweep. Run wb.lr_sweep.Study().run(workload, out=...)."
         )
         return nothing("lr_sweep_panel", why, alt=ALT, live=live)
-    trials = [int(trial) for row in rows.values() for trial in row.get("trials") or ()]
+    trials = [int(trial) for lr in lrs for trial in rows[lr].get("trials") or ()]
     trials = trials or [trial for lr in lrs for trial in trials_at(record, lr, "lr_sweep", "baseline")]
     wanted = best.evidence.get("measured_lr") or best.value or lrs[len(lrs) // 2]
 

@@ -1,8 +1,4 @@
-"""`LRSweep`: the learning rates to train at, so that lr* and the onset of instability are known (F1.6, F1.12).
-
-Without `lrs` forward passes give the scale, short runs the decade and where to look for the onset of instability, full-length runs
-the interior of the bowl and the onset itself. Trials of one round do not depend on each other and train side by side.
-"""
+"""`LRSweep`: the learning rates to train at, so that lr* and the onset of instability are known (F1.6, F1.12)."""
 
 from __future__ import annotations
 
@@ -48,9 +44,7 @@ class TrialRequest(NamedTuple):
 
 
 def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialRecord]:
-    """Run the trials of one round and return their records in the order asked; the same trial twice is one.
-
-    They may be for different roles and of different lengths.
+    """Run the trials of one round, of any roles and lengths, and return their records in the order asked; the same trial twice is one.
 
     Raises:
         WorkbenchError: one cannot be trained; it is named, and nothing is written.
@@ -158,9 +152,8 @@ class LRSweep(Study):
     def extend(self, session: Session, *, extra_trials: ExtraTrials | None = None) -> None:
         """Run the sweep's trials inside a study that is already open.
 
-        Args:
-            extra_trials: takes the largest lr at which short runs were stable, and returns trials to train beside the first
-                full-length ones: what another study is going to ask for costs less in company.
+        `extra_trials` takes the largest lr at which short runs were stable, and returns trials to train beside the first
+        full-length ones: what another study is going to ask for costs less in company.
         """
         critical = partial(self._critical, session)
         rounds = self.rounds(session.config, lambda: session.record, critical=critical, extra_trials=extra_trials)
@@ -220,7 +213,7 @@ class LRSweep(Study):
     ) -> Generator[list[TrialRequest], None, tuple[float, tuple[float, ...]] | None]:
         """Return the best lr of short runs and the two between which they turn unstable; None where none learns anything.
 
-        The grid goes from 4 times the critical lr down to 1/256 of it, and on as long as its border is the best.
+        The grid goes on as long as its border is the best.
         """
         lrs: Iterable[float] = coarse
         while lrs:
@@ -279,8 +272,7 @@ class LRSweep(Study):
 def _first(best: float, near: tuple[float, ...], base: float) -> list[tuple[float, Role]]:
     """Return the first full-length round: the best lr of the short runs, one up to 4 times as large, and the edge.
 
-    A full-length run begins as the short one of its lr did, so the edge is looked for at the very lrs of the short
-    runs: what had blown up for good by then has done so in the full-length run as well.
+    The edge is looked for at the very lrs of the short runs: what had blown up for good by then has done so at full length as well.
     """
     center = on_lattice(best, base, 2.0)
     top = min((4 * center, *near[:1]))

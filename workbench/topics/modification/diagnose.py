@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,9 +40,12 @@ class Arms(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Limits:
-    """The thresholds of `diagnose_modification`, where their sources stand."""
+class _Tables:
+    """The three sweeps, and what they are held against: the thresholds of `diagnose_modification`."""
 
+    baseline: SweepTable
+    modified: SweepTable
+    warmed: SweepTable | None
     noise_sds: float
     material_frac: float
     low_ratio: float
@@ -52,48 +56,30 @@ class _Limits:
     cure_frac: float
     up_to_lr: float | None
 
-
-@dataclass(frozen=True)
-class _Tables:
-    """The three sweeps, and what they are held against."""
-
-    baseline: SweepTable
-    modified: SweepTable
-    warmed: SweepTable | None
-    limits: _Limits
-
-    @property
+    @cached_property
     def shared(self) -> list[tuple[LRPoint, LRPoint]]:
         """The baseline's and the modified point of every lr that both were trained at under enough seeds."""
         modified = {_key(p.lr): p for p in self.modified.points}
         pairs = [(p, modified[_key(p.lr)]) for p in self.baseline.points if _key(p.lr) in modified]
-        return [(a, b) for a, b in pairs if min(len(a.seeds), len(b.seeds)) >= self.limits.min_seeds]
+        return [(a, b) for a, b in pairs if min(len(a.seeds), len(b.seeds)) >= self.min_seeds]
 
-    @property
+    @cached_property
     def lost(self) -> list[tuple[LRPoint, LRPoint]]:
         """Those at which the baseline trains under every seed, and the modified one ends worse with a sign of instability."""
         return [(a, b) for a, b in self.shared if not a.lasting and self.worse(b, a) and self.sign(b)]
 
-    @property
+    @cached_property
     def edge(self) -> float | None:
         """The smallest lr at which instability is seen in either arm."""
         unstable = [a.lr for a, b in self.shared if a.unstable or b.unstable]
         return min([b.lr for _, b in self.lost] + unstable, default=None)
 
     @property
-    def low(self) -> list[tuple[LRPoint, LRPoint]]:
-        """The shared lrs well below the edge; without an edge none is known to be low."""
-        edge = self.edge
-        if edge is None:
-            return []
-        return [(a, b) for a, b in self.shared if a.lr * self.limits.low_ratio <= edge * (1 + 1e-9)]
-
-    @property
     def unreadable(self) -> str | None:
         """Why nothing can be said at all, None where something can."""
         if not self.shared:
             trained = self.baseline.points or self.modified.points
-            few = f"no lr was trained under {self.limits.min_seeds} seeds in both arms"
+            few = f"no lr was trained under {self.min_seeds} seeds in both arms"
             return few if trained else "no sweep was trained to its end"
         if not self.baseline.learned:
             return "no lr brought the baseline's loss clearly below that of its initial model"
@@ -111,7 +97,7 @@ class _Tables:
         best = min(smaller, key=lambda p: p.loss, default=None)
         if best is None or not self.worse(point, best):
             return None
-        return "collapse" if point.loss - best.loss > self.limits.collapse_frac * self.modified.progress else None
+        return "collapse" if point.loss - best.loss > self.collapse_frac * self.modified.progress else None
 
     def cured(self, before: LRPoint, without: LRPoint) -> bool | None:
         """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough.
@@ -119,11 +105,11 @@ class _Tables:
         It has to close enough of the gap to the baseline; a run that diverged stands at the loss of the initial model.
         """
         points = () if self.warmed is None else self.warmed.points
-        tried = [p for p in points if _key(p.lr) == _key(without.lr) and len(p.seeds) >= self.limits.min_seeds]
+        tried = [p for p in points if _key(p.lr) == _key(without.lr) and len(p.seeds) >= self.min_seeds]
         if not tried:
             return None
         lost = min(without.loss, self.baseline.loss_ref) if math.isinf(without.loss) else without.loss
-        enough = lost - tried[0].loss >= self.limits.cure_frac * (lost - before.loss)
+        enough = lost - tried[0].loss >= self.cure_frac * (lost - before.loss)
         return not tried[0].unstable and enough and self.worse(without, tried[0])
 
     def margin(self, one: LRPoint, other: LRPoint) -> float:
@@ -131,7 +117,7 @@ class _Tables:
         finite = [[loss for loss in p.losses if math.isfinite(loss)] for p in (one, other)]
         variances = [float(np.var(losses, ddof=1)) for losses in finite if len(losses) > 1]
         spread = math.sqrt(float(np.mean(variances))) if variances else 0.0
-        return max(self.limits.noise_sds * spread, self.limits.material_frac * self.baseline.progress)
+        return max(self.noise_sds * spread, self.material_frac * self.baseline.progress)
 
     def worse(self, one: LRPoint, other: LRPoint) -> bool:
         """Whether `one` ends clearly above `other`."""
@@ -140,12 +126,10 @@ class _Tables:
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Return the points of every arm that was trained, as JSON values for a figure."""
         known = {"baseline": self.baseline, "modified": self.modified, "warmed": self.warmed}
+        names = ("lr", "loss", "losses", "seeds", "unstable")
         return {
-            name: [
-                {"lr": p.lr, "loss": p.loss, "losses": list(p.losses), "seeds": list(p.seeds), "unstable": p.unstable}
-                for p in table.points
-            ]
-            for name, table in known.items()
+            arm: [{name: getattr(p, name) for name in names} for p in table.points]
+            for arm, table in known.items()
             if table is not None
         }
 
@@ -193,18 +177,12 @@ def diagnose_modification(
         cure_frac: share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb).
         up_to_lr: the lr up to which the warmup has to open; None is every lr that the modification lost.
         tail_frac: share of the steps that the objective averages (O1).
-
-    Returns:
-        The codes `comparison.low_lr_same`, `.high_lr_lost` and `.warmup_cures`, once each.
     """
     tables = _Tables(
-        judged(baseline).sweep(tail_frac=tail_frac),
-        judged(modified).sweep(tail_frac=tail_frac),
-        None if warmed is None else judged(warmed).sweep(tail_frac=tail_frac),
-        _Limits(
-            noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
-            min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
-        ),
+        baseline=judged(baseline).sweep(tail_frac), modified=judged(modified).sweep(tail_frac),
+        warmed=None if warmed is None else judged(warmed).sweep(tail_frac),
+        noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
+        min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
     )  # fmt: skip
     unstable = _high_lr_lost(tables, modified)
     steps = None if warmed is None else warmed.config.get("warmup_steps")
@@ -222,20 +200,21 @@ def _statement(code: str, holds: bool | None, summary: str, *, evidence: dict[st
 
 
 def _low_lr_same(tables: _Tables) -> Finding:
-    low, limits = tables.low, tables.limits
+    edge = tables.edge  # without one no lr is known to be low
+    low = [pair for pair in tables.shared if edge is not None and pair[0].lr * tables.low_ratio <= edge * (1 + 1e-9)]
     rows: list[dict[str, Any]] = [
         {"lr": a.lr, "baseline": a.loss, "modified": b.loss, "difference": b.loss - a.loss, "margin": tables.margin(a, b),
          "differs": not abs(b.loss - a.loss) <= tables.margin(a, b)}
         for a, b in low
     ]  # fmt: skip
-    evidence = {"edge": tables.edge, "low_ratio": limits.low_ratio, "lrs": rows}
+    evidence = {"edge": edge, "low_ratio": tables.low_ratio, "lrs": rows}
     reason = tables.unreadable
     if reason is None and tables.edge is None:
         reason = f"{_no_edge(tables)}, so none is known to be low; extend the sweep upwards"
-    elif reason is None and len(low) < limits.min_low_lrs:
+    elif reason is None and len(low) < tables.min_low_lrs:
         reason = (
-            f"{len(low)} of the shared lrs lie a factor of {limits.low_ratio:g} below the smallest unstable one, "
-            f"{limits.min_low_lrs} are needed: extend the sweep downwards"
+            f"{len(low)} of the shared lrs lie a factor of {tables.low_ratio:g} below the smallest unstable one, "
+            f"{tables.min_low_lrs} are needed: extend the sweep downwards"
         )
     if reason is not None:
         return _statement(_SAME, None, reason, evidence=evidence)
@@ -261,7 +240,7 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
     limit = min((a.lr for a, _ in tables.shared if a.unstable and a.lr > first), default=None)
     top = max((a.lr for a, _ in tables.shared), default=0.0)
     ratio = (limit or top) / first if lost else 0.0
-    far = ratio >= tables.limits.min_ratio * (1 - 1e-9)
+    far = ratio >= tables.min_ratio * (1 - 1e-9)
     trials = {trial for point in lost for trial in point.trials}
     runs = judged_runs(modified, set(modified.trials["stage"])) if trials else []
     when = dict(Counter(str(run["when"]) for run in runs if run["trial"] in trials and run["when"] != "none"))
@@ -270,7 +249,7 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
         for b in lost
     ]
     known: dict[str, Any] = {
-        "value": ratio if lost else None, "unit": "baseline's unstable lr / modified one's", "threshold": tables.limits.min_ratio,
+        "value": ratio if lost else None, "unit": "baseline's unstable lr / modified one's", "threshold": tables.min_ratio,
         "evidence": {"arms": tables.rows(), "baseline_unstable_lr": limit, "highest_lr": top, "when": when, "lrs": rows},
     }  # fmt: skip
     reason = tables.unreadable
@@ -302,20 +281,13 @@ def _no_edge(tables: _Tables) -> str:
 
 
 def _warmup_cures(tables: _Tables, unstable: bool | None, steps: int | None) -> Finding:
-    lost = [b for _, b in tables.lost]
-    up_to = tables.limits.up_to_lr or max((b.lr for b in lost), default=None)
+    up_to = tables.up_to_lr or max((b.lr for _, b in tables.lost), default=None)
     warmed = {} if tables.warmed is None else {_key(p.lr): p.loss for p in reversed(tables.warmed.points)}
     rows: list[dict[str, Any]] = [
-        {
-            "lr": b.lr,
-            "baseline": a.loss,
-            "modified": b.loss,
-            "warmed": warmed.get(_key(b.lr)),
-            "cured": tables.cured(a, b),
-        }
+        {"lr": b.lr, "baseline": a.loss, "modified": b.loss, "warmed": warmed.get(_key(b.lr)), "cured": tables.cured(a, b)}
         for a, b in tables.lost
         if up_to is not None and b.lr <= up_to * (1 + 1e-9)
-    ]
+    ]  # fmt: skip
     stable = _trains_up_to(tables)
     known: dict[str, Any] = {
         "value": stable, "unit": "lr", "threshold": up_to,

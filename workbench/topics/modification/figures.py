@@ -53,8 +53,8 @@ def plot_modification(
     where the baseline still trains. With a warmup that cures it, it comes back to the baseline's.
 
     The points and where each arm stops are those of `comparison.*` of the diagnosis, which is made from the records where there is none.
-    A line goes through the mean over the seeds, its bar from the lowest to the highest of them; a hollow mark is unstable under at least
-    half of the seeds. A learning rate at which a seed diverged has no mean, and is marked along the top edge.
+    A line goes through the mean over the seeds, its bar from the lowest to the highest; a hollow mark is unstable under at least
+    half of the seeds. A learning rate at which a seed diverged is marked along the top edge.
 
     Source: F1.3 (figure 4), F3.16.
     """

@@ -1,8 +1,4 @@
-"""`ModificationStudy`: a baseline, a modification of it, and the modification with a warmup, over the same learning rates (F1.3).
-
-Each arm is a study of its own, in a folder of its own, because a study has one workload; what they share is the grid of
-learning rates, the seeds and the length.
-"""
+"""`ModificationStudy`: a baseline, a modification of it, and the modification with a warmup, over the same learning rates (F1.3)."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from workbench.studies.session import at_length
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.modification.diagnose import Arms
 from workbench.topics.stability.study import InstabilityStudy
-from workbench.topics.warmup.search import cap_steps
+from workbench.topics.warmup.diagnose import cap_steps
 from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
@@ -31,7 +27,8 @@ LONGEST_WARMUP = 1000
 class ModificationStudy:
     """Sweeps of three arms: the baseline, the modified workload, and the modified one with a warmup in front.
 
-    The modified arm is an `InstabilityStudy`, so that it has a probe and runs at 5 and 10 times its best lr as well (F1.13).
+    Each arm is a study of its own, in a folder of its own; the modified arm is an `InstabilityStudy`, so that it has a probe and runs
+    at 5 and 10 times its best lr as well (F1.13).
 
     Attributes:
         lrs: learning rates of every arm; None is the baseline's own times 2**k, k from -4 to 6 (rule of thumb).

@@ -29,7 +29,7 @@ from workbench.findings.advice import ADVICE
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import SHORT, Role
-from workbench.topics.clipping.thresholds import masks
+from workbench.topics.clipping.ladder import masks
 
 REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 """Stages whose trials change something against instability, at full length."""
@@ -57,11 +57,11 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
 def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
     """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
 
-    The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins over seeds (`prove`), or, trained with a single seed, where it is better
-    by more than its noise, and where nothing in `adoption` speaks against it. What training with it gives, under the seed that
-    chose it, is `chosen`. Where the comparison itself speaks against the candidate, and no fault elsewhere or a lack of runs,
-    `refuted` is the reason, else "". The config has the length of the workload's own; a study of shorter trials says so, because short
-    runs prefer larger learning rates.
+    The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins
+    over seeds (`prove`), or, trained with a single seed, where it is better by more than its noise, and where nothing speaks
+    against it. What training with it gives, under the seed that chose it, is `chosen`. Where the comparison itself speaks against
+    the candidate, and no fault elsewhere or a lack of runs, `refuted` is the reason, else "". A study of shorter trials than the
+    workload's own says so, because short runs prefer larger learning rates.
 
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.
@@ -82,10 +82,8 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
         if comparison["adopted"]:
             changes = _changes(config_of(record, comparison["recommended"]["trials"][0]), fields, own)
     elif without_loss(record) and selects_by_loss(record):
-        said = (
-            "the loss is not to be minimised, and checkpoints are selected by it; name the metric that counts in select"
-        )
-        comparison["reason"] = f"Not adopted: {said}."
+        said = "the loss is not to be minimised, and checkpoints are selected by it"
+        comparison["reason"] = f"Not adopted: {said}; name the metric that counts in select."
     elif comparison["baseline"] and not without_loss(record):
         comparison["reason"] = f"Not adopted: {_no_candidate(record, diagnosis)}."
     if fields["total_steps"] < own["total_steps"]:
@@ -102,9 +100,8 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
     if best is None:
         return "no learning rate that was tried learned anything, so there is nothing to recommend"
     wrong = next((diagnosis[c] for c in _OWN_LR if c in diagnosis and diagnosis[c].status in ("warn", "fail")), None)
-    rest = "nothing else was tried"
-    if tried_remedies(record):
-        rest = "no other change that was tried trains stably with a margin"
+    tried = "no other change that was tried trains stably with a margin"
+    rest = tried if tried_remedies(record) else "nothing else was tried"
     if wrong is not None:
         clipped = clipped_runs(record) if "grad_norm" in record.steps else []
         if wrong.code == "lr.too_low" and _held_back(record, clipped):
@@ -131,29 +128,19 @@ def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) ->
         said, verdict = f"Candidate: {comparison['candidate']}. {proof['said']}", proof["verdict"]
         gain, why = min(arm["gain"] for arm in proof["arms"]), "" if proof["wins"] else verdict
         doubt = doubt or by_values(record, after["trials"])
-        why = (
-            why
-            or doubt
-            or by_room(record, before["trials"], after["trials"])
-            or by_size(gain, proof["learned"])
-            or by_spread(proof)
-            or by_metrics(record, before["trials"], after["trials"])
-        )
+        pair = (before["trials"], after["trials"])
+        why = why or doubt or by_room(record, *pair) or by_size(gain, proof["learned"]) or by_spread(proof)
+        why = why or by_metrics(record, *pair)
     examples = example_chance(record, candidate=found.get("recommended", chosen)["trials"], gain=gain)
     why = comparison["against"] or why
     refused = "" if why else by_examples(examples, 2 * limit)
     why = why or refused
     doubt = doubt or (refused if examples is not None and not examples["enough"] else "")
-    return (
-        dict(comparison)
-        | found
-        | {
-            "examples": None if examples is None else examples | {"refused": bool(refused)},
-            "adopted": not why,
-            "refuted": "" if doubt else why,
-            "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
-        }
-    )
+    return dict(comparison) | found | {
+        "examples": None if examples is None else examples | {"refused": bool(refused)}, "adopted": not why,
+        "refuted": "" if doubt else why,
+        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
+    }  # fmt: skip
 
 
 def screen(
@@ -165,14 +152,10 @@ def screen(
     towards its mean, and another one, whose luck nobody tested, would take its place. A peak lr has to keep a distance from the
     edge: with the baseline's warmup and clipping, or more of both, that of the sweep; else what runs at larger lrs show.
 
-    Args:
-        diagnosis: of the study, with `lr.best`.
-        without: names of candidates that are left out.
-
     Returns:
-        What `compare_selected` does, and against: why the candidate is not worth a proof, or "", doubt: the same where that is
-        no word against the candidate itself, and untried: the candidate has to be trained at `margin` times its lr, as nothing
-        shows yet how far it is from the edge.
+        What `compare_selected` does for the candidates that are not named in `without`, and against: why the candidate is not worth
+        a proof, or "", doubt: the same where that is no word against the candidate itself, and untried: the candidate has to be
+        trained at `margin` times its lr, as nothing shows yet how far it is from the edge.
     """
     found, keeps = _candidates(record, diagnosis, margin)
     candidates = {name: numbers for name, numbers in found.items() if name not in without}
@@ -194,7 +177,7 @@ def screen(
 def _candidates(
     record: RecordLike, diagnosis: Diagnosis, margin: float
 ) -> tuple[dict[str, list[int]], dict[str, bool | None]]:
-    """Return the trials of each candidate but those of a proof, and whether it keeps its distance from the edge: True, or None where unknown."""
+    """Return the trials of each candidate but those of a proof, and whether it keeps its distance from the edge; None where unknown."""
     fields = record.config
     proved = set(record.trials["trial"][record.trials["stage"] == Role.PROOF]) if len(record.trials) else set()
 
@@ -231,10 +214,7 @@ def _candidates(
 
 
 def _best_lr(diagnosis: Diagnosis, highest: float) -> float | None:
-    """Return the lr that is better than the own one, at a distance from the edge; None where the own one is as good.
-
-    It is the one that `lr.too_high` or `lr.too_low` name, else the best of the sweep that is far enough from the edge.
-    """
+    """Return the lr that is better than the own one, at a distance from the edge; None where the own one is as good."""
     own = [diagnosis[code] for code in _OWN_LR if code in diagnosis]
     wrong = [f for f in own if f.status in ("warn", "fail")]
     if own and not wrong:
@@ -323,14 +303,7 @@ def _paste(own: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
 
 
 class NextStep(NamedTuple):
-    """One line of advice.
-
-    Attributes:
-        line: what to do.
-        code: the finding that gives it, the first one where several do.
-        done: the recommended config does it already.
-        tried: this study tried it, and it was not better.
-    """
+    """One line of advice: the finding that gives it first, whether the recommended config does it already, and whether it was tried in vain."""
 
     line: str
     code: str

@@ -22,20 +22,18 @@ def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes |
     so that another seed might have told another story; or the baseline of the candidate's length does as well as the
     candidate, so that only the length of the run has won.
 
-    The proof is that of the diagnosis' recommendation, which is made from the record without a diagnosis. A seed without a finite value
-    is not in the proof and is not drawn.
-
-    Source: F3.12 (new against baseline), P4.7 (by selected checkpoints).
+    The proof is that of the diagnosis' recommendation, which is made from the record without one. Source: F3.12, P4.7.
     """
     with drawing(ax, size=(6.8, 3.6)) as axes:
-        recommendation = _recommendation(record, diagnosis)
+        recommendation = (diagnosis.recommendation or {}) if diagnosis is not None else {}
+        if diagnosis is None and len(record.trials) and "loss" in record.steps:
+            recommendation = recommend(record, diagnose_lr_sweep(record))
         proof: dict[str, Any] = recommendation.get("proof") or {}
         if not proof.get("arms"):
             return not_measured(axes, "no candidate was held against the baseline over seeds")
         arms = [(str(arm["name"]), np.asarray(arm["values"], dtype=np.float64)) for arm in proof["arms"]]
-        arms.append(
-            (str(recommendation.get("candidate") or "candidate"), np.asarray(proof["candidate"], dtype=np.float64))
-        )
+        name = str(recommendation.get("candidate") or "candidate")
+        arms.append((name, np.asarray(proof["candidate"], dtype=np.float64)))
         places = np.arange(len(arms))
         for k, seed in enumerate(proof["seeds"]):
             axes.plot(
@@ -49,7 +47,9 @@ def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes |
                 short(mean), (place + 0.22, mean), va="center", color=color, fontweight="bold",
                 annotation_clip=False,
             )  # fmt: skip
-        axes.set_xticks(places, [_wrapped(name) for name, _ in arms])
+        axes.set_xticks(
+            places, [name.replace(", ", ",\n").replace(" of the same", "\nof the same") for name, _ in arms]
+        )
         axes.set_xlim(-0.4, places[-1] + 0.6)
         axes.set_ylabel(str(proof.get("select", "selected metric")), parse_math=False)
         axes.set_xlabel("config")
@@ -68,16 +68,3 @@ def _title(recommendation: Mapping[str, Any], proof: Mapping[str, Any]) -> str:
     if examples.get("refused"):
         return f"Better over seeds; with other examples than these {examples.get('examples')} perhaps not"
     return "Better over seeds" if recommendation.get("adopted") else "Better over seeds, and not adopted"
-
-
-def _recommendation(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:
-    """What was recommended; made from the record without a diagnosis."""
-    if diagnosis is not None:
-        return diagnosis.recommendation or {}
-    known = len(record.trials) and len(record.steps) and "loss" in record.steps
-    return recommend(record, diagnose_lr_sweep(record)) if known else {}
-
-
-def _wrapped(name: str) -> str:
-    """Break a long name at its commas, or before its last words."""
-    return name.replace(", ", ",\n").replace(" of the same", "\nof the same")

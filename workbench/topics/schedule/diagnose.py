@@ -42,15 +42,14 @@ def diagnose_schedule(
 
     Args:
         record: a study or a single trial, with `lr` in its steps; steps without a finite lr are gaps.
-        planned: the lr of every step as it was meant, indexed by the step, shape (steps,); jumps that it has too are no
+        planned: the lr of every step as it was meant, shape (steps,); jumps that it has too are no
             fault, nor are restarts whose climb overlaps with one of its own.
         restarts_planned: the restarts in it were asked for, wherever they are, as by a schedule of one's own; but for one that
             training ends high on, before the lr came down again.
         jump_frac: a change from one recorded step to the next that is larger than this share of the peak, beyond what the
             steps beside it change by in the same direction, is a jump (rule of thumb); the steps of a staircase downwards
             are none. Over a gap the share grows with its length.
-        restart_frac: a climb of more than this share of the peak above the trough of a decay, fast or slow, is a restart
-            (rule of thumb).
+        restart_frac: a climb of more than this share of the peak above the trough of a decay is a restart (rule of thumb).
         decay_frac: a fall by more than this share of the peak is a decay (rule of thumb).
         collapse_frac: at or below this share of the peak the lr counts as gone (rule of thumb).
         tail_frac: the lr may be gone in this last share of the steps, where decays end (rule of thumb).
@@ -64,8 +63,7 @@ def diagnose_schedule(
     trace = None if curve is None else read_trace(curve)
     if curve is None or trace is None or trace[0].size < min_steps:
         few = "no trial has a learning rate recorded" if trace is None else f"only {trace[0].size} steps are recorded"
-        missing = [CODES.not_measured(code, few) for code in CODES]
-        return Diagnosis.of(study, [replace(finding, clause="F3.5") for finding in missing])
+        return Diagnosis.of(study, [CODES.not_measured(code, few) for code in CODES])
     steps, lr = trace
     evidence = {"trial": curve.trial, "steps": int(lr.size), "peak": float(lr.max())}
     plan = (steps[:0], lr[:0]) if planned is None else _at_steps(planned, steps)
@@ -74,18 +72,18 @@ def diagnose_schedule(
     meant = {j["step"] for j in _jumps(*plan, jump_frac)}
     others = [j for j in _jumps(steps, lr, jump_frac) if j["step"] not in meant]
     jumps = [j for j in others if not any(_is_part(j, climb, restart_frac) for climb in surprising)]
-    restarts = (
-        _unended(trace, climbs, restart_frac, evidence) if restarts_planned else _restarts(climbs, matched, evidence)
-    )
+    restarts = _restarts(climbs, climbs if restarts_planned else matched, evidence)
+    if restarts_planned:
+        restarts = _unended(restarts, trace, climbs, restart_frac)
     gone, low = (collapse_frac, tail_frac), (low_frac, low_share)
     collapse = _collapse(trace, curve.total_steps, gone, low, evidence)
     return Diagnosis.of(study, [_discontinuity(jumps, evidence), restarts, collapse])
 
 
 def read_trace(curve: TrialCurve) -> tuple[IntArray, FloatArray] | None:
-    """Return the steps of a trial at which a finite lr is recorded, ascending, and their lr, each of shape (rows,).
+    """Return the steps of a trial at which a finite lr is recorded, ascending, and their lr, each of shape (rows,); None for none.
 
-    None where there is none. Of a step recorded twice the last row counts.
+    Of a step recorded twice the last row counts.
     """
     if "lr" not in curve.steps.columns:
         return None
@@ -146,14 +144,12 @@ def _unmatched(
     climbs: list[dict[str, Any]], planned: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Split climbs into those without and those with a planned one that they overlap with; each plan serves once."""
-    left = list(planned)
-    found: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    left, missing, matched = list(planned), list[dict[str, Any]](), list[dict[str, Any]]()
     for climb in climbs:
         plan = next((p for p in left if p["trough"] < climb["top"] and climb["trough"] < p["top"]), None)
-        found[plan is not None].append(climb)
-        if plan is not None:
-            left.remove(plan)
-    return found
+        (missing if plan is None else matched).append(climb)
+        left = [p for p in left if p is not plan]
+    return missing, matched
 
 
 def _is_part(jump: dict[str, Any], climb: dict[str, Any], restart_frac: float) -> bool:
@@ -194,10 +190,10 @@ def _restarts(restarts: list[dict[str, Any]], meant: list[dict[str, Any]], evide
 
 
 def _unended(
-    trace: tuple[IntArray, FloatArray], climbs: list[dict[str, Any]], restart_frac: float, evidence: dict[str, Any]
+    meant: Finding, trace: tuple[IntArray, FloatArray], climbs: list[dict[str, Any]], restart_frac: float
 ) -> Finding:
     """Judge restarts that were asked for: the last one has to come down again before training ends."""
-    (steps, lr), meant = trace, _restarts(climbs, climbs, evidence)
+    steps, lr = trace
     if not climbs or climbs[-1]["step"] >= steps[-1]:  # the last step alone begins a cycle
         return meant
     last, end = climbs[-1], float(lr[-1] / lr.max())

@@ -27,9 +27,11 @@ CODES = Codes({
     "stability.headroom": "F1.4", "stability.early": "F1.5", "stability.early_recovers": "F1.10", "stability.mid": "F1.5",
     "stability.divergent": "F1.12", "stability.spike": "F1.9",
 })  # fmt: skip
+CHECK = Codes({"stability.verdict": "F1.1"})
 KINDS = tuple(CODES)[1:]
 """The codes about what a loss curve does."""
 _LATER = ("stability.mid", "stability.spike")  # of the middle, which a run that was lost early does not have
+_BACK = ("recovered", "settling")
 _NAME = {
     "stability.early": "The loss becomes unstable early and does not come back",
     "stability.early_recovers": "The loss rises early and comes back",
@@ -53,7 +55,7 @@ class _Hit(NamedTuple):
     @property
     def back(self) -> bool:
         """Training came back from it, or is coming back as it ends."""
-        return self.rise is not None and self.rise.outcome in ("recovered", "settling")
+        return self.rise is not None and self.rise.outcome in _BACK
 
     @property
     def steps(self) -> int:
@@ -64,12 +66,9 @@ class _Hit(NamedTuple):
 
 
 class _Instability:
-    """What the verdicts are held against.
+    """What the verdicts are held against: the trials of the person's `own` config, and all that say something about stability.
 
-    Attributes:
-        own: numbers of the trials of the person's own config.
-        items: every trial that says something about stability, judged.
-        harmful: whether a fix has shown that the edge costs something; None where none was tried.
+    `harmful` says whether a fix has shown that the edge costs something; None where none was tried.
     """
 
     def __init__(
@@ -122,18 +121,13 @@ class _Instability:
         for item in self.items:
             zone, verdict = self.zone(item.curve), item.verdict
             for rise in verdict.rises:
-                back = rise.outcome in ("recovered", "settling")
-                if (
-                    verdict.is_lasting and back
-                ):  # of a run that did not come back, those that it did come back from are no news
+                if verdict.is_lasting and rise.outcome in _BACK:  # no news, where the run did not come back
                     continue
-                soon = (
-                    rise.steps_to_recover is not None
-                    and rise.steps_to_recover <= self.spike_frac * item.curve.total_steps
-                )
+                took = rise.steps_to_recover
+                soon = took is not None and took <= self.spike_frac * item.curve.total_steps
                 code = "stability.spike" if rise.outcome == "recovered" and soon else "stability.mid"
                 if rise.when == "early":
-                    code = "stability.early" if rise.outcome in ("lasting", "divergent") else "stability.early_recovers"
+                    code = "stability.early_recovers" if rise.outcome in _BACK else "stability.early"
                 hits[code].append(_Hit(item, rise, zone))
             never = verdict.outcome not in ("lasting", "divergent") and item.is_lasting(self.star)
             if verdict.outcome == "divergent" or never:
@@ -184,15 +178,14 @@ def diagnose_instability(
     come back, and warns where it comes back and that costs something. What other configs do says how far away that is,
     `stability.headroom`, and is listed. A study that never ran its own config, as a sweep of lrs given, is judged by lr: fail at or
     below the baseline's, warn up to `near_ratio` times lr* unless fix runs show that nothing is lost by it, `ok` beyond.
-    Silence is no health: what was not seen is `ok` only where a trial at the baseline's lr, at lr* or between them could be
-    judged, else `not_measured`.
+    What was not seen is `ok` only where a trial from the baseline's lr to lr* could be judged, else `not_measured`.
 
     Args:
         near_ratio: "just above lr*" (O2), the multiple that the early probe runs at (F1.11).
         spike_frac: a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that
             takes longer costs something (rule of thumb).
         headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
-            the edge by some ten per cent, and lr* is often within a factor of 2 of it by nature).
+            the edge by some ten per cent).
         usual_interval: evaluation interval that an early excursion is held against (F1.10).
     """
     limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
@@ -214,15 +207,13 @@ def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interva
         return CODES.not_measured(code, _silent(study, lead), evidence=evidence)
     if lead is None:
         return CODES.finding(code, "ok", f"Not seen in {len(study.judged)} trial(s).", evidence=evidence)
-    status: Status = "ok"
+    status: Status = "warn" if lead.zone in ("below", "near") and study.harmful is not False else "ok"
     cost = ""
     if own and lead.back:
         lost = study.lost(own)
         status, cost = ("warn", f"; that costs {lost}") if lost else ("ok", ", and costs nothing")
     elif own:
         status = "fail"
-    elif lead.zone in ("below", "near") and study.harmful is not False:
-        status = "warn"
     kind: Kind = "early" if lead.rise is None or lead.rise.when == "early" else "mid"
     return CODES.finding(
         code, status, _summary(study, code, lead, evidence, cost), value=lead.item.curve.lr, unit="lr", step=lead.step,
@@ -286,12 +277,10 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interv
 
 
 def _trial_row(item: TrialVerdict) -> dict[str, Any]:
-    curve, verdict = item.curve, item.verdict
-    return {
-        "trial": curve.trial, "stage": curve.stage, "lr": curve.lr, "seed": curve.seed, "when": verdict.when,
-        "outcome": verdict.outcome, "onset_step": verdict.onset_step, "peak_step": verdict.peak_step,
-        "peak_loss": verdict.peak_loss, "end_loss": verdict.end_loss, "high": verdict.high, "reason": verdict.reason,
-    }  # fmt: skip
+    of_curve, of_verdict = ("trial", "stage", "lr", "seed"), (
+        "when", "outcome", "onset_step", "peak_step", "peak_loss", "end_loss", "high", "reason",
+    )  # fmt: skip
+    return {n: getattr(item.curve, n) for n in of_curve} | {n: getattr(item.verdict, n) for n in of_verdict}
 
 
 def _headroom(study: _Instability, near: float) -> Finding:
@@ -340,33 +329,28 @@ def check_stability(earlier: str | Path | None, *, workload: str | None = None) 
         `stability.verdict`: ok where stability was looked for and nothing is wrong, warn where something is, and
         not_measured where there is no such study, or it did not look.
     """
-
-    def verdict(status: Status, summary: str, advice: Sequence[str] = (), step: int | None = None) -> Diagnosis:
-        code, name = "stability.verdict", workload or known
-        found = Finding(code=code, status=status, summary=summary, step=step, clause="F1.1", advice=advice)
-        return Diagnosis(findings=(found,), workload=name)
-
-    known: str | None = None
-    where = str(earlier or "")
+    where, name, step = str(earlier or ""), workload, None
+    status: Status = "not_measured"
+    advice = [_GET_ONE]
+    try:
+        record = open_record(where) if where else None
+    except RecordError as error:
+        record, summary = None, f"No stability verdict: {error}"
     if not where:
         summary = "Nobody has looked yet whether this training is stable; 02_instability does. Go on, knowing that."
-        return verdict("not_measured", summary, [_GET_ONE])
-    try:
-        record = open_record(where)
-    except RecordError as error:
-        return verdict("not_measured", f"No stability verdict: {error}", [_GET_ONE])
-    known = record.workload
-    if workload is not None and known != workload:
-        summary = f"No stability verdict: {where} is a study of {known!r}, not of {workload!r}."
-        return verdict("not_measured", summary, [_GET_ONE])
-    found = diagnose_instability(record)
-    about = f"at peak_lr {record.config.get('peak_lr')} with {record.config.get('optimizer')}"
-    bad = [found[code] for code in KINDS if found[code].status in ("warn", "fail")]
-    if bad:
-        summary = f"{where} found this training unstable, {about}. {bad[0].code}: {bad[0].summary}"
-        return verdict("warn", summary, [_CURE], bad[0].step)
-    missing = [code for code in KINDS if found[code].status == "not_measured"]
-    if missing:
+    elif record is not None and workload not in (None, record.workload):
+        summary = f"No stability verdict: {where} is a study of {record.workload!r}, not of {workload!r}."
+    elif record is not None:
+        found, name = diagnose_instability(record), record.workload
+        about = f"at peak_lr {record.config.get('peak_lr')} with {record.config.get('optimizer')}"
+        bad = [found[code] for code in KINDS if found[code].status in ("warn", "fail")]
+        missing = [code for code in KINDS if found[code].status == "not_measured"]
         summary = f"No stability verdict: {where}, {about}, did not measure {', '.join(missing)}."
-        return verdict("not_measured", summary, [_GET_ONE])
-    return verdict("ok", f"{where} looked for instability {about} and found none that matters.")
+        if bad:
+            status, advice, step = "warn", [_CURE], bad[0].step
+            summary = f"{where} found this training unstable, {about}. {bad[0].code}: {bad[0].summary}"
+        elif not missing:
+            status, advice = "ok", []
+            summary = f"{where} looked for instability {about} and found none that matters."
+    verdict = CHECK.finding("stability.verdict", status, summary, step=step, advice=advice)
+    return Diagnosis(findings=(verdict,), workload=name)

@@ -45,9 +45,7 @@ def plot_probe(
     model is unstable early and then recovers to slow training.
 
     `stability.early` and `.early_recovers` of the diagnosis add the step at which the first rise starts. The training loss is drawn
-    where the split was not evaluated; `every_steps` is the coarse interval, 100 as in F1.10.
-
-    Source: F1.10, F1.11.
+    where the split was not evaluated. Source: F1.10, F1.11.
     """
     with drawing(ax) as axes:
         probes = trials_in(record, "probe")
@@ -94,10 +92,7 @@ def plot_confirm(
     Sick: the loss falls steadily and then rises of a sudden; that is optimisation instability. Not that sign: a loss
     that falls to the end (the model takes the larger lr), or one that never fell (no training to become unstable).
 
-    `lr.best` of the diagnosis adds the run at the best lr, `stability.mid` what each run shows, and its jump. The trials are by default
-    all of the stage "confirm". A run that diverged ends in a cross at its last finite loss.
-
-    Source: F1.13.
+    `lr.best` of the diagnosis adds the run at the best lr, `stability.mid` what each run shows, and its jump. Source: F1.13.
     """
     with drawing(ax) as axes:
         shown = trials_in(record, "confirm") if trials is None else list(trials)

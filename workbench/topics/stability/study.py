@@ -1,12 +1,8 @@
-"""`InstabilityStudy`: the runs that show whether training is unstable, and whether that costs anything.
-
-A short probe at twice the best lr, evaluated at every step (F1.11); runs at 5 and 10 times the best lr (F1.13); and,
-where the best lr sits at the edge of the unstable region (F1.12), a fix run beyond it that says whether the edge is
-curable, because every workload has an lr that is too high (F1.4).
-"""
+"""`InstabilityStudy`: the runs that show whether training is unstable, and whether that costs anything."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -15,6 +11,7 @@ import numpy as np
 
 from workbench.checks import check_fields, check_integer, check_number
 from workbench.config import TrainConfig
+from workbench.curves.judged import judged
 from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import Role
@@ -29,6 +26,10 @@ from workbench.topics.stability.diagnose import diagnose_instability
 @dataclass(frozen=True, kw_only=True)
 class InstabilityStudy(Study):
     """Probe, confirmation runs and fix runs around the best learning rate.
+
+    A short probe at twice lr*, evaluated at every step (F1.11); runs at 5 and 10 times lr* (F1.13); and, where lr* sits at the edge
+    of the unstable region (F1.12), fix runs beyond it that say whether the edge is curable, because every workload has an lr that is
+    too high (F1.4).
 
     Attributes:
         best_lr: lr*; None sweeps for it first.
@@ -111,8 +112,7 @@ class InstabilityStudy(Study):
     def extra_trials(self, config: TrainConfig, lr: float) -> list[TrialRequest]:
         """Return what to train beside the first full-length trials of the sweep, on the bet that lr* is about `lr`.
 
-        A confirmation run at the smallest multiple of it is one at a multiple of lr* too, where lr* is not far below.
-        Without `confirm_all` it is the only one needed, and as a lane of a larger stack it hardly costs anything.
+        Without `confirm_all` one confirmation run is all that is needed, and as a lane of a larger stack it hardly costs anything.
         """
         if self.confirm_all or not self.confirm_multiples:
             return []
@@ -144,12 +144,10 @@ class InstabilityStudy(Study):
         config, found = session.config.replace(peak_lr=self.fix_multiple * onset), []
         for kind in self.fixes:
             if kind == "warmup":
-                steps = max(1, round(self.fix_warmup_frac * config.total_steps))
-                found.append(prepend_warmup(config, steps))
+                found.append(prepend_warmup(config, max(1, round(self.fix_warmup_frac * config.total_steps))))
                 continue
-            at_best = record.trials["peak_lr"].sub(lr_star).abs() <= 1e-9 * lr_star
-            rows = record.steps["trial"] == record.trials["trial"][at_best].iloc[0]
-            norms = record.steps["grad_norm"][rows].to_numpy(dtype=np.float64)
+            curve = next(c for c in judged(record).curves if math.isclose(c.lr, lr_star, rel_tol=1e-9))
+            norms = curve.steps["grad_norm"].to_numpy(dtype=np.float64)
             norms = norms[np.isfinite(norms)]
             threshold = float(np.percentile(norms, self.fix_percentile)) if norms.size else 0.0
             found += [config.replace(max_grad_norm=threshold)] if threshold > 0 else []

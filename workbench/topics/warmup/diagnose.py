@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from workbench.config import is_callable_name
-from workbench.curves.judged import JudgedStudy, judged
+from workbench.curves.judged import JudgedStudy, judged, judged_runs
 from workbench.curves.rise_causes import confirmation
 from workbench.curves.selection import compare_selected
 from workbench.curves.trial_curves import RecordLike, judge
@@ -22,7 +22,6 @@ from workbench.record.roles import Role
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.optimizers.replaced import replaced
 from workbench.topics.schedule.diagnose import read_trace
-from workbench.topics.warmup.search import Length, WarmupSearch, read_searches
 
 CODES = Codes({
     "warmup.needed": "F3.1", "warmup.shortest": "F3.6", "warmup.over_cap": "F3.10", "warmup.lengthen": "F3.14",
@@ -38,7 +37,7 @@ class WarmupSigns:
         at_edge: the best lr sits at the edge of the unstable region, and no fix run has shown that this costs nothing
             (F1.12, F1.4); None where it was not measured, or between lrs too far apart to tell.
         rises: a run far above the best lr falls steadily and then rises (F1.13); None where none was made.
-        unstable_lr: the lr at which training becomes lastingly unstable, None where it was not found.
+        unstable_lr: the lr at which training becomes lastingly unstable, None where it was not found,
         lower, upper: largest lr below it that is stable, and smallest that is not.
     """
 
@@ -84,19 +83,16 @@ def diagnose_warmup(
 ) -> Diagnosis:
     """Say whether a warmup is called for, which is the shortest that trains, and what it means for the run's length.
 
-    Shares of the run are shares of the baseline's steps, before a warmup is prepended (O4).
+    Shares of the run are shares of the baseline's steps, before a warmup is prepended (O4). What was not tried is `not_measured`.
 
     Args:
-        record: a study of warmups, or any study: what was not tried is `not_measured`.
         min_multiple: the learning rate that a warmup has to open, over the one that is unstable without (F3.3).
         cap_frac: largest share of the baseline's steps that a warmup may take (F3.10).
         lengthen_frac: above this share the run may have to grow (F3.14).
     """
     study = _Warmups(judged(record), min_multiple)
-    findings = (
-        study.needed(), study.shortest(), study.over_cap(cap_frac), study.lengthen(lengthen_frac), study.insufficient(),
-    )  # fmt: skip
-    return Diagnosis.of(record, findings)
+    judgements = (study.over_cap(cap_frac), study.lengthen(lengthen_frac), study.insufficient())
+    return Diagnosis.of(record, [study.needed(), study.shortest(), *judgements])
 
 
 class _Warmups:
@@ -116,27 +112,24 @@ class _Warmups:
         self.facts: Mapping[str, Any] = study.facts.get("warmup") or {}
         self.signs = warmup_signs(study)
         self.unstable_lr = edge = self.facts.get("unstable_lr") or self.signs.unstable_lr
-        self.searches: Sequence[WarmupSearch] = ()
-        if edge and not self.facts.get("stopped"):
-            self.searches = read_searches(study, edge)
+        self.searches = read_searches(study, edge) if edge and not self.facts.get("stopped") else ()
         found = [(search, length) for search in self.searches if (length := search.confirmed) is not None]
         enough = [one for one in found if one[0].multiple >= min_multiple * (1 - 1e-9)]
-        self.lead: tuple[WarmupSearch, Length] | None = enough[0] if enough else found[-1] if found else None
+        self.lead: tuple[WarmupSearch, Length] | None = next(iter(enough or found[-1:]), None)
         self.total = int(study.config.get("total_steps") or 0)
         self.own = max(int(study.config.get("warmup_steps") or 0), _climb(study))
-        cap = self.facts.get("cap")
+        cap, steps = self.facts.get("cap"), list(self.facts.get("dropped") or ())
+        most = math.inf if cap is None else int(cap)
         failing = [(search, search.longest_failing) for search in self.searches]
-        self.exhausted = [s for s, low in failing if cap is not None and low is not None and low.steps >= cap]
+        self.exhausted = [search for search, low in failing if low is not None and low.steps >= most]
         rounds = [
             {
                 "multiple": search.multiple, "lr": search.lr,
                 "lengths": [asdict(one) | {"passes": one.passes} for one in search.lengths],
-                "shortest": None if (confirmed := search.confirmed) is None else confirmed.steps,
-                "next_shorter": None if low is None else low.steps,
+                "shortest": _steps_of(search.confirmed), "next_shorter": _steps_of(search.longest_failing),
             }
-            for search, low in failing
+            for search in self.searches
         ]  # fmt: skip
-        steps = list(self.facts.get("dropped") or ())
         self.tried = {"unstable_lr": edge, "cap": cap, "rounds": rounds, "dropped": steps}
         self.dropped = f" Above the cap and not tried: {', '.join(f'{s:,}' for s in steps)} steps." if steps else ""
 
@@ -177,7 +170,7 @@ class _Warmups:
         search, length = self.lead
         low = search.longest_failing
         evidence = self.tried | {
-            "lr": search.lr, "multiple": search.multiple, "passes": length.steps, "fails": None if low is None else low.steps,
+            "lr": search.lr, "multiple": search.multiple, "passes": length.steps, "fails": _steps_of(low),
             "full_trial": length.full_trial, "total_steps": self.total + length.steps, "comparison": self._compared(),
         }  # fmt: skip
         shown = f"; {low.steps:,} fail" if low is not None else ""
@@ -189,10 +182,7 @@ class _Warmups:
         )  # fmt: skip
 
     def _compared(self) -> dict[str, Any] | None:
-        """Hold every full run that trained with a warmup against the baseline by their selected checkpoints (F3.12).
-
-        The shortest warmup that trains is not always the one that trains best.
-        """
+        """Hold every full run that trained with a warmup against the baseline by their selected checkpoints (F3.12)."""
         lr = self.study.config.get("peak_lr")
         if not isinstance(lr, (int, float)) or "select" not in self.study.config:
             return None
@@ -236,9 +226,8 @@ class _Warmups:
             evidence={"total_steps": total, "warmup_steps": steps, "proposed_total_steps": proposed},
         )  # fmt: skip
         if steps <= lengthen_frac * total * (1 + 1e-9):
-            return found(
-                "ok", f"{steps:,} steps of warmup are no more than {lengthen_frac:g} of the baseline's {total:,}."
-            )
+            share = f"{lengthen_frac:g} of the baseline's {total:,}"
+            return found("ok", f"{steps:,} steps of warmup are no more than {share}.")
         plan = f"plan {total:,} + {steps:,} = {proposed:,} steps"
         advice = [f"Raise total_steps to {proposed:,}, so that the schedule after the warmup keeps its {total:,}."]
         summary = f"The warmup takes more than {lengthen_frac:g} of the baseline's steps: {plan}."
@@ -246,9 +235,8 @@ class _Warmups:
 
     def insufficient(self) -> Finding:
         least = self.min_multiple
-        found = partial(
-            CODES.finding, "warmup.insufficient", unit="lr / unstable lr", threshold=least, evidence=self.tried
-        )
+        code, unit = "warmup.insufficient", "lr / unstable lr"
+        found = partial(CODES.finding, code, unit=unit, threshold=least, evidence=self.tried)
         others = [str(ADVICE[name]) for name in ("clipping", "optimizer", "architecture", "lower_lr")]
         if self.lead is not None:
             value = self.lead[0].multiple
@@ -257,14 +245,18 @@ class _Warmups:
             summary = f"A warmup opens only {value:.3g} times the unstable lr, not {least:g} times."
             return found("warn", summary, value=value, advice=others)
         if not self.exhausted:
-            return self._unknown("warmup.insufficient", evidence=self.tried)
+            return self._unknown(code, evidence=self.tried)
         reach = f"{self.exhausted[0].multiple:.3g} times the unstable lr or above it"
         summary = f"No warmup up to the cap of {self.facts['cap']:,} steps is stable at {reach}: the edge is not curable by warmup.{self.dropped}"
         return found("warn", summary, advice=others)
 
 
+def _steps_of(length: Length | None) -> int | None:
+    return None if length is None else length.steps
+
+
 def _climb(study: JudgedStudy, *, most: float = 0.5, near: float = 0.95) -> int:
-    """Return the steps before the lr of the baseline's run is near its peak, where that is most of the run: a warmup by a schedule of one's own.
+    """Return the steps before the lr of the baseline's run is near its peak, where that is most of the run: a warmup of one's own.
 
     A schedule that rises for a smaller part of the run, such as that of one cycle, is not called a warmup.
     """
@@ -276,3 +268,138 @@ def _climb(study: JudgedStudy, *, most: float = 0.5, near: float = 0.95) -> int:
         return 0
     first = int(trace[0][np.flatnonzero(trace[1] >= near * trace[1].max())[0]])
     return first if first >= most * curve.total_steps else 0
+
+
+_OWN = ("warmup", "warmup_full")
+_ALL = (*_OWN, "fix", "confirm", "baseline", "lr_sweep", "lr_unstable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """One warmup length at one learning rate, tried by a short trial (F3.7) and by a run of the full budget.
+
+    Attributes:
+        steps: of the ramp that is prepended; 0 is no warmup.
+        short, full: whether they trained stably; None where they were not run.
+        short_trial, full_trial: their numbers.
+        outcome: of the loss curve of the longest run: "none" trained without a rise, "recovered" came back from one.
+    """
+
+    steps: int
+    short: bool | None = None
+    full: bool | None = None
+    short_trial: int | None = None
+    full_trial: int | None = None
+    outcome: str | None = field(default=None, compare=False)
+
+    @property
+    def passes(self) -> bool | None:
+        """What the longest run of this length shows."""
+        return self.short if self.full is None else self.full
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupSearch:
+    """All lengths tried at one learning rate, in order; `multiple` is lr over the one that is unstable without warmup.
+
+    Lengths are taken to be in order: what is shorter than one that fails is not trusted.
+    """
+
+    lr: float
+    multiple: float
+    lengths: tuple[Length, ...]
+
+    @property
+    def longest_failing(self) -> Length | None:
+        """The longest length that does not train stably."""
+        return max((one for one in self.lengths if one.passes is False), key=lambda one: one.steps, default=None)
+
+    @property
+    def passing(self) -> Length | None:
+        """The shortest length that trains stably, as do all longer ones that were tried."""
+        return min(self._above("short") + self._above("full"), key=lambda one: one.steps, default=None)
+
+    @property
+    def confirmed(self) -> Length | None:
+        """The same, on the full budget."""
+        return min(self._above("full"), key=lambda one: one.steps, default=None)
+
+    def _above(self, run: Literal["short", "full"]) -> list[Length]:
+        low = self.longest_failing
+        return [one for one in self.lengths if getattr(one, run) and (low is None or one.steps > low.steps)]
+
+    def __getitem__(self, steps: int) -> Length:
+        """Return what is known of a length; nothing where it was not tried."""
+        return next((one for one in self.lengths if one.steps == steps), Length(steps=steps))
+
+
+NextRun = tuple[Literal["short", "full"], int]
+"""The run that answers the next question: its kind and its warmup in steps."""
+
+
+def cap_steps(total_steps: int, cap_frac: float) -> int:
+    """Return the longest warmup that a baseline of `total_steps` may get (F3.10)."""
+    return math.floor(cap_frac * total_steps * (1 + 1e-9))
+
+
+def next_run(search: WarmupSearch, *, cap: int, refine_ratio: float = 2.0) -> NextRun | None:
+    """Return the run to make next, after the short trials of a list of lengths; None when the shortest is known.
+
+    Where no length passes, the cap is tried. Where one does, short trials halve the gap to the longest that fails, and then
+    the shortest that is left has to pass on the full budget. Once such a run has failed, short trials have shown that they
+    do not see far enough: the cap is run on the full budget, and if it passes, the gap is halved by full-budget runs.
+    The shortest that passes and the longest that fails may stay a factor of `refine_ratio` apart.
+    """
+    low, passing = search.longest_failing, search.passing
+    if any(one.full is False for one in search.lengths):
+        top = search.confirmed
+        if top is None:
+            return ("full", cap) if low is not None and low.steps < cap else None
+        middle = _between(low, top, refine_ratio)
+        return None if middle is None else ("full", middle)
+    if passing is None:
+        return ("short", cap) if search[cap].short is None else None
+    if low is None and passing.steps:
+        return ("short", 0)
+    middle = _between(low, passing, refine_ratio)
+    if middle is not None:
+        return ("short", middle)
+    return ("full", passing.steps) if passing.full is None else None
+
+
+def _between(low: Length | None, top: Length, ratio: float) -> int | None:
+    """Return the geometric middle of the gap below `top`; None where the gap is narrow."""
+    if low is None:
+        return None
+    bottom = max(low.steps, 1)
+    middle = round(math.sqrt(bottom * top.steps))
+    wide = top.steps > ratio * bottom * (1 + 1e-9)
+    return middle if wide and low.steps < middle < top.steps else None
+
+
+def read_searches(record: RecordLike, unstable_lr: float) -> tuple[WarmupSearch, ...]:
+    """Return what a study tried, one search a learning rate, in order of the rates.
+
+    Runs of other roles that are the same count; `unstable_lr` is the learning rate that is unstable without warmup.
+    """
+    config = record.config
+    own, total, clip = int(config.get("warmup_steps") or 0), int(config["total_steps"]), config.get("max_grad_norm")
+    runs = judged_runs(record, _ALL)
+    rows = [row for row in runs if row["max_grad_norm"] == clip and row["outcome"] != "not_measured"]
+    searches: dict[str, dict[int, Length]] = {f"{r['lr']:.9e}": {} for r in rows if r["stage"] in _OWN}
+    rates: dict[str, float] = {}
+    for row in rows:
+        key, added, trial = f"{row['lr']:.9e}", row["warmup_steps"] - own, row["trial"]
+        if key not in searches:
+            continue
+        rates.setdefault(key, row["lr"])
+        one, passes = searches[key].get(added, Length(steps=added)), not row["lasting"]
+        if row["stage"] == Role.WARMUP:
+            outcome = row["outcome"] if one.full is None else one.outcome
+            searches[key][added] = replace(one, short=passes, short_trial=trial, outcome=outcome)
+        elif row["total_steps"] == total + added:
+            searches[key][added] = replace(one, full=passes, full_trial=trial, outcome=row["outcome"])
+    return tuple(
+        WarmupSearch(lr=lr, multiple=lr / unstable_lr, lengths=tuple(one for _, one in sorted(searches[key].items())))
+        for key, lr in sorted(rates.items(), key=lambda item: item[1])
+    )

@@ -18,15 +18,13 @@ from workbench.topics.warmup.diagnose import diagnose_warmup
 NO_WARMUP = 0.5
 """Where no warmup is drawn: a logarithmic axis has no place for 0."""
 LEGEND_ROOM = 0.8
-
-
+"""Height left above the marks for the legend, over that of the marks."""
 _LOOKS: tuple[tuple[str, bool, str, dict[str, Any]], ...] = (
     ("short", True, "short trial trains", {"marker": "o", "color": GOOD, "markersize": 6}),
     ("short", False, "short trial does not", {"marker": "x", "color": BAD, "markersize": 7, "markeredgewidth": 1.8}),
     ("full", True, "full run trains", {"marker": "o", "color": GOOD, "markersize": 12, "fillstyle": "none"}),
     ("full", False, "full run does not", {"marker": "X", "color": BAD, "markersize": 12, "fillstyle": "none"}),
 )
-"""Height left above the marks for the legend, over that of the marks."""
 
 
 def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
@@ -36,8 +34,7 @@ def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes 
     10 times the unstable learning rate. Sick: crosses up to the cap (no allowed warmup opens that learning rate), or a dot
     within a hollow cross (stable in the short trial, not in the full run: a later blow-up).
 
-    What was tried is that of `warmup.shortest` of the diagnosis, which is made from the record where there is none. Small marks are
-    short trials, large ones runs of the full budget.
+    Small marks are short trials, large ones runs of the full budget, as in `warmup.shortest` of the diagnosis.
 
     Source: F3.6 (the shortest, with the next shorter one failing), F3.4 (one row for each multiple), F3.10 (the cap).
     """
@@ -70,10 +67,8 @@ def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes 
         if unstable > 0:
             axes.axhline(unstable, color=BAD, linestyle="-.", label=f"unstable without warmup: {short(unstable)}")
         log_scale(axes, "x", "y")
-        lengths, lrs = (
-            [_x(one["steps"]) for _, one in runs] + [max(cap, NO_WARMUP)],
-            [lr for lr, _ in runs] + [unstable],
-        )
+        lengths = [_x(one["steps"]) for _, one in runs] + [max(cap, NO_WARMUP)]
+        lrs = [lr for lr, _ in runs] + [unstable]
         axes.set_xlim(np.nanmin(lengths) / 1.5, np.nanmax(lengths) * 1.5)
         bottom, top = np.nanmin(lrs) / 1.5, np.nanmax(lrs) * 1.5
         axes.set_ylim(bottom, top * (top / bottom) ** LEGEND_ROOM)

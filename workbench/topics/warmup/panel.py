@@ -16,8 +16,7 @@ from workbench.schedules import prepend_warmup
 from workbench.topics.clipping.figures import plot_grad_norm
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.topics.schedule.figures import mark_warmup, plot_schedule
-from workbench.topics.warmup.diagnose import diagnose_warmup
-from workbench.topics.warmup.search import cap_steps
+from workbench.topics.warmup.diagnose import cap_steps, diagnose_warmup
 
 ALT = "The learning rate at each step with a warmup, beside the trace of the nearest trial that was run."
 
@@ -61,18 +60,18 @@ def _words(steps: int, lr: float, total: int, limits: tuple[int, int], unstable_
         plan = f"so plan {total + steps:,} steps (F3.14); below the cap of 10 %, {cap:,}"
         where = f"above 5 %, {lengthen_from:,} steps, {plan}"
     words = f"{steps:,} steps of warmup are {share:.1%} of the baseline's {total:,}: {where}. "
-    if unstable_lr:
-        words += (
-            f"lr {lr:.4g} is {lr / unstable_lr:.3g} x the one that is unstable without warmup ({unstable_lr:.4g}). "
-        )
-    return words
+    if not unstable_lr:
+        return words
+    return (
+        words + f"lr {lr:.4g} is {lr / unstable_lr:.3g} x the one that is unstable without warmup ({unstable_lr:.4g}). "
+    )
 
 
 def warmup_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, live: bool | None = None) -> Any:
     """Return a schedule below sliders for warmup steps and peak lr: what it asks of the run, and what the nearest trial did.
 
     The diagnosis is of `diagnose_warmup`, or made from the record; the sliders start at the shortest warmup that trains. `live` None asks
-    the environment: `WORKBENCH_LIVE=0` means that nobody is looking. See `controls_panel` for what it returns.
+    the environment, see `controls_panel`.
 
     Source: F3.4 and F3.6 (what is tried), F3.10 (at most 10 % of the baseline's steps), F3.14 (above 5 % the run may have to grow).
     """
@@ -91,9 +90,8 @@ def warmup_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, live
     lrs = sorted({one.lr for one in tried} | {float(baseline.peak_lr)})
 
     def answer(steps: int, lr: float, trace: str) -> Answer:
-        nearest = min(
-            tried, key=lambda one: (round(abs(math.log(one.lr / lr)), 9), abs(one.steps - steps), not one.full)
-        )
+        far = lambda one: (round(abs(math.log(one.lr / lr)), 9), abs(one.steps - steps), not one.full)  # noqa: E731
+        nearest = min(tried, key=far)
         warmed = int(field_of(record, nearest.trial, "warmup_steps") or 0)
         config = prepend_warmup(baseline.replace(peak_lr=lr), steps)
         marks = [(lengthen_from, "5 % of the baseline's steps"), (cap, "10 %, the cap")]

@@ -1,8 +1,4 @@
-"""`WarmupStudy`: the shortest warmup that opens learning rates far above the one that is unstable without it (F3).
-
-Short trials find a length, a ramp and twice as many steps after it (F3.7); a run of the full budget has to confirm it, because a
-short trial cannot see what comes later.
-"""
+"""`WarmupStudy`: the shortest warmup that opens learning rates far above the one that is unstable without it (F3)."""
 
 from __future__ import annotations
 
@@ -22,10 +18,8 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.topics.stability.study import InstabilityStudy
-from workbench.topics.warmup.diagnose import warmup_signs
-from workbench.topics.warmup.search import NextRun, WarmupSearch, cap_steps, next_run, read_searches
+from workbench.topics.warmup.diagnose import NextRun, WarmupSearch, cap_steps, next_run, read_searches, warmup_signs
 
-SHORT, FULL = Role.WARMUP, Role.WARMUP_FULL
 MIN_TRIAL_STEPS = 10
 """A curve of fewer steps cannot be judged."""
 
@@ -33,6 +27,8 @@ MIN_TRIAL_STEPS = 10
 @dataclass(frozen=True, kw_only=True)
 class WarmupStudy(Study):
     """Warmup lengths at multiples of the unstable learning rate.
+
+    Short trials find a length, a ramp and twice as many steps after it (F3.7); a run of the full budget has to confirm it.
 
     Attributes:
         unstable_base_learning_rate: the lr that is unstable without warmup (F3.2); None takes `lr.unstable` of the study, and
@@ -43,7 +39,7 @@ class WarmupStudy(Study):
         cap_frac: longest warmup as a share of the baseline's steps (F3.10).
         post_warmup_ratio: steps of a short trial after the ramp, over those of the ramp (F3.7).
         refine_ratio: how far apart the shortest that passes and the next shorter one may stay (rule of thumb).
-        full_runs: full-budget runs at one learning rate, at most; where they are used up, the gap stays wider (rule of thumb).
+        full_runs: full-budget runs at one learning rate, at most (rule of thumb).
         multiple_trials: where no length passes, short trials that look for the largest multiple that does (rule of thumb).
         instability: how to look for the unstable lr and the signs where they are not known.
     """
@@ -131,10 +127,9 @@ class WarmupStudy(Study):
         return round(ramp * (1 + self.post_warmup_ratio))
 
     def short_trial(self, config: TrainConfig, lr: float, warmup_steps: int) -> TrainConfig:
-        """Return the short trial of a length: the ramp, then a constant lr (F3.5), whatever the baseline's schedule.
+        """Return the short trial of a length: the ramp, prepended to the baseline's, then a constant lr (F3.5).
 
-        `warmup_steps` are prepended to those of the baseline. It is never shorter than that of the shortest length listed, so that
-        the shortest ones can be told from no warmup.
+        It is never shorter than that of the shortest length listed, so that the shortest ones can be told from no warmup.
         """
         ramp = config.warmup_steps + warmup_steps
         total = self._trial_steps(max(ramp, min(self.warmup_steps)))
@@ -173,7 +168,7 @@ class _Tuner:
     def _shortest(self, multiple: float, *, extra_trials: Sequence[TrialRequest] = ()) -> int | None:
         """Run the rounds of one multiple, the first with the `extra_trials`; return the shortest length that passes."""
         lr = multiple * self.unstable_lr
-        run_round(self.session, [*extra_trials, *(self._request(NextRun("short", w), lr) for w in self.lengths)])
+        run_round(self.session, [*extra_trials, *(self._request(("short", w), lr) for w in self.lengths)])
         if not judged(self.session.record).sweep().learned:
             return None
         answered: set[NextRun] = set()
@@ -181,7 +176,7 @@ class _Tuner:
             question := next_run(tried := self._search(lr), cap=self.cap, refine_ratio=self.study.refine_ratio)
         ) is not None:
             made = sum(one.full is not None for one in tried.lengths)
-            if question in answered or (question.kind == "full" and made >= self.study.full_runs):
+            if question in answered or (question[0] == "full" and made >= self.study.full_runs):
                 break
             answered.add(question)
             run_round(self.session, [self._request(question, lr)])
@@ -195,23 +190,23 @@ class _Tuner:
         for _ in range(self.study.multiple_trials if failing > 1 and learned else 0):
             middle = math.sqrt(passing[-1] * high)
             lr = middle * self.unstable_lr
-            run_round(self.session, [self._request(NextRun("short", self.cap), lr)])
+            run_round(self.session, [self._request(("short", self.cap), lr)])
             if self._search(lr)[self.cap].short:
                 passing.append(middle)
             else:
                 high = middle
         for multiple in reversed(passing[1:]):
             lr = multiple * self.unstable_lr
-            run_round(self.session, [self._request(NextRun("full", self.cap), lr)])
+            run_round(self.session, [self._request(("full", self.cap), lr)])
             if self._search(lr)[self.cap].full:
                 self._shortest(multiple)
                 return
 
     def _request(self, question: NextRun, lr: float) -> TrialRequest:
-        config = self.session.config
-        if question.kind == "short":
-            return TrialRequest(SHORT, self.study.short_trial(config, lr, question.steps))
-        return TrialRequest(FULL, prepend_warmup(config.replace(peak_lr=lr), question.steps))
+        (kind, steps), config = question, self.session.config
+        if kind == "short":
+            return TrialRequest(Role.WARMUP, self.study.short_trial(config, lr, steps))
+        return TrialRequest(Role.WARMUP_FULL, prepend_warmup(config.replace(peak_lr=lr), steps))
 
     def _search(self, lr: float) -> WarmupSearch:
         found = read_searches(self.session.record, self.unstable_lr)

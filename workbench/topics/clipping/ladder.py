@@ -1,64 +1,22 @@
-"""The candidate thresholds of gradient clipping: which steps one would touch, and what the clipped runs show of those tried (F4.9 to F4.12)."""
+"""The candidate thresholds that a clipping study tried, and what its clipped runs show of each (F4.9 to F4.12)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.clipping import ClipThreshold, choose_threshold, max_grad_norm_of
+from workbench.curves.clipping import max_grad_norm_of
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.diagnosis import Diagnosis
 from workbench.record.roles import Role
-
-
-class ClippedSteps(NamedTuple):
-    """A threshold with the norms that it comes from, and the steps whose norm is finite and above it, in order."""
-
-    chosen: ClipThreshold
-    steps: NDArray[np.int64]
-
-
-def clipped_steps(
-    steps: ArrayLike,
-    norms: ArrayLike,
-    *,
-    percentile: float,
-    diagnosis: Diagnosis | None = None,
-    trial: int | None = None,
-) -> ClippedSteps:
-    """Choose a threshold as `diagnose_clipping` does, at a percentile of the norms in the steady stretch (F4.9), and tell which steps it would clip.
-
-    Where `clipping.threshold` of the diagnosis was measured on this trial, its steady stretch is used. Steps and norms have shape (steps,).
-    """
-    first = end = None
-    if diagnosis is not None and "clipping.threshold" in diagnosis:
-        evidence = diagnosis["clipping.threshold"].evidence
-        if trial is not None and evidence.get("trial") == trial and "first_step" in evidence:
-            first, end = int(evidence["first_step"]), int(evidence["last_step"]) + 1
-    values = np.asarray(norms, dtype=np.float64).ravel()
-    chosen = choose_threshold(values, percentile=percentile, first=first, end=end)
-    limit = np.inf if chosen.threshold is None else chosen.threshold
-    above = np.isfinite(values) & (values > limit)
-    return ClippedSteps(chosen, np.asarray(steps, dtype=np.int64).ravel()[above])
-
-
-def listed_steps(steps: ArrayLike, *, most: int = 8) -> str:
-    """Return step numbers as words, neighbours as one stretch, those beyond `most` counted: "3, 17, 40 to 44 and 2 more"."""
-    values = np.asarray(steps, dtype=np.int64).ravel()
-    runs = np.split(values, np.flatnonzero(np.diff(values) > 1) + 1) if values.size else []
-    named = [f"{run[0]:,}" if run.size == 1 else f"{run[0]:,} to {run[-1]:,}" for run in runs[:most]]
-    rest = int(sum(run.size for run in runs[most:]))
-    return ", ".join(named) + (f" and {rest:,} more" if rest else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The runs with one threshold at one lr, one a seed, as `clipped_runs` returns them; `clip_frac` is the share of steps clipped, mean over the seeds."""
+    """The runs with one threshold at one lr, one a seed; `clip_frac` is the share of steps clipped, mean over the seeds."""
 
     lr: float
     max_grad_norm: float
@@ -67,7 +25,7 @@ class Candidate:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> Candidate:
-        """Return the candidate of some runs with one lr and threshold."""
+        """Return the candidate of some rows of `clipped_runs` with one lr and threshold."""
         shares = [row["clip_frac"] for row in rows if row["clip_frac"] is not None]
         frac, first = float(np.mean(shares)) if shares else None, rows[0]
         return cls(lr=first["lr"], max_grad_norm=first["max_grad_norm"], rows=tuple(rows), clip_frac=frac)
@@ -115,12 +73,9 @@ def masks(row: Mapping[str, Any], unstable_lr: float | None, *, cycle: float = -
     """Tell whether clipping hides an lr that is too high: stable only for as long as nearly every step is clipped.
 
     Above the edge of stability clipped gradient descent settles in a 2-cycle of span lr * threshold: the loss stays
-    bounded, the norm stays parked above the threshold, and nothing is learned any more. An `alternation` down to `cycle` is its swing,
-    which comes to rest nowhere (rule of thumb). `unstable_lr` counts where the same run without clipping was not made.
-
-    Returns:
-        None where nobody knows: whether the lr is too high, or what would become of a run that is still learning when
-        it ends, without such a swing.
+    bounded, the norm stays parked above the threshold, and nothing is learned any more. An `alternation` down to `cycle` is its swing
+    (rule of thumb). `unstable_lr` counts where the same run without clipping was not made. None where nobody knows: whether the lr is
+    too high, or what would become of a run that is still learning when it ends, without such a swing.
     """
     too_high = row["twin_lasting"]
     if too_high is None:
@@ -131,7 +86,7 @@ def masks(row: Mapping[str, Any], unstable_lr: float | None, *, cycle: float = -
 
 
 def read_ladder(record: RecordLike, rows: Sequence[Mapping[str, Any]]) -> list[Candidate]:
-    """Return the thresholds tried, loosest first: the baseline's own where it clips, and those of the clipping study."""
+    """Return the thresholds tried, loosest first: those of the clipping study, or all."""
     chosen = [row for row in rows if row["stage"] == Role.CLIPPING] or list(rows)
     lr = record.facts.get("clipping_lr")
     at_lr = [row for row in chosen if isinstance(lr, float) and math.isclose(row["lr"], lr, rel_tol=1e-9)]
@@ -150,9 +105,7 @@ def leading(
 ) -> tuple[Candidate | None, Literal["own", "passes", "tightest"]]:
     """Return the threshold that the verdicts are about, and why: the baseline's own, the loosest that works, or the tightest.
 
-    One that cures goes before a looser one that only keeps training stable.
-
-    For `aggressive_frac` see `Candidate.cures`, for `unstable_lr` see `masks`.
+    One that cures goes before a looser one that only keeps training stable. See `Candidate.cures` and `masks`.
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     own = [row for row in rows if limit is not None and row["max_grad_norm"] == limit and row["lr"] == lr]
