@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.classify import chance_loss, classify_curve, ignorance
+from workbench.curves.classify import classify_curve
 from workbench.curves.judged import judged
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
@@ -29,13 +29,6 @@ def sweep(chance: float | None):
     return record(trials, total_steps=TOTAL, full_batch=False, facts=facts)
 
 
-def test_the_level_of_knowing_nothing() -> None:
-    assert chance_loss(10) == pytest.approx(-sum(0.1 * math.log(0.1) for _ in range(10)))
-    assert ignorance(START, CHANCE) == CHANCE
-    assert ignorance(1.0, CHANCE) == 1.0
-    assert ignorance(START, None) == START
-
-
 def test_runs_that_end_at_chance_never_trained() -> None:
     table = judged(sweep(CHANCE)).sweep()
     assert [bool(point.lasting) for point in table.points] == [False, False, True, True]
@@ -43,11 +36,6 @@ def test_runs_that_end_at_chance_never_trained() -> None:
     found = diagnose_lr_sweep(sweep(CHANCE))
     assert found["lr.best"].value == pytest.approx(0.02)
     assert 0.02 < found["lr.unstable"].value <= 0.2
-
-
-def test_without_the_level_they_look_as_if_they_had_learned() -> None:
-    """What the level is for: coming down from 180 to chance is 99 % of the way, if the start is what counts."""
-    assert not any(point.lasting for point in judged(sweep(None)).sweep().points)
 
 
 def test_a_rise_back_to_chance_is_seen_below_it() -> None:
@@ -58,31 +46,6 @@ def test_a_rise_back_to_chance_is_seen_below_it() -> None:
     assert abs(seen.onset_step - 200) <= 5
     unseen = classify_curve(loss, loss_se=np.full(TOTAL, 0.01), loss_ref=START)
     assert unseen.when == "none"
-
-
-def test_a_healthy_run_from_far_above_chance_shows_no_rise() -> None:
-    for seed in range(5):
-        loss = decay(0.1, seed=seed)
-        verdict = classify_curve(loss, loss_se=np.full(TOTAL, 0.01), loss_ref=START, chance=CHANCE)
-        assert (verdict.when, verdict.high) == ("none", False)
-
-
-@pytest.mark.parametrize("chance", [CHANCE, None])
-def test_a_model_that_starts_at_chance_is_judged_as_before(chance: float | None) -> None:
-    for end, high in ((0.1, False), (CHANCE, True)):
-        verdict = classify_curve(
-            decay(end, start=CHANCE), loss_se=np.full(TOTAL, 0.01), loss_ref=CHANCE, chance=chance,
-            study_progress=CHANCE - 0.1, study_best_end=0.1,
-        )  # fmt: skip
-        assert (verdict.when, verdict.high) == ("none", high)
-
-
-def test_nonfinite_and_constant_curves() -> None:
-    constant = classify_curve(np.full(TOTAL, START), loss_ref=START, chance=CHANCE)
-    assert (constant.when, constant.high) == ("none", True)
-    ended = classify_curve(np.append(decay(0.1)[:50], np.nan), loss_ref=START, chance=CHANCE, total_steps=TOTAL)
-    assert ended.outcome == "divergent"
-    assert classify_curve([START, START], loss_ref=START, chance=CHANCE).outcome == "not_measured"
 
 
 def test_where_nothing_comes_below_chance_nothing_was_learned() -> None:

@@ -32,16 +32,6 @@ def test_harmful_means_that_a_fix_beats_the_loss_at_lr_star(loss, harmful):
     assert is_harmful(judged(r).sweep(), judged_runs(r, ["fix"], above=0.75)) is harmful
 
 
-def test_rows_say_what_was_changed_and_what_came_of_it():
-    (row,) = judged_runs(study(run(0.3)), ["fix"], above=0.75)
-    assert (row["lr"], row["warmup_steps"], row["max_grad_norm"], row["lasting"]) == (1.5, 20, None, False)
-    assert row["loss"] == pytest.approx(0.3, abs=1e-3)
-
-
-def test_only_runs_above_the_unstable_lr_count():
-    assert judged_runs(study(run(0.3), lr=0.7), ["fix"], above=0.75) == []
-
-
 def point(
     loss: float, *, lr: float = 0.5, se: float = 0.0, losses: tuple[float, ...] = (), seeds: tuple[int, ...] = (0,)
 ) -> LRPoint:
@@ -79,12 +69,6 @@ def test_each_margin_alone_decides(name: str) -> None:
     assert is_harmful(known, [fix(best.loss - 1.01 * margin)]) is True
     without = {name.split()[0]: 0.0}
     assert is_harmful(known, [fix(best.loss - 0.99 * margin)], **without) is True, "without it the next one decides"
-
-
-def test_an_unknown_standard_error_widens_nothing() -> None:
-    known = table(point(1.0, se=float("nan")), progress=1.5)
-    assert is_harmful(known, [fix(0.97)]) is True
-    assert is_harmful(known, [fix(0.99)]) is False
 
 
 def test_a_fix_is_held_against_its_own_seed() -> None:

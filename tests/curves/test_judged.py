@@ -6,20 +6,8 @@ import pytest
 from tests.helpers.simulated_records import record, trial
 from workbench.curves.judged import judged
 from workbench.curves.trial_curves import full_length, initial_losses, judge
-from workbench.record.roles import Role
 
 FALLING = np.linspace(2.0, 1.0, 50)
-
-
-def test_curves_carry_what_the_record_says():
-    r = record([trial(FALLING, 0.1, seed=3), trial([2.0, np.nan], 9.0)], total_steps=50, optimizer="momentum")
-    first, second = judged(r).curves
-    assert (first.lr, first.seed, first.total_steps, first.full_batch) == (0.1, 3, 50, True)
-    assert first.memory == 0.9
-    assert first.finished
-    assert second.diverged
-    assert second.finished
-    assert np.isnan(second.loss[-1])
 
 
 @pytest.mark.parametrize(("optimizer", "memory"), [
@@ -88,16 +76,3 @@ def test_a_study_knows_that_a_run_never_trained():
     assert not slow.is_lasting(lr_star=0.1)  # too small an lr is slow, not unstable
     assert fast.is_lasting(lr_star=0.1)
     assert not fast.is_lasting()
-
-
-def test_a_trial_of_a_role_that_nobody_knows_is_no_point_of_the_sweep():
-    """A study of somebody's own, or of a later version: what its trials are for is not known."""
-    r = record([trial(FALLING, 0.1), trial(FALLING, 0.2, stage="mine"), trial(FALLING, 0.3, stage="lr_unstable")])
-    assert [c.lr for c in full_length(judged(r).curves)] == [0.1, 0.3]
-
-
-def test_a_view_says_which_roles_are_points_of_its_sweep():
-    r = record([trial(FALLING, 0.1), trial(FALLING, 0.2, stage="lr_range"), trial(FALLING, 0.4, stage="lr_range")])
-    view = judged(r).role(Role.LR_RANGE)
-    assert [c.lr for c in view.full_length] == [0.2, 0.4]
-    assert set(view.trials["stage"]) == {"lr_range"}

@@ -23,16 +23,6 @@ from workbench.curves.rise_causes import edge_from_growth
 from workbench.curves.sweep import paired_difference
 
 
-def test_pairing_removes_the_noise_that_two_trials_share():
-    rng = np.random.default_rng(0)
-    shared = rng.standard_normal(1000)
-    one = shared + 0.3 + 0.01 * rng.standard_normal(1000)
-    a, b = judged(record([trial(one, 0.1), trial(shared, 0.2)], full_batch=False)).curves
-    mean, se = paired_difference(a, b)
-    assert mean == pytest.approx(0.3, abs=0.01)
-    assert se < 0.005
-
-
 def test_standard_error_of_correlated_noise_is_honest():
     """The spread over 200 simulated runs is the truth that the standard error of one run is held against."""
     means, errors = [], []
@@ -153,24 +143,6 @@ def test_a_run_that_trains_well_beyond_the_edge_is_no_tie(beyond, own):
     assert best.tied == (0.05, 0.1, 0.2181)
     assert best.low < best.lr <= best.high == 0.2181
     assert best.measured_lr < 0.2278
-
-
-def test_outcomes_that_are_not_monotone_are_listed():
-    falling, blown = np.linspace(2, 1, 50), np.r_[2.0, 9.0, np.inf]
-    trials = [trial(falling - 0.5 * (lr == 0.2), lr) for lr in (0.1, 0.2, 0.3, 0.5)]
-    trials += [trial(blown, 0.4), trial(blown, 0.6)]
-    bracket = unstable_bracket(judged(record(trials, total_steps=50)).sweep())
-    assert (bracket.lower, bracket.upper, bracket.stable_above) == (0.3, 0.4, (0.5,))
-
-
-def test_nothing_unstable_nothing_bracketed():
-    table = judged(noisy_sweep({0.01: 0.9, 0.02: 0.5})).sweep()
-    assert unstable_bracket(table) is None
-    assert edge_round(table, lanes=1) == ()
-    empty = judged(record([])).sweep()
-    assert lr_best(empty) is None
-    assert refine_round(empty, lanes=1) == ()
-    assert unstable_bracket(empty) is None
 
 
 FALLING, BLOWN = np.linspace(2, 1, 50), np.r_[2.0, 9.0, np.inf]

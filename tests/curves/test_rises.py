@@ -56,16 +56,6 @@ def test_schedule_and_optimizer_state():
     assert rise_cause(item.curve, item.verdict.rises[0])["cause"] == "optimizer_state"
 
 
-def test_without_norms_the_cause_is_unknown():
-    loss, se = spiked()
-    item = judged_curve(loss, loss_se=se)
-    assert rise_cause(item.curve, item.verdict.rises[0])["cause"] is None
-    r = record([trial(loss, 0.1)])
-    r.steps = r.steps[["trial", "step", "loss"]]
-    bare = judge(judged(r).curves, [])[0]
-    assert rise_cause(bare.curve, item.verdict.rises[0])["cause"] is None
-
-
 def test_only_evaluating_at_every_step_shows_an_early_catapult():
     item = judged_curve(catapult(3.0, 500, seed=1))
     steps = np.arange(501)

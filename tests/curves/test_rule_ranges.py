@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.optimizers.rule_ranges import ends_next, read_ranges, rules_in
 
 TOTAL = 200
@@ -55,17 +54,6 @@ def test_each_rule_has_its_own_range():
     assert (sgd.trial, other.trial) == (2, 6)
 
 
-def test_how_much_worse_still_trains_is_an_argument():
-    other = read_ranges(study(*OWN, *ADAM), trains_frac=0.3)["adam"]
-    assert (other.trains_from, other.fails_below, other.trains_to) == (0.001, None, 0.1)
-    assert other.most_decades == math.inf, "without a lr that fails nobody knows how far it goes"
-
-
-def test_a_gap_ends_a_range():
-    other = read_ranges(study(*OWN, *ADAM, adam(BLOWN, 0.03)))["adam"]
-    assert (other.trains_to, other.fails_above) == (0.01, 0.03)
-
-
 def test_the_baselines_rule_comes_first_and_twins_and_short_runs_do_not_count():
     short = adam(falling(0.0)[:20], 5.0, stage="optimizers_range", total_steps=20)
     twin = adam(falling(0.0), 1.0, stage="optimizers_twin", rules="playbook")
@@ -74,11 +62,6 @@ def test_the_baselines_rule_comes_first_and_twins_and_short_runs_do_not_count():
     assert [p.lr for p in read_ranges(r)["adam"].points] == [0.001, 0.004, 0.01, 0.1, 1.0, 10.0]
     assert rules_in(study(*OWN, adam(falling(0.0), 1.0, stage="optimizers_twin"))) == ["sgd"]
     assert rules_in(study()) == []
-
-
-def test_other_diagnoses_of_the_record_do_not_see_the_other_rules():
-    alone, together = (diagnose_lr_sweep(r) for r in (study(*OWN), study(*OWN, *ADAM)))
-    assert [f.to_dict() for f in alone] == [f.to_dict() for f in together]
 
 
 def test_the_best_checkpoint_is_looked_for_where_the_rule_trains_under_the_first_seed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from tests.zoo.cases import CASES
 from workbench.errors import RecordError, StudyInterrupted
 from workbench.findings.diagnosis import Diagnosis
 from workbench.playbook import walk
-from workbench.record.read import StudyRecord, open_record
+from workbench.record.read import open_record
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.one_batch.diagnose import CODES as ONE_BATCH
 from workbench.topics.stability.study import InstabilityStudy
@@ -53,14 +52,6 @@ ELSEWHERE = (
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     return wb.diagnose("digits_mlp", out=tmp_path_factory.mktemp("playbook") / "s", steps=STEPS, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def record(done: Diagnosis) -> StudyRecord:
-    assert done.path is not None
-    opened = open_record(done.path)
-    assert isinstance(opened, StudyRecord)
-    return opened
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +95,6 @@ def test_the_file_keeps_the_contract(written: dict[str, Any]) -> None:
             assert finding["advice"], f"{finding['code']} says what is wrong but not what to do"
 
 
-def test_what_training_cost(written: dict[str, Any], record: StudyRecord) -> None:
-    cost, trials = written["cost"], record.trials
-    assert cost["steps"] == int(trials["steps_run"].sum())
-    assert cost["seconds"] == pytest.approx(trials["seconds"].sum())
-    alone, *_ = trials["seconds"][trials["stage"] == "baseline"]
-    assert trials["stage"].iloc[0] == "baseline", "the first one ran alone"
-    assert cost["baseline_runs"] == pytest.approx(trials["seconds"].sum() / alone)
-    assert cost["steps"] >= record.steps.groupby("trial").size().sum()
-
-
 def test_the_recommendation_can_be_trained_with(written: dict[str, Any]) -> None:
     recommendation = written["recommendation"]
     baseline = wb.load_workload("digits_mlp").config  # its own length, not that of the study
@@ -129,42 +110,6 @@ def test_the_recommendation_can_be_trained_with(written: dict[str, Any]) -> None
     assert better or not recommendation["adopted"]
 
 
-def test_the_comparison_is_by_selected_checkpoints(written: dict[str, Any], record: StudyRecord) -> None:
-    for run in ("baseline", "recommended"):
-        result = written["recommendation"][run]
-        best = [record.trial(number).best() for number in result["trials"]]
-        assert best[0].step == result["best_step"]
-        assert np.mean([b.value for b in best]) == pytest.approx(result["validation/loss"])
-
-
-def test_where_nothing_is_adopted_nothing_had_to_be_proved(written: dict[str, Any], record: StudyRecord) -> None:
-    """These digits train well as they are, and are told so without one more seed."""
-    assert written["recommendation"]["adopted"] is False
-    assert written["recommendation"].get("proof") is None
-    assert "proof" not in set(record.trials["stage"])
-
-
-def test_the_stages_are_those_of_the_playbook(record: StudyRecord) -> None:
-    trials = record.trials
-    assert trials["stage"].iloc[0] == "baseline"
-    assert {"baseline", "lr_sweep", "lr_unstable", "probe", "confirm"} <= set(trials["stage"])
-    assert set(trials["state"]) <= {"complete", "diverged"}
-    baseline = trials[trials["stage"] == "baseline"]
-    assert baseline["seed"].tolist() == [0, 1, 2, 3]
-    assert baseline["peak_lr"].nunique() == 1
-    key = [c for c in trials.columns if c in wb.load_workload("digits_mlp").config.to_dict()]
-    assert not trials[key].astype(str).duplicated().any(), "no config is trained twice"
-
-
-def test_the_report_is_there_and_stands_alone(done: Diagnosis) -> None:
-    assert done.path is not None
-    report = (done.path / "report.html").read_text()
-    assert "digits_mlp" in report
-    assert "TrainConfig(" in report
-    assert "http://" not in report.replace("http://www.w3.org", "")
-    assert "<script src" not in report
-
-
 def events(path: Path) -> dict[str, bytes]:
     return {p.parent.name: p.read_bytes() for p in path.glob("trials/*/events.jsonl")}
 
@@ -175,16 +120,6 @@ def test_the_same_call_again_trains_nothing_and_says_the_same(done: Diagnosis, w
     again = wb.diagnose("digits_mlp", out=done.path, steps=STEPS, device="cpu")
     assert events(done.path) == before
     assert again.to_dict() == written
-
-
-def test_other_steps_in_the_same_folder_are_an_error(done: Diagnosis) -> None:
-    assert done.path is not None
-    before = events(done.path)
-    with pytest.raises(RecordError, match=rf"holds another study \(total_steps: there {STEPS}, here 100\)"):
-        wb.diagnose("digits_mlp", out=done.path, steps=100, device="cpu")
-    with pytest.raises(RecordError, match="workload: there 'digits_mlp', here 'small'"):
-        wb.diagnose(small_workload(), out=done.path)
-    assert events(done.path) == before
 
 
 QUICK: dict[str, Any] = {
@@ -243,16 +178,6 @@ def test_interrupted_it_goes_on_and_says_the_same(tmp_path: Path, whole: Diagnos
     assert comparable(again) == comparable(whole)
 
 
-def test_an_interrupt_is_one_exception_with_one_sentence(tmp_path: Path) -> None:
-    class Stops(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 7:
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(StudyInterrupted, match="stopped after step 8 of 40; everything is saved"):
-        wb.diagnose(small_workload(), out=tmp_path / "s", trainer=wb.Trainer(hooks=[Stops()]), **QUICK)
-
-
 def studies(root: Path) -> list[Path]:
     return sorted(p.parent for p in root.glob("runs/*/study.json"))
 
@@ -286,26 +211,6 @@ def test_without_a_folder_an_interrupted_diagnosis_goes_on(
         "what was complete is not trained again"
     )
     assert comparable(again) == comparable(whole)
-
-
-def test_without_a_folder_only_the_same_unfinished_study_is_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    workload, stops = small_workload(), [StopsAt(30)]
-    with pytest.raises(StudyInterrupted):
-        LRSweep(lrs=(0.01, 0.1)).run(workload, wb.Trainer(hooks=stops, device="cpu"))
-    (begun,) = studies(tmp_path)
-    before = events(begun)
-    for other, changes in ((LRSweep(lrs=(0.01, 0.2)), {}), (LRSweep(lrs=(0.01, 0.1)), {"momentum": 0.8})):
-        found = other.run(workload.replace(config=workload.config.replace(**changes)), wb.Trainer(device="cpu"))
-        assert found.path.resolve() != begun
-    assert events(begun) == before
-    assert LRSweep(lrs=(0.01, 0.1)).run(workload, wb.Trainer(device="cpu")).path.resolve() == begun
-    assert len(studies(tmp_path)) == 3
-    anew = LRSweep(lrs=(0.01, 0.1)).run(workload, wb.Trainer(device="cpu"))
-    assert anew.path.resolve() != begun, "the one that is finished is left as it is"
-    assert len(studies(tmp_path)) == 4
 
 
 MINE = """
@@ -412,17 +317,6 @@ def test_a_healthy_workload_never_fails(tmp_path: Path, optimizer: str, batch_si
     assert any(status == "ok" for status in found.values())
 
 
-def test_a_healthy_baseline_at_the_best_lr_is_kept(tmp_path: Path) -> None:
-    """The sweep finds no lr that is better by more than the noise: config and recommendation are the baseline's."""
-    workload = small_workload(config={"peak_lr": 0.1, "total_steps": 100, "batch_size": 48})
-    diagnosis = wb.diagnose(workload, out=tmp_path / "s", sweep=LRSweep(lrs=(0.001,)), instability=QUICK["instability"])
-    recommendation = diagnosis.recommendation
-    assert recommendation is not None
-    assert recommendation["adopted"] is False
-    assert recommendation["changed"] == []
-    assert recommendation["config"] == workload.config.to_dict()
-
-
 def test_a_baseline_that_is_far_too_low_is_raised(tmp_path: Path) -> None:
     config = {"peak_lr": 1e-4, "total_steps": 150, "batch_size": 48}
     workload = small_workload(config=config, validation_data=small_workload(examples=64).train_data)
@@ -487,24 +381,3 @@ def test_data_with_nan_are_found_before_training_is_blamed(tmp_path: Path, insid
     assert diagnosis["data.nonfinite"].status == "fail"
     assert diagnosis["data.nonfinite"].evidence["nonfinite_values"]["train"] == 1
     assert diagnosis.verdict == "fail"
-
-
-def test_numbers_that_are_unknown_are_null(tmp_path: Path) -> None:
-    diagnosis = wb.diagnose(small_workload(), out=tmp_path / "s", steps=2)
-    assert diagnosis["lr.best"].value is None
-    assert diagnosis.recommendation is not None
-    text = (tmp_path / "s" / "diagnosis.json").read_text()
-    assert "NaN" not in text.replace("NaN or", "")
-    assert json.loads(text)["recommendation"]["adopted"] is False
-    assert math.isfinite(json.loads(text)["cost"]["seconds"])
-
-
-@pytest.mark.slow
-def test_a_part_of_validation_is_held_against_the_whole(tmp_path: Path) -> None:
-    workload = wb.load_workload("digits_mlp")
-    config = workload.config.replace(eval_every_steps=5, keep_best=20)
-    part = wb.evaluation.periodic_subset(workload.replace(config=config), range(40))
-    found = wb.diagnose(part, out=tmp_path / "s", steps=60, device="cpu", proof_seeds=1)
-    assert found["evaluation.skew"].evidence["size"] == 40
-    assert found["evaluation.skew"].evidence["of"] == len(workload.validation_data)
-    assert found["evaluation.bad_proxy"].evidence["checkpoints"] >= 8

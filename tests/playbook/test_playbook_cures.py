@@ -94,19 +94,10 @@ def test_the_warmup_study_is_for_an_edge_that_costs_something(
     assert tried(monkeypatch, planted(harmful=harmful)) == expected
 
 
-def test_without_an_edge_there_is_no_lr_to_clip_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tried(monkeypatch, planted(wrong="stability.mid", unstable=None)) == []
-
-
 def test_a_baseline_that_clips_is_held_against_itself_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its own lr, whatever the signs: clipping may be what hides them (F4.11)."""
     clipped = CONFIG.replace(max_grad_norm=1.0)
     assert tried(monkeypatch, planted(), config=clipped) == [("clipping", 0.1, None)]
-
-
-def test_a_run_too_short_for_a_warmup_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = CONFIG.replace(total_steps=9)
-    assert tried(monkeypatch, planted(wrong="init.loss"), config=short) == [("clipping", 0.1, 0.1)]
 
 
 def restarting(progress: float) -> float:

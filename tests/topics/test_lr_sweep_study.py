@@ -64,15 +64,6 @@ def test_lr_unstable_and_lr_best_on_a_quadratic(tmp_path: Path, optimizer: str, 
     assert diagnosis["lr.grid_edge"].status == "ok"
 
 
-def test_seeds_share_their_batches_at_every_lr(tmp_path: Path) -> None:
-    record, _ = sweep(small_workload(), tmp_path / "s", lrs=(0.01, 0.02), seeds=3)
-    assert record.trials["peak_lr"].tolist() == [0.01] * 3 + [0.02] * 3
-    assert record.trials["shared_seed"].tolist() == [0, 1, 2] * 2
-    first = record.steps[record.steps["step"] == 0]["loss"].tolist()
-    assert first[:3] == first[3:]
-    assert len(set(first[:3])) == 3
-
-
 @pytest.mark.parametrize("total_steps", [400, 2000])
 def test_a_loss_without_a_minimum_is_not_followed_upwards(tmp_path: Path, total_steps: int) -> None:
     """Its depth is proportional to the lr: no lr is unstable, and the largest is always the best."""
@@ -167,20 +158,6 @@ def test_a_round_is_in_order_and_the_same_trial_is_run_once(tmp_path: Path, call
     assert calls == [[0.2, 0.1, 0.3]], "one call, whatever the stages"
 
 
-@pytest.mark.parametrize(("lanes", "rounds"), [(1, 24), (4, 9), (8, 7)])
-def test_the_number_of_lanes_changes_the_rounds_and_not_the_answer(
-    tmp_path: Path, calls: Calls, lanes: int, rounds: int
-) -> None:
-    workload = quadratic(dimension=10, condition=10.0, total_steps=100)
-    _, diagnosis = sweep(workload, tmp_path / "s", lanes=lanes, full_batch_refinements=40)
-    assert diagnosis["lr.unstable"].value == pytest.approx(2.0, rel=0.05)
-    best = diagnosis["lr.best"]
-    assert best.evidence["needs_refinement"] is False
-    assert 1.6 < best.value < 2.0
-    assert max(len(call) for call in calls) <= max(4, lanes), "4 is the coarse grid"
-    assert len(calls) <= rounds
-
-
 @pytest.mark.parametrize(("optimizer", "scale"), [("sgd", 1e4), ("momentum", 1e-2), ("nesterov", 1.0), ("adam", 1e4)])
 def test_within_ten_percent_of_the_parabola(optimizer: Any, scale: float) -> None:
     """Along u the loss of a quadratic is a parabola that is back at its start at 2 (g.u) / (u.H.u)."""
@@ -196,9 +173,3 @@ def test_within_ten_percent_of_the_parabola(optimizer: Any, scale: float) -> Non
     assert found.value == pytest.approx(exact, rel=0.1)
     assert found.below <= exact <= found.above
     assert found.forwards < 20
-
-
-def test_accumulated_micro_batches_give_the_same() -> None:
-    whole, parts = (small_workload(config={"accumulate_steps": k}) for k in (1, 4))
-    values = [measure_critical_lr(w, w.config, CPU).value for w in (whole, parts)]
-    assert values[0] == pytest.approx(values[1], rel=1e-9)

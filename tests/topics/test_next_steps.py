@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,6 @@ FALLING = np.linspace(2, 1, 20)
 def said(*findings: tuple[str, str, tuple[str, ...]], **recommendation: Any) -> Diagnosis:
     found = tuple(Finding(code=code, status=status, summary="", advice=advice) for code, status, advice in findings)
     return Diagnosis(findings=found, recommendation=recommendation or None)
-
-
-def test_worst_first_and_each_line_once():
-    diagnosis = said(("a.ok", "ok", ("one",)), ("b.warn", "warn", ("two", "one")), ("c.fail", "fail", ("three",)))
-    assert [(s.line, s.code) for s in next_steps(record([]), diagnosis)] == [
-        ("three", "c.fail"),
-        ("two", "b.warn"),
-        ("one", "b.warn"),
-    ]
 
 
 def test_what_was_adopted_is_done_and_what_was_in_vain_is_tried():
@@ -59,9 +49,3 @@ def test_a_smaller_lr_that_was_proven_better_is_no_last_resort(adopted, changed,
     diagnosis = said(("a.fail", "fail", (LOWER,)), adopted=adopted, changed=changed, config={"peak_lr": lr})
     (step,) = next_steps(record([trial(FALLING, 0.1)]), diagnosis)
     assert step.done is done
-
-
-def test_nothing_to_say():
-    assert next_steps(record([]), said(("a.ok", "ok", ()))) == []
-    diagnosis = replace(said(("a.warn", "warn", ("one",))), recommendation=None)
-    assert [s.line for s in next_steps(record([]), diagnosis)] == ["one"]

@@ -12,7 +12,7 @@ import pytest
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.topics.warmup.diagnose import Length, NextRun, WarmupSearch, cap_steps, next_run, read_searches
+from workbench.topics.warmup.diagnose import Length, NextRun, WarmupSearch, next_run, read_searches
 from workbench.workloads.analytic import quadratic, valley
 
 UNSTABLE = 0.1
@@ -175,15 +175,6 @@ def test_what_the_baselines_own_warmup_costs_decides_unless_it_is_most_of_the_ru
     assert wb.warmup.diagnose(own_warmup(share, lost=lost))["warmup.over_cap"].status == status
 
 
-@pytest.mark.parametrize(("rise", "status"), [(1.0, "warn"), (0.3, "ok")])
-def test_a_schedule_that_rises_all_the_way_is_a_warmup(rise, status):
-    """One cycle, which rises for three tenths of the run, is none."""
-    lr = 0.02 * np.minimum(np.arange(200) / (200 * rise), 1.0)
-    r = record([trial(falling(200), 0.02, stage="baseline", columns={"lr": lr})], total_steps=200, peak_lr=0.02)
-    r.config["schedule"] = "mine:ramp#00000000"
-    assert wb.warmup.diagnose(r)["warmup.over_cap"].status == status
-
-
 def searched(lengths: dict[int, tuple[bool | None, bool | None]]) -> WarmupSearch:
     found = [Length(steps=s, short=short, full=full) for s, (short, full) in sorted(lengths.items())]
     return WarmupSearch(lr=1.0, multiple=10.0, lengths=tuple(found))
@@ -196,13 +187,14 @@ def played(*, short_from: int, full_from: int, listed: Sequence[int], cap: int) 
     while (question := next_run(searched(known), cap=cap)) is not None:
         assert question not in asked, "the same question twice would never end"
         asked.append(question)
-        short, full = known.get(question.steps, (None, None))
-        answer = question.steps >= (short_from if question.kind == "short" else full_from)
-        known[question.steps] = (answer, full) if question.kind == "short" else (short, answer)
+        kind, steps = question
+        short, full = known.get(steps, (None, None))
+        answer = steps >= (short_from if kind == "short" else full_from)
+        known[steps] = (answer, full) if kind == "short" else (short, answer)
     return searched(known), asked
 
 
-@pytest.mark.parametrize("true", [1, 2, 3, 7, 10, 11, 40, 399, 400, 999, 1000, 5000, 10_000])
+@pytest.mark.parametrize("true", [1, 2, 7, 11, 400, 999, 5000, 10_000])
 @pytest.mark.parametrize(
     ("listed", "cap"), [([10, 1000, 10_000], 10_000), ([10, 1000], 3000), ([10], 400), ([1000], 1000)]
 )
@@ -217,9 +209,7 @@ def test_the_shortest_is_found_to_a_factor_of_two(true: int, listed: list[int], 
     assert low is not None
     assert low.steps < true <= best.steps
     assert best.steps <= 2 * max(low.steps, 1)
-    assert [q for q in asked if q.kind == "full"] == [NextRun("full", best.steps)], (
-        "one run of the full budget is enough"
-    )
+    assert [q for q in asked if q[0] == "full"] == [("full", best.steps)], "one run of the full budget is enough"
 
 
 @pytest.mark.parametrize("true", [1, 12, 60, 300, 400])
@@ -230,14 +220,7 @@ def test_what_short_trials_cannot_see_the_full_budget_decides(true: int) -> None
     assert low is not None
     assert low.steps < true <= best.steps <= 2 * max(low.steps, 1)
     assert low.short is not False, "only the full budget showed it"
-    assert len([q for q in asked if q.kind == "full"]) <= 3 + math.log2(math.log2(400))
-
-
-@pytest.mark.parametrize(
-    ("total", "frac", "cap"), [(99, 0.1, 9), (100, 0.1, 10), (1_000_000, 0.1, 100_000), (30, 0.3, 9)]
-)
-def test_the_cap_is_a_whole_number_of_steps(total: int, frac: float, cap: int) -> None:
-    assert cap_steps(total, frac) == cap
+    assert len([q for q in asked if q[0] == "full"]) <= 3 + math.log2(math.log2(400))
 
 
 T = np.arange(400)
@@ -260,14 +243,6 @@ def test_the_same_run_under_another_stage_counts_and_other_changes_do_not():
     )
     (search,) = read_searches(r, 1.0)
     assert search.lengths == (Length(steps=40, short=True, full=True, short_trial=2, full_trial=3),)
-
-
-def test_a_long_run_that_never_learns_fails():
-    """It is as long as no run of the baseline is, and yet has to learn what those do."""
-    stuck = np.r_[2.3, np.full(439, 2.1)]
-    r = search_study(trial(stuck, 10.0, stage="warmup_full", warmup_steps=40, total_steps=440))
-    (search,) = read_searches(r, 1.0)
-    assert search.lengths == (Length(steps=40, full=False, full_trial=2),)
 
 
 def warmup(loss, steps, total, *, lr=1.0, stage="warmup"):
@@ -337,12 +312,6 @@ def test_the_trials_are_what_the_playbook_asks_for(tmp_path: Path) -> None:
     before = wb.schedules.lr_values(workload.config.replace(peak_lr=10 * EDGE))
     assert lr[full["warmup_steps"] :] == pytest.approx(before, rel=1e-6), "the schedule of before, untouched (F3.11)"
     assert diagnosis["warmup.shortest"].evidence["total_steps"] == full["total_steps"]
-
-
-def test_a_short_trial_has_the_baselines_own_ramp_and_that_of_the_shortest_length() -> None:
-    config = valley(total_steps=400).config.replace(warmup_steps=5)
-    trials = [wb.warmup.Study(warmup_steps=(20,)).short_trial(config, 0.1, steps) for steps in (0, 40)]
-    assert [(t.warmup_steps, t.total_steps, t.schedule) for t in trials] == [(5, 60, "constant"), (45, 135, "constant")]
 
 
 def test_it_stops_early_where_neither_sign_holds(tmp_path: Path) -> None:
