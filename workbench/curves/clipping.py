@@ -299,15 +299,14 @@ def _row(item: TrialVerdict, limit: float, twin: TrialVerdict | None, parked_fra
             "twin": twin.curve.trial, "twin_outcome": twin.verdict.outcome, "twin_lasting": twin.lost,
             "twin_loss": objective(twin.curve),
         }  # fmt: skip
-    return same | {
+    return {
         "trial": curve.trial, "stage": curve.stage, "seed": curve.seed, "lr": curve.lr, "max_grad_norm": limit,
         "when": item.verdict.when, "outcome": item.verdict.outcome, "lasting": item.lost, "loss": objective(curve),
         "clip_frac": _share(hit[finite]), "late_clip_frac": late_frac,
         "parked": late_frac is not None and late_frac >= parked_frac,
         "falling": _falling(curve.loss), "alternation": alternation(curve.loss[late]), "nonfinite": int((~finite).sum()),
         "effective_lr": curve.lr * float(np.minimum(1.0, limit / np.maximum(known, limit)).mean()) if plain else None,
-
-    }  # fmt: skip
+    } | same  # fmt: skip
 
 
 def _late(item: TrialVerdict, *, tail_frac: float = 0.1, peak_frac: float = 0.9) -> NDArray[np.bool_]:

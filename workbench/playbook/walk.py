@@ -285,8 +285,9 @@ _BEFORE: _Judges = {
 }  # fmt: skip
 _AFTER: _Judges = {
     "replaced": diagnose_replaced, "noise_scale": diagnose_noise_scale, "batch_norm": diagnose_batch_norm,
-    "parameter_server": diagnose_parameter_server, "evaluation": diagnose_evaluation,
+    "parameter_server": diagnose_parameter_server,
     "generalisation": lambda record: diagnose_generalisation_gap(record) + diagnose_underfit(record),
+    "evaluation": diagnose_evaluation,
 }  # fmt: skip
 """Facts -> what judges them, where somebody looked."""
 

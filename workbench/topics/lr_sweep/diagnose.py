@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -81,10 +80,15 @@ def diagnose_lr_sweep(
     ])  # fmt: skip
 
 
+_COLUMNS = (
+    "lr", "loss", "loss_se", "above_best", "above_best_se", "seeds", "losses", "outcomes", "lasting", "unstable", "trials",
+)  # fmt: skip
+
+
 def _rows(table: SweepTable) -> list[dict[str, Any]]:
     """Return what a figure of the sweep needs, one row an lr."""
     state = {True: "diverged", False: "complete"}
-    return [asdict(p) | {"unstable": p.unstable, "state": state[math.isinf(p.loss)]} for p in table.points]
+    return [{n: getattr(p, n) for n in _COLUMNS} | {"state": state[math.isinf(p.loss)]} for p in table.points]
 
 
 def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from workbench.checks import check_fields, check_integer
 from workbench.config import TrainConfig
@@ -66,42 +66,15 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
 
 ExtraTrials = Callable[[float], Sequence[TrialRequest]]
 
-RANGE_STAGE, SWEEP_STAGE, EDGE_STAGE = Role.LR_RANGE, Role.LR_SWEEP, Role.LR_UNSTABLE
 LARGEST = sys.float_info.max
-
-
-class _Ask(Protocol):
-    """Turns learning rates and what they are for into trials of each seed."""
-
-    def __call__(self, lrs: Iterable[tuple[float, Role]]) -> list[TrialRequest]: ...
-
-
-class _Limits(NamedTuple):
-    """The lrs that a sweep may try: the scale it starts from, and how many times larger or smaller they may be.
-
-    `reach` is how far where some lr learns, `blind` where none does, and `far` above the best lr and the baseline's
-    in search of an unstable one.
-    """
-
-    critical: float
-    reach: float
-    blind: float
-    far: float
-
-    def of(self, table: SweepTable) -> tuple[float, float]:
-        """Return the smallest and the largest lr."""
-        reach = self.blind if table.best is None else self.reach
-        return self.critical / reach, self.critical * reach
-
-    def highest(self, table: SweepTable, base: float) -> float:
-        """Return the largest lr at which to look for the onset of instability."""
-        best = base if table.best is None else table.points[table.best].lr
-        return min(self.critical * self.reach, self.far * max(best, base))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRSweep(Study):
     """A sweep of the learning rate over one workload.
+
+    Without `lrs` forward passes give the scale, short runs the decade and where to look for the onset of instability, full-length runs
+    the interior of the bowl and the onset itself. Trials of one round do not depend on each other and train side by side.
 
     Attributes:
         lrs: exactly these, without extension or bisection, all in one round; None finds the range.
@@ -145,9 +118,7 @@ class LRSweep(Study):
         check_fields(self, "short_frac max_short_frac", lambda v: 0 < v <= 1, "above 0 and at most 1")
         check_fields(self, "decades blind_decades far_ratio", lambda v: v > 0, "above 0")
         if self.lrs is not None:
-            if isinstance(self.lrs, (str, bytes)) or not isinstance(self.lrs, Iterable):
-                raise ConfigError(f"lrs={self.lrs!r} must be a list of learning rates, such as [0.1, 0.2].")
-            _check_lrs(list(self.lrs))
+            _check_lrs(self.lrs)
 
     def extend(self, session: Session, *, extra_trials: ExtraTrials | None = None) -> None:
         """Run the sweep's trials inside a study that is already open.
@@ -172,27 +143,24 @@ class LRSweep(Study):
 
         `config` is what is swept at its full length, `read` returns the trials so far, and `critical` the scale of the range.
         """
-        ask = partial(self._requests, config)
+        rounds = _Rounds(self, config, read, critical() if self.lrs is None else config.peak_lr)
         if self.lrs is not None:
-            yield ask([(float(lr), SWEEP_STAGE) for lr in self.lrs])
+            yield rounds.ask(self.lrs)
             return
-        limits = _Limits(critical(), 10 ** (self.decades / 2), 10 ** (self.blind_decades / 2), self.far_ratio)
-        base, short = config.peak_lr, self._short_steps(config)
-        coarse = [on_lattice(limits.critical * 4.0**k, base, 4.0) for k in (1, 0, -1, -2, -3, -4)]
+        coarse = [on_lattice(rounds.critical * 4.0**k, config.peak_lr, 4.0) for k in (1, 0, -1, -2, -3, -4)]
+        short, near = self._short_steps(config), tuple[float, ...]()
         if short == config.total_steps:
-            yield ask([(lr, SWEEP_STAGE) for lr in coarse[:4]])
-            yield from self._search(ask, read, base, limits, near=())
-            return
-        start = yield from self._range(partial(ask, steps=short), read, base, limits, coarse)
-        if start is None:
-            yield ask([(lr, SWEEP_STAGE) for lr in coarse[1:5]])
-            if judged(read()).sweep().best is None:
-                return
+            yield rounds.ask(coarse[:4])
         else:
-            best, near = start
-            extra = extra_trials(near[0]) if extra_trials is not None and near else ()
-            yield [*ask(_first(best, near, base)), *extra]
-        yield from self._search(ask, read, base, limits, near=() if start is None else near)
+            start, near = yield from rounds.short_runs(coarse, short)
+            if start is not None:
+                extra = extra_trials(near[0]) if extra_trials is not None and near else ()
+                yield [*rounds.ask(_first(start, near, config.peak_lr)), *rounds.ask(near, Role.LR_UNSTABLE), *extra]
+            else:
+                yield rounds.ask(coarse[1:5])
+                if judged(read()).sweep().best is None:
+                    return
+        yield from rounds.full_length(near)
 
     def _critical(self, session: Session) -> float:
         """Return where the scale of the range lies: known from forward passes on the initial model."""
@@ -208,91 +176,104 @@ class LRSweep(Study):
         steps = max(int(total * self.short_frac), self.min_short_steps, 1)
         return steps if steps <= total * self.max_short_frac else total
 
-    def _range(
-        self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, coarse: Sequence[float]
-    ) -> Generator[list[TrialRequest], None, tuple[float, tuple[float, ...]] | None]:
-        """Return the best lr of short runs and the two between which they turn unstable; None where none learns anything.
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The rounds of one sweep of `config`: what is asked for next, given the trials that `read` returns."""
+
+    sweep: LRSweep
+    config: TrainConfig
+    read: Callable[[], RecordLike]
+    critical: float
+
+    def ask(self, lrs: Iterable[float], role: Role = Role.LR_SWEEP, *, steps: int | None = None) -> list[TrialRequest]:
+        """Return a trial of each lr and seed."""
+        seeds = self.sweep.seeds
+        return [TrialRequest(role, one) for lr in lrs for one in seeded(self.config, float(lr), seeds, steps=steps)]
+
+    def _limits(self, table: SweepTable) -> tuple[float, float, float]:
+        """Return the smallest and the largest lr that may be tried, and the largest at which to look for instability."""
+        wide, base = 10 ** (self.sweep.decades / 2), self.config.peak_lr
+        reach = 10 ** (self.sweep.blind_decades / 2) if table.best is None else wide
+        best = base if table.best is None else table.points[table.best].lr
+        highest = min(self.critical * wide, self.sweep.far_ratio * max(best, base))
+        return self.critical / reach, self.critical * reach, highest
+
+    def short_runs(
+        self, lrs: Sequence[float], steps: int
+    ) -> Generator[list[TrialRequest], None, tuple[float | None, tuple[float, ...]]]:
+        """Return the best lr of short runs, None where none learns anything, and the two between which they turn unstable.
 
         The grid goes on as long as its border is the best.
         """
-        lrs: Iterable[float] = coarse
+        lanes = self.sweep.lanes
         while lrs:
-            yield ask([(lr, RANGE_STAGE) for lr in lrs])
-            record = read()
-            table = judged(record).role(RANGE_STAGE).sweep()
+            yield self.ask(lrs, Role.LR_RANGE, steps=steps)
+            record = self.read()
+            table = judged(record).role(Role.LR_RANGE).sweep()
             if bottomless(record) is not None:
                 break
-            low, high = limits.of(table)
+            low, high, highest = self._limits(table)
             lrs = (
-                *climb_round(table, lowest=low, highest=high, lanes=2, blind_lanes=self.lanes),
-                *raise_round(table, highest=limits.highest(table, base)),
-                *edge_round(table, lanes=self.lanes, tolerance=self.tolerance),
+                *climb_round(table, lowest=low, highest=high, lanes=2, blind_lanes=lanes),
+                *raise_round(table, highest=highest),
+                *edge_round(table, lanes=lanes, tolerance=self.sweep.tolerance),
             )
         bracket = unstable_bracket(table)
+        if table.best is None:
+            return None, ()
         near = () if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
-        return None if table.best is None else (table.points[table.best].lr, near)
+        return table.points[table.best].lr, near
 
-    def _search(
-        self, ask: _Ask, read: Callable[[], RecordLike], base: float, limits: _Limits, near: tuple[float, ...]
-    ) -> Iterator[list[TrialRequest]]:
+    def full_length(self, near: tuple[float, ...]) -> Iterator[list[TrialRequest]]:
         """Ask for full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
-        refined = 0
+        sweep, refined = self.sweep, 0
         while True:
-            record = read()
+            record = self.read()
             table = judged(record).sweep()
             if bottomless(record) is not None:  # the higher the lr, the lower the loss
                 return
             if table.noise_free and not near:
-                near = around(growth_edge(record), self.tolerance)
-            edge = raise_round(table, highest=limits.highest(table, base), near=near) or edge_round(
-                table, lanes=self.lanes, tolerance=self.tolerance, near=near
-            )
-            left = (self.full_batch_refinements if table.noise_free else self.refinements) - refined
-            low, high = limits.of(table)
-            grid = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=self.lanes)
+                near = around(growth_edge(record), sweep.tolerance)
+            low, high, highest = self._limits(table)
+            edge = raise_round(table, highest=highest, near=near)
+            edge = edge or edge_round(table, lanes=sweep.lanes, tolerance=sweep.tolerance, near=near)
+            left = (sweep.full_batch_refinements if table.noise_free else sweep.refinements) - refined
+            grid = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=sweep.lanes)
             if not grid and not (table.noise_free and left > 0):
-                grid = fill_round(table, base=base)
-            sharper = () if grid or left < 1 else refine_round(table, lanes=min(self.lanes, left))
+                grid = fill_round(table, base=self.config.peak_lr)
+            sharper = () if grid or left < 1 else refine_round(table, lanes=min(sweep.lanes, left))
             if sharper and edge and table.best is not None:
                 # The search for the edge is about to cut the same gap: on minibatches what it trains often answers the question.
                 apart = table.noise_free and min(edge) > table.points[table.best + 1].lr
                 sharper = sharper if apart else ()
             refined += len(sharper)
-            wanted = [(lr, SWEEP_STAGE) for lr in (*grid, *sharper)] + [(lr, EDGE_STAGE) for lr in edge]
-            if not wanted:
+            if not (grid or sharper or edge):
                 return
-            yield ask(wanted)
-
-    def _requests(
-        self, config: TrainConfig, lrs: Iterable[tuple[float, Role]], *, steps: int | None = None
-    ) -> list[TrialRequest]:
-        return [TrialRequest(stage, seed) for lr, stage in lrs for seed in seeded(config, lr, self.seeds, steps=steps)]
+            yield [*self.ask((*grid, *sharper)), *self.ask(edge, Role.LR_UNSTABLE)]
 
 
-def _first(best: float, near: tuple[float, ...], base: float) -> list[tuple[float, Role]]:
-    """Return the first full-length round: the best lr of the short runs, one up to 4 times as large, and the edge.
-
-    The edge is looked for at the very lrs of the short runs: what had blown up for good by then has done so at full length as well.
-    """
+def _first(best: float, near: tuple[float, ...], base: float) -> tuple[float, float]:
+    """Return the lrs of the first full-length round: the best one of the short runs, and one up to 4 times as large."""
     center = on_lattice(best, base, 2.0)
     top = min((4 * center, *near[:1]))
     higher = base * 2.0 ** math.floor(math.log2(top / base) + 1e-9)
-    other = higher if higher > center else center / 4
-    return [(lr, SWEEP_STAGE) for lr in (center, other)] + [(lr, EDGE_STAGE) for lr in near]
+    return center, higher if higher > center else center / 4
 
 
-def _check_lrs(lrs: list[float]) -> None:
-    wrong = [lr for lr in lrs if type(lr) is bool or not (isinstance(lr, (int, float)) and 0 < lr <= LARGEST)]
+def _check_lrs(lrs: Sequence[float]) -> None:
+    if isinstance(lrs, (str, bytes)) or not isinstance(lrs, Iterable):
+        raise ConfigError(f"lrs={lrs!r} must be a list of learning rates, such as [0.1, 0.2].")
+    lrs = list(lrs)
     if not lrs:
         raise ConfigError("lrs=[] holds no learning rate: give at least one, or None to let the sweep find its range.")
+    wrong = [lr for lr in lrs if type(lr) is bool or not (isinstance(lr, (int, float)) and 0 < lr <= LARGEST)]
     if wrong:
         raise ConfigError(f"lrs={lrs!r} must hold numbers that are finite and above 0; wrong: {wrong}.")
     twice = [lr for lr, count in Counter(float(lr) for lr in lrs).items() if count > 1]
     if twice:
-        raise ConfigError(
-            f"lrs={lrs!r} holds the same lr more than once: {twice}. Each is trained once; for several trials of one lr ask "
-            "for seeds=..."
-        )
+        end = "Each is trained once; for several trials of one lr ask for seeds=..."
+        raise ConfigError(f"lrs={lrs!r} holds the same lr more than once: {twice}. {end}")
 
 
 def seeded(config: TrainConfig, lr: float, seeds: int, *, steps: int | None = None) -> list[TrainConfig]:

@@ -22,7 +22,7 @@ from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.collect import measure_critical_lr
-from workbench.topics.lr_sweep.study import RANGE_STAGE, SWEEP_STAGE, LRSweep, TrialRequest, run_round, seeded
+from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round, seeded
 from workbench.topics.optimizers.diagnose import ONE_FORM, matters
 from workbench.topics.optimizers.memory_and_decay import shorter, stale_moments
 from workbench.topics.optimizers.rule_forms import explain_rule
@@ -162,14 +162,14 @@ class _Race:
         """Give a trial of another rule its stage; those of the baseline's are points of its own sweep, whoever reads them."""
         if request.config.optimizer == self.session.config.optimizer:
             return request
-        return TrialRequest(Role.OPTIMIZERS_RANGE if request.role == RANGE_STAGE else Role.OPTIMIZERS, request.config)
+        return TrialRequest(Role.OPTIMIZERS_RANGE if request.role == Role.LR_RANGE else Role.OPTIMIZERS, request.config)
 
     def _ends(self) -> None:
         """Ask for lrs until the smallest and the largest that train are known for each rule."""
         reach = 10 ** (self.study.sweep.decades / 2)
         while True:
             requests = [
-                self._renamed(TrialRequest(SWEEP_STAGE, config))
+                self._renamed(TrialRequest(Role.LR_SWEEP, config))
                 for name, found in read_ranges(self.record).items()
                 if name in self.configs
                 for critical in [self._critical(name)]
