@@ -36,9 +36,8 @@ def rise_cause(
         cause (None: the record cannot tell), outlier_step, outlier_ratio, jump_step, lead_steps.
     """
     jump = _jump_step(curve, rise)
-    found: dict[str, Any] = dict.fromkeys(("cause", "outlier_step", "outlier_ratio", "lead_steps")) | {
-        "jump_step": jump
-    }
+    found: dict[str, Any] = dict.fromkeys(("cause", "outlier_step", "outlier_ratio", "jump_step", "lead_steps"))
+    found["jump_step"] = jump
     first, last = max(0, rise.onset_step - slack), min(max(jump, rise.onset_step + 1), curve.loss.size - 1)
     lr, norms, updates = (_column(curve, name) for name in ("lr", "grad_norm", "update_norm"))
     if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * curve.lr):
