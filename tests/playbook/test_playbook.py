@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,12 @@ import torch
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from tests.zoo.cases import CASES
-from workbench.errors import RecordError, StudyInterrupted
 from workbench.findings.diagnosis import Diagnosis
-from workbench.playbook import walk
 from workbench.record.read import open_record
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.one_batch.diagnose import CODES as ONE_BATCH
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.batches import train_batches
-from workbench.train.hooks import Hook, Step
 
 ROOT = str(Path(__file__).parents[2])
 STEPS = 200
@@ -76,23 +70,6 @@ def test_the_file_says_what_the_call_returned(done: Diagnosis, written: dict[str
     assert written["workload"] == "digits_mlp"
     assert written["verdict"] == done.verdict
     assert isinstance(written["command"], str)
-
-
-def test_the_file_keeps_the_contract(written: dict[str, Any]) -> None:
-    assert set(written) >= {"schema", "workload", "command", "verdict", "cost", "findings", "recommendation"}
-    order = ["ok", "not_measured", "warn", "fail"]
-    assert written["verdict"] == max((f["status"] for f in written["findings"]), key=order.index)
-    for finding in written["findings"]:
-        assert finding["status"] in order
-        assert isinstance(finding["summary"], str)
-        assert finding["summary"]
-        for name in ("value", "threshold"):
-            assert finding[name] is None or isinstance(finding[name], (int, float)) or finding[name] in ("inf", "-inf")
-        assert finding["step"] is None or isinstance(finding["step"], int)
-        assert isinstance(finding["evidence"], dict)
-        assert all(isinstance(text, str) for text in finding["advice"])
-        if finding["status"] in ("warn", "fail"):
-            assert finding["advice"], f"{finding['code']} says what is wrong but not what to do"
 
 
 def test_the_recommendation_can_be_trained_with(written: dict[str, Any]) -> None:
@@ -178,41 +155,6 @@ def test_interrupted_it_goes_on_and_says_the_same(tmp_path: Path, whole: Diagnos
     assert comparable(again) == comparable(whole)
 
 
-def studies(root: Path) -> list[Path]:
-    return sorted(p.parent for p in root.glob("runs/*/study.json"))
-
-
-class StopsAt(Hook):
-    """Presses Ctrl-C at the nth update that is made."""
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-
-    def on_step(self, step: Step) -> None:
-        self.left -= 1
-        if self.left == 0:
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_without_a_folder_an_interrupted_diagnosis_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Diagnosis
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(StudyInterrupted):
-        wb.diagnose(small_workload(), trainer=wb.Trainer(hooks=[StopsAt(100)], device="cpu"), command="c", **QUICK)
-    (begun,) = studies(tmp_path)
-    states = open_record(begun).trials["state"].tolist()
-    assert states[:4] == ["complete"] * 4
-    assert "stopped" in states
-    before = events(begun)
-    again = wb.diagnose(small_workload(), command="c", **QUICK)
-    assert studies(tmp_path) == [begun]
-    assert all(events(begun)[trial] == before[trial] for trial in ("0", "1", "2", "3")), (
-        "what was complete is not trained again"
-    )
-    assert comparable(again) == comparable(whole)
-
-
 MINE = """
 import torch
 from torch import nn
@@ -226,40 +168,6 @@ workload = Workload(
     config=TrainConfig(peak_lr=0.05, total_steps=20, batch_size=16),
 )
 """
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)", "nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)"),
-        ("nn.Tanh()", "nn.ReLU()  "),
-        ("- batch[1]) ** 2", "- batch[1]).abs()"),
-        ("manual_seed(0)", "manual_seed(12)"),
-        ("randn(48, 3", "randn(480, 3"),
-    ],
-    ids=["width", "activation", "loss", "data", "examples"],
-)
-def test_code_that_was_edited_between_two_calls_is_an_error(tmp_path: Path, old: str, new: str) -> None:
-    """The config is the same; only what the code builds is not."""
-    assert old in MINE
-    file, out = tmp_path / "mine.py", tmp_path / "s"
-    file.write_text(MINE)
-    call = call_of(f"{file}:workload", out, diagnose=old.startswith("nn.Linear"))
-    call()
-    written = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    file.write_text(MINE.replace(old, new))
-    with pytest.raises(RecordError, match=r"code or data has changed since .*Give a new folder"):
-        call()
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == written
-    file.write_text(MINE + "\n# a comment changes nothing\n")
-    call()
-
-
-def call_of(name: str, out: Path, *, diagnose: bool) -> Callable[[], object]:
-    """The whole walk, or the shortest study that opens a folder in the same way."""
-    if diagnose:
-        return lambda: wb.diagnose(name, out=out, **QUICK)
-    return lambda: LRSweep(lrs=(0.1,)).run(wb.load_workload(name), wb.Trainer(device="cpu"), out=out)
 
 
 @pytest.mark.parametrize("settings", [pytest.param({}, id="plain"), pytest.param(QUICK, id="settings")])
@@ -330,27 +238,6 @@ def test_a_baseline_that_is_far_too_low_is_raised(tmp_path: Path) -> None:
     proved = wb.open(tmp_path / "s").trials.query("stage == 'proof'")
     assert set(proved["seed"]) == {1, 2, 3}, "nothing is adopted without a proof over seeds that were not looked at"
     assert recommendation["recommended"]["validation/loss"] < recommendation["baseline"]["validation/loss"]
-
-
-def test_where_a_bad_start_lets_no_proof_succeed_the_next_candidate_is_proved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A start that is bad now and then can cost the best candidate its proof; the report says what came of both."""
-    any_wrong, recommend, asked = walk._any_wrong, walk.recommend, []
-
-    def first_time_refused(*given: Any) -> Any:
-        asked.append(given)
-        return recommend(*given) | ({"adopted": False} if len(asked) == 1 else {})
-
-    monkeypatch.setattr(walk, "_any_wrong", lambda known, codes: codes is walk._BAD_START or any_wrong(known, codes))
-    monkeypatch.setattr(walk, "recommend", first_time_refused)
-    found = wb.diagnose(CASES["warmup-left-out/valley"].named().workload(), out=tmp_path / "s").recommendation
-    assert found is not None
-    proved = wb.open(tmp_path / "s").trials.query("stage == 'proof'")
-    pairs = proved.groupby(["peak_lr", "warmup_steps"])["seed"].apply(set).to_dict()
-    assert list(pairs.values()) == [{1, 2, 3}, {1, 2, 3}]
-    chosen = (found["config"]["peak_lr"], found["config"]["warmup_steps"])
-    assert chosen == max(pairs), "the warmup is worth more than the higher lr without, once both are proven"
 
 
 def test_what_13_examples_say_is_not_adopted(tmp_path: Path) -> None:

@@ -87,13 +87,6 @@ def test_the_threshold_is_that_of_a_smaller_lr_that_trains(monkeypatch: pytest.M
     assert tried(monkeypatch, known) == [WARMED, ("clipping", 0.1, None)]
 
 
-@pytest.mark.parametrize(("harmful", "expected"), [(True, ["warmup"]), (False, []), (None, [])])
-def test_the_warmup_study_is_for_an_edge_that_costs_something(
-    monkeypatch: pytest.MonkeyPatch, harmful: bool | None, expected: list[Any]
-) -> None:
-    assert tried(monkeypatch, planted(harmful=harmful)) == expected
-
-
 def test_a_baseline_that_clips_is_held_against_itself_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its own lr, whatever the signs: clipping may be what hides them (F4.11)."""
     clipped = CONFIG.replace(max_grad_norm=1.0)

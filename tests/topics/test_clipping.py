@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
 
 import workbench as wb
 from tests.helpers.clipped_records import (
@@ -31,7 +29,7 @@ from workbench.curves.clipping import clipped_runs
 from workbench.studies.session import open_session
 from workbench.topics.clipping.figures import clipped_steps
 from workbench.topics.clipping.ladder import leading, masks
-from workbench.workloads.analytic import Quadratic, eigenvalues, quadratic, valley
+from workbench.workloads.analytic import quadratic, valley
 
 
 def row(limit: float = 1.0, *, lr: float = 0.5, stage: str = "clipping", **changes: Any) -> dict[str, Any]:
@@ -117,18 +115,6 @@ def test_clipping_every_step_of_a_run_that_needs_none_is_worth_what_it_takes(los
     assert all(advice.startswith("Raise max_grad_norm to about") for advice in found.advice)
 
 
-def test_the_proposed_threshold_is_the_90th_percentile_of_the_stable_run() -> None:
-    norms = norms_with(20)
-    unstable = trial(BLOWN, 0.4, columns={"grad_norm": np.full(STEPS, 1e5)})
-    found = wb.clipping.diagnose(record([unstable, plain()], peak_lr=0.4))["clipping.threshold"]
-    assert found.value == pytest.approx(np.percentile(norms[20:], 90))
-    assert found.evidence["trial"] == 1
-    assert found.evidence["ratio"] == pytest.approx(found.value / np.median(norms[20:]))
-    half = wb.clipping.diagnose(record([plain()]), percentile=50.0)["clipping.threshold"]
-    assert half.value == pytest.approx(np.median(norms[20:]))
-    assert "50th percentile" in half.summary
-
-
 def test_a_cure_is_named_with_its_price() -> None:
     facts = {"clipping_lr": 0.4, "clipping_thresholds": [[90.0, 2.0], [75.0, 1.0]]}
     trials = [
@@ -142,22 +128,6 @@ def test_a_cure_is_named_with_its_price() -> None:
     ladder = cures.evidence["ladder"]
     assert [(r["percentile"], r["passes"], r["lasting"]) for r in ladder] == [(90.0, False, 1), (75.0, True, 0)]
     assert statuses(found)["masks_lr"] == "ok"
-
-
-def test_the_2_cycle_above_the_edge_is_seen_through() -> None:
-    """A loss that neither rises nor diverges, at an lr that is too high by a quarter (lr 2.5, curvature 1)."""
-    masked = [
-        descent(descended(1.0, 100, lr=1.9), lr=1.9),
-        descent(descended(5.1, 100)),
-        descent(descended(5.1, 100, limit=LIMIT), limit=LIMIT),
-    ]
-    found = wb.clipping.diagnose(record(masked, peak_lr=1.9))
-    finding = found["clipping.masks_lr"]
-    assert finding.status == "warn"
-    assert finding.value == 1.0
-    assert "swinging to and fro" in finding.summary
-    assert "Reduce peak_lr from 2.5 below 2.1" in finding.advice[0], "geometric middle of 1.9 and 2.5"
-    assert statuses(found)["cures"] == "warn", "what is masked is not cured"
 
 
 def nonfinite(loss, lr, count, *, stage="lr_sweep"):
@@ -245,54 +215,6 @@ def test_where_no_percentile_cures_smaller_thresholds_are_tried(tmp_path: Path) 
     assert stages(none).count("clipping") == 5
 
 
-class Spiking(nn.Module):
-    """A quadratic whose batch at training step `at` counts `factor` times; a buffer counts the steps."""
-
-    seen: Tensor
-
-    def __init__(self, curvature: Tensor, at: int, factor: float) -> None:
-        super().__init__()
-        self.quadratic, self.at, self.factor = Quadratic(curvature), at, factor
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.seen += 1
-        weight: Tensor = torch.where(self.seen == self.at + 1, math.sqrt(self.factor), 1.0)
-        return weight * self.quadratic(x)
-
-
-def spiking(at: int, *, factor: float = 1000.0, lr: float = 0.5) -> wb.Workload:
-    curvature = eigenvalues(dimension=8, condition=4.0)
-    workload = quadratic(dimension=8, condition=4.0, noise=0.1, num_examples=512, peak_lr=lr, total_steps=300)
-    return workload.replace(build_model=lambda: Spiking(curvature, at, factor))
-
-
-def test_the_healthy_twin_has_nothing_to_cure_and_stops_at_the_first_threshold(tmp_path: Path) -> None:
-    record, found = run(spiking(10**6), tmp_path)
-    assert stages(record) == ["lr_sweep", "clipping"]
-    assert "Nothing to cure" in found["clipping.cures"].summary
-    assert found.verdict == "ok"
-    measured = record.trial(1).steps["clipped"].mean()
-    assert found["clipping.aggressive"].value == pytest.approx(measured)
-    assert 0.03 < record.trial(1).steps["clipped"][150:].mean() < 0.2, "about a tenth, once the way down is done"
-
-
-def test_norms_that_shrink_put_the_percentile_over_all_steps_first(tmp_path: Path) -> None:
-    workload = quadratic(dimension=8, condition=4.0, noise=0.1, num_examples=512, peak_lr=0.05, total_steps=300)
-    record, found = run(workload, tmp_path, peak_lr=2.4, percentiles=(90.0, 50.0), halvings=0)
-    norms = record.trial(0).steps["grad_norm"].to_numpy()
-    expected = [np.percentile(norms, 90), np.percentile(norms[30:], 90), np.percentile(norms[30:], 50)]
-    assert expected[0] > 1.25 * expected[1], "they must differ for this test to mean anything"
-    assert record.trials["max_grad_norm"][2:].to_numpy(dtype=float) == pytest.approx(expected)
-    ladder = found["clipping.cures"].evidence["ladder"]
-    assert [(r["percentile"], r["percentile_of"]) for r in ladder] == [
-        (90.0, "all"),
-        (90.0, "steady"),
-        (50.0, "steady"),
-    ]
-
-
 def test_the_lr_comes_from_a_sweep_in_the_same_folder(tmp_path: Path) -> None:
     workload = quadratic(dimension=2, condition=2.0, total_steps=60, peak_lr=0.25)
     with open_session(
@@ -311,3 +233,18 @@ def test_the_lr_comes_from_a_sweep_in_the_same_folder(tmp_path: Path) -> None:
     assert len(clipped_runs(record)) == len(clipped)
     assert all(row["twin"] is not None for row in clipped_runs(record)), "and is found all the same"
     assert wb.clipping.diagnose(record)["clipping.cures"].status == "warn", "the edge of a quadratic is everywhere"
+
+
+@pytest.mark.parametrize(("lr", "status"), [(2.5, "warn"), (1.9, "ok"), (0.5, "ok")])
+def test_the_2_cycle_above_the_edge_is_seen_through(lr: float, status: str) -> None:
+    """A loss that neither rises nor diverges, at an lr that is too high by a quarter; below the edge at 2 nothing is hidden."""
+    runs = [descent(descended(1.0, 100, lr=1.9), lr=1.9), descent(descended(5.1, 100, lr=lr), lr=lr)]
+    runs.append(descent(descended(5.1, 100, lr=lr, limit=LIMIT), lr=lr, limit=LIMIT))
+    found = wb.clipping.diagnose(record(runs, peak_lr=1.9))
+    finding = found["clipping.masks_lr"]
+    assert finding.status == status
+    if status == "warn":
+        assert finding.value == 1.0
+        assert "swinging to and fro" in finding.summary
+        assert "Reduce peak_lr from 2.5 below 2.1" in finding.advice[0], "geometric middle of 1.9 and 2.5"
+        assert statuses(found)["cures"] == "warn", "what is masked is not cured"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import torch
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.studies.session import Session, open_session
 from workbench.topics.lr_sweep.collect import measure_critical_lr
-from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.train.lane_stack import build_model
 from workbench.workloads.analytic import eigenvalues, quadratic
 
@@ -123,39 +120,6 @@ def blown(record: wb.StudyRecord, number: int) -> bool:
 
 def settings_of(study: wb.lr_sweep.Study) -> dict[str, Any]:
     return {f.name: getattr(study, f.name) for f in dataclasses.fields(study)}
-
-
-Calls = list[list[float]]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The lrs asked for, call by call."""
-    seen: Calls = []
-    real = Session.trials
-
-    def noted(session: Session, configs: Sequence[wb.TrainConfig], *, stage: str) -> list[wb.TrialRecord]:
-        seen.append([config.peak_lr for config in configs])
-        return real(session, configs, stage=stage)
-
-    monkeypatch.setattr(Session, "trials", noted)
-    return seen
-
-
-def test_a_round_is_in_order_and_the_same_trial_is_run_once(tmp_path: Path, calls: Calls) -> None:
-    workload = small_workload()
-    first, second, third = (workload.config.replace(peak_lr=lr) for lr in (0.1, 0.2, 0.3))
-    asked = [TrialRequest("a", second), TrialRequest("b", first), TrialRequest("b", second), TrialRequest("a", third)]
-    with open_session(
-        workload, stem="round", settings={}, trainer=wb.Trainer(device="cpu"), out=tmp_path / "s"
-    ) as session:
-        records = run_round(session, asked)
-        assert [r.config["peak_lr"] for r in records] == [0.2, 0.1, 0.2, 0.3]
-        assert records[0].number == records[2].number
-        stages = session.record.trials.set_index("peak_lr")["stage"].to_dict()
-        assert stages == {0.2: "a", 0.1: "b", 0.3: "a"}, "what it was asked for first"
-        assert run_round(session, []) == []
-    assert calls == [[0.2, 0.1, 0.3]], "one call, whatever the stages"
 
 
 @pytest.mark.parametrize(("optimizer", "scale"), [("sgd", 1e4), ("momentum", 1e-2), ("nesterov", 1.0), ("adam", 1e4)])

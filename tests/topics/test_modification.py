@@ -78,14 +78,6 @@ def test_runs_that_get_stuck_without_a_rise_count_where_a_warmup_cures_them():
     assert "2 of 2 lrs get stuck" in diagnosis[HIGH].summary
 
 
-def test_runs_that_get_stuck_with_a_warmup_as_well_leave_the_cause_open():
-    for warmed in (stuck(warmup=WARMUP), None):
-        diagnosis = wb.comparison.diagnose(healthy(), stuck(), warmed)
-        assert [f.evidence["holds"] for f in diagnosis] == [True, None, None]
-        assert "no warmup" in diagnosis[HIGH].evidence["reason"]
-    assert holds(healthy(), stuck(), stuck(warmup=WARMUP), collapse_frac=0.9)[1] is False
-
-
 def test_the_baseline_has_to_train_where_the_modification_does_not():
     both = lost()
     assert holds(both, lost(seeds=(3, 4, 5)))[1] is False

@@ -43,17 +43,8 @@ ODD = {
 }
 
 
-OK = (
-    "warmup.over_cap",
-    "optimizers.rule_mismatch",
-    "optimizers.weight_decay_shrinks",
-)  # of a baseline without any of them
-LOST = {
-    "stability.early": "fail",
-    "stability.divergent": "fail",
-    "stability.early_recovers": "ok",
-    "clipping.nonfinite": "ok",
-}
+OK = ("warmup.over_cap", "optimizers.rule_mismatch", "optimizers.weight_decay_shrinks")  # of a baseline without them
+LOST = {"stability.early": "fail", "stability.divergent": "fail", "stability.early_recovers": "ok", "clipping.nonfinite": "ok"}  # fmt: skip
 STABLE = {code: "ok" for code in STABILITY if code != "stability.headroom"}
 SAID: dict[str, dict[str, str]] = {
     "empty": {},
@@ -84,13 +75,8 @@ def test_every_code_is_there_once_and_claims_nothing_of_an_odd_record(
     assert tuple(f.code for f in found) == tuple(codes)
     for finding in found:
         assert finding.clause
-        silent = diagnose in (
-            diagnose_replaced,
-            compared,
-        )  # nothing was replaced, and one study has nothing to be compared with
-        assert finding.status == (
-            "not_measured" if silent else (SAID[name] | dict.fromkeys(OK, "ok")).get(finding.code, "not_measured")
-        ), finding
+        claims = {} if diagnose in (diagnose_replaced, compared) else SAID[name] | dict.fromkeys(OK, "ok")
+        assert finding.status == claims.get(finding.code, "not_measured"), finding
         assert bool(finding.advice) <= (finding.status != "ok")
     json.loads(dumps(found.to_dict()), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
@@ -114,14 +100,11 @@ class StopsAt(wb.hooks.Hook):
     (wb.optimizers.Study(optimizers=("sgd", "adam"), seeds=2, lrs=(0.01, 0.1)), small_workload()),
     (wb.stability.Study(sweep=wb.lr_sweep.Study(lrs=(0.01, 0.1, 0.5)), probe_steps=20), small_workload()),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
-@pytest.mark.parametrize("share", [0.1, 0.8])
-def test_an_interrupted_study_goes_on_and_ends_the_same(
-    tmp_path: Path, study: Any, workload: Any, share: float
-) -> None:
+def test_an_interrupted_study_goes_on_and_ends_the_same(tmp_path: Path, study: Any, workload: Any) -> None:
     whole = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "whole")
     total = int(whole.trials["steps_run"].sum())
     with pytest.raises(wb.StudyInterrupted):
-        study.run(workload, wb.Trainer(device="cpu", hooks=[StopsAt(share * total)]), out=tmp_path / "s")
+        study.run(workload, wb.Trainer(device="cpu", hooks=[StopsAt(0.5 * total)]), out=tmp_path / "s")
     rest = StopsAt(math.inf)
     again = study.run(workload, wb.Trainer(device="cpu", hooks=[rest]), out=tmp_path / "s")
     assert rest.seen < total, "what was trained is not trained again"
@@ -132,66 +115,30 @@ def test_an_interrupted_study_goes_on_and_ends_the_same(
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (wb.lr_sweep.Study, {"lrs": ()}, r"lrs=\[\] holds no learning rate"),
-    (wb.lr_sweep.Study, {"lrs": (0.1, -0.1)}, r"finite and above 0; wrong: \[-0\.1\]"),
-    (wb.lr_sweep.Study, {"lrs": (math.nan, math.inf, "a", True)}, r"wrong: \[nan, inf, 'a', True\]"),
-    (
-        wb.lr_sweep.Study,
-        {"lrs": (1, 0.2, 1.0, 0.2)},
-        r"holds the same lr more than once: \[1\.0, 0\.2\].*ask for seeds=",
-    ),
+    (wb.lr_sweep.Study, {"lrs": (math.nan, math.inf, "a", True, -0.1)}, r"wrong: \[nan, inf, 'a', True, -0.1\]"),
+    (wb.lr_sweep.Study, {"lrs": (1, 0.2, 1.0, 0.2)}, r"holds the same lr more than once: \[1\.0, 0\.2\].*ask for seeds="),
     (wb.lr_sweep.Study, {"seeds": True}, "seeds=True must be an integer of at least 1"),
-    (wb.lr_sweep.Study, {"lanes": 2.0}, r"lanes=2\.0 must be an integer of at least 1"),
     (wb.lr_sweep.Study, {"tolerance": 5}, "tolerance=5 must be between 0 and 1"),
-    (wb.lr_sweep.Study, {"max_short_frac": 1.5}, r"max_short_frac=1\.5 must be above 0 and at most 1"),
     (wb.lr_sweep.Study, {"decades": 0}, "decades=0 must be above 0"),
     (wb.clipping.Study, {"peak_lr": math.inf}, "peak_lr=inf must be a finite number above 0"),
-    (wb.clipping.Study, {"reference_lr": "x"}, "reference_lr='x'"),
-    (wb.clipping.Study, {"tries": True}, "tries=True must be an integer of at least 1"),
-    (wb.clipping.Study, {"halvings": -1}, "halvings=-1 must be an integer of at least 0"),
     (wb.clipping.Study, {"looser": 1.0}, r"looser=1\.0 must be a finite number above 1"),
-    (wb.clipping.Study, {"percentiles": ()}, "must hold at least one number"),
     (wb.clipping.Study, {"percentiles": (90.0, 0.0)}, "each above 0 and at most 100"),
     (wb.clipping.Study, {"percentiles": (50.0, 50.0)}, "must decrease"),
-    (
-        wb.warmup.Study,
-        {"unstable_base_learning_rate": math.nan},
-        "unstable_base_learning_rate=nan must be a finite number above 0",
-    ),
     (wb.warmup.Study, {"multiples": (10.0, -5)}, r"multiples\[1\]=-5"),
     (wb.warmup.Study, {"warmup_steps": ()}, r"warmup_steps=\(\) must hold at least one"),
-    (wb.warmup.Study, {"warmup_steps": (10.5,)}, r"warmup_steps\[0\]=10.5 must be an integer of at least 1"),
     (wb.warmup.Study, {"warmup_steps": (3,)}, "a trial of 9 steps, but 10 are needed to judge one: raise it to 4"),
-    (wb.warmup.Study, {"cap_frac": 1.5}, "cap_frac=1.5 must be at most 1"),
-    (wb.warmup.Study, {"refine_ratio": 1.0}, "refine_ratio=1.0 must be above 1"),
     (wb.warmup.Study, {"full_runs": 1}, "full_runs=1 must be an integer of at least 2"),
-    (wb.optimizers.Study, {"optimizers": "adam"}, "must be a list of rules"),
     (wb.optimizers.Study, {"optimizers": ("adan",)}, "'adan' is no update rule.*adam"),
-    (wb.optimizers.Study, {"seeds": 0}, "seeds=0 must be an integer of at least 1; with 1 or 2 chance is not measured"),
     (wb.optimizers.Study, {"memory_factor": math.inf}, "memory_factor=inf must be a finite number above 1"),
     (wb.optimizers.Study, {"sweep": wb.lr_sweep.Study(steps=10)}, "give lrs=... and steps=... to the study"),
-    (wb.optimizers.Study, {"lrs": {"adam": ()}, "optimizers": ("adam",)}, "holds no learning rate"),
     (wb.optimizers.Study, {"lrs": {"adam": (0.1,)}, "optimizers": ("adam", "sgd")}, "no learning rates for sgd"),
-    (
-        wb.optimizers.Study,
-        {"lrs": {"adam": (0.1,), "sgd": (1.0,)}, "optimizers": ("adam",)},
-        "'sgd', which is not one of",
-    ),
-    (wb.stability.Study, {"best_lr": 0.0}, r"best_lr=0\.0 must be a finite number above 0"),
     (wb.stability.Study, {"confirm_multiples": (5.0, math.nan)}, r"confirm_multiples\[1\]=nan"),
     (wb.stability.Study, {"fixes": ("warmup", "prayer")}, "may hold 'warmup' and 'clipping', not 'prayer'"),
-    (wb.stability.Study, {"fix_percentile": 101}, "fix_percentile=101 must be above 0 and at most 100"),
-    (wb.stability.Study, {"probe_steps": 0}, "probe_steps=0 must be an integer of at least 1"),
-    (wb.batch_size.Study, {"batch_sizes": [0]}, r"batch_sizes\[0\]=0"),
     (wb.batch_size.Study, {"equal": "steps"}, "equal='steps' must name 'steps', 'examples' or both"),
-    (wb.batch_size.Study, {"memories": [1.0]}, r"memories\[0\]=1.0 must be at least 0 and below 1"),
-    (wb.batch_size.Study, {"finalists": True}, "finalists=True"),
-    (wb.batch_size.Study, {"weight_decays": (0.0,)}, r"weight_decays\[0\]=0.0 must be a finite number above 0"),
-    (wb.comparison.Study, {"lrs": []}, "at least one"),
-    (wb.comparison.Study, {"warmup_steps": True}, "warmup_steps=True must be an integer of at least 1; None takes"),
+    (wb.batch_size.Study, {"memories": [1.0]}, r"memories\[0\]=1.0 must be a finite number at least 0 and below 1"),
     (wb.comparison.Study, {"cap_frac": 1.5}, "cap_frac=1.5 must be above 0 and at most 1: 0.1 is a tenth"),
     (Proof, {"seeds": 0}, "seeds=0 must be an integer of at least 1; with 1 nothing is proved"),
-    (Proof, {"more_seeds": -1}, "more_seeds=-1 must be an integer of at least 0"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("study", "fields", "said"), REFUSED)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from tests.helpers.simulated_records import evaluations, record, trial
+from tests.helpers.simulated_records import record, trial
 from workbench.topics.warmup.diagnose import Length, NextRun, WarmupSearch, next_run, read_searches
 from workbench.workloads.analytic import quadratic, valley
 
@@ -60,22 +60,6 @@ def test_a_later_blow_up_takes_a_length_out():
     assert (finding.value, finding.evidence["fails"]) == (80.0, 20)
 
 
-def test_below_ten_times_there_is_a_warning():
-    """F3.3: at least one order of magnitude above."""
-    tried = [
-        short(100, passes=False),
-        short(100, passes=True, multiple=4),
-        full(100, passes=True, total=1000, multiple=4),
-    ]
-    diagnosis = wb.warmup.diagnose(study(*tried))
-    finding = diagnosis["warmup.insufficient"]
-    assert (finding.status, finding.threshold) == ("warn", 10.0)
-    assert finding.value == pytest.approx(4.0)
-    assert finding.advice
-    assert diagnosis["warmup.shortest"].value == 100.0
-    assert wb.warmup.diagnose(study(*tried), min_multiple=4.0)["warmup.insufficient"].status == "ok"
-
-
 @pytest.mark.parametrize(("steps", "status"), [(500, "ok"), (510, "warn"), (1000, "warn")])
 def test_above_five_percent_the_run_has_to_grow(steps, status):
     """F3.14: 5.0 % gives no notice, 5.1 % does. F3.13: 10,000 + 1,000 = 11,000."""
@@ -94,36 +78,6 @@ def test_the_cap_refers_to_the_baselines_steps(steps, status):
     finding = wb.warmup.diagnose(r)["warmup.over_cap"]
     assert (finding.status, finding.value) == (status, steps / 1000)
     assert wb.warmup.diagnose(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
-
-
-def test_a_warmup_that_the_baseline_has_already_counts():
-    own = {"warmup_steps": 30}
-    without = [trial(falling(1000), 0.02, stage="baseline"), trial(falling(1000, 0.6), 0.05)]
-    tried = [
-        trial(falling(180), 1.0, stage="warmup", warmup_steps=60, total_steps=180),
-        trial(falling(1030), 1.0, stage="warmup_full", warmup_steps=60, total_steps=1030),
-    ]
-    facts = {"warmup": {"unstable_lr": UNSTABLE, "cap": 70}}
-    diagnosis = wb.warmup.diagnose(record([*without, *tried], total_steps=1000, peak_lr=0.02, facts=facts, **own))
-    assert diagnosis["warmup.shortest"].value == 30.0, "what is prepended"
-    assert diagnosis["warmup.over_cap"].value == pytest.approx(0.06), "the ramp as a whole"
-    alone = wb.warmup.diagnose(record(without, total_steps=1000, peak_lr=0.02, warmup_steps=300))["warmup.over_cap"]
-    assert (alone.status, alone.value) == ("warn", 0.3)
-
-
-def test_the_run_with_warmup_meets_the_baseline_by_selected_checkpoints():
-    """F3.12: the baseline's best is its third evaluation, and its last is worse."""
-    rows = evaluations(0, [0, 400, 600, 1000], [2.3, 0.9, 0.4, 0.8], split="validation")
-    rows += evaluations(1, [0, 400, 600, 1000], [2.3, 0.9, 0.1, 0.1], split="validation")  # another lr, no baseline
-    rows += evaluations(4, [0, 400, 600, 1020], [2.3, 0.3, 0.2, 0.5], split="validation")
-    rows += evaluations(5, [0, 400, 600, 1080], [2.3, 0.25, 0.21, 0.1], split="validation")
-    longer = full(80, passes=True, total=1000)
-    better = wb.warmup.diagnose(study(*GOOD, longer, evals=rows))["warmup.shortest"]
-    assert better.value == 20.0
-    assert "warmup over 80 steps" in better.evidence["comparison"]["candidate"], "the shortest is not always the best"
-    found = wb.warmup.diagnose(study(*GOOD, evals=rows))["warmup.shortest"].evidence["comparison"]
-    assert (found["baseline"]["best_step"], found["baseline"]["validation/loss"]) == (600, 0.4)
-    assert (found["recommended"]["best_step"], found["recommended"]["validation/loss"]) == (600, 0.2)
 
 
 TOTAL = 400
