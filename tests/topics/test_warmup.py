@@ -53,31 +53,31 @@ def test_the_shortest_with_its_bracket():
     assert "not tried: 1,000 steps" in finding.summary
 
 
-def test_a_later_blow_up_takes_a_length_out():
+def test_a_later_blow_up_takes_a_length_out_and_less_than_ten_times_is_not_enough():
     tried = [short(10, passes=False), short(20, passes=True), short(80, passes=True)]
     r = study(*tried, full(20, passes=False, total=1000), full(80, passes=True, total=1000))
     finding = wb.warmup.diagnose(r)["warmup.shortest"]
     assert (finding.value, finding.evidence["fails"]) == (80.0, 20)
+    near = [short(100, passes=True, multiple=4), full(100, passes=True, total=1000, multiple=4)]
+    finding = wb.warmup.diagnose(study(short(100, passes=False), *near))["warmup.insufficient"]
+    assert (finding.status, finding.threshold, finding.value) == ("warn", 10.0, pytest.approx(4.0)), "F3.3"
+    assert finding.advice
 
 
-@pytest.mark.parametrize(("steps", "status"), [(500, "ok"), (510, "warn"), (1000, "warn")])
-def test_above_five_percent_the_run_has_to_grow(steps, status):
-    """F3.14: 5.0 % gives no notice, 5.1 % does. F3.13: 10,000 + 1,000 = 11,000."""
-    r = study(short(steps, passes=True), full(steps, passes=True, total=10_000), total=10_000)
-    finding = wb.warmup.diagnose(r)["warmup.lengthen"]
-    assert (finding.status, finding.value) == (status, steps / 10_000)
-    assert finding.evidence["proposed_total_steps"] == 10_000 + steps
+@pytest.mark.parametrize(("steps", "lengthen", "cap"), [
+    (500, "ok", "ok"), (510, "warn", "ok"), (1000, "warn", "ok"), (1001, "warn", "warn"),
+])  # fmt: skip
+def test_above_five_percent_the_run_has_to_grow_and_above_ten_it_is_too_long(steps, lengthen, cap):
+    """F3.14: 5.0 % gives no notice, 5.1 % does. F3.13: 10,000 + 1,000 = 11,000. F3.10: a tenth at most."""
+    r = study(short(steps, passes=True), full(steps, passes=True, total=10_000), total=10_000, cap=3000)
+    found = wb.warmup.diagnose(r)
+    finding = found["warmup.lengthen"]
+    assert (finding.status, finding.value) == (lengthen, steps / 10_000)
+    assert (found["warmup.over_cap"].status, found["warmup.over_cap"].value) == (cap, steps / 10_000)
+    assert wb.warmup.diagnose(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
     if steps == 1000:
         assert "10,000 + 1,000 = 11,000" in finding.summary
         assert "11,000" in finding.advice[0]
-
-
-@pytest.mark.parametrize(("steps", "status"), [(99, "ok"), (100, "ok"), (101, "warn")])
-def test_the_cap_refers_to_the_baselines_steps(steps, status):
-    r = study(short(steps, passes=True), full(steps, passes=True, total=1000), cap=300)
-    finding = wb.warmup.diagnose(r)["warmup.over_cap"]
-    assert (finding.status, finding.value) == (status, steps / 1000)
-    assert wb.warmup.diagnose(r, cap_frac=0.3)["warmup.over_cap"].status == "ok"
 
 
 TOTAL = 400
