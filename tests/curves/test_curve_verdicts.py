@@ -170,6 +170,14 @@ def test_a_memory_longer_than_the_run_excuses_no_rise_after_half_of_it(memory):
     assert (verdict.when, verdict.outcome) == ("mid", "recovered")
 
 
+@pytest.mark.parametrize(("memory", "when"), [(0.0, "early"), (0.9, "none"), (0.5, "early")])
+def test_the_swing_with_which_momentum_settles_is_no_instability(memory, when):
+    """A bump at step 25 that stays below the start: within 5 / (1 - 0.9) = 50 steps, beyond 5 / (1 - 0.5)."""
+    steps = np.arange(300)
+    loss = 0.5 + 1.8 * np.exp(-steps / 30) + 0.8 * np.exp(-(((steps - 25) / 5.0) ** 2))
+    assert classify_curve(loss, full_batch=True, memory=memory).when == when
+
+
 TOTAL, CHANCE, START = 400, math.log(10), 180.0
 
 

@@ -42,8 +42,10 @@ TOTAL = 100
 class Sweep:
     """A study on one quadratic: runs the lrs it is told to, as a study would."""
 
-    def __init__(self, rule, memory, seed):
+    def __init__(self, rule, memory, seed, lrs):
         self.rule, self.memory, self.seed, self.trials = rule, memory, seed, []
+        for lr in lrs:
+            self.run(lr)
 
     def curve(self, lr):
         return quadratic(self.rule, lr, TOTAL, memory=self.memory, seed=self.seed)
@@ -54,30 +56,20 @@ class Sweep:
     def run(self, lr):
         self.trials.append(trial(self.curve(lr), lr))
 
-    def until_none(self, ask, limit=40):
-        for _ in range(limit):
-            lr = ask(self.table())
-            if lr is None:
-                return
-            self.run(lr)
-        raise AssertionError("the search does not end")
+    def until_none(self, ask):
+        while lrs := ask(self.table()):
+            assert len(self.trials) < 50, "the search does not end"
+            self.run(lrs[0])
 
     def tail(self, lr):
         curve = self.curve(lr)
         return np.mean(curve[-10:]) if curve.size == TOTAL else np.inf
 
 
-def searched(rule, memory, seed):
-    sweep = Sweep(rule, memory, seed)
-    for k in range(-5, 3):
-        sweep.run(EDGE[rule](memory) * 2.0**k * (0.6 + 0.1 * seed))
-    sweep.until_none(lambda table: next(iter(refine_round(table, lanes=1)), None))
-    return sweep
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_lr_star_of_sgd_is_never_above_the_exact_one(seed):
-    sweep = searched("sgd", 0.0, seed)
+    sweep = Sweep("sgd", 0.0, seed, [EDGE["sgd"](0.0) * 2.0**k * (0.6 + 0.1 * seed) for k in range(-5, 3)])
+    sweep.until_none(lambda table: refine_round(table, lanes=1))
     best = lr_best(sweep.table())
     lrs = np.geomspace(0.5, 2.0, 1500)
     exact = lrs[np.argmin([sweep.tail(lr) for lr in lrs])]
@@ -90,13 +82,12 @@ def test_lr_star_of_sgd_is_never_above_the_exact_one(seed):
 @pytest.mark.parametrize(("rule", "memory"), [("sgd", 0.0), ("momentum", 0.9), ("nesterov", 0.9)])
 @pytest.mark.parametrize("use_hint", [False, True])
 def test_edge_is_bracketed_to_a_twentieth(rule, memory, use_hint):
-    sweep, edge = Sweep(rule, memory, 2), EDGE[rule](memory)
-    for k in range(-5, 3):
-        sweep.run(edge * 2.0**k * 0.77)
+    edge = EDGE[rule](memory)
+    sweep = Sweep(rule, memory, 2, [edge * 2.0**k * 0.77 for k in range(-5, 3)])
     start = len(sweep.trials)
     hint = edge_from_growth(sweep.curve(edge * 1.54), lr=edge * 1.54, optimizer=rule, momentum=memory)
     near = around(hint, 0.05) if use_hint else ()
-    sweep.until_none(lambda table: next(iter(edge_round(table, lanes=1, near=near)), None))
+    sweep.until_none(lambda table: edge_round(table, lanes=1, near=near))
     bracket = unstable_bracket(sweep.table())
     assert bracket.ratio <= 1.0500001
     assert bracket.middle == pytest.approx(edge, rel=0.05)
