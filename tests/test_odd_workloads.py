@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributions import Normal
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import workbench as wb
 from tests.helpers.workloads import small_net, small_workload, squared
@@ -55,20 +54,13 @@ def bounded(outputs: Tensor, batch: Any) -> Tensor:
     return squared(outputs, batch)
 
 
-def picky(outputs: Tensor, batch: Any) -> Tensor:
-    if not bool(torch.isfinite(outputs).all()):
-        raise ValueError("Input contains NaN.")
-    return (outputs.squeeze(-1) - batch[1]).abs()
-
-
 @pytest.mark.parametrize(
     ("workload", "raised"),
     [
         (lambda: odd(Encoder, reconstruction), ()),
         (lambda: small_workload(loss=bounded), ("ValueError: the scale is too large",)),
-        (lambda: small_workload(metrics={"gap": picky}), ()),
     ],
-    ids=["a loss that asserts on NaN", "one that asserts on finite outputs", "a metric that refuses NaN"],
+    ids=["a loss that asserts on NaN", "one that asserts on finite outputs"],
 )
 def test_what_raises_at_too_high_an_lr_has_diverged(tmp_path: Path, workload: Any, raised: tuple[str, ...]) -> None:
     record = wb.lr_sweep.Study(lrs=(0.01, 1e9)).run(workload(), out=tmp_path / "s")
@@ -81,50 +73,37 @@ def test_what_raises_at_too_high_an_lr_has_diverged(tmp_path: Path, workload: An
 
 def test_the_persons_own_training_says_what_it_raises(tmp_path: Path) -> None:
     workload = small_workload(loss=bounded, config={"peak_lr": 1e9})
-    with pytest.raises(
-        wb.errors.WorkloadError, match=r"ValueError: the scale is too large \(test_odd_workloads\.py, line \d+: raise"
-    ):
+    said = r"ValueError: the scale is too large \(test_odd_workloads\.py, line \d+: raise"
+    with pytest.raises(wb.errors.WorkloadError, match=said):
         wb.diagnose(workload, out=tmp_path / "s", **QUICK)
 
 
-@pytest.mark.parametrize("kind", [TypeError, ValueError])
-def test_a_mistake_in_the_code_is_no_divergence(tmp_path: Path, kind: type[Exception]) -> None:
-    """A bad example raises for every weight; what is no error of numbers is never one of weights."""
+def test_a_mistake_in_the_code_is_no_divergence(tmp_path: Path) -> None:
+    """A bad example raises for every weight."""
 
     def loss(outputs: Tensor, batch: Any) -> Tensor:
         if bool((batch[1] > 1).any()):
-            raise kind("planted")
+            raise ValueError("planted")
         return squared(outputs, batch)
 
     workload = small_workload(loss=loss)
     batches = workload.train_data.tensors
     batches[1][-1] = 2.0
-    with pytest.raises(wb.errors.WorkloadError, match=f"{kind.__name__}: planted"):
+    with pytest.raises(wb.errors.WorkloadError, match="ValueError: planted"):
         wb.lr_sweep.Study(lrs=(0.01, 0.02)).run(workload, out=tmp_path / "s")
 
 
-class FixedBatch(nn.Module):
-    """Takes batches of 16 and no others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(x.reshape(16, 8))
-
-
 def test_a_look_that_raises_is_not_measured_with_the_reason(tmp_path: Path) -> None:
-    diagnosis = wb.diagnose(odd(FixedBatch, squared, config={"eval_batch_size": 16}), out=tmp_path / "s", **QUICK)
+    forward = lambda model, batch: model(batch[0].reshape(16, 8))  # noqa: E731 - takes batches of 16 and no others
+    workload = odd(lambda: nn.Linear(8, 1), squared, config={"eval_batch_size": 16}, forward=forward)
+    diagnosis = wb.diagnose(workload, out=tmp_path / "s", **QUICK)
     for code in ("batch_size.noise_scale", "evaluation.weighting", "evaluation.coverage"):
         assert diagnosis[code].status == "not_measured"
         assert "invalid for input of size" in diagnosis[code].summary, code
     assert diagnosis["lr.best"].value is not None
-    codes = [finding.code for finding in diagnosis]
-    assert len(codes) == len(set(codes))
 
 
-class Force(nn.Module):
+class Potential(nn.Module):
     """The gradient of a learnt potential: forward differentiates, in evaluation as in training."""
 
     def __init__(self) -> None:
@@ -137,15 +116,18 @@ class Force(nn.Module):
         return force
 
 
-class Sequences(Dataset[Tensor]):
-    def __init__(self, count: int) -> None:
-        self.items = [torch.randint(1, 12, (3 + i // 8,)) for i in range(count)]
+def test_gradients_are_on_in_evaluation_only_where_forward_differentiates() -> None:
+    """Those of an ordinary model stay off; a force is the same with them as in training."""
+    seen: list[bool] = []
+    plain = small_workload(forward=lambda model, batch: (seen.append(torch.is_grad_enabled()), model(batch[0]))[1])
+    wb.evaluation.evaluate(plain, small_net().double(), batch_size=13, precision="float64")
+    assert seen == [False]
+    model = Potential()
+    found = {e.metric: e.value for e in wb.evaluation.evaluate(ODD["a force"](), model, batch_size=7)}
+    assert found["loss"] == pytest.approx(float((model(X[128:]).detach() - X[128:]).square().mean()), rel=1e-5)
 
-    def __len__(self) -> int:
-        return len(self.items)
 
-    def __getitem__(self, index: int) -> Tensor:
-        return self.items[index]
+RAGGED = [torch.randint(1, 12, (3 + i // 8,)) for i in range(128)]
 
 
 def padded(items: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -156,27 +138,6 @@ def padded(items: list[Tensor]) -> tuple[Tensor, Tensor]:
 def token_loss(outputs: Tensor, batch: Any) -> Tensor:
     losses = F.cross_entropy(outputs.transpose(1, 2), batch[1], reduction="none", ignore_index=0)
     return losses.sum(1) / (batch[1] > 0).sum(1)
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
-
-
-class LatentNoise(nn.Module):
-    """A variational autoencoder: evaluation draws as training does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode, self.decode = nn.Linear(8, 8), nn.Linear(4, 8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, log_var = self.encode(x).chunk(2, 1)
-        return self.decode(mean + torch.randn_like(mean) * (log_var / 2).exp()), mean, log_var
-
-
-def evidence_bound(outputs: Any, batch: Any) -> Tensor:
-    decoded, mean, log_var = outputs
-    return (decoded - batch[0]).square().sum(1) - (1 + log_var - mean.square() - log_var.exp()).sum(1) / 2
 
 
 class Views(nn.Module):
@@ -197,17 +158,11 @@ def in_batch_negatives(outputs: Any, batch: Any) -> Tensor:
 
 
 ODD: dict[str, Callable[[], wb.Workload]] = {
-    "a force": lambda: odd(
-        Force, lambda o, b: (o - b[0]).square().mean(1), metrics={"mae": lambda o, b: (o - b[0]).abs().mean(1)},
-        config={"peak_lr": 0.2, "total_steps": 150},
-    ),
+    "a force": lambda: odd(Potential, lambda o, b: (o - b[0]).square().mean(1), config={"peak_lr": 0.2, "total_steps": 150}),
     "ragged": lambda: odd(
         lambda: nn.Sequential(nn.Embedding(12, 8, padding_idx=0), nn.Linear(8, 12)), token_loss,
-        train_data=Sequences(128), validation_data=Sequences(40), collate=padded, config={"eval_batch_size": 16},
+        train_data=RAGGED, validation_data=RAGGED[:40], collate=padded, config={"eval_batch_size": 16},
     ),
-    "batch norm, batches of four": lambda: odd(normed, squared, config={"batch_size": 4}),
-    "latent noise": lambda: odd(LatentNoise, evidence_bound, config={"peak_lr": 0.005}),
-    "contrastive": lambda: odd(Views, in_batch_negatives),
     "complex inputs": lambda: odd(
         lambda: nn.Linear(16, 1), squared, forward=lambda model, batch: model(torch.view_as_real(batch[0]).flatten(1)),
         train_data=TensorDataset(torch.complex(X, 1 - X)[:128], Y[:128]),
@@ -219,13 +174,6 @@ ODD: dict[str, Callable[[], wb.Workload]] = {
     "a distribution": lambda: odd(
         lambda: nn.Linear(8, 2), lambda o, b: -o.log_prob(b[1]),
         forward=lambda m, b: Normal(*(m(b[0]) * torch.tensor([1.0, 0.1])).exp().unbind(1)),
-    ),
-    "complex outputs": lambda: odd(
-        lambda: nn.Linear(8, 2), lambda o, b: (o.abs() - b[1]).square(), forward=lambda m, b: torch.view_as_complex(m(b[0]))
-    ),
-    "bfloat16 parameters": lambda: odd(
-        lambda: nn.Linear(8, 1).bfloat16(), lambda o, b: (o.squeeze(-1) - b[1].bfloat16()) ** 2,
-        forward=lambda model, batch: model(batch[0].bfloat16()),
     ),
 }  # fmt: skip
 
@@ -240,29 +188,8 @@ def test_a_legal_workload_is_diagnosed_to_the_end(tmp_path: Path, case: str) -> 
     assert [
         code for code, f in found.items() if f.status == "fail" and code.startswith(("loop.", "loss.", "init."))
     ] == []
-    if "batch" in case:
-        assert "noise scale is about" in found["batch_size.noise_scale"].summary
     evals = wb.open(tmp_path / "s").evals
     assert np.isfinite(evals.loc[evals["trial"] == 0, "value"]).all(), "the person's own training"
-
-
-def test_evaluation_differentiates_only_where_forward_does(tmp_path: Path) -> None:
-    """The gradients of an ordinary model stay off; a force is the same with them as in training."""
-    seen: list[bool] = []
-
-    def forward(model: nn.Module, batch: Any) -> Tensor:
-        seen.append(torch.is_grad_enabled())
-        out: Tensor = model(batch[0])
-        return out
-
-    plain = small_workload(forward=forward)
-    wb.evaluation.evaluate(plain, small_net().double(), batch_size=13, precision="float64")
-    assert seen == [False]
-    workload = ODD["a force"]()
-    model = Force()
-    found = {e.metric: e.value for e in wb.evaluation.evaluate(workload, model, batch_size=7)}
-    expected = (model(X[128:]).detach() - X[128:]).square().mean()
-    assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("views", [Views, lambda: Views(1e-4)], ids=["views", "random views"])
@@ -274,55 +201,6 @@ def test_a_loss_that_couples_examples_is_evaluated_in_batches_of_training(tmp_pa
     first = record.evals[record.evals["step"] == 0]["value"].to_list()
     assert first == pytest.approx([np.log(16)], abs=1e-3)
     assert record.steps["loss"].iloc[0] == pytest.approx(np.log(16), abs=1e-3)
-    asked = workload.replace(config=workload.config.replace(eval_batch_size=128))
-    held = wb.Trainer().run(asked, out=tmp_path / "asked").evals
-    assert held[held["step"] == 0]["value"].to_list() == pytest.approx([np.log(128)], abs=1e-3), "the person said so"
-
-
-def supervised_contrastive(outputs: Tensor, batch: Any) -> Tensor:
-    """Khosla et al. 2020; an example without another one of its class in the batch has a loss of 0."""
-    z = nn.functional.normalize(outputs, dim=1)
-    same = (batch[1][:, None] == batch[1]) & ~torch.eye(len(z), dtype=torch.bool)
-    logits = (z @ z.T / 0.2).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
-    return -(logits.log_softmax(1) * same).sum(1) / same.sum(1).clamp(min=1)
-
-
-def test_a_contrastive_loss_with_labels_has_no_accuracy_and_its_own_batch(tmp_path: Path) -> None:
-    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
-    x = x.float() / 8 - 0.6
-    workload = odd(
-        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), supervised_contrastive,
-        train_data=TensorDataset(x[:1200], y[:1200]), validation_data=TensorDataset(x[1200:], y[1200:]),
-        config={"optimizer": "adam", "peak_lr": 3e-3, "batch_size": 64, "total_steps": 150, "eval_every_steps": 50},
-    )  # fmt: skip
-    found = {f.code: f for f in wb.diagnose(workload, out=tmp_path / "s", **QUICK)}
-    looked = (
-        "evaluation.weighting",
-        "evaluation.generalisation_gap",
-        "data.label_shift",
-        "data.no_signal",
-        "init.loss",
-    )
-    assert [(code, found[code].summary) for code in looked if found[code].status in ("warn", "fail")] == []
-    gap = found["evaluation.generalisation_gap"]
-    assert gap.value is not None
-    assert abs(gap.value) < 0.5
-
-
-def test_a_mean_over_the_batch_and_a_norm_of_the_batch_stay_faults() -> None:
-    def averaged(outputs: Tensor, batch: Any) -> Tensor:
-        return squared(outputs, batch).mean().expand(len(batch[1]))
-
-    def by_batch() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 1))
-
-    def own(model: nn.Module, data: Any, batch_size: int) -> float:
-        part = workload.replace(validation_data=data)
-        return wb.evaluation.evaluate(part, model, batch_size=batch_size)[0].value
-
-    for workload in (odd(lambda: nn.Linear(8, 1), averaged), odd(by_batch, squared)):
-        found = wb.evaluation.check(own, workload, batch_sizes=(10, 32))
-        assert found["evaluation.weighting"].status == "fail"
 
 
 def surrogate(outputs: Tensor, batch: Any) -> Tensor:
@@ -331,9 +209,8 @@ def surrogate(outputs: Tensor, batch: Any) -> Tensor:
     return error - 2 * error.detach()
 
 
-@pytest.mark.parametrize("select", ["validation/error", "validation/loss"])
-def test_a_loss_that_is_not_to_be_minimised_judges_nothing(tmp_path: Path, select: str) -> None:
-    settings = {"peak_lr": 0.004, "select": select, "total_steps": 60}
+def test_a_loss_that_is_not_to_be_minimised_judges_nothing(tmp_path: Path) -> None:
+    settings = {"peak_lr": 0.004, "select": "validation/error", "total_steps": 60}
     workload = small_workload(loss=surrogate, metrics={"error": squared}, config=settings, minimised=False)
     diagnosis = wb.diagnose(workload, out=tmp_path / "s")
     by_loss = [f for f in diagnosis if f.code.startswith(("lr.", "stability."))]
@@ -341,13 +218,9 @@ def test_a_loss_that_is_not_to_be_minimised_judges_nothing(tmp_path: Path, selec
     assert all("minimised=False" in f.summary for f in by_loss)
     found = diagnosis.recommendation
     assert found is not None
-    if select == "validation/error":
-        assert found["candidate"] in ("lr 0.008", "lr 0.016"), "twice or four times the own one"
-        assert found["recommended"]["validation/error"] < found["baseline"]["validation/error"]
-        assert diagnosis["checkpoints.selection"].status != "fail"
-    else:
-        assert found["adopted"] is False
-        assert "name the metric that counts in select" in found["reason"]
+    assert found["candidate"] in ("lr 0.008", "lr 0.016"), "twice or four times the own one"
+    assert found["recommended"]["validation/error"] < found["baseline"]["validation/error"]
+    assert diagnosis["checkpoints.selection"].status != "fail"
 
 
 def test_a_batch_in_which_no_example_counts_teaches_nothing(tmp_path: Path) -> None:

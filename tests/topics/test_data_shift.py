@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_diabetes, load_digits, load_iris, load_linnerud, load_wine
+from sklearn.datasets import load_diabetes, load_digits, load_wine
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.data.collect import DataAudit, audit_data
+from workbench.topics.data.collect import audit_data
 from workbench.topics.data.diagnose import diagnose_data
 
 Pair = tuple[Tensor, Tensor]
@@ -43,28 +43,13 @@ def tokens(rows: int = 600) -> Pair:
     return x, ((x < 3).sum(1) > 6).long()
 
 
-def sines(rows: int = 500) -> Pair:
-    g = torch.Generator().manual_seed(4)
-    phase = 6.28 * torch.rand(rows, 1, generator=g)
-    waves = torch.sin(torch.linspace(0, 6, 33) + phase)
-    return waves[:, :32, None], waves[:, 32]
-
-
 def lognormal(rows: int = 400) -> Pair:
     g = torch.Generator().manual_seed(5)
     x = torch.randn(rows, 20, generator=g)
     return (x * torch.linspace(0.3, 1.5, 20)).exp(), (x[:, 0] > 0).long()
 
 
-def iris() -> Pair:
-    return torch.tensor(load_iris().data).float(), torch.tensor(load_iris().target)
-
-
-def linnerud() -> Pair:
-    return standard(load_linnerud().data), standard(load_linnerud().target)
-
-
-SOURCES: dict[str, Callable[[], Pair]] = {f.__name__: f for f in (digits, wine, diabetes, tokens, sines, lognormal, iris, linnerud)}  # fmt: skip
+SOURCES: dict[str, Callable[[], Pair]] = {f.__name__: f for f in (digits, wine, diabetes, tokens, lognormal)}  # fmt: skip
 
 
 def split(data: Pair, seed: int = 0, share: float = 0.25) -> tuple[Pair, Pair]:
@@ -82,20 +67,15 @@ def alarms(diagnosis: Diagnosis) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("seed", range(3))
-def test_random_splits_raise_no_alarm(name: str, seed: int) -> None:
-    for share in (0.3, 0.1):
+def test_random_splits_raise_no_alarm(name: str) -> None:
+    for seed, share in ((0, 0.3), (1, 0.1)):
         assert alarms(found(*split(SOURCES[name](), seed, share))) == set()
 
 
 SHIFTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "bytes against [0, 1]": ("digits", lambda x: 255 * x),
-    "standardised against raw": ("digits", lambda x: 3 * x - 1),
     "pictures on their side": ("digits", lambda x: x.transpose(2, 3)),
-    "other constants": ("wine", lambda x: 0.5 * x + 2),
     "columns in another order": ("wine", lambda x: x.roll(3, 1)),
-    "columns in another order, regression": ("diabetes", lambda x: x.flip(1)),
-    "tokens that begin at one": ("tokens", lambda x: (x + 1) * 2),
 }
 
 
@@ -106,25 +86,8 @@ def test_inputs_that_were_prepared_in_another_way(name: str) -> None:
     assert "data.train_validation_shift" in alarms(found(train, (change(x), y)))
 
 
-@pytest.mark.parametrize(("lost", "se", "status"), [(0.4, 0.15, "warn"), (0.4, 0.01, "fail"), (0.05, 0.15, "ok")])
-def test_a_large_shift_needs_no_more_proof_that_it_harms_than_what_it_costs(
-    lost: float, se: float, status: str
-) -> None:
-    train, (x, y) = split(wine())
-    facts = audit_data(TensorDataset(*train), validation=TensorDataset(4 * x + 1, y)).facts
-    sides = {
-        "train": {"examples": 40, "loss": 0.1, "se": 0.01},
-        "validation": {"examples": 40, "loss": 0.1 + lost, "se": se},
-    }
-    facts["generalisation"] = {"last": sides, "selected": sides}
-    facts["preflight"] = {"train": {"loss": 1.1, "classes": 3}}
-    assert diagnose_data(DataAudit(facts=facts, workload="x"))["data.train_validation_shift"].status == status
-
-
 LABELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "numbered from one": ("digits", lambda y: (y + 1) % 10),
-    "two classes the other way round": ("tokens", lambda y: 1 - y),
-    "shuffled on validation alone": ("digits", lambda y: y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]),
     "numbers in other units": ("diabetes", lambda y: 77 * y + 150),
     "gains that are costs": ("diabetes", lambda y: -y),
 }  # fmt: skip
@@ -139,9 +102,8 @@ def test_targets_that_were_prepared_in_another_way(name: str) -> None:
     assert diagnosis["data.train_validation_shift"].status == "ok"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_wrong_sign_is_said_of_targets_alone(seed: int) -> None:
-    train, (x, y) = split(diabetes(), seed)
+def test_the_wrong_sign_is_said_of_targets_alone() -> None:
+    train, (x, y) = split(diabetes())
     finding = found(train, (x, -y))["data.label_shift"]
     assert finding.status == "fail"
     assert "wrong sign" in finding.summary
@@ -152,9 +114,8 @@ def test_the_wrong_sign_is_said_of_targets_alone(seed: int) -> None:
     assert moved["data.train_validation_shift"].status == "fail"
 
 
-@pytest.mark.parametrize("source", ["digits", "wine"])
-def test_a_set_that_is_sorted_by_class_and_cut_in_two(source: str) -> None:
-    x, y = SOURCES[source]()
+def test_a_set_that_is_sorted_by_class_and_cut_in_two() -> None:
+    x, y = wine()
     order, cut = y.argsort(), int(0.7 * len(y))
     finding = found((x[order[:cut]], y[order[:cut]]), (x[order[cut:]], y[order[cut:]]))["data.label_shift"]
     assert finding.status == "fail"
@@ -164,15 +125,11 @@ def test_a_set_that_is_sorted_by_class_and_cut_in_two(source: str) -> None:
 def test_a_row_between_inputs_and_targets() -> None:
     """Seen where nothing of its own target can be told from a row, in whatever part of the data it went."""
     x, y = digits()
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    whole = TensorDataset(x[order], y[order].roll(1))
-    for data in (
-        whole,
-        Subset(whole, torch.randperm(len(y), generator=torch.Generator().manual_seed(1))[:1700].tolist()),
-    ):
+    first, second = (torch.randperm(len(y), generator=torch.Generator().manual_seed(k)) for k in range(2))
+    whole = TensorDataset(x[first], y[first].roll(1))
+    for data in (whole, Subset(whole, second[:1700].tolist())):
         finding = diagnose_data(audit_data(data))["data.no_signal"]
-        assert finding.status == "fail"
-        assert "of the row after it" in finding.summary
+        assert (finding.status, "of the row after it" in finding.summary) == ("fail", True)
 
 
 def test_targets_without_signal_are_an_alarm_only_where_training_finds_none() -> None:
@@ -212,6 +169,7 @@ def test_near_copies_are_told_from_neighbours() -> None:
 
 def test_an_empty_input_and_copies() -> None:
     train, held = split(digits())
+    assert "row for row" in found(train, train)["data.leakage"].summary
     blank = train[0].clone()
     blank[::8] = 0
     finding = found((blank, train[1]), held)["data.duplicates"]
@@ -222,17 +180,3 @@ def test_an_empty_input_and_copies() -> None:
     rare = train[1] == 7
     over = tuple(torch.cat([t, *[t[rare]] * 20]) for t in train)
     assert found(over, held)["data.duplicates"].status == "ok"  # type: ignore[arg-type]
-
-
-def test_validation_that_is_the_training_split() -> None:
-    train, _ = split(wine())
-    finding = found(train, train)["data.leakage"]
-    assert finding.status == "fail"
-    assert "row for row" in finding.summary
-
-
-def test_missing_values_count_as_larger_than_all_others() -> None:
-    """Half of training is missing and half 0, validation is 1: the distributions are a half apart, not all."""
-    train = torch.where(torch.arange(400)[:, None] % 2 == 0, torch.nan, 0.0)
-    facts = audit_data(TensorDataset(train), validation=TensorDataset(torch.ones(100, 1))).facts["data"]
-    assert facts["shift"]["validation"]["inputs"]["farthest"]["distance"] == pytest.approx(0.5)

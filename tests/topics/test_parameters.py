@@ -96,43 +96,30 @@ def looked_at(build: Any, *, loss: Any = squared, **config: Any) -> Diagnosis:
     [
         (net, {}, None),
         (frozen, {}, FROZEN),
-        (lambda: frozen(loaded=True), {}, None),
         (lambda: frozen(zero=True), {}, None),
         (net, {"optimizer": head}, UNOWNED),
         (lambda: frozen(loaded=True, most=0), {"optimizer": head}, None),
         (InAList, {}, UNOWNED),
-        (lambda: InAList(frozen=True), {}, FROZEN),
         (lambda: InAList(frozen=True, loaded=True), {}, None),
         (lambda: InAList(loaded=True), {}, None),
         (lambda: InAList(once=True), {}, None),
         (lambda: (torch.manual_seed(3), InAList())[1], {}, UNOWNED),
         (Waves, {}, None),
         (lambda: Waves(listed=True), {}, None),
-        (lambda: Waves(torch.tanh), {}, FROZEN),
         (lambda: Waves(lambda x: torch.cos(x) + x), {}, FROZEN),
         (net, {"loss": made_anew}, UNOWNED),
-        (net, {"optimizer": lambda params, lr: torch.optim.SGD(params, lr=lr)}, None),
     ],
-    ids=["trained", "frozen", "loaded", "zeros", "the head only", "a loaded body", "in a list", "frozen in a list",
-         "frozen and loaded in a list", "loaded in a list", "one and the same in a list", "a seed of its own", "waves", "waves in a list",
-         "no waves", "waves and more", "the loss makes", "all of them"],
+    ids=["trained", "frozen", "zeros", "the head only", "a loaded body", "in a list", "frozen and loaded in a list", "loaded in a list",
+         "one and the same in a list", "a seed of its own", "waves", "waves in a list", "waves and more", "the loss makes"],
 )  # fmt: skip
 def test_only_what_is_random_and_never_trained_is_an_alarm(
     build: Any, config: dict[str, Any], alarm: str | None
 ) -> None:
     found = looked_at(build, **config)
     assert [f.code for f in found if f.status != "ok"] == ([] if alarm is None else [alarm])
-    if alarm:
-        said = found[alarm].summary
-        assert ("The loss uses" in said) == (config.get("loss") is made_anew)
-        assert (
-            "layers[0].weight" if build is InAList else "weight" if "loss" not in config else "of shape (64, 1)"
-        ) in said
-        assert found[alarm].advice
+    if alarm and (build is InAList or "loss" in config):
+        assert ("layers[0].weight" if build is InAList else "of shape (64, 1)") in found[alarm].summary
 
 
-@pytest.mark.parametrize("facts", [{}, {"parameters": None}])
-def test_nobody_looked(facts: dict[str, Any]) -> None:
-    found = diagnose_parameters(record([], facts=facts))
-    assert tuple(f.code for f in found) == tuple(CODES)
-    assert {f.status for f in found} == {"not_measured"}
+def test_nobody_looked() -> None:
+    assert {f.code: f.status for f in diagnose_parameters(record([], facts={}))} == dict.fromkeys(CODES, "not_measured")

@@ -110,7 +110,7 @@ def excused_architecture(diagnosis: Diagnosis) -> Diagnosis:
     return replace(diagnosis, findings=findings)
 
 
-def _evidence(facts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def _audit_evidence(facts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"weight_layers": facts["weight_layers"], "residual_connections": facts["num_joins"], **more, "source": _HOW}
 
 
@@ -118,7 +118,7 @@ def _no_residual(facts: Mapping[str, Any], limit: int | None, deep_layers: int) 
     layers, count, modules = facts["weight_layers"], facts["num_joins"], [join["module"] for join in facts["joins"]]
     say = partial(
         CODES.finding, "architecture.no_residual", value=float(layers), unit="weight layers", threshold=float(deep_layers),
-        evidence=_evidence(facts, modules=_first(modules)),
+        evidence=_audit_evidence(facts, modules=_first(modules)),
     )  # fmt: skip
     if count:
         return say("ok", f"{_times(count, 'residual connection')} over {layers} weight layers: {named(modules)}.")
@@ -136,7 +136,7 @@ def _no_residual(facts: Mapping[str, Any], limit: int | None, deep_layers: int) 
 def _no_norm(facts: Mapping[str, Any], limit: int | None) -> Finding:
     layers, norms, joins = facts["weight_layers"], facts["norms"], facts["joins"]
     unused = facts["norm_modules"] if not norms else []
-    evidence = _evidence(facts, norms=_first(norms), modules_that_did_not_run=_first(unused))
+    evidence = _audit_evidence(facts, norms=_first(norms), modules_that_did_not_run=_first(unused))
     say = partial(CODES.finding, "architecture.no_norm", value=float(len(norms)), unit="normalisations", evidence=evidence)  # fmt: skip
     if norms:
         return say("ok", f"{_times(len(norms), 'normalisation')}: {named(norms)}.")
@@ -160,7 +160,7 @@ def _norm_after_add(facts: Mapping[str, Any], limit: int | None, deep_layers: in
     places = dict(Counter(join["placement"] for join in joins))
     say = partial(
         CODES.finding, "architecture.norm_after_add", value=float(len(after)), unit="residual connections",
-        evidence=_evidence(facts, placements=places, norms=_first(after)),
+        evidence=_audit_evidence(facts, placements=places, norms=_first(after)),
     )  # fmt: skip
     if not joins:
         return say("ok", "No residual connection, so no norm after one.")
@@ -183,12 +183,16 @@ def _norm_after_add(facts: Mapping[str, Any], limit: int | None, deep_layers: in
 def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool, growth: float) -> Finding:
     joins, say = facts["joins"], partial(CODES.finding, "architecture.branch_not_zero")
     if not joins:
-        return say("ok", "No residual connection, so no branch that could begin at zero.", evidence=_evidence(facts))
+        return say(
+            "ok", "No residual connection, so no branch that could begin at zero.", evidence=_audit_evidence(facts)
+        )
     other = _first([join["last_weight"] or join["module"] for join in joins if join["branch_rms"] != 0])
     begin = sum(join["branch_rms"] == 0 for join in joins)
     zeros = [name for join in joins for name in join["zero_parameters"] if join["branch_rms"] == 0]
     measured = _growth(joins)
-    evidence = _evidence(facts, begin_at_zero=begin, zero_parameters=_first(zeros), not_zero=other, growth=measured)
+    evidence = _audit_evidence(
+        facts, begin_at_zero=begin, zero_parameters=_first(zeros), not_zero=other, growth=measured
+    )
     numbers: dict[str, Any] = {"value": measured, "unit": "times", "threshold": growth, "evidence": evidence}
     if begin == len(joins):
         by = f", by {named(zeros)}" if zeros else ""

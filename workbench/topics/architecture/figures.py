@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
 from workbench.curves.trial_curves import RecordLike as Record
@@ -13,8 +12,8 @@ from workbench.plots.style import INK, PALETTE, PAPER, STYLES, drawing, legend, 
 from workbench.topics.architecture.diagnose import architecture_depths
 
 MARKERS = "osD^vPX*"
-BESIDE = 1.02
-"""Points of one depth stand beside each other by this factor: on a grid of learning rates many coincide."""
+ENDS = (("above", "stable_lr", "^", "all stable: lies above"), ("below", "unstable_lr", "v", "none stable: lies below"))
+BESIDE = 1.02  # points of one depth stand beside each other by this factor: on a grid of learning rates many coincide
 
 
 def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
@@ -39,9 +38,23 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
         untrained = [int(depth) for depth in table.loc[table["censored"] == "untrained", "depth"]]
         variants = list(table.groupby("variant", sort=False))
         for i, (variant, rows) in enumerate(variants):
-            beside = BESIDE ** (i - (len(variants) - 1) / 2)
-            _draw(axes, rows.sort_values("depth").assign(depth=rows["depth"] * beside), str(variant), i)
-        _name_the_ends(axes, table)
+            rows = rows.sort_values("depth").astype({"depth": float, "stable_lr": float, "unstable_lr": float})  # noqa: PLW2901
+            depths = rows["depth"] * BESIDE ** (i - (len(variants) - 1) / 2)
+            color, marker, style = (each[i % len(each)] for each in (PALETTE, MARKERS, STYLES))
+            line: dict[str, Any] = {"color": color, "linestyle": style, "marker": marker, "markersize": 6}
+            axes.plot(depths, rows["stable_lr"], label=variant, **line)
+            for end, column, shape, _ in ENDS:
+                at = rows["censored"] == end
+                hollow: dict[str, Any] = {
+                    "markersize": 11,
+                    "markerfacecolor": PAPER,
+                    "markeredgewidth": 1.6,
+                    "zorder": 3,
+                }
+                axes.plot(depths[at], rows[column][at], shape, markeredgecolor=color, **hollow)
+        for end, _, shape, text in ENDS:
+            if (table["censored"] == end).any():
+                axes.plot([], [], shape, label=text, markersize=9, markerfacecolor=PAPER, markeredgecolor=INK)
         if untrained:
             mark_steps(axes, sorted(set(untrained)), label="some variant learns at no lr")
         axes.set(xlabel="depth (blocks)", ylabel="largest stable learning rate", title="What each practice is worth over depth")  # fmt: skip
@@ -51,25 +64,3 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
         axes.set_xticks([], minor=True)
         legend(axes, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return axes
-
-
-def _draw(ax: Axes, rows: pd.DataFrame, variant: str, place: int) -> None:
-    color, marker = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
-    stable = rows["stable_lr"].to_numpy(dtype=np.float64)
-    ax.plot(
-        rows["depth"].to_numpy(dtype=np.float64), stable, color=color, linestyle=STYLES[place % len(STYLES)], marker=marker,
-        markersize=6, label=variant,
-    )  # fmt: skip
-    for end, column, shape in (("above", "stable_lr", "^"), ("below", "unstable_lr", "v")):
-        at = rows[rows["censored"] == end]
-        ax.plot(
-            at["depth"].to_numpy(dtype=np.float64), at[column].to_numpy(dtype=np.float64), linestyle="none", marker=shape,
-            markersize=11, markerfacecolor=PAPER, markeredgecolor=color, markeredgewidth=1.6, zorder=3,
-        )  # fmt: skip
-
-
-def _name_the_ends(ax: Axes, table: pd.DataFrame) -> None:
-    for end, shape, text in (("above", "^", "all stable: lies above"), ("below", "v", "none stable: lies below")):
-        if (table["censored"] == end).any():
-            shown: dict[str, Any] = {"markersize": 9, "markerfacecolor": PAPER, "markeredgecolor": INK}
-            ax.plot([], [], linestyle="none", marker=shape, label=text, **shown)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -152,14 +153,11 @@ def _described(flow: Dataflow, ops: Operations, join: _Found, *, carried: bool) 
     else:
         placement, norm = ("inside", inside[0]) if inside else ("none", -1)
     layers, zeros = _end_of_branch(flow, ops, join)
-    depth = {join.origin: 0}
-    for at in region:
-        depth[at] = max((depth[i] for i in flow.data(at) if i in depth), default=0) + (at in ops.weight_layers)
     node = flow.nodes[join.at]
     sizes = dict(zip((*(i for i in node.inputs if flow.nodes[i].kind == "data"), -1), node.sizes, strict=True))
     return Join(
         at=join.at, module=node.module, skip=join.kind, placement=placement, norm=None if norm < 0 else ops.norm_name(norm),
-        layers=depth[join.branch], last_weight=layers[-1] if layers else None, zero_parameters=zeros,
+        layers=ops.depth(region)[join.branch], last_weight=layers[-1] if layers else None, zero_parameters=zeros,
         skip_rms=sizes[join.skip], branch_rms=sizes[join.branch], sum_rms=sizes[-1],
     )  # fmt: skip
 
@@ -268,13 +266,12 @@ class Operations:
             norm = min(self.flow.data(norm), default=None)
         return None if norm is None else self.back(norm)
 
-    @cached_property
-    def depth(self) -> list[int]:
-        """Weight layers on the longest way from the batch to each node, that node included."""
-        found: list[int] = []
-        for at in range(len(self.flow.nodes)):
-            before = max((found[i] for i in self.flow.data(at)), default=0)
-            found.append(before + (at in self.weight_layers))
+    def depth(self, places: Iterable[int]) -> dict[int, int]:
+        """Return the weight layers on the longest way through `places`, in order, to each of them, that one included."""
+        found: dict[int, int] = {}
+        for at in places:
+            before = max((found[i] for i in self.flow.data(at) if i in found), default=0)
+            found[at] = before + (at in self.weight_layers)
         return found
 
     @cached_property
@@ -291,7 +288,6 @@ class Operations:
             if node.op not in _PRODUCTS or node.kind != "data":
                 continue
             names = tuple(p.name for p in self.flow.parameters(at) if len(p.shape) > 1)
-
             known = self.is_recurrent(at) and seen.issuperset(names)  # a recurrent layer is one, however long
             if names and not known:
                 found[at] = names

@@ -183,7 +183,7 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
             message = (str(error).splitlines() or ["no message"])[0]
             return found | {"reason": f"the forward pass cannot be traced ({type(error).__name__}: {message[:200]})"}
     ops = Operations(flow)
-    layers = max(ops.depth, default=0)
+    layers = max(ops.depth(range(len(flow.nodes))).values(), default=0)
     if not layers and any(isinstance(m, _WEIGHT_LAYERS) for m in model.modules()):
         found["reason"] = (
             "no weight layer was seen to work on the batch: the forward pass reaches its tensors by a way that is no "

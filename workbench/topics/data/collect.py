@@ -38,10 +38,6 @@ PROBED = 8  # examples that are read again to see whether items are random (rule
 LARGEST = 10_000_000  # examples of a dataset whose order is looked up, at most
 
 
-class DataAudit(Audit):
-    """What `audit_data` found, for `diagnose_data`."""
-
-
 def audit_data(
     data: Workload | DataLoader[Any] | Any,
     *,
@@ -50,7 +46,7 @@ def audit_data(
     max_examples: int | None = None,
     near: bool = True,
     memory_mb: float = 256.0,
-) -> DataAudit:
+) -> Audit:
     """Look at data before training on them: overlap of the splits, order, classes, scale, workers. Nothing is trained.
 
     Args:
@@ -74,7 +70,7 @@ def audit_data(
     if isinstance(data, Workload):
         if validation is not None or test is not None:
             raise UsageError("a workload has its splits: leave validation= and test= out, or pass a loader instead.")
-        return DataAudit(facts={"data": collect_data(data, **limits)}, workload=data.name)
+        return Audit(facts={"data": collect_data(data, **limits)}, workload=data.name)
     if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")) or isinstance(data, (str, bytes, dict)):
         raise UsageError(
             f"data must be a Workload, a DataLoader or a dataset, not {type(data).__name__} ({str(data)[:60]}). "
@@ -84,7 +80,7 @@ def audit_data(
     splits = {name: d.dataset if isinstance(d, DataLoader) else d for name, d in others.items() if d is not None}
     loader = data if isinstance(data, DataLoader) else None
     found = _facts(data.dataset if loader is not None else data, splits, loader=loader, **limits)
-    return DataAudit(facts={"data": found}, workload=type(getattr(data, "dataset", data)).__name__)
+    return Audit(facts={"data": found}, workload=type(getattr(data, "dataset", data)).__name__)
 
 
 def collect_data(
@@ -149,14 +145,22 @@ def _facts(
             steady: Any = (lambda data: data) if reading == "fixed" else _Steady
             alike = {name: steady(data) for name, data in held.items()}
             overlap = find_overlap(steady(kept), alike, near=near, memory_mb=memory_mb, max_rows=max_examples)
+        count = loader.num_workers if loader is not None else workers or 0
+        draws = None  # of a stream in workers nobody can ask for one example twice
+        if not is_stream or not count:
+            how: dict[str, Any] = {}
+            if loader is not None:
+                how = {"worker_init_fn": loader.worker_init_fn, "persistent": loader.persistent_workers}
+                how["context"] = loader.multiprocessing_context
+            draws = probe_workers(train, num_workers=count, **how)
         return {
             "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples), "reading": reading, "overlap": overlap,
-            "order": order, "classes": _classes(labels), "bits": chance_bits(sample), "ids": sample.ids, "stream": is_stream,
+            "order": order, "classes": _class_counts(labels), "bits": chance_bits(sample), "ids": sample.ids, "stream": is_stream,
             "scale": input_scale(sample), "far": far_rows(sample), "codes": missing_codes(sample),
             "shift": {name: {"inputs": input_shift(sample, s), "targets": target_shift(sample, s)} for name, s in samples.items()},
             "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
-            "workers": _workers(train, loader, workers or 0),
+            "workers": draws,
         }  # fmt: skip
 
 
@@ -187,20 +191,16 @@ class _Steady:
 
 def _reading(data: Any) -> str:
     """Return how items are read: "fixed"; "augmented" (the same under one random state); "drawn" (all alike under it); "random"."""
-    if not len(data) or _same(data):
+    places, steady = range(min(PROBED, len(data))), _Steady(data)
+
+    def few(source: Any) -> list[int]:
+        return [int(each) for each in exact_hashes(fetch_rows(source, places).inputs)]
+
+    if not len(data) or few(data) == few(data):
         return "fixed"
-    steady = _Steady(data)
-    if not _same(steady):
+    if (once := few(steady)) != few(steady):
         return "random"
-    few = exact_hashes(fetch_rows(steady, range(min(PROBED, len(data)))).inputs)
-    return "drawn" if len(few) > 1 and len(set(few.tolist())) == 1 else "augmented"
-
-
-def _same(data: Any) -> bool:
-    """Tell whether items are the same at two readings."""
-    places = range(min(PROBED, len(data)))
-    one, two = (exact_hashes(fetch_rows(data, places).inputs) for _ in range(2))
-    return bool((one == two).all())
+    return "drawn" if len(once) > 1 and len(set(once)) == 1 else "augmented"
 
 
 def _yardsticks(
@@ -218,26 +218,13 @@ def _yardsticks(
     return measure(sample._replace(places=np.asarray(train.indices)[sample.places]), held, stored=stored)
 
 
-def _classes(labels: NDArray[Any] | None) -> dict[str, int] | None:
+def _class_counts(labels: NDArray[Any] | None) -> dict[str, int] | None:
     """Return examples per class, most common first; None where labels are no classes."""
     if labels is None or labels.dtype.kind == "f" or not len(labels):
         return None
     counts = Counter(labels.tolist())
     many = len(counts) > min(MANY_CLASSES, max(2, len(labels) / 2))
     return None if many else {str(label): int(count) for label, count in counts.most_common()}
-
-
-def _workers(train: Any, loader: DataLoader[Any] | None, own: int) -> dict[str, Any] | None:
-    """Return what `probe_workers` finds; None for a stream in workers, of which nobody can ask for one example twice."""
-    count = loader.num_workers if loader is not None else own
-    if _is_stream(train) and count > 0:
-        return None
-    if loader is None or not count:
-        return probe_workers(train, num_workers=count)
-    return probe_workers(
-        train, num_workers=count, worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context,
-        persistent=loader.persistent_workers,
-    )  # fmt: skip
 
 
 class Paired(Dataset[Any]):

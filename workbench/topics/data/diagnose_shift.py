@@ -55,7 +55,7 @@ def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small
         )  # fmt: skip
     if "reason" in inputs:
         return CODES.finding(code, "ok", f"Does not apply: {inputs['reason']}.", evidence=inputs)
-    return _judged(code, inputs, worst, gap, small=small, large=large, what="inputs")
+    return _number_shift(code, inputs, worst, gap, small=small, large=large, what="inputs")
 
 
 def label_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
@@ -84,11 +84,11 @@ def label_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, la
     if "reason" in targets:
         return CODES.finding(code, "ok", f"Does not apply: {targets['reason']}.", evidence=targets)
     if targets["kind"] == "numbers":
-        return _judged(code, targets, _worst(targets, alpha), gap, small=small, large=large, what="targets")
-    return _classes(code, targets, gap, alpha=alpha, small=small, large=large)
+        return _number_shift(code, targets, _worst(targets, alpha), gap, small=small, large=large, what="targets")
+    return _class_shift(code, targets, gap, alpha=alpha, small=small, large=large)
 
 
-def _classes(code: str, targets: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
+def _class_shift(code: str, targets: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
     distance, p, missing = targets["distance"], targets["p"], targets["missing"]
     said = f"The shares of classes differ by {distance:.1%} between training and validation (p = {p:.2g})"
     lost, scarce, why = _lost(targets), _scarce(targets), ""
@@ -149,7 +149,7 @@ def _status(distance: float, gap: Gap | None, *, small: float, large: float) -> 
     return "ok", f"; {gap.said}"
 
 
-def _judged(
+def _number_shift(
     code: str, tested: Facts, worst: Facts | None, gap: Gap | None, *, small: float, large: float, what: str
 ) -> Finding:
     evidence = {**tested, "split": _SPLIT}

@@ -137,7 +137,7 @@ def stream_order(stream: Any, *, max_examples: int) -> tuple[dict[str, Any], Row
     """
     batched = isinstance(stream, DataLoader)
     with untouched(stream) if batched else isolated_rng():
-        first, second = (_read(stream, max_examples, batched=batched) for _ in range(2))
+        first, second = (_rows_of_epoch(stream, max_examples, batched=batched) for _ in range(2))
     known = {"source": "loader of a stream" if batched else "stream", "examples": len(first.inputs)} | _UNKNOWN
     agreement = epoch_agreement(exact_hashes(first.inputs), exact_hashes(second.inputs))
     return known | {"labels": None if first.labels is None else label_order(first.labels), "epochs": agreement}, first
@@ -149,7 +149,7 @@ def _indices(loader: DataLoader[Any]) -> NDArray[np.int64]:
     return np.fromiter((int(i) for i in itertools.islice(flat, MAX_INDICES)), dtype=np.int64)
 
 
-def _read(stream: Any, most: int, *, batched: bool) -> Rows:
+def _rows_of_epoch(stream: Any, most: int, *, batched: bool) -> Rows:
     """Return up to `most` rows of one epoch."""
     items: list[Any] = []
     for item in stream:

@@ -125,11 +125,12 @@ class _Search:
             if inputs is not None and inputs.shape[1] == first.shape[1]:
                 self.view = comparable(inputs)
             self.hasher = near_hasher(first.shape[1], self.view)
-        self.looked = self.text or self.wide
         self.ours = self.hashed(train, "train")
         count, self.table = len(self.ours.exact), None
-        if numbers and not self.wide and first.shape[1] > 0 and 0 < count <= ROWS:
+        enough = 3 * NEIGHBOURS[1] <= count <= ROWS
+        if numbers and not self.wide and first.shape[1] and enough and self.ours.uniform:
             self.table = np.concatenate(list(self._blocks(train, np.arange(count), "train"))).astype(np.float64)
+        self.looked = self.text or self.wide or (self.table is not None and bool(others))
 
     def _peeked(self, data: Any) -> NDArray[Any]:
         """Return the inputs of the first rows."""
@@ -177,13 +178,11 @@ class _Search:
             found[np.setdiff1d(asked, checked[close])] = -1
         elif len(asked) and self.table is not None and mine.uniform:
             rows = np.concatenate(list(self._blocks(data, checked, name))).astype(np.float64)
-            copies = narrow_copies(rows, self.table)
-            if copies is not None:
-                hits, chance = checked[copies.copies], copies.by_chance
-                found[hits], distance[hits] = copies.nearest[copies.copies], copies.distance[copies.copies]
+            copies, nearest, away, chance = narrow_copies(rows, self.table)
+            hits = checked[copies]
+            found[hits], distance[hits] = nearest[copies], away[copies]
         if len(asked) and (self.wide or self.table is not None):
             scale = len(asked) / len(checked)
-        self.looked = self.looked or (self.table is not None and len(self.table) >= 3 * NEIGHBOURS[1])
         hits = np.flatnonzero(found >= 0)
         shown = hits[np.argsort(distance[hits], kind="stable")][:SHOWN]
         agree = None
@@ -281,27 +280,31 @@ def closer_than_chance(
     Returns:
         None where the background is too small to tell.
     """
-    near, far = NEIGHBOURS
-    if len(background) < 3 * far:
+    if len(background) < 3 * NEIGHBOURS[1]:
         return None
     close, chance = np.zeros(len(ours), dtype=bool), 0.0
     ours, theirs, background = (np.nan_to_num(each) for each in (ours, theirs, background))
     for view in (standardised, by_column(background)):
         a, b, c = view(ours), view(theirs), view(background)
-        apart = np.sqrt(((a - b) ** 2).mean(1))
         between = np.maximum((a**2).mean(1)[:, None] + (c**2).mean(1) - 2 * (a @ c.T) / a.shape[1], 0)
-        first, second = np.sqrt(np.partition(between, (near - 1, far - 1), axis=1)[:, [near - 1, far - 1]]).T
-        directions = _directions(first, second)
-        expected = first * (len(background) / (near * max(rows, len(background)))) ** (1 / directions)
-        close |= apart <= CLOSE * expected
-        chance = min(1.0, chance + min(1.0, CLOSE**directions))
+        near, far = np.sqrt(np.sort(between, axis=1)[:, [k - 1 for k in NEIGHBOURS]]).T
+        limit, share = _copies_within(near, far, len(background), rows)
+        close |= np.sqrt(((a - b) ** 2).mean(1)) <= limit * near
+        chance = min(1.0, chance + share)
     return close, chance
 
 
-def _directions(near: Floats, far: Floats) -> float:
-    """Return in how many directions rows vary, from the distances to the two of `NEIGHBOURS`."""
+def _copies_within(near: Floats, far: Floats, background: int, rows: int) -> tuple[float, float]:
+    """Return how close a copy is, in distances to the 10th nearest, and the share of unrelated rows that are as close.
+
+    Args:
+        near: distances to the 10th nearest row, far: to the 20th, of so many in the `background`.
+        rows: of the training split, the nearest of which would be a copy.
+    """
     steps = np.log(np.maximum(far, 1e-12) / np.maximum(near, 1e-12))
-    return float(np.log(NEIGHBOURS[1] / NEIGHBOURS[0]) / max(float(np.median(steps)), 1e-6))
+    directions = float(np.log(NEIGHBOURS[1] / NEIGHBOURS[0]) / max(float(np.median(steps)), 1e-6))
+    expected = (background / (NEIGHBOURS[0] * max(rows, background))) ** (1 / directions)
+    return CLOSE * expected, min(1.0, CLOSE**directions)
 
 
 def comparable(background: Floats) -> Callable[[Floats], Floats]:
@@ -318,24 +321,12 @@ def by_column(background: Floats) -> Callable[[Floats], Floats]:
     return lambda rows: np.asarray((rows - middle) / spread)
 
 
-class NarrowCopies(NamedTuple):
-    """Which rows are near copies, the nearest training row of each and its distance, and the share that chance makes."""
-
-    copies: NDArray[np.bool_]
-    nearest: Places
-    distance: Floats
-    by_chance: float
-
-
-def narrow_copies(rows: Floats, train: Floats) -> NarrowCopies | None:
-    """Return which rows are far closer to a training row than neighbours are, and the share of unrelated rows that would be too.
+def narrow_copies(rows: Floats, train: Floats) -> tuple[NDArray[np.bool_], Places, Floats, float]:
+    """Return which rows are far closer to a training row than neighbours are, to which and how far, and the share that chance makes.
 
     The distance at which chance has the nearest row follows from the 10th and the 20th, as in `closer_than_chance`. Rows of tables also
-    come in clumps, by categories or by time: what that makes is counted on training rows, each against all others. None where the
-    training split is too small.
+    come in clumps, by categories or by time: what that makes is counted on training rows, each against all others.
     """
-    if len(train) < 3 * NEIGHBOURS[1]:
-        return None
     train, rows = (np.clip(np.nan_to_num(each), -LARGEST, LARGEST) for each in (train, rows))
     scaled = by_column(train)
     theirs, ours = (np.clip(scaled(each), -LARGEST, LARGEST) for each in (train, rows))
@@ -344,8 +335,6 @@ def narrow_copies(rows: Floats, train: Floats) -> NarrowCopies | None:
     own = np.linspace(0, len(theirs) - 1, min(len(theirs), CLUMPS)).astype(int)
     others = tree.query(theirs[own], k=NEIGHBOURS[1] + 1)[0][:, 1:]
     near, far = (k - 1 for k in NEIGHBOURS)
-    directions = _directions(others[:, near], others[:, far])
-    limit = CLOSE * NEIGHBOURS[0] ** (-1 / directions)
+    limit, share = _copies_within(others[:, near], others[:, far], len(train), len(train))
     copies, clumps = ((d[:, 0] > _EQUAL) & (d[:, 0] <= limit * d[:, near]) for d in (found, others))
-    chance = min(1.0, max(CLOSE**directions, float(clumps.mean())))
-    return NarrowCopies(copies, places[:, 0], found[:, 0] / np.sqrt(train.shape[1]), chance)
+    return copies, places[:, 0], found[:, 0] / np.sqrt(train.shape[1]), max(share, float(clumps.mean()))

@@ -52,7 +52,7 @@ def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
     kinds = {"inputs": None if sample.ids else sample.inputs, "targets": None if sample.classes else sample.targets}
     found = {}
     for kind, rows in kinds.items():
-        away = None if rows is None or len(rows) < FEW else _distances(rows, rows)
+        away = None if rows is None or len(rows) < FEW else _relative_distances(rows, rows)
         if away is not None:
             order = np.argsort(-away, kind="stable")[:most]
             found[kind] = {"rows": len(away), "far": [[int(sample.places[i]), float(away[i])] for i in order]}
@@ -76,7 +76,7 @@ def model_scale(workload: Workload, device: torch.device, *, most: int | None = 
     shown = min(MOST, workload.config.batch_size // workload.config.accumulate_steps, count)
     if not in_its_own_order(data):
         workload = workload.replace(train_data=Subset(data, np.linspace(0, count - 1, shown).astype(int).tolist()))
-    seen = _shown(workload, device, shown)
+    seen = _run_forward(workload, device, shown)
     if seen is None:
         return {"unseen": True}
     targets, labels = None, label_of(workload.loss, seen.batch, seen.examples)
@@ -100,7 +100,7 @@ def far_in_the_model(
     if reached is None:
         return [list(pair) for pair in far]
     values = reached.flatten(1).numpy()
-    away = _distances(values[: len(places)], values[len(places) :])
+    away = _relative_distances(values[: len(places)], values[len(places) :])
     found = [] if away is None else zip(places, away.tolist(), strict=True)
     return sorted(([place, distance] for place, distance in found), key=lambda pair: -pair[1])
 
@@ -123,12 +123,12 @@ def codes_in_the_model(
 
 def _reached(workload: Workload, device: torch.device, places: list[int]) -> Tensor | None:
     """Return what reaches the first layer with weights, of these rows; None where nobody can tell."""
-    seen = _shown(workload.replace(train_data=Subset(workload.train_data, places)), device, len(places))
+    seen = _run_forward(workload.replace(train_data=Subset(workload.train_data, places)), device, len(places))
     taken = next((x for module, x in seen.called if isinstance(module, _WEIGHED)), None) if seen else None
     return taken.detach().double().cpu() if isinstance(taken, Tensor) and len(taken) == len(places) else None
 
 
-def _distances(rows: Floats, others: Floats) -> Floats | None:
+def _relative_distances(rows: Floats, others: Floats) -> Floats | None:
     """Return how far rows lie from the median of others, in units of the median distance of these; None where that is 0."""
     rows, others = (np.clip(np.nan_to_num(r, nan=0.0, posinf=0.0, neginf=0.0), -1e150, 1e150) for r in (rows, others))
     middle = np.median(others, axis=0)
@@ -147,7 +147,7 @@ class _Seen(NamedTuple):
     names: dict[nn.Module, str]
 
 
-def _shown(workload: Workload, device: torch.device, count: int) -> _Seen | None:
+def _run_forward(workload: Workload, device: torch.device, count: int) -> _Seen | None:
     """Show a new model the first `count` training examples; None where it raises."""
     config = workload.config
     model = build_model(workload, config, device).train()

@@ -98,7 +98,7 @@ def _fit(one: OneBatch, config: TrainConfig) -> dict[str, Any]:
     furthest = -math.inf
     for each in ladder:
         _set(tensors, start)
-        runs.append(_run(few, each, moved))
+        runs.append(_train_on_batch(few, each, moved))
         progress = runs[-1]["progress"] = _progress(runs[-1], informative=informative)
         if progress > furthest:
             furthest, best = progress, [t.clone() for t in tensors]
@@ -118,7 +118,7 @@ def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
         tensor.copy_(value)
 
 
-def _run(one: OneBatch, config: TrainConfig, moved: Tensor) -> dict[str, Any]:
+def _train_on_batch(one: OneBatch, config: TrainConfig, moved: Tensor) -> dict[str, Any]:
     """Train on the batch at a constant lr; `moved` remembers which parameters ever got a gradient."""
     stack = one.stack
     updater = make_updater([config], stack.values, stack.parameters)

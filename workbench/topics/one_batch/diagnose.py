@@ -12,7 +12,7 @@ from workbench.curves.losses import DEEP, bottomless
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding, named
+from workbench.findings.finding import Codes, Finding, Status, named
 from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, Facts, layer_findings, part, why_not
 
 FEWEST = 4  # trained parameters from which on a model can be asked to fit as many examples (rule of thumb)
@@ -88,27 +88,33 @@ def _modes(facts: Facts, limit: float) -> list[Finding]:
     kept = {name: kind for name, kind in modes["eval_in_train"].items() if kind != "frozen"}
     frozen = len(modes["eval_in_train"]) - len(kept)
     design = f", but for {frozen} in parts that are frozen on purpose" if frozen else ""
-    sides = (
-        ("loop.train_mode_in_eval", modes["train_in_eval"], modes["train_in_eval"], True, "After model.eval() {} is still in training mode: it {}.",
-         "evaluates with the statistics of its batch, and changes its own", "drops units in evaluation",
-         "After model.eval() every dropout and batch norm is in evaluation mode.", "train()"),
-        ("loop.eval_mode_in_training", kept, modes["eval_in_train"], False, "In training {} is in evaluation mode: it {}.",
-         "normalises by statistics that were never taken", "drops nothing",
-         f"After model.train() every dropout and batch norm is in training mode{design}.", "eval()"),
-    )  # fmt: skip
-    found = []
-    for code, left, every, serious, wrong, by_norm, by_dropout, right, call in sides:
-        norms = [name for name, kind in left.items() if kind == "batch_norm"]
-        say = partial(CODES.finding, code, evidence={"modules": every})
-        if not left:
-            found.append(say("ok", right))
-            continue
-        said = wrong.format(named(norms or list(left)), by_norm if norms else by_dropout)
-        advice = f"Let train(mode) of the model pass `mode` on to every module, and call {call} nowhere in forward."
-        found.append(
-            say("fail" if norms and serious else "warn", said, value=float(len(left)), unit="modules", advice=[advice])
-        )
-    return [*found, _nondeterministic(modes, part(facts, "loss"), limit)]
+    return [
+        _mode(
+            "loop.train_mode_in_eval", modes["train_in_eval"], modes["train_in_eval"], call="train()",
+            right="After model.eval() every dropout and batch norm is in evaluation mode.", wrong="After model.eval() {} is still in training mode",
+            norm="evaluates with the statistics of its batch, and changes its own", dropout="drops units in evaluation",
+        ),
+        _mode(
+            "loop.eval_mode_in_training", kept, modes["eval_in_train"], call="eval()",
+            right=f"After model.train() every dropout and batch norm is in training mode{design}.", wrong="In training {} is in evaluation mode",
+            norm="normalises by statistics that were never taken", dropout="drops nothing",
+        ),
+        _nondeterministic(modes, part(facts, "loss"), limit),
+    ]  # fmt: skip
+
+
+def _mode(
+    code: str, left: Facts, every: Facts, *, call: str, right: str, wrong: str, norm: str, dropout: str
+) -> Finding:
+    """Judge the modules that are `left` in the wrong mode, and say what batch norm or dropout does there."""
+    say = partial(CODES.finding, code, evidence={"modules": every})
+    if not left:
+        return say("ok", right)
+    norms = [name for name, kind in left.items() if kind == "batch_norm"]
+    said = f"{wrong.format(named(norms or list(left)))}: it {norm if norms else dropout}."
+    fix = f"Let train(mode) of the model pass `mode` on to every module, and call {call} nowhere in forward."
+    status: Status = "fail" if norms and code == "loop.train_mode_in_eval" else "warn"
+    return say(status, said, value=float(len(left)), unit="modules", advice=[fix])
 
 
 def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:

@@ -203,39 +203,26 @@ def _frozen(rows: Sequence[Facts], total: int, small: float) -> Finding:
 
 def _unowned(facts: Facts, total: int) -> Finding:
     """Judge random parameters that the optimizer cannot train because the model does not know them, or was not given."""
+    unit, code = "share of all parameters", "loop.unowned_parameters"
     random, share = _random(facts["outside"], total)
-    rows = facts["outside"] if random else facts["unowned"]
-    names, status, advice = [str(row["name"]) for row in rows], "warn", ""
-    evidence: dict[str, Any] = {"parameters": names, "random": random, "outside": True}
     if random:
+        rows = facts["outside"]
         by_loss = all(row.get("by_loss") for row in rows if row["random"])
-        said = (
-            f"The {'loss' if by_loss else 'forward pass'} uses {named(random, shown=4)}, which model.parameters() does not hold: {share:.0%} of all "
-            "parameters are never trained."
-        )
-        advice = "Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."
-        if by_loss:
-            advice = "Make what the loss trains a part of the model; freeze or load what it only measures with."
-    else:
-        random, share = _random(rows, total)
-        evidence = {"parameters": names, "random": random}
-        said = f"The optimizer was not given {named(names, shown=4)}"
-        if random:
-            said += f": they stay as they are initialised, {share:.0%} of all parameters at random."
-            advice = (
-                "Give the optimizer model.parameters(), or freeze by requires_grad_(False) what is not to be trained."
-            )
-        else:
-            status = "ok"
-            said = (
-                f"{said}, which hold no random initialisation."
-                if rows
-                else "The optimizer has every parameter that is not frozen."
-            )
-    return PARAMETER_CODES.finding(
-        "loop.unowned_parameters", "warn" if status == "warn" else "ok", said, value=share, unit="share of all parameters", evidence=evidence,
-        advice=[advice] if advice else (),
-    )  # fmt: skip
+        kept = "Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList: a plain list or dict is not searched."
+        return PARAMETER_CODES.finding(
+            code, "warn", f"The {'loss' if by_loss else 'forward pass'} uses {named(random, shown=4)}, which model.parameters() does not hold: "
+            f"{share:.0%} of all parameters are never trained.",
+            value=share, unit=unit, evidence={"parameters": [str(row["name"]) for row in rows], "random": random, "outside": True},
+            advice=["Make what the loss trains a part of the model; freeze or load what it only measures with." if by_loss else kept],
+        )  # fmt: skip
+    names, (random, share) = [str(row["name"]) for row in facts["unowned"]], _random(facts["unowned"], total)
+    evidence = {"parameters": names, "random": random}
+    say = partial(PARAMETER_CODES.finding, code, value=share, unit=unit, evidence=evidence)
+    said = f"The optimizer was not given {named(names, shown=4)}"
+    if not random:
+        return say("ok", f"{said}, which hold no random initialisation." if names else "The optimizer has every parameter that is not frozen.")  # fmt: skip
+    fix = "Give the optimizer model.parameters(), or freeze by requires_grad_(False) what is not to be trained."
+    return say("warn", f"{said}: they stay as they are initialised, {share:.0%} of all parameters at random.", advice=[fix])  # fmt: skip
 
 
 def _random(rows: Sequence[Facts], total: int) -> tuple[list[str], float]:

@@ -52,9 +52,11 @@ def collect_parameters(workload: Workload, config: TrainConfig, device: torch.de
         if idle or outside:
             second = build_model(workload, config.replace(shared_seed=config.shared_seed + 1), device)
             other = dict(second.named_parameters())
-            random = {name for name, p in idle.items() if name in other and not _same(p, other[name])}
+            random = {name for name, p in idle.items() if name in other and not _equal_values(p, other[name])}
             if outside:
-                seeded = bool(trained) and all(name in other and _same(p, other[name]) for name, p in trained.items())
+                seeded = bool(trained) and all(
+                    name in other and _equal_values(p, other[name]) for name, p in trained.items()
+                )
                 again = _outside(second, _used(workload, config, second, device))
                 random |= _random_outside(model, outside, again, seeded=seeded)
     in_use = {name: p for name, p in outside.items() if p.requires_grad}
@@ -144,15 +146,15 @@ def _random_outside(
     others = list(again.values())
 
     def is_random(p: nn.Parameter) -> bool:
-        if any(p is q for q in others) or any(_same(p, q) for q in model.parameters()):
+        if any(p is q for q in others) or any(_equal_values(p, q) for q in model.parameters()):
             return False
-        alike = any(_same(p, q) for q in others)
+        alike = any(_equal_values(p, q) for q in others)
         return not alike or (seeded and p.requires_grad and bool((p != p.flatten()[0]).any()))
 
     return {name for name, p in outside.items() if is_random(p)}
 
 
-def _same(p: Tensor, q: Tensor) -> bool:
+def _equal_values(p: Tensor, q: Tensor) -> bool:
     return p.device == q.device and p.dtype == q.dtype and torch.equal(p, q)
 
 
@@ -162,10 +164,10 @@ def _held_in_containers(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for place, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in own:
-                yield from _held(value, f"{place}.{name}".lstrip("."))
+                yield from _parameters_in(value, f"{place}.{name}".lstrip("."))
 
 
-def _held(value: Any, where: str, depth: int = 3) -> Iterator[tuple[str, nn.Parameter]]:
+def _parameters_in(value: Any, where: str, depth: int = 3) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield what a value holds, containers in containers down to some depth (rule of thumb)."""
     if isinstance(value, nn.Parameter):
         yield where, value
@@ -173,4 +175,4 @@ def _held(value: Any, where: str, depth: int = 3) -> Iterator[tuple[str, nn.Para
         yield from ((f"{where}.{inner}", p) for inner, p in value.named_parameters())
     elif depth and isinstance(value, (Mapping, Sequence)) and not isinstance(value, (str, bytes)):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _held(item, f"{where}[{key!r}]", depth - 1)
+            yield from _parameters_in(item, f"{where}[{key!r}]", depth - 1)

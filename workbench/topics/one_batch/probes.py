@@ -120,7 +120,7 @@ def find_modes(one: OneBatch) -> dict[str, Any]:
     their spread; "masks" and "draws": the modules of the random operations that made them. "batch_statistics": batch norm without running ones.
     """
     modules = dict(one.model.named_modules())
-    kinds = {name: kind for name, m in modules.items() if (kind := _kind(m))}
+    kinds = {name: kind for name, m in modules.items() if (kind := _acts_by_mode(m))}
     first = one.flat(one.forward())
     left = {name: kind for name, kind in kinds.items() if modules[name].training}
     second = one.flat(one.forward(seed=1))
@@ -153,7 +153,7 @@ def find_modes(one: OneBatch) -> dict[str, Any]:
     return found
 
 
-def _kind(module: nn.Module) -> str | None:
+def _acts_by_mode(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return "batch_norm" if module.track_running_stats else None
     drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0

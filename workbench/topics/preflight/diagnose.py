@@ -212,7 +212,7 @@ def _no_gradient(
     unused = [name for name in names if name in layers.get("not_in_forward", ())]
     cut = [name for name in names if name in layers.get("not_in_graph", ()) and name not in unused]
     evidence = {"parameters": names, "unused": unused, "cut_off": cut, "frozen_on_purpose": frozen, "tensors": tensors}
-    share, few = _share(facts, names), named(names, shown=4)
+    share, few = _share_of_parameters(facts, names), named(names, shown=4)
     say = partial(CODES.finding, code, value=share, unit="share", evidence=evidence)
     if not tensors:
         return CODES.not_measured(code, _NO_STEP)
@@ -220,10 +220,10 @@ def _no_gradient(
         kept = f"; {len(frozen)} are frozen on purpose" if frozen else ""
         return say("ok", f"Every one of {tensors} trained parameter tensors gets a gradient{kept}.")
     if cut:
-        heavy = _share(facts, cut) >= cut_share or len(cut) >= tensors / 4
+        heavy = _share_of_parameters(facts, cut) >= cut_share or len(cut) >= tensors / 4
         return say(
             "fail" if heavy else "warn", threshold=cut_share,
-            summary=f"{_share(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {named(cut, shown=4)}.",
+            summary=f"{_share_of_parameters(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {named(cut, shown=4)}.",
             advice=["Look for detach(), no_grad(), .item(), .data or NumPy behind them; freeze on purpose with requires_grad_(False)."],
         )  # fmt: skip
     if len(unused) == len(names):
@@ -249,7 +249,7 @@ def _no_update(facts: Facts, unowned: set[str], limit: float) -> Finding:
     code = "loop.no_update"
     names = [name for name in facts["no_update"] if name not in facts["no_gradient"] and name not in unowned]
     evidence = {"parameters": names, "frozen_on_purpose": facts["frozen"], "tensors": facts["tensors"]}
-    share = _share(facts, names)
+    share = _share_of_parameters(facts, names)
     say = partial(CODES.finding, code, value=share, unit="share", threshold=limit, evidence=evidence)
     if not facts["tensors"]:
         return CODES.not_measured(code, _NO_STEP)
@@ -262,7 +262,7 @@ def _no_update(facts: Facts, unowned: set[str], limit: float) -> Finding:
     )  # fmt: skip
 
 
-def _share(facts: Facts, names: Sequence[str]) -> float:
+def _share_of_parameters(facts: Facts, names: Sequence[str]) -> float:
     """Return the share of the trained parameters in these tensors."""
     sizes = facts.get("sizes", {})
     return float(sum(sizes.get(name, 0) for name in names) / max(1, facts["parameters"]))
