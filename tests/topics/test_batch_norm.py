@@ -64,7 +64,6 @@ def test_each_code_is_given_once_with_its_clause(made: Diagnosis, status: str) -
         ({"examples": 64, "independent": 3.0}, "small_batch", "ok"),  # and not the other way round
         ({"examples": 64, "refused": 1}, "small_batch", "fail"),
         ({"examples": None, "refused": 3}, "small_batch", "fail"),
-        ({"unused": 1, "examples": 2}, "small_batch", "warn"),
         ({"ema": ema(0.95)}, "cold_ema", "ok"),
         ({"ema": ema(0.8)}, "cold_ema", "warn"),
         ({"ema": ema(0.4)}, "cold_ema", "fail"),
@@ -77,7 +76,6 @@ def test_each_code_is_given_once_with_its_clause(made: Diagnosis, status: str) -
         ({"estimate": estimate(0.6, 0.3)}, "stale", "ok"),  # noise explains it
         ({"estimate": estimate(math.nan, 0.1)}, "stale", "not_measured"),
         ({"estimate": estimate(None, None)}, "stale", "not_measured"),  # what JSON makes of it
-        ({"estimate": None}, "stale", "not_measured"),
         ({"asked": 64, "examples": 16}, "ghost_size", "warn"),
         ({"asked": 64, "examples": 64}, "ghost_size", "ok"),
         ({"examples": None}, "ghost_size", "not_measured"),
@@ -85,11 +83,6 @@ def test_each_code_is_given_once_with_its_clause(made: Diagnosis, status: str) -
 )
 def test_planted_facts(facts: dict[str, Any], code: str, status: str) -> None:
     assert judged(batch_norm=facts)[f"batch_norm.{code}"].status == status
-
-
-def test_the_advice_for_a_cold_average_makes_it_warm() -> None:
-    assert "at least 22 batches" in judged(batch_norm={"ema": ema(1 - 0.9**10)})["batch_norm.cold_ema"].advice[0]
-    assert 1 - 0.9**22 >= 0.9 > 1 - 0.9**21
 
 
 @pytest.mark.parametrize(("stored", "status"), [(0.31, "ok"), (1.5, "warn"), (0.2, "ok"), (math.nan, "warn")])
@@ -122,6 +115,9 @@ def test_a_virtual_batch_that_is_better_beyond_chance_is_named() -> None:
     assert {row["statistic"] for row in ghost.evidence["arms"]} == {128, 64, 16, 8}
     larger = {size: [v + 3 for v in values] for size, values in arms.items()}
     assert "bn_stat_examples=8" in judged(larger, select_mode="max")["batch_norm.ghost_size"].advice[0]
+    for values in ([math.nan] * 3, [0.5], []):
+        few = judged({None: [0.5] * max(len(values), 1), 16: values})["batch_norm.ghost_size"]
+        assert few.status == "ok", "what says little is told and not judged"
 
 
 def test_the_chance_that_is_allowed_is_the_one_that_was_given() -> None:
@@ -147,12 +143,6 @@ def test_chance_names_a_virtual_batch_as_seldom_as_asked_for() -> None:
     assert named > studies * 0.02, "a test that never fires is none"
 
 
-@pytest.mark.parametrize("values", [[math.nan] * 3, [0.5], []])
-def test_arms_that_say_little_are_told_and_not_judged(values: list[float]) -> None:
-    found = judged({None: [0.5] * max(len(values), 1), 16: values})["batch_norm.ghost_size"]
-    assert found.status == "ok"
-
-
 # Simulated devices.
 
 
@@ -174,20 +164,17 @@ def test_a_loss_and_a_variance_that_depend_on_the_device_are_found(
     assert found["batch_norm.rank_local"].status == rank_local
     assert found["batch_norm.variance_of_means"].status == variance_of_means
     assert ("50.00%" in found["batch_norm.rank_local"].summary) == any(row["shards"] == "sorted" for row in devices)
-
-
-def test_norms_are_told_at_their_best_learning_rate() -> None:
     rows = [{"norm": norm, "batch_size": 4, "lr": lr, "values": [v], "mean": v} for norm, lr, v in
             (("batch", 0.1, 0.9), ("batch", 0.2, 0.8), ("layer", 0.1, 0.5), ("layer", 0.2, math.inf))]  # fmt: skip
     summary = judged(batch_norm_swap=rows)["batch_norm.small_batch"].summary
-    assert "4: batch 0.8, layer 0.5" in summary
+    assert "4: batch 0.8, layer 0.5" in summary, "each norm at its best lr"
 
 
 # Whose examples make a statistic.
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "hosts", "asked"), list(itertools.product([64, 256], [1, 2, 8, 16], [2, 16, 64, 256, None]))
+    ("batch_size", "hosts", "asked"), list(itertools.product([64], [1, 2, 8], [2, 16, 64, 256, None]))
 )
 def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, asked: int | None) -> None:
     layout = wb.batch_norm.layout(batch_size, hosts, asked)
@@ -202,22 +189,10 @@ def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, 
     assert layout.statistics == len(groups)
     assert layout.hosts_each == groups[0]
     assert layout.examples == wanted
-    assert (layout.hosts_each > 1) == (each < wanted)
-
-
-def test_what_the_layout_says() -> None:
-    assert wb.batch_norm.layout(256, 2, 32).left_out == pytest.approx(0.75)
-    for layout, said, there in (
-        ((256, 2, 32), "75% of the examples make no statistic (P6.6)", True), ((64, 8, None), "Below 16 examples", True),
-        ((128, 8, None), "Below 16 examples", False), ((64, 8, 8), "merge", True), ((64, 8, 64), "merge", False),
-    ):  # fmt: skip
-        assert (said in wb.batch_norm.layout(*layout).words) == there
-
-
-@pytest.mark.parametrize(("given", "said"), [((64, 3, 8), "cannot be split over hosts=3"), ((64, 0, 8), "hosts=0"), ((64, 2, 0), "stat_examples=0"), ((0, 1, None), "batch_size=0"), ((64, True, 8), "hosts=True")])  # fmt: skip
-def test_what_cannot_be_dealt_out_is_refused(given: tuple[int, int, int | None], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        wb.batch_norm.layout(*given)
+    assert ("merge them" in layout.words) == (len(groups) > 1)
+    assert (f"{layout.left_out:.0%} of the examples make no" in layout.words) == (wanted < each * groups[0])
+    with pytest.raises(UsageError, match=f"cannot be split over hosts={hosts + 2}"):
+        wb.batch_norm.layout(2 * (hosts + 2) + 1, hosts + 2, asked)
 
 
 # Figures.
@@ -232,26 +207,6 @@ def close_figures() -> Any:
     plt.close("all")
 
 
-def test_each_arm_lies_at_its_mean_and_the_whole_batch_is_marked() -> None:
-    ax = wb.batch_norm.plot(study(ARMS))
-    bars = next(c for c in ax.containers if c.get_label() == "statistics from a subsample")
-    line: Any = bars[0]
-    assert line.get_ydata().tolist() == pytest.approx([0.65, 0.51, 0.55])
-    assert [round(x / 0.95) for x in line.get_xdata()] == [8, 32, 128]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["8", "32", "128"]
-    assert next(x for x in ax.get_lines() if x.get_label() == "whole batch").get_ydata()[0] == pytest.approx(0.55)
-
-
-def test_the_distance_of_the_devices_is_drawn_for_each_way_to_shard() -> None:
-    ax = wb.batch_norm.plot_devices(study(batch_norm_devices=DEVICES))
-    lines = {str(line.get_label()): line for line in ax.get_lines()}
-    assert len(lines) == 6
-    loss: Any = lines["validation loss, sorted shards"]
-    assert list(loss.get_xdata()) == [2, 8]
-    assert list(loss.get_ydata()) == pytest.approx([0.02, 0.08])
-    assert ax.get_yscale() == "log"
-
-
 @pytest.mark.parametrize("plot", [wb.batch_norm.plot, wb.batch_norm.plot_devices])
 def test_a_diagnosis_that_was_read_back_is_drawn_alike_and_nothing_says_so(plot: Any) -> None:
     r = study(ARMS, batch_norm_devices=DEVICES)
@@ -259,6 +214,13 @@ def test_a_diagnosis_that_was_read_back_is_drawn_alike_and_nothing_says_so(plot:
     fields = Finding.__dataclass_fields__
     again = Diagnosis(findings=tuple(Finding(**{n: to_json(getattr(f, n)) for n in fields}) for f in found))
     one, other = plot(r, found), plot(r, again)
+    if plot is wb.batch_norm.plot:
+        bars: Any = next(c for c in one.containers if c.get_label() == "statistics from a subsample")[0]
+        assert bars.get_ydata().tolist() == pytest.approx([0.65, 0.51, 0.55])
+        assert [t.get_text() for t in one.get_xticklabels()] == ["8", "32", "128"]
+    else:
+        loss: Any = next(line for line in one.get_lines() if line.get_label() == "validation loss, sorted shards")
+        assert (list(loss.get_xdata()), list(loss.get_ydata())) == ([2, 8], pytest.approx([0.02, 0.08]))
     assert [list(a.get_ydata()) for a in one.get_lines()] == [list(b.get_ydata()) for b in other.get_lines()]
     for nothing in (
         record([]),

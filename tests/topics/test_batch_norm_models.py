@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +106,10 @@ def test_a_look_leaves_the_model_as_it_was(evaluating: bool) -> None:
     assert torch.equal(before[2], after[2])
 
 
-@pytest.mark.parametrize("examples", [3, 16, 64])
+@pytest.mark.parametrize("examples", [3, 64])
 def test_independent_normal_values_count_as_many_as_they_are(examples: int) -> None:
     seen = batch_statistics(nn.BatchNorm1d(200), loader(200, examples=examples, shape=(200,)), first_of_batch)[""]
     assert seen.independent == pytest.approx(examples, rel=0.15)
-    dead = [(x * (torch.arange(200) % 2),) for (x,) in loader(200, examples=examples, shape=(200,))]
-    half = batch_statistics(nn.BatchNorm1d(200), dead, first_of_batch)[""]
-    assert half.independent == pytest.approx(examples, rel=0.15)
     assert batch_statistics(nn.BatchNorm1d(4), [(torch.ones(8, 4),)] * 9, first_of_batch)[""].independent is None
 
 
@@ -154,18 +150,26 @@ def test_a_healthy_model_raises_no_alarm_and_what_nobody_gave_is_not_measured() 
 
 
 @pytest.mark.parametrize(
-    ("batches", "status"), [(60, "ok"), (22, "ok"), (21, "warn"), (10, "warn"), (6, "fail"), (0, "fail")]
-)
-def test_a_cold_average_is_found_by_how_much_of_it_is_there(batches: int, status: str) -> None:
-    found = audited(warmed(batches=loader(batches)) if batches else net())["batch_norm.cold_ema"]
-    assert found.status == status
-    assert found.value == pytest.approx(1 - 0.9**batches, rel=1e-12)
+    ("batches", "momentum", "warm", "status"),
+    [
+        (22, 0.1, 1 - 0.9**22, "ok"), (21, 0.1, 1 - 0.9**21, "warn"), (6, 0.1, 1 - 0.9**6, "fail"), (0, 0.1, 0.0, "fail"),
+        (1, None, 1.0, "ok"), (50, 0.0, 0.0, "fail"),
+    ],
+)  # fmt: skip
+def test_a_cold_average_is_found_by_how_much_of_it_is_there(
+    batches: int, momentum: float | None, warm: float, status: str
+) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4, momentum=momentum))
+    found = audited(warmed(model, loader(batches)) if batches else model)["batch_norm.cold_ema"]
+    assert (found.status, found.value) == (status, pytest.approx(warm, rel=1e-12))
 
 
-@pytest.mark.parametrize(("momentum", "batches", "status"), [(None, 1, "ok"), (0.0, 50, "fail"), (0.001, 50, "fail")])
-def test_every_momentum_has_its_warm_share(momentum: float | None, batches: int, status: str) -> None:
-    model = warmed(nn.Sequential(nn.BatchNorm1d(4, momentum=momentum)), loader(batches))
-    assert statuses(model)["cold_ema"] == status
+def test_statistics_that_came_without_a_count_are_not_cold() -> None:
+    model = warmed(nn.Sequential(nn.BatchNorm1d(4)), loader(60))
+    model[0].num_batches_tracked.zero_()  # type: ignore[index,operator,union-attr]
+    found = statuses(model, loader())
+    assert (found["cold_ema"], found["stale"]) == ("ok", "ok")
+    assert statuses(model, [(x + 5,) for (x,) in loader()])["stale"] == "warn", "they are compared all the same"
 
 
 @pytest.mark.parametrize("shift", [1.0, -3.0])
@@ -225,15 +229,16 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("how", PLANTED)
-@pytest.mark.parametrize("form", ["dict", "wrapped", "nested", "torch", "safetensors"])
+@pytest.mark.parametrize(
+    ("how", "form"), list(zip(PLANTED, ["dict", "wrapped", "nested", "torch", "safetensors"], strict=True))
+)
 def test_what_a_checkpoint_holds_of_the_replicas_is_named(how: str, form: str, tmp_path: Path) -> None:
     states = replicas()
     state: Any = written(states, how)
     if form == "wrapped":
         state = {f"module.{name}": t for name, t in state.items()}
     if form == "nested":
-        state = {"step": 3, "model": state}
+        state = {"step": 3, "model": {f"_orig_mod.{name}": t for name, t in state.items()}}
     if form == "torch":
         torch.save({"state_dict": state}, tmp_path / "last.pt")
         state = tmp_path / "last.pt"
@@ -257,23 +262,20 @@ def test_the_six_that_averaging_turns_into_one() -> None:
     assert finding.status == "warn"
     assert (finding.evidence["merged"], finding.evidence["average"]) == (6.0, 1.0)
     assert finding.value == pytest.approx(5 / 6)
-    weighted = audited(nn.BatchNorm1d(1), replicas=states, examples=[1, 0, 0, 3])["batch_norm.variance_of_means"]
-    assert weighted.evidence["merged"] == 1 + 36 * 0.25 * 0.75
-    assert weighted.value == pytest.approx(6.75 / 7.75)
-
-
-@pytest.mark.parametrize(("factor", "status"), [(1.21, "warn"), (1.0, "ok")])
-def test_variances_may_differ_where_means_do_not(factor: float, status: str) -> None:
-    states = [warmed().state_dict() for _ in range(2)]
-    states[1]["0.running_var"][2] *= factor
-    finding = audited(warmed(), replicas=states)["batch_norm.rank_local"]
-    assert finding.status == status
-    assert finding.value == pytest.approx((math.sqrt(factor) - 1) / math.sqrt((1 + factor) / 2), rel=1e-5)
+    merged = {"running_mean": torch.tensor([1.5]), "running_var": torch.tensor([1 + 36 * 0.25 * 0.75])}
+    weighted = audited(nn.BatchNorm1d(1), replicas=states, examples=[1, 0, 0, 3], checkpoint=merged)
+    assert weighted["batch_norm.variance_of_means"].evidence["merged"] == 1 + 36 * 0.25 * 0.75
+    assert weighted["batch_norm.variance_of_means"].value == pytest.approx(6.75 / 7.75)
+    assert weighted["batch_norm.first_device_ema"].status == "ok"
+    equal = audited(nn.BatchNorm1d(1), replicas=states, checkpoint=merged)
+    assert equal["batch_norm.first_device_ema"].status == "not_measured", "weights that nobody gave are equal"
+    wider = [states[0], states[0] | {"running_var": torch.tensor([1.21])}]
+    found = audited(nn.BatchNorm1d(1), replicas=wider)["batch_norm.rank_local"]
+    assert (found.status, found.value) == ("warn", pytest.approx(0.1 / math.sqrt(2.21 / 2), rel=1e-5))
 
 
 HARM: dict[str, tuple[float, list[float] | None, str]] = {
     "nobody says": (0.1, None, "warn"),
-    "equal accuracies": (0.1, [0.983, 0.983], "warn"),
     "within the threshold": (0.1, [0.50, 0.52], "warn"),
     "beyond it": (0.1, [0.50, 0.54], "fail"),
     "one is lost": (0.1, [0.5, math.nan], "fail"),
@@ -281,7 +283,6 @@ HARM: dict[str, tuple[float, list[float] | None, str]] = {
     "the distance tells": (1.5, None, "fail"),
     "far apart and alike": (1.5, [0.5, 0.5], "warn"),
     "both are 0": (0.1, [0.0, 0.0], "warn"),
-    "about 0": (0.1, [-0.5, 0.5], "fail"),
 }
 
 
@@ -294,23 +295,6 @@ def test_statistics_of_one_process_fail_where_they_do_harm(case: str) -> None:
     found = audited(warmed(), **given)
     assert found["batch_norm.rank_local"].status == found["batch_norm.first_device_ema"].status == status
     assert found["batch_norm.first_device_ema"].value == pytest.approx(0, abs=1e-6), "it is the first one's"
-    equal = audited(warmed(), replicas=states[:1] * 2, checkpoint=states[0], metrics=metrics)
-    assert equal["batch_norm.rank_local"].status == equal["batch_norm.first_device_ema"].status == "ok"
-
-
-def test_replicas_weigh_by_their_examples() -> None:
-    states = replicas(2)
-    weighted = copy.deepcopy(states[0])
-    for name in ("0", "3"):
-        means, variances = (np.stack([s[f"{name}.running_{k}"].double() for s in states]) for k in ("mean", "var"))
-        mean = 0.25 * means[0] + 0.75 * means[1]
-        variance = (
-            0.25 * variances[0] + 0.75 * variances[1] + 0.25 * (means[0] - mean) ** 2 + 0.75 * (means[1] - mean) ** 2
-        )
-        weighted[f"{name}.running_mean"], weighted[f"{name}.running_var"] = torch.tensor(mean), torch.tensor(variance)
-    given: dict[str, Any] = {"replicas": states, "checkpoint": weighted}
-    assert audited(warmed(), examples=[1, 3], **given)["batch_norm.first_device_ema"].status == "ok"
-    assert audited(warmed(), **given)["batch_norm.first_device_ema"].status == "not_measured"
 
 
 def test_replicas_that_are_equal_or_not_finite_are_no_alarm() -> None:
@@ -323,7 +307,7 @@ def test_replicas_that_are_equal_or_not_finite_are_no_alarm() -> None:
     assert [found[code] for code in PROCESSES] == ["not_measured"] * 3
 
 
-@pytest.mark.parametrize(("shift", "scale", "status"), [(1e-9, 1e-20, "ok"), (0.0, 1e-30, "ok"), (1e-3, 1e-20, "warn")])
+@pytest.mark.parametrize(("shift", "scale", "status"), [(1e-9, 1e-20, "ok"), (1e-3, 1e-20, "warn")])
 def test_rounding_in_a_dead_channel_is_no_difference(shift: float, scale: float, status: str) -> None:
     model = warmed(nn.Sequential(nn.BatchNorm1d(4))).double()
     states = [copy.deepcopy(model.state_dict()) for _ in range(3)]
@@ -338,7 +322,7 @@ def test_rounding_in_a_dead_channel_is_no_difference(shift: float, scale: float,
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: wb.batch_norm.audit(3), UsageError, "model must be a torch.nn.Module, not int"),  # type: ignore[arg-type]
+        (lambda: wb.batch_norm.audit(net(), []), UsageError, "batches yields nothing"),
         (lambda: wb.batch_norm.audit(net(), max_batches=0), UsageError, "max_batches=0"),
         (lambda: wb.batch_norm.audit(net(), replicas=[{}]), UsageError, r"replicas\[0\] has no running statistics of '0'"),
         (lambda: wb.batch_norm.audit(net(), replicas={}), UsageError, "replicas has no layer '0'"),
@@ -352,21 +336,6 @@ def test_rounding_in_a_dead_channel_is_no_difference(shift: float, scale: float,
 def test_what_cannot_be_read_says_so(call: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_is_known_by_the_names_of_its_checkpoint(tmp_path: Path) -> None:
-    plain = warmed(nn.Sequential(nn.BatchNorm1d(4)), loader(60))
-    compiled: Any = torch.compile(plain, backend="eager")
-    torch.save(plain.state_dict(), tmp_path / "last.pt")
-    assert (
-        list(wb.batch_norm.gather_running_statistics(compiled))
-        == list(wb.batch_norm.gather_running_statistics(plain))
-        == ["0"]
-    )
-    for model, replicas in ((compiled, [plain.state_dict()] * 2), (plain, [compiled.state_dict()] * 2)):
-        found = statuses(model, loader(), replicas=replicas, checkpoint=tmp_path / "last.pt")
-        assert set(found.values()) == {"ok"}
 
 
 # Models and loaders as people have them.
@@ -409,16 +378,6 @@ def test_frozen_statistics_are_neither_stale_nor_of_a_small_batch(by_train: bool
         )
 
 
-def test_statistics_that_came_without_a_count_are_not_cold() -> None:
-    model = warmed(nn.Sequential(nn.BatchNorm1d(4)), loader(60))
-    model[0].num_batches_tracked.zero_()  # type: ignore[index,operator,union-attr]
-    assert statuses(model, loader())["cold_ema"] == "ok"
-    assert statuses(model, loader())["stale"] == "ok"
-    other = [(x + 5,) for (x,) in loader()]
-    assert statuses(model, other)["stale"] == "warn", "they are compared all the same"
-    assert statuses(nn.Sequential(nn.BatchNorm1d(4)))["cold_ema"] == "fail"
-
-
 def test_the_last_batch_of_an_epoch_may_be_small_and_one_of_one_is_a_fault_and_no_crash() -> None:
     model = warmed(nn.Sequential(nn.BatchNorm1d(4)))
     before = {name: t.clone() for name, t in model.state_dict().items()}
@@ -434,43 +393,6 @@ def test_the_last_batch_of_an_epoch_may_be_small_and_one_of_one_is_a_fault_and_n
     assert "1 of the training batches" in found.summary
     assert audited(model, DataLoader(one, batch_size=64, drop_last=True))["batch_norm.small_batch"].status == "ok"
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-
-
-def test_batches_may_be_tensors_and_are_read_no_further_than_asked() -> None:
-    read = []
-
-    def endless() -> Iterator[Tensor]:
-        for i in itertools.count():
-            read.append(i)
-            yield loader(1)[0][0]
-
-    wb.batch_norm.audit(warmed(), endless(), max_batches=4)
-    assert len(read) == 4
-    with pytest.raises(UsageError, match="batches yields nothing"):
-        wb.batch_norm.audit(warmed(), [])
-
-
-def test_few_examples_of_many_independent_values_are_no_small_batch() -> None:
-    """White images of 64 places: 4 of them make statistics as steady as those of 256 examples; constant images as those of 4."""
-    white = loader(20, examples=4, shape=(3, 8, 8))
-    flat = [(x[:, :, :1, :1].expand_as(x),) for (x,) in loader(20, examples=4, shape=(3, 8, 8))]
-    for batches, status, independent in ((white, "ok", 256), (flat, "warn", 4)):
-        found = audited(warmed(nn.Sequential(nn.BatchNorm2d(3)), batches * 4), batches)["batch_norm.small_batch"]
-        assert found.status == status
-        assert found.value == 4
-        assert found.evidence["independent"] == pytest.approx(independent, rel=0.5)
-    few = audited(nn.Sequential(nn.BatchNorm2d(3)), white[:7])["batch_norm.small_batch"]
-    assert (few.status, few.evidence["independent"]) == ("warn", None), "seven calls do not tell their spread"
-
-
-def test_without_running_statistics_the_size_of_the_batch_still_counts() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False))
-    found = audited(model, loader(20, examples=3))
-    assert (found["batch_norm.small_batch"].status, found["batch_norm.small_batch"].value) == ("warn", 3)
-    assert found["batch_norm.stale"].status == found["batch_norm.cold_ema"].status == "ok"
-    seen = batch_statistics(model, loader(2), first_of_batch)["0"]
-    np.testing.assert_allclose(seen.mean, [x.mean(0) for (x,) in loader(2)], rtol=1e-5)
-    np.testing.assert_allclose(seen.variance, [x.var(0) for (x,) in loader(2)], rtol=1e-5)
 
 
 @pytest.mark.parametrize("stat_examples", [None, 12])
@@ -490,6 +412,11 @@ def test_a_synchronised_layer_counts_the_examples_of_all_processes(
     found = audited(model, loader(20, examples=8))
     assert found["batch_norm.small_batch"].value == (stat_examples or 32)
     assert found["batch_norm.ghost_size"].status == "ok"
+    bare = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False))
+    seen = batch_statistics(bare, loader(2), first_of_batch)["0"]
+    np.testing.assert_allclose(seen.mean, [x.mean(0) for (x,) in loader(2)], rtol=1e-5)
+    np.testing.assert_allclose(seen.variance, [x.var(0) for (x,) in loader(2)], rtol=1e-5)
+    assert {audited(bare, loader(20))[f"batch_norm.{code}"].status for code in ("stale", "cold_ema")} == {"ok"}
 
 
 # In a study.
@@ -510,7 +437,6 @@ def test_the_facts_of_a_study_are_those_of_its_last_checkpoint(tmp_path: Path) -
     assert facts["ema"][0]["batches"] == 60
     losses = facts["loss"]
     assert losses["stored"] == pytest.approx(ends.iloc[0], rel=1e-5)
-    assert losses["anew"] == pytest.approx(losses["stored"], rel=0.5)
     assert losses["anew"] != losses["stored"], "other statistics, another loss"
     assert found["batch_norm.stale"].status == "ok"
 
@@ -579,16 +505,18 @@ def test_virtual_batches_differ_only_in_their_statistics_and_the_same_call_train
     assert "held at 16" in diagnosis["batch_norm.ghost_size"].summary
 
 
-def test_the_whole_batch_is_whole_and_a_model_without_batch_norm_trains_nothing(tmp_path: Path) -> None:
-    given = workload()
-    given = given.replace(config=given.config.replace(bn_stat_examples=8))
-    study = wb.batch_norm.Study(stat_examples=[], batch_sizes=[], devices=[], norms=[], seeds=1, steps=2)
-    assert arms(study.run(given, wb.Trainer(gradients="loop"), out=tmp_path / "s"), "virtual") == {(None, 32, 1): 1}
+def test_a_model_without_batch_norm_trains_nothing_and_sizes_have_to_fit(tmp_path: Path) -> None:
     found = wb.batch_norm.Study(seeds=1).run(workload(norm=False), wb.Trainer(), out=tmp_path / "none")
     assert not len(found.trials)
     assert {f.status for f in wb.batch_norm.diagnose(found)} == {"ok"}
     with pytest.raises(UsageError, match="batch size 256 does not fit: the training split has 128"):
         wb.batch_norm.Study(batch_size=256, norms=[], seeds=1).run(workload(), wb.Trainer(), out=tmp_path / "large")
+    fields: tuple[dict[str, Any], ...] = (
+        {"held": True}, {"devices": [1.5]}, {"shards": "dealt"}, {"norms": ["batch"]}, {"lr_factors": [0]}, {"lr_factors": []},
+    )  # fmt: skip
+    for field in fields:
+        with pytest.raises(ConfigError, match=next(iter(field))):
+            wb.batch_norm.Study(**field)
 
 
 @pytest.fixture(scope="module")
@@ -607,16 +535,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict
     return {(row["shards"], row["devices"]): row for row in found}
 
 
-def test_one_device_is_the_whole_batch(rows: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_dealt_shards_part_by_sampling_noise_alone(rows: dict[tuple[str, int], dict[str, Any]]) -> None:
     for shards in ("dealt", "sorted"):
         row = rows[shards, 1]
-        assert row["apart"] == row["step_apart"] == row["missing"] == 0
-        assert row["losses"]["own"] == [row["losses"]["whole"]]
-        assert row["losses"]["merged"] == row["losses"]["whole"]
+        assert row["apart"] == row["step_apart"] == row["missing"] == 0, "one device has the whole batch"
+        assert row["losses"]["own"] == [row["losses"]["whole"]] == [row["losses"]["merged"]]
     assert ("dealt", 32) not in rows, "a device needs 2 examples"
-
-
-def test_dealt_shards_part_by_sampling_noise_alone(rows: dict[tuple[str, int], dict[str, Any]]) -> None:
     for devices in (2, 4, 8):
         row = rows["dealt", devices]
         examples = 32 // devices
@@ -636,58 +560,3 @@ def test_sorted_shards_are_missing_the_spread_of_the_means(rows: dict[tuple[str,
     losses = row["losses"]
     assert abs(losses["merged"] / losses["whole"] - 1) < 0.05
     assert max(losses["own"]) / losses["whole"] > 1.2
-
-
-class Shared(nn.Module):
-    """One layer for two inputs; every third forward pass leaves the second one out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.head, self.calls = nn.BatchNorm1d(3), nn.Linear(3, CLASSES), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        out = self.norm(x)
-        found: torch.Tensor = self.head(out if self.calls % 3 == 0 else out + self.norm(x + 4))
-        return found
-
-
-def measured(given: Workload, model: nn.Module, folder: Path) -> list[dict[str, Any]]:
-    with open_session(given, stem="x", settings={}, trainer=wb.Trainer(), out=folder) as session:
-        return measure_devices(session, model, batch_size=32, devices=(1, 2), shards=("dealt",), batches=6)
-
-
-def test_a_shared_layer_is_measured_call_by_call_and_what_cannot_be_split_not_at_all(tmp_path: Path) -> None:
-    given = workload()
-    one, two = measured(given, Shared(), tmp_path / "shared")
-    assert one["step_apart"] == one["apart"] == 0
-    assert two["apart"] > 0
-    assert 0 < two["step_apart"] < 3
-    frozen = given.build_model()
-    frozen[0].eval()  # type: ignore[index,operator]
-    assert measured(given, frozen, tmp_path / "frozen") == []
-    x, labels = given.train_data.tensors  # type: ignore[attr-defined]
-    with open_session(given, stem="x", settings={}, trainer=wb.Trainer(), out=tmp_path / "s") as session:
-        session.workload = given.replace(train_data=TensorDataset(x, labels.double()))
-        found = measure_devices(session, given.build_model(), batch_size=32, devices=(2,), shards=("dealt", "sorted"))
-    assert [row["shards"] for row in found] == ["dealt"], "without labels nothing is sorted"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"seeds": 0}, "seeds=0"),
-        ({"held": True}, "held=True"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"stat_examples": [8, 0]}, r"stat_examples\[1\]=0"),
-        ({"devices": [1.5]}, r"devices\[0\]=1.5"),
-        ({"shards": "dealt"}, "shards='dealt'"),
-        ({"shards": ["shuffled"]}, "'dealt' and 'sorted'"),
-        ({"norms": ["batch"]}, r"norms=\['batch'\]"),
-        ({"lr_factors": [0]}, r"lr_factors\[0\]=0"),
-        ({"lr_factors": []}, r"lr_factors=\(\)"),
-    ],
-)
-def test_fields_are_checked(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        wb.batch_norm.Study(**fields)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,12 @@ def test_a_difference_that_tuning_takes_away():
     assert (steps["equal"], steps["fixed"]) == ("steps", pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05))
     assert steps["tuned"] == pytest.approx(1.0, abs=0.05)
     assert found[RETUNE].status == "warn"
-    assert {r["batch_size"]: r["lr_shift"] for r in found[RETUNE].evidence["rows"]} == pytest.approx(
-        {16: 1 / 8, 256: 4.0}
-    )
+    shifts = {r["batch_size"]: r["lr_shift"] for r in found[RETUNE].evidence["rows"]}
+    assert shifts == pytest.approx({16: 1 / 8, 256: 4.0})
     assert found[RETUNE].value == pytest.approx(level(0.1, 0.0125) / 0.2, rel=0.05)
     assert "peak_lr=0.0125" in found[RETUNE].advice[1]
     assert found[EQUAL].status == "ok"
-    assert {r["batch_size"]: r["verdict"] for r in found[EQUAL].evidence["rows"]} == {
-        16: "equivalent",
-        256: "equivalent",
-    }
+    assert [r["verdict"] for r in found[EQUAL].evidence["rows"]] == ["equivalent", "equivalent"]
 
 
 def test_a_longer_run_is_no_better_batch_size():
@@ -53,14 +48,10 @@ def test_a_longer_run_is_no_better_batch_size():
     for kind in ("fixed", "tuned"):
         assert steps[kind] == pytest.approx(1.0, abs=0.05)
         assert examples[kind] == pytest.approx(4.0, rel=0.05)
-    assert re.search(
-        r"tuned, by (1|1\.0\d*) at equal steps and (3\.9\d*|4|4\.0\d*) at equal examples", found[TUNED].summary
-    )
     assert found[EQUAL].status == "ok"
     assert "16 at equal steps, 256 at equal steps" in found[EQUAL].summary
-    assert re.search(
-        r"at equal examples, 0\.(5\d*|49\d*) at 16 .* better\), (1\.9\d*|2|2\.0\d*) at 256", found[EQUAL].summary
-    )
+    ratios = {(row["equal"], row["batch_size"]): row["ratio"] for row in found[EQUAL].evidence["rows"]}
+    assert (ratios["examples", 16], ratios["examples", 256]) == pytest.approx((0.5, 2.0), rel=0.05)
 
 
 def test_better_at_equal_steps_and_worse_at_equal_examples_is_neither():
@@ -68,8 +59,11 @@ def test_better_at_equal_steps_and_worse_at_equal_examples_is_neither():
     sizes, lengths = {64: 0.1, 256: 0.1}, {256: {40: 0.7, 10: 1.4}}
     assert wb.batch_size.diagnose(batches(sizes, lengths=lengths))[EQUAL].status == "not_measured"
     worse = wb.batch_size.diagnose(batches(sizes, lengths={256: {40: 1.3, 10: 1.4}}))[EQUAL]
-    assert worse.status == "warn"
-    assert worse.summary.count("worse)") == 2
+    assert (worse.status, worse.summary.count("worse)"), len(worse.advice)) == ("warn", 2, 1)
+    alone = wb.batch_size.diagnose(batches({16: 0.0125, 64: 0.1}, lrs=[OWN_LR]))
+    assert (alone[TUNED].status, alone[TUNED].clause) == ("warn", "F6.1"), "nothing else was tuned"
+    assert "not which one is better" in alone[TUNED].summary
+    assert alone[RETUNE].status == "not_measured"
 
 
 def test_the_advice_is_a_config_with_the_momentum_that_was_tuned_and_its_length():
@@ -84,26 +78,6 @@ def test_the_advice_is_a_config_with_the_momentum_that_was_tuned_and_its_length(
     assert (pasted.batch_size, pasted.total_steps, pasted.peak_lr) == (256, STEPS, 0.4)
     assert (pasted.momentum, pasted.warmup_steps) == (0.5, 7)
     assert "for 40 steps" in begin
-
-
-def test_a_difference_that_stays():
-    found = wb.batch_size.diagnose(batches({16: 0.05, 64: 0.1, 256: 0.2}, extra={256: 1.5}))
-    assert "(lower is better)" in found[EQUAL].summary
-    assert re.search(r"1\.[45]\d* at 256 \(1\.\d* to 1\.\d*, worse\)", found[EQUAL].summary)
-    assert found[EQUAL].status == "warn"
-    row = next(r for r in found[EQUAL].evidence["rows"] if r["batch_size"] == 256)
-    assert row["verdict"] == "different"
-    assert row["low"] < 1.5 < row["high"]
-    assert found[EQUAL].advice
-
-
-def test_a_sweep_of_the_batch_size_alone_is_told_what_it_is_worth():
-    """F6.1: nothing else was tuned."""
-    found = wb.batch_size.diagnose(batches({16: 0.0125, 64: 0.1}, lrs=[OWN_LR]))
-    assert found[TUNED].status == "warn"
-    assert found[TUNED].clause == "F6.1"
-    assert "not which one is better" in found[TUNED].summary
-    assert found[RETUNE].status == "not_measured"
 
 
 def test_a_decay_that_helps_the_large_batch_only():
@@ -213,10 +187,6 @@ def regression(
     )  # fmt: skip
 
 
-def exact(error: float = ERROR) -> float:
-    return (DIM + 1) + DIM * NOISE_NOISE**2 / (DIM * error**2)
-
-
 def measure(workload: wb.Workload, **more: Any) -> NoiseScale:
     found = measure_noise_scale(workload, workload.config, CPU, **more)
     assert isinstance(found, NoiseScale), found
@@ -226,8 +196,9 @@ def measure(workload: wb.Workload, **more: Any) -> NoiseScale:
 @pytest.mark.parametrize("error", [0.5, 0.15])
 def test_the_closed_form_lies_within_the_interval(error: float) -> None:
     found = measure(regression(error=error), micro_batches=1000, micro_batch=16)
-    assert found.low < exact(error) < found.high
-    assert found.value == pytest.approx(exact(error), rel=0.1)
+    exact = (DIM + 1) + DIM * NOISE_NOISE**2 / (DIM * error**2)
+    assert found.low < exact < found.high
+    assert found.value == pytest.approx(exact, rel=0.1)
     assert (found.examples, found.micro_batch) == (16_000, 16)
 
 
@@ -281,33 +252,17 @@ def test_the_p_value_is_the_larger_of_two_welch_tests_by_scipy():
     assert found.ratio == pytest.approx(math.exp(np.log(ours).mean() - np.log(theirs).mean()))
 
 
-@pytest.mark.parametrize(
-    ("shift", "verdict"), [(0.0, "equivalent"), (math.log(2), "different"), (-math.log(2), "different")]
-)
-def test_what_is_planted_is_found(shift, verdict):
-    rng = np.random.default_rng(1)
-    assert equivalence(lognormal(shift, 0.02, 6, rng), lognormal(0.0, 0.02, 6, rng)).verdict == verdict
+NEAR, FAR, WIDE = [1.0, 1.01, 0.99, 1.0], [2.0, 2.02, 1.98, 2.0], [0.7, 1.0, 1.4]
 
 
-def test_little_data_is_neither_the_same_nor_different():
-    rng = np.random.default_rng(2)
-    assert equivalence(lognormal(0, 0.3, 3, rng), lognormal(0, 0.3, 3, rng)).verdict == "undecided"
-
-
-@pytest.mark.parametrize("values", [[1.0], [], [1.0, math.nan], [1.0, math.inf], [1.0, 0.0], [1.0, -1.0]])
-def test_what_has_no_spread_or_no_logarithm_gives_no_answer(values):
-    assert equivalence(values, [1.0, 1.1]) is None
-    assert equivalence([1.0, 1.1], values) is None
-
-
-@pytest.mark.parametrize(("ours", "verdict"), [([1.05, 1.05], "equivalent"), ([1.2, 1.2], "different")])
-def test_seeds_that_all_agree(ours, verdict):
-    found = equivalence(ours, [1.0, 1.0])
-    assert found.verdict == verdict
-    assert found.low == found.high == pytest.approx(ours[0])
-
-
-@pytest.mark.parametrize("wrong", [{"margin": 0.0}, {"margin": math.inf}, {"alpha": 0.0}, {"alpha": 0.5}])
-def test_arguments_out_of_range(wrong):
-    with pytest.raises(wb.errors.UsageError, match=next(iter(wrong))):
-        equivalence([1.0, 1.1], [1.0, 1.1], **wrong)
+@pytest.mark.parametrize(("ours", "theirs", "verdict"), [
+    (NEAR, NEAR[::-1], "equivalent"), (FAR, NEAR, "different"), (NEAR, FAR, "different"), (WIDE, WIDE, "undecided"),
+    ([1.05, 1.05], [1.0, 1.0], "equivalent"), ([1.2, 1.2], [1.0, 1.0], "different"), ([1.0], NEAR, None), ([], NEAR, None),
+    ([1.0, math.nan], NEAR, None), (NEAR, [1.0, math.inf], None), ([1.0, 0.0], NEAR, None),
+])  # fmt: skip
+def test_equal_and_different_within_a_margin(ours, theirs, verdict):
+    found = equivalence(ours, theirs)
+    assert (None if found is None else found.verdict) == verdict
+    for wrong in ({"margin": 0.0}, {"alpha": 0.5}):
+        with pytest.raises(wb.errors.UsageError, match=next(iter(wrong))):
+            equivalence(NEAR, NEAR, **wrong)

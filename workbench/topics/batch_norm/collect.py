@@ -86,13 +86,10 @@ def audit_batch_norm(
         replicas: running statistics of every process, in the order of the ranks: what `gather_running_statistics` returns,
             or their state dicts; None takes those that a checkpoint of `Trainer` on many hosts has beside its own.
         examples: that stand for each replica, its weight in a merge; None is what `gather_running_statistics` was told, or as many each.
-        metrics: validation loss, or another metric, that each replica has with its own statistics: whether they do harm. None judges by
-            their distance.
-        max_batches: forward passes at most.
+        metrics: validation loss, or another metric, that each replica has with its own statistics; None judges by their distance.
 
     Raises:
-        UsageError: `model` is no module, `max_batches` is below 1, `batches` yields nothing, or replicas and model, or metrics, do not fit
-            each other.
+        UsageError: an argument is out of its range, `batches` yields nothing, or replicas and model, or metrics, do not fit each other.
         ConfigError: a layer does not know its channels yet.
         CheckpointError: the checkpoint cannot be read or holds no running statistics.
 
@@ -235,7 +232,7 @@ def _warm(layer: Any) -> float:
 
 
 def _shift(name: str, layer: Any, seen: BatchStatistics) -> dict[str, Any] | None:
-    """Return how far stored statistics lie from those of training data now, in standard deviations; what is cold is left out."""
+    """Return how far stored statistics lie from those of training data now, in standard deviations; None where they are cold."""
     mean, variance, batches = running_statistics(layer)
     warm = _warm(layer)
     if warm < LEAST_WARM or len(seen.mean) < 2:
@@ -271,11 +268,10 @@ def measure_devices(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return JSON rows, one for each way to shard and number of devices: how far their statistics part, and what that costs.
 
-    Each device passes its part of every batch through the same weights and keeps running statistics of its own, as with data
-    parallel training; beside it the whole batch passes at once, as with synchronised batch norm.
+    Each device passes its part of every batch through the same weights and keeps running statistics of its own, as with data parallel
+    training; beside it the whole batch passes at once, as with synchronised batch norm. The model is left as it is.
 
     Args:
-        model: with the weights to look at; left as it is.
         batch_size: examples in a batch over all devices; numbers of devices that leave one fewer than 2 are left out.
         shards: "dealt" gives each device every k-th example of a random order, "sorted" a contiguous part of the examples by
             label, as where files are sorted and nobody shuffles across them.
@@ -312,7 +308,6 @@ def _ordered(data: Any, kind: Shards) -> NDArray[np.int64] | None:
 def _split(
     session: Session, model: nn.Module, places: Sequence[int], *, count: int, examples: int
 ) -> dict[str, Any] | None:
-    """Return one row; None where no layer with running statistics looked at every device's batches."""
     layers = tracking_layers(model)
     dealt = session.workload.replace(train_data=Subset(session.workload.train_data, places))
 

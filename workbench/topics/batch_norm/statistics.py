@@ -221,11 +221,7 @@ def replica_facts(
     examples: Sequence[float] | None,
     metrics: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return the running statistics of every process: count, examples, metrics, and layers -> mean and variance, (processes, channels).
-
-    Raises:
-        UsageError: they do not fit the model.
-    """
+    """Return the running statistics of every process: count, examples, metrics, and layers -> mean and variance, (processes, channels)."""
     names = [plain_name(name) for name in tracking_layers(model)]
     weights = examples
     if isinstance(replicas, Mapping):
@@ -253,11 +249,7 @@ def replica_facts(
 
 
 def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[str, Any]:
-    """Return the running statistics that were written: layers -> mean and variance, (channels,).
-
-    Raises:
-        CheckpointError: the file cannot be read, or holds none.
-    """
+    """Return the running statistics that were written: layers -> mean and variance, (channels,)."""
     state = _plain(_read_state(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
     names = [plain_name(name) for name in tracking_layers(model)]
     found = _running(state, names)

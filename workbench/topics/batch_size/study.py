@@ -45,8 +45,8 @@ class BatchSizeStudy(Study):
         retune: False leaves the tuning out, and the verdict says what such a sweep is worth.
         memories: momentum (or beta1) to try with each; None is the baseline's own and averages over three times and a third
             as many steps; the rules without one are tuned by their lr alone.
-        lr_ratio: step of the grid of learning rates (rule of thumb); it is extended until the best lies inside.
-        reach: steps of the grid to each side of the baseline's lr, at most.
+        lr_ratio, reach: step of the grid of learning rates (rule of thumb), which is extended until the best lies inside, and how many
+            steps at most to each side of the baseline's lr.
         finalists: how many of the best settings of each arm are trained under all choosing seeds (rule of thumb).
         choosing_seeds: the baseline's own and those after it, by which settings are chosen: the best of many under one seed
             is partly luck (rule of thumb).

@@ -70,11 +70,10 @@ def plot_evaluation(
 def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
     """Draw where evaluations fall, by steps and by seconds, in a run and in the same run with a pause.
 
-    Healthy: by steps both rows of marks are the same, so curves can be compared point by point.
-    Sick: by seconds the marks after the pause are shifted, and no two runs have theirs at the same steps.
+    Healthy: by steps both rows of marks are the same, so curves can be compared point by point. Sick: by seconds the marks after the
+    pause are shifted. Seconds are the recorded time of every step, at an interval that gives the run as many evaluations as by steps.
 
-    Source: P2.8 (steps, never seconds). By seconds is computed from the recorded time of every step, for an interval that
-    gives the run without the pause as many evaluations as it has by steps.
+    Source: P2.8 (steps, never seconds).
     """
     with drawing(ax, size=(6.8, 2.8)) as axes:
         trials = trials_in(record, "evaluation")[:1] + trials_in(record, "evaluation_pause")[:1]
@@ -100,14 +99,12 @@ def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
 
 
 def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw the smallest difference that shows, and the seconds of an evaluation, against the size of the sample.
+    """Draw the smallest difference that shows, and the seconds of an evaluation (along the top), against the size of the sample.
 
-    Left of a kink the sample is so small that a difference shows only where all examples on which two models disagree speak for
-    the same one of them.
+    Left of a kink the sample is so small that a difference shows only where all examples on which two models disagree speak for the same one.
 
-    Healthy: a shaded band, the sizes that show the smallest difference of interest within the time budget, with the taken
-    size in it. Sick: no band; the curve meets the dashed line only right of the dotted one, beyond what the budget
-    allows or the set holds. The seconds stand along the top.
+    Healthy: a shaded band, the sizes that show the smallest difference of interest within the time budget, with the taken size in it.
+    Sick: no band; the curve meets the dashed line only right of the dotted one, beyond what the budget allows or the set holds.
 
     Source: P3.1, P3.3, P3.4, P3.5.
     """
@@ -166,11 +163,9 @@ def plot_class_recall(
 ) -> Axes:
     """Draw the recall of each class with its interval, the rare classes first, and how many examples it rests on.
 
-    Healthy: short bars. Sick: a bar as long as the axis: a recall that rests on a handful of examples, where a gain
-    that looks large is one of them.
-
-    A diamond is the recall before, where there was an evaluation before, and the words beside the bar say what the change is in
-    examples. Of more than 30 classes the rarest 30 are drawn. `counts` are those of `class_counts`, or a study whose facts hold them.
+    Healthy: short bars. Sick: a bar as long as the axis: a recall that rests on a handful of examples, where a gain that looks large is
+    one of them. A diamond is the recall before, and the words beside the bar say what the change is in examples. Of more than 30 classes
+    the rarest 30 are drawn. `counts` are those of `class_counts`, or a study whose facts hold them.
 
     Source: P3.6, P3.7.
     """
@@ -206,11 +201,9 @@ def plot_class_recall(
 def plot_selection_gap(gaps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw how far the validation accuracy of a chosen model lies above its accuracy on held-out examples.
 
-    Healthy: curves well below the differences that one cares for, falling with the size of the set. Sick: a set so small that
-    the gap of the best of many is as large as the improvements that it is used to find.
-
-    Points are simulated with two standard errors, each group a little to the side so that none hides another; lines are the closed form.
-    Nothing of it is of a study: `gaps` is what `selection_gaps` returns.
+    Healthy: curves well below the differences that one cares for, falling with the size of the set. Sick: a set so small that the gap of
+    the best of many is as large as the improvements that it is used to find. Points are simulated with two standard errors; lines are
+    the closed form. `gaps` is what `selection_gaps` returns.
 
     Source: P3.5.
     """

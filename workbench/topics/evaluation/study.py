@@ -39,7 +39,6 @@ class EvaluationStudy(Study):
 
     Attributes:
         examples: the proxy: so many examples of the validation split, drawn at random, or their indices; None is all of it.
-        subset_seed: of the draw.
         evaluations: of a trial, after the initial one; the last may come earlier.
         seeds: trials, under as many seeds.
         steps: length of a trial; None is the baseline's.

@@ -40,14 +40,11 @@ class StaleMoment(NamedTuple):
 
 
 def staleness(grad_norm: ArrayLike, memory: float) -> FloatArray:
-    """Return by which factor an out-of-date second moment makes each step longer, shape (steps,).
+    """Return by which factor an out-of-date second moment makes each step longer, shape (steps,); NaN where a gradient is not finite.
 
     It is |g| over the root of the bias-corrected average of |g|^2 that the update divides by: 1 for steady gradients and at the
-    first step, at most 1 / sqrt(1 - memory). It is taken of the norm over all parameters, so a single tensor's may be larger.
-
-    Args:
-        grad_norm: norm of each step's gradient, shape (steps,); where it is not finite the result is NaN.
-        memory: beta2 of adam, nadam and adamw, rho of rmsprop.
+    first step, at most 1 / sqrt(1 - memory). `memory` is beta2 of adam, nadam and adamw, rho of rmsprop; of the norm over all parameters,
+    shape (steps,), it is smaller than of a single tensor's.
     """
     squares = np.square(np.asarray(grad_norm, dtype=np.float64).ravel())
     found = np.full(squares.size, np.nan)

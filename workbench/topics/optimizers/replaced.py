@@ -126,11 +126,7 @@ def _lost(start: float, own: float, other: float) -> float:
 
 
 def diagnose_replaced(record: RecordLike) -> Diagnosis:
-    """Say whether a constant of the update rule, or its weight decay, keeps the baseline from learning.
-
-    Returns:
-        `optimizers.constants` and `optimizers.weight_decay_shrinks`, once each.
-    """
+    """Say whether a constant of the update rule, or its weight decay, keeps the baseline from learning."""
     facts = record.facts.get("replaced")
     if not facts:
         reason = why_missing(record.facts, "replaced", "nobody looked for unusual settings")

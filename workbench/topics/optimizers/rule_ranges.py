@@ -166,9 +166,7 @@ class Twin:
     """A trial, and a control run with one field changed.
 
     Attributes:
-        field: what differs.
-        before, after: its value in the trial and in the control run.
-        own, twin: both with their stability verdict.
+        before, after: value of `field` in the trial and in the control run.
         gain, gain_se: mean training loss of the trial less that of the control run over the last tenth of the steps, and its
             standard error: above 0 the control run is better.
         selected_gain: the same of the selected metric of the best checkpoints; None where it was not evaluated.
