@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
 from workbench.topics.optimizers.memory_and_decay import staleness
+from workbench.topics.optimizers.replaced import diagnose_replaced
 from workbench.topics.optimizers.rule_ranges import read_ranges
 from workbench.workloads.analytic import quadratic
 
@@ -195,6 +196,16 @@ def test_weight_decay_is_held_against_the_same_run_without(norm, loss, evals, st
     assert said in finding.summary
     (pair,) = finding.evidence["pairs"]
     assert pair["accumulated_decay"] == pytest.approx(TOTAL * 0.1 * 0.1 / (1 - 0.9))
+
+
+def test_a_decay_that_was_replaced_by_none_is_held_against_the_same_run_without():
+    own, other = (trial(falling(level), 0.1, weight_decay=decay, columns={"param_norm": np.full(TOTAL, norm)})
+                  for level, decay, norm in ((1.9, 0.1, 0.2), (0.0, 0.0, 1.0)))  # fmt: skip
+    row = {"code": "optimizers.weight_decay_shrinks", "field": "weight_decay", "own": 0.1, "usual": 0.0, "baseline": 0, "trial": 1}  # fmt: skip
+    facts = {"replaced": {"rows": [row], "constants": {"weight_decay": 0.1}}}
+    found = diagnose_replaced(study(own, other, weight_decay=0.1, facts=facts))["optimizers.weight_decay_shrinks"]
+    assert (found.status, found.value) == ("fail", pytest.approx(0.2)), found
+    assert "Weight decay 0.1 keeps training from learning" in found.summary
 
 
 @pytest.mark.parametrize("memory", [0.9, 0.999])

@@ -189,7 +189,7 @@ def _model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *
     used = {n: layer for n, layer in layers.items() if n not in frozen and (blind or n in seen)}
     tracking = {name: layer for name, layer in used.items() if layer.running_mean is not None}
     asked = [int(n) for layer in used.values() if (n := getattr(layer, "stat_examples", None))]
-    shifts = [_shift(name, layer, seen[name]) for name, layer in tracking.items() if name in seen]
+    shifts = [_shift_of(name, layer, seen[name]) for name, layer in tracking.items() if name in seen]
     known = [row for row in shifts if row is not None]
     batches = min((len(set(seen[row["layer"]].batch)) for row in known), default=0)
     return {
@@ -231,7 +231,7 @@ def _warm(layer: Any) -> float:
     return float(1 - (1 - layer.momentum) ** batches)
 
 
-def _shift(name: str, layer: Any, seen: BatchStatistics) -> dict[str, Any] | None:
+def _shift_of(name: str, layer: Any, seen: BatchStatistics) -> dict[str, Any] | None:
     """Return how far stored statistics lie from those of training data now, in standard deviations; None where they are cold."""
     mean, variance, batches = running_statistics(layer)
     warm = _warm(layer)
@@ -290,7 +290,7 @@ def measure_devices(
                 examples = batch_size // count
                 steps = max(2, min(batches, len(order) // (count * examples)))
                 places = _places(order, kind, count, examples, steps)
-                found = _split(session, model, places, count=count, examples=examples)
+                found = _split_batch(session, model, places, count=count, examples=examples)
                 rows += [] if found is None else [{"shards": kind, "batches": steps, **found}]
     return rows
 
@@ -305,7 +305,7 @@ def _ordered(data: Any, kind: Shards) -> NDArray[np.int64] | None:
     return np.argsort(np.concatenate([part for part in labels if part is not None]), kind="stable")
 
 
-def _split(
+def _split_batch(
     session: Session, model: nn.Module, places: Sequence[int], *, count: int, examples: int
 ) -> dict[str, Any] | None:
     layers = tracking_layers(model)

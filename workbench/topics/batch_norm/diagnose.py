@@ -171,7 +171,7 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     if not own:
         return CODES.finding(code, "ok", f"{head}.", **numbers)
     told = ", ".join(f"{row['statistic']} examples {_with_se(row)}" for row in rows)
-    said = f"{head}. At batch size {arms[0].batch_size}, selected metric: {told}.{_held(held)}"
+    said = f"{head}. At batch size {arms[0].batch_size}, selected metric: {told}.{_held_words(held)}"
     better = better_arms([a for a in arms if a is not own[0]], own[0], sign=metric_sign(record))
     evidence["chance"] = better
     best = min((size for size in better if better[size] < alpha), key=lambda size: better[size], default=None)
@@ -187,7 +187,7 @@ def _with_se(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.4g}" + ("" if math.isnan(row["se"]) else f" ± {row['se']:.2g}")
 
 
-def _held(rows: Sequence[Mapping[str, Any]]) -> str:
+def _held_words(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tell how far batch sizes lie apart with statistics from a set number of examples, and from the whole batch."""
     fixed = {row["batch_size"]: row for row in rows if row["stat_examples"] is not None}
     if not fixed:

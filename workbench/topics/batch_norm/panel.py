@@ -65,7 +65,7 @@ def batch_norm_panel(
             return Answer(layout.words, [step])
         measured = lambda ax: plot_batch_norm(record, said, mark=layout.examples, ax=ax)  # noqa: E731
         return Answer(
-            f"{layout.words}\n{_measured(said, layout.examples, str(record.config['select']))}", [step, measured]
+            f"{layout.words}\n{_trained_words(said, layout.examples, str(record.config['select']))}", [step, measured]
         )
 
     return controls_panel(
@@ -73,7 +73,7 @@ def batch_norm_panel(
     )
 
 
-def _measured(said: Diagnosis, examples: int, select: str) -> str:
+def _trained_words(said: Diagnosis, examples: int, select: str) -> str:
     """Say what was trained with statistics from so many examples, by the rows of `batch_norm.ghost_size`."""
     rows = said["batch_norm.ghost_size"].evidence.get("arms") if "batch_norm.ghost_size" in said else None
     row = next((row for row in rows or () if int(row["statistic"]) == examples), None)

@@ -67,25 +67,27 @@ def _read_replicas(facts: Mapping[str, Any]) -> Replicas | None:
     given = facts.get("replicas")
     if not given or not given["layers"]:
         return None
-    layers = {name: (_array(each["mean"]), _array(each["variance"])) for name, each in given["layers"].items()}
-    apart = {name: _apart(*layer) for name, layer in layers.items()}
+    layers = {
+        name: (_float_array(each["mean"]), _float_array(each["variance"])) for name, each in given["layers"].items()
+    }
+    apart = {name: _largest_distance(*layer) for name, layer in layers.items()}
     merged = {name: merge_statistics(*layer, given.get("examples")) for name, layer in layers.items()}
     written, finite = None, bool(np.isfinite(list(apart.values())).all())
     if finite and facts.get("checkpoint") is not None:
         close = {
-            "merged": _distance(facts, {n: (m.mean, m.variance) for n, m in merged.items()}),
-            "average": _distance(facts, {n: (m.mean, m.average_variance) for n, m in merged.items()}),
+            "merged": _checkpoint_distance(facts, {n: (m.mean, m.variance) for n, m in merged.items()}),
+            "average": _checkpoint_distance(facts, {n: (m.mean, m.average_variance) for n, m in merged.items()}),
         }
         best = min(close, key=lambda kind: close[kind])
         written = best if close[best] <= SAME else None
     return Replicas(int(given["count"]), layers, merged, apart, written, finite)
 
 
-def _array(values: Any) -> NDArray[np.float64]:
+def _float_array(values: Any) -> NDArray[np.float64]:
     return np.asarray(values, dtype=np.float64)
 
 
-def _apart(mean: NDArray[np.float64], variance: NDArray[np.float64]) -> float:
+def _largest_distance(mean: NDArray[np.float64], variance: NDArray[np.float64]) -> float:
     if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
         return math.nan
     sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance, EPS))
@@ -93,14 +95,17 @@ def _apart(mean: NDArray[np.float64], variance: NDArray[np.float64]) -> float:
     return float(max(np.max(np.ptp(mean, axis=0) / sd), np.max(np.ptp(roots, axis=0) / sd)))
 
 
-def _distance(facts: Mapping[str, Any], other: Mapping[str, _Layer]) -> float:
+def _checkpoint_distance(facts: Mapping[str, Any], other: Mapping[str, _Layer]) -> float:
     """Return how far the checkpoint lies from other statistics, in standard deviations of the latter."""
     found = [0.0]
     for name, values in facts["checkpoint"].items():
         mean, variance = other[name]
         sd = np.sqrt(np.maximum(variance, EPS))
-        roots, own = (np.sqrt(np.maximum(v, 0.0)) for v in (_array(values["variance"]), variance))
-        found += [float(np.max(np.abs(_array(values["mean"]) - mean) / sd)), float(np.max(np.abs(roots - own) / sd))]
+        roots, own = (np.sqrt(np.maximum(v, 0.0)) for v in (_float_array(values["variance"]), variance))
+        found += [
+            float(np.max(np.abs(_float_array(values["mean"]) - mean) / sd)),
+            float(np.max(np.abs(roots - own) / sd)),
+        ]
     return max(found)
 
 
@@ -170,7 +175,7 @@ def _first_device_ema(
         said = "The processes' running statistics are equal: the checkpoint holds those of all."
         return CODES.finding(code, "ok", said)
     ranks = [{n: (m[rank], v[rank]) for n, (m, v) in replicas.layers.items()} for rank in range(count)]
-    near = [_distance(facts, own) for own in ranks]
+    near = [_checkpoint_distance(facts, own) for own in ranks]
     numbers: dict[str, Any] = {
         "value": min(near), "unit": "standard deviations", "threshold": SAME,
         "evidence": {"distances": near, "written": replicas.written},

@@ -85,7 +85,7 @@ def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
 def running_statistics(layer: _BatchNorm) -> tuple[Floats, Floats, int]:
     """Return a layer's running mean and variance, each shape (channels,), and the batches that it has seen."""
     batches = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
-    return _array(layer.running_mean), _array(layer.running_var), batches
+    return _to_numpy(layer.running_mean), _to_numpy(layer.running_var), batches
 
 
 def batch_statistics(
@@ -107,7 +107,7 @@ def batch_statistics(
     def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
         if layer.training:
             x: Tensor = args[0] if args else kwargs["input"]
-            now.append((names[layer], (*_made(layer, x), number)))
+            now.append((names[layer], (*_statistic_of(layer, x), number)))
 
     handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers.values()]
     try:
@@ -129,7 +129,7 @@ def batch_statistics(
     return {name: BatchStatistics(*map(np.array, zip(*seen, strict=True))) for name, seen in rows.items() if seen}
 
 
-def _made(layer: _BatchNorm, x: Tensor) -> tuple[Floats, Floats, int, int]:
+def _statistic_of(layer: _BatchNorm, x: Tensor) -> tuple[Floats, Floats, int, int]:
     """Return mean, unbiased variance, examples and values of the statistic that a layer has just made of `x`."""
     examples, places = len(x) * statistic_processes(layer), x[:1, 0].numel() if len(x) else 0
     used = min(examples, int(getattr(layer, "stat_examples", None) or examples))
@@ -138,7 +138,7 @@ def _made(layer: _BatchNorm, x: Tensor) -> tuple[Floats, Floats, int, int]:
     else:  # its own are nowhere to be read
         wide = x[:used].double()
         found = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=int(used * places > 1))
-        variance, mean = (_array(each) for each in found)
+        variance, mean = (_to_numpy(each) for each in found)
     return mean, variance, used, used * places
 
 
@@ -190,7 +190,7 @@ def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
                 layer.momentum = momentum
 
 
-def _array(values: Any) -> Floats:
+def _to_numpy(values: Any) -> Floats:
     if isinstance(values, Tensor):
         return np.array(values.detach().cpu().double().numpy())
     return np.asarray(values, dtype=np.float64)
@@ -232,7 +232,7 @@ def replica_facts(
         layers = {n: {kind: getattr(replicas[n], kind).tolist() for kind in ("mean", "variance")} for n in names}
         weights = replicas[names[0]].examples.tolist() if weights is None and names else weights
     else:
-        states = [_running(_plain(state), names) for state in replicas]
+        states = [_running(_state_within(state), names) for state in replicas]
         for number, state in enumerate(states):
             if missing := [name for name in names if name not in state]:
                 raise UsageError(
@@ -250,7 +250,7 @@ def replica_facts(
 
 def checkpoint_facts(model: nn.Module, checkpoint: State | str | Path) -> dict[str, Any]:
     """Return the running statistics that were written: layers -> mean and variance, (channels,)."""
-    state = _plain(_read_state(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
+    state = _state_within(_read_state(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint)
     names = [plain_name(name) for name in tracking_layers(model)]
     found = _running(state, names)
     if names and not found:
@@ -287,13 +287,13 @@ def _read_state(path: str | Path) -> State:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _plain(state: Any, depth: int = 2) -> dict[str, Any]:
+def _state_within(state: Any, depth: int = 2) -> dict[str, Any]:
     """Return the state dict in what was given, without the prefixes of wrappers."""
     if isinstance(state, Mapping):
         if any(str(key).endswith("running_mean") for key in state):
             return {plain_name(str(key)): value for key, value in state.items()}
         for value in state.values() if depth else ():
-            if found := _plain(value, depth - 1):
+            if found := _state_within(value, depth - 1):
                 return found
     return {}
 
@@ -302,7 +302,7 @@ def _running(state: State, names: Iterable[str]) -> dict[str, dict[str, list[flo
     """Return mean and variance of each layer that a state dict has running statistics of."""
     front = {name: f"{name}.running_".lstrip(".") for name in names}
     return {
-        name: {"mean": _array(state[f"{key}mean"]).tolist(), "variance": _array(state[f"{key}var"]).tolist()}
+        name: {"mean": _to_numpy(state[f"{key}mean"]).tolist(), "variance": _to_numpy(state[f"{key}var"]).tolist()}
         for name, key in front.items()
         if f"{key}mean" in state
     }

@@ -129,7 +129,7 @@ def arm_rows(arms: Sequence[BatchArm]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _spread(groups: Sequence[Sequence[float]]) -> float:
+def _largest_ratio(groups: Sequence[Sequence[float]]) -> float:
     """Return the largest ratio between the geometric means of any two groups, NaN where fewer than two have one."""
     whole = [values for values in groups if len(values) and np.isfinite(values).all() and min(values) > 0]
     means = [math.exp(float(np.mean(np.log(values)))) for values in whole]
@@ -138,8 +138,8 @@ def _spread(groups: Sequence[Sequence[float]]) -> float:
 
 def _tuned_directly(arms: Sequence[BatchArm], own: BatchArm) -> Finding:
     factors: list[dict[str, Any]] = [
-        {"equal": equal, "batch_sizes": [a.batch_size for a in group], "fixed": _spread([list(a.fixed.values()) for a in group]),
-         "tuned": _spread([list(a.tuned.values()) for a in group])}
+        {"equal": equal, "batch_sizes": [a.batch_size for a in group], "fixed": _largest_ratio([list(a.fixed.values()) for a in group]),
+         "tuned": _largest_ratio([list(a.tuned.values()) for a in group])}
         for equal in EQUAL if len(group := comparable(arms, own, equal)) > 1
     ]  # fmt: skip
     lost = [a.batch_size for a in arms if a.fixed and not np.isfinite(list(a.fixed.values())).all()]
@@ -223,7 +223,7 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
         reason = "no two batch sizes were tuned and trained under at least 2 fresh seeds to a metric above 0"
         return CODES.not_measured(code, reason)
     lengths = [
-        f"at equal {equal}, {', '.join(_told(row, own.sign) for row in same)}"
+        f"at equal {equal}, {', '.join(_ratio_words(row, own.sign) for row in same)}"
         for equal in EQUAL
         if (same := [row for row in rows if row["equal"] == equal])
     ]
@@ -253,7 +253,7 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
     )  # fmt: skip
 
 
-def _told(row: Mapping[str, Any], sign: float) -> str:
+def _ratio_words(row: Mapping[str, Any], sign: float) -> str:
     word = "" if row["verdict"] != "different" else ", better" if sign * (row["ratio"] - 1) < 0 else ", worse"
     return f"{row['ratio']:.3g} at {row['batch_size']} ({row['low']:.3g} to {row['high']:.3g}{word})"
 
@@ -309,10 +309,10 @@ def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, fals
     Which weight decay is tested was chosen under other seeds.
     """
     code, tuned = "batch_size.regularisation", [arm for arm in arms if arm.best is not None]
-    gaps = [row for arm in tuned if (row := _gap(record, arm)) is not None]
+    gaps = [row for arm in tuned if (row := _mean_gap(record, arm)) is not None]
     tried: list[dict[str, Any]] = []
     for arm in tuned:
-        if levels := _levels(record, arm):
+        if levels := _decay_levels(record, arm):
             best = min(levels, key=lambda row: arm.sign * row["chosen_by"])
             tried.append({
                 "batch_size": arm.batch_size, "total_steps": arm.total_steps, "levels": levels, "weight_decay": best["weight_decay"],
@@ -339,7 +339,7 @@ def _decay_words(row: Mapping[str, Any]) -> str:
     return f"At {row['batch_size']}, a weight decay of {row['weight_decay']:g} {helps}: {row['gain']:+.3g} ({by_chance} by chance)"
 
 
-def _gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
+def _mean_gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
     """Return the mean gap of an arm's fresh seeds at their selected checkpoints, None where it is not known."""
     known: Mapping[str, float] = record.facts.get("train_losses") or {}
     fields = tuned_fields(arm, record.config) | {"weight_decay": record.config["weight_decay"]}
@@ -356,7 +356,7 @@ def _gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
     return {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "gap": float(np.mean(finite)), "gaps": finite}
 
 
-def _levels(record: RecordLike, arm: BatchArm) -> list[dict[str, Any]]:
+def _decay_levels(record: RecordLike, arm: BatchArm) -> list[dict[str, Any]]:
     """Return each weight decay that was tried with an arm as tuned: gain over none, seed by seed, and how likely it is chance."""
     own = float(record.config["weight_decay"])
     fields, choosing = tuned_fields(arm, record.config), set(choosing_seeds(record))

@@ -48,7 +48,7 @@ def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: 
         rows = [row for row in _evidence(record, diagnosis).get("runs", ()) if np.isfinite(number(row["gain"]))]
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
-        at, gain, tested = (_numbers(rows, name) for name in ("best_frac", "gain", "test_gain"))
+        at, gain, tested = (_column(rows, name) for name in ("best_frac", "gain", "test_gain"))
         axes.axhline(0.0, color=INK, linewidth=0.8)
         for x, low, high in zip(at, tested, gain, strict=True):
             if np.isfinite(low):
@@ -87,7 +87,7 @@ def plot_early_stopping(
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
         places = np.arange(len(rows))
-        lost, worst = (_numbers(rows, name) for name in ("lost_frac", "worst_lost_frac"))
+        lost, worst = (_column(rows, name) for name in ("lost_frac", "worst_lost_frac"))
         own = np.array([stopped is not None and row["rule"] == stopped.rule.name for row in rows])
         axes.barh(places[~own], lost[~own], height=0.6, color=PALETTE[0], label="mean over the runs")
         if own.any():
@@ -110,7 +110,7 @@ def plot_early_stopping(
     return axes
 
 
-def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     return np.array([number(row[name]) for row in rows])
 
 

@@ -77,7 +77,7 @@ def audit_resume(
     _check_takes("load", load, ("parts", "checkpoint"), "load(parts, checkpoint)")
 
     def until_checkpoint() -> tuple[Parts, Any]:
-        parts = _fresh(build, OWN_SEED)
+        parts = _build_parts(build, OWN_SEED)
         for _ in range(steps):
             float(step(parts))
         return parts, save(parts)
@@ -86,7 +86,7 @@ def audit_resume(
         """Go on from a checkpoint in fresh objects, after some parts were put back by hand from a run that got there."""
         twin, checkpoint = until_checkpoint()
         there = capture_rng()
-        parts = _fresh(build, OTHER_SEED)
+        parts = _build_parts(build, OTHER_SEED)
         known = _restorable(parts)
         load(parts, checkpoint)
         for name in (name for name in known if name in restored):
@@ -99,7 +99,10 @@ def audit_resume(
         whole, again = (_go_on(until_checkpoint()[0], step, after) for _ in range(2))
         facts = resume_facts(whole, again, resumed(()), steps)
         if facts["changed"]:
-            names, apart = _restorable(_fresh(build, OWN_SEED)), partial(difference, whole, allowed=facts["allowed"])
+            names, apart = (
+                _restorable(_build_parts(build, OWN_SEED)),
+                partial(difference, whole, allowed=facts["allowed"]),
+            )
             facts["outside"] = bool(apart(resumed(names))["changed"])
             for name in () if facts["outside"] else names:
                 without = apart(resumed({*names} - {name}))
@@ -144,7 +147,7 @@ def resume_facts(whole: Trace, again: Trace, resumed: Trace, steps: int) -> dict
     }  # fmt: skip
 
 
-def _fresh(build: Callable[[], Parts], seed: int) -> Parts:
+def _build_parts(build: Callable[[], Parts], seed: int) -> Parts:
     seed_all(seed)
     parts = build()
     if not isinstance(parts, MutableMapping) or not parts:
@@ -258,7 +261,7 @@ def audit_checkpoint(checkpoint: Mapping[str, Any] | str | Path, parts: Mapping[
         raise UsageError(
             f"parts={str(parts)[:60]} must be a dict of what training is made of, such as {{'model': model, 'optimizer': optimizer}}."
         )
-    found = checkpoint if isinstance(checkpoint, Mapping) else _read(Path(checkpoint))
+    found = checkpoint if isinstance(checkpoint, Mapping) else _load_file(Path(checkpoint))
     entries = list(_entries(found, ""))
     options = [(n, v, sorted(_matches(v, entries, n))) for n, v in parts.items() if _can_be_lost(v)]
     options.sort(key=lambda one: one[2][0] if one[2] else _Match(2**62, True, 0, ""))  # who fits best chooses first
@@ -268,11 +271,11 @@ def audit_checkpoint(checkpoint: Mapping[str, Any] | str | Path, parts: Mapping[
         match = next((m for m in matches if not taken & (m.taken or {m.where})), None)
         if match is not None and not isinstance(value, (int, float)):
             taken |= match.taken or {match.where}
-        rows += _rows(name, value, match)
+        rows += _part_rows(name, value, match)
     rng = torch.get_rng_state()
     modules = [m for v in parts.values() if isinstance(v, nn.Module) for m in v.modules()]
     facts = {
-        "parts": sorted(rows, key=lambda row: row["part"]), "random_state": any(_alike(rng, value) for _, value in entries),
+        "parts": sorted(rows, key=lambda row: row["part"]), "random_state": any(_same_form(rng, value) for _, value in entries),
         "draws": any(isinstance(m, _DropoutNd) and m.p > 0 for m in modules),
     }  # fmt: skip
     return Diagnosis(findings=(checkpoint_finding(facts),))
@@ -289,7 +292,7 @@ class _Match(NamedTuple):
     taken: frozenset[str] = frozenset()
 
 
-def _read(path: Path) -> Any:
+def _load_file(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -303,7 +306,7 @@ def _read(path: Path) -> Any:
         ) from error
 
 
-def _rows(name: str, value: Any, match: _Match | None) -> list[dict[str, Any]]:
+def _part_rows(name: str, value: Any, match: _Match | None) -> list[dict[str, Any]]:
     """Return one row for each part as `audit_resume` names them: parameters and buffers of a model apart."""
     row = {"where": match.where if match else None, "other_values": bool(match and match.other_values)}
     if not isinstance(value, nn.Module):
@@ -345,7 +348,7 @@ def _matches(value: Any, entries: list[tuple[str, Any]], name: str) -> Iterator[
         state = dict(value.state_dict())
         for where, node in entries:
             if isinstance(node, Mapping):
-                yield from _named(state, node, where)
+                yield from _matches_by_name(state, node, where)
     elif isinstance(value, (int, float)):
         for where, node in entries:
             called = where.rpartition(".")[2] == name
@@ -355,16 +358,16 @@ def _matches(value: Any, entries: list[tuple[str, Any]], name: str) -> Iterator[
     else:
         own = value.get_state() if isinstance(value, torch.Generator) else dict(value.state_dict())
         for where, node in entries:
-            if _alike(own, node):
+            if _same_form(own, node):
                 there = node if isinstance(own, Tensor) else {key: node[key] for key in own}
                 yield _Match(0, not same_values(own, there), 0, where)
 
 
-def _named(state: Mapping[str, Any], node: Mapping[Any, Any], where: str) -> Iterator[_Match]:
+def _matches_by_name(state: Mapping[str, Any], node: Mapping[Any, Any], where: str) -> Iterator[_Match]:
     """Yield how tensors of a model lie in an entry, under their names or with something in front of all of them."""
     theirs = {str(key): value for key, value in node.items() if isinstance(value, Tensor)}
     for front in {key[: -len(own)] for own in state for key in theirs if key.endswith(own)}:
-        there = [own for own in state if _alike(state[own], theirs.get(front + own))]
+        there = [own for own in state if _same_form(state[own], theirs.get(front + own))]
         if there:
             other = any(not same_values(state[own].detach().cpu(), theirs[front + own].detach().cpu()) for own in there)
             gone = tuple(sorted(set(state) - set(there)))
@@ -373,14 +376,14 @@ def _named(state: Mapping[str, Any], node: Mapping[Any, Any], where: str) -> Ite
             yield _Match(len(gone), other, renamed, place, gone, frozenset(f"{where}.{front}{own}" for own in there))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _same_form(one: Any, other: Any) -> bool:
     """Whether a value of a checkpoint has the form of another: names, lengths, shapes."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
             return False
         return one.shape == other.shape and one.is_floating_point() == other.is_floating_point()
     if isinstance(one, Mapping):
-        return isinstance(other, Mapping) and all(key in other and _alike(v, other[key]) for key, v in one.items())
+        return isinstance(other, Mapping) and all(key in other and _same_form(v, other[key]) for key, v in one.items())
     if isinstance(one, (list, tuple)):
-        return isinstance(other, (list, tuple)) and len(one) == len(other) and all(map(_alike, one, other))
+        return isinstance(other, (list, tuple)) and len(one) == len(other) and all(map(_same_form, one, other))
     return not isinstance(other, (Mapping, list, tuple))

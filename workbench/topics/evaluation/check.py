@@ -109,13 +109,15 @@ def collect_cases(
     with isolated_rng():
         model = model or build_model(workload, workload.config, torch.device("cpu"))
         with eval_mode(model):
-            items, facts, others = _examples(workload, model, metric, split, count=examples, batch_sizes=batch_sizes)
+            items, facts, others = _falling_examples(
+                workload, model, metric, split, count=examples, batch_sizes=batch_sizes
+            )
             names = _ExampleNames(workload, model, items)
             cases = []
             for size in batch_sizes:
                 for count in hosts or (1,):
                     arguments = {"batch_size": size} | ({"hosts": count} if hosts else {})
-                    case = _call(evaluate, model, items, names, metric=metric, arguments=arguments)
+                    case = _watched_case(evaluate, model, items, names, metric=metric, arguments=arguments)
                     cases.append({"batch_size": size, "hosts": count, **case})
     found = [case["observed"] for case in cases if case["observed"] is not None]
     own = float(np.average(facts["values"], weights=facts["weights"])) if found else 0.0
@@ -169,7 +171,7 @@ class _ChosenItems(Dataset[Any]):
         return self._items[index]
 
 
-def _examples(
+def _falling_examples(
     workload: Workload, model: nn.Module, metric: str, split: str, *, count: int, batch_sizes: Sequence[int]
 ) -> tuple[_ChosenItems, dict[str, Any], dict[str, float]]:
     """Return the examples that the function is called on, whose values fall; facts about them; the mean of every other metric."""
@@ -221,7 +223,7 @@ def _examples(
     return _ChosenItems(items, kept.tolist()), facts, others
 
 
-def _call(
+def _watched_case(
     evaluate: Evaluate, model: nn.Module, data: _ChosenItems, names: _ExampleNames, *, metric: str, arguments: dict[str, int]
 ) -> dict[str, Any]:  # fmt: skip
     result, rows, error = _watched(model, lambda: evaluate(model, data, **arguments))

@@ -110,7 +110,7 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
         small = workload.replace(**{f"{split}_data": draw_sample(data, each).data})
     with isolated_rng():
         values = [
-            (_values(small, session, record, a), None if b is None else _values(small, session, record, b))
+            (_trial_values(small, session, record, a), None if b is None else _trial_values(small, session, record, b))
             for a, b in pairs
         ]
     pair = pair_facts(values, metric=metric)
@@ -198,7 +198,7 @@ def _selected(record: StudyRecord, number: int) -> Path | None:
     return folder if folder.exists() else None
 
 
-def _values(
+def _trial_values(
     workload: Workload, session: Session, record: StudyRecord, number: int, *, max_features: int = 0
 ) -> ExampleValues:
     config, device = session.config, session.device
@@ -214,7 +214,7 @@ def _against_whole(session: Session, record: StudyRecord, number: int, part: Sub
     if size["of"] > _allowed(config):
         reason = f"an evaluation of all {size['of']} examples takes more than 2 % of a baseline run"
         return size | {"tests": [{"p": None, "reason": reason}]}
-    full = _values(whole(session.workload), session, record, number, max_features=MAX_FEATURES)
+    full = _trial_values(whole(session.workload), session, record, number, max_features=MAX_FEATURES)
     return sample_facts(full, np.isin(np.arange(size["of"]), part.indices), config.select.split("/", 1)[1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,28 +136,20 @@ def _batch_size(record: RecordLike) -> Finding:
     size = int(given or (own if coupled else 4 * train))
     memory = record.facts.get("memory") or {}
     evidence = {"batch_size": int(train), "eval_batch_size": size, "memory": memory}
-    numbers: dict[str, Any] = {
-        "value": float(size),
-        "unit": "examples",
-        "threshold": float(train),
-        "evidence": evidence,
-    }
+    found = partial(CODES.finding, code, value=float(size), unit="examples", threshold=float(train), evidence=evidence)
     if coupled:
         said = f"The loss of an example depends on the others in its batch: evaluated in batches of {size}"
         if size == own:
-            return CODES.finding(code, "ok", f"{said}, as in training.", **numbers)
+            return found("ok", f"{said}, as in training.")
         fix = f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."
-        said += f", trained in batches of {own}, it is another loss."
-        return CODES.finding(code, "warn", said, advice=[fix], **numbers)
+        return found("warn", f"{said}, trained in batches of {own}, it is another loss.", advice=[fix])
     one, other = (memory.get(f"{name}_bytes_per_example") for name in ("training", "evaluation"))
     takes = f"; an example takes {one:,.0f} bytes in training and {other:,.0f} in evaluation" if one and other else ""
     if size < train:
         said = f"Evaluation batches of {size} are smaller than training batches of {train}{takes}."
         fix = f"Set eval_batch_size to at least {train}: no activations are kept, so a larger batch fits and takes less time."
-        return CODES.finding(code, "warn", said, advice=[fix], **numbers)
-    return CODES.finding(
-        code, "ok", f"Evaluation batches of {size} are at least the training batches of {train}{takes}.", **numbers
-    )
+        return found("warn", said, advice=[fix])
+    return found("ok", f"Evaluation batches of {size} are at least the training batches of {train}{takes}.")
 
 
 def _predicted(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -176,9 +169,10 @@ def _predicted(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]
 def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[Finding, Finding]:
     """Return `evaluation.weighting` and `evaluation.coverage`; `missing` is what is said where there are no facts."""
     if not facts:
-        return CODES.finding("evaluation.weighting", "not_measured", missing), CODES.finding(
-            "evaluation.coverage", "not_measured", missing
+        weighting, coverage = (
+            CODES.finding(f"evaluation.{n}", "not_measured", missing) for n in ("weighting", "coverage")
         )
+        return weighting, coverage
     values, weights = (np.asarray(facts[name], dtype=np.float64) for name in ("values", "weights"))
     spread, metric = float(values.max() - values.min()), facts["metric"]
     allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
@@ -187,9 +181,8 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
     cases = [_case(case, values, weights, allowed, pad) for case, pad in padded]
     because = None
     if float(facts.get("random") or 0.0) > allowed:
-        because = (
-            f"the {metric} is random in evaluation, and differs by {facts['random']:.3g} between two looks at one batch"
-        )
+        differs = f"differs by {facts['random']:.3g} between two looks at one batch"
+        because = f"the {metric} is random in evaluation, and {differs}"
     elif facts.get("coupled"):
         because = f"the {metric} of an example depends on the other examples of its batch, so that it has no weight of its own"
     evidence = {"metric": metric, "cases": cases, "batch_dependence": float(facts.get("batch_dependence", 0.0))}
@@ -251,9 +244,8 @@ def _weighting(cases: Sequence[Facts], metric: str, evidence: Facts, *, spread: 
             said += ", and all examples of a batch have the same"
             advice = [f"Return the {metric} of each example: no mean over the batch, expanded or not."]
         elif dependent > LITTLE * spread:
-            advice = [
-                "Look for a norm that uses the batch's own statistics in evaluation, and for a metric that looks at the whole batch."
-            ]
+            norm = "a norm that uses the batch's own statistics in evaluation"
+            advice = [f"Look for {norm}, and for a metric that looks at the whole batch."]
         else:
             said += f", {dependent / spread:.2%} of what it differs by between examples"
         return CODES.finding(code, "fail" if advice else "ok", f"{said}.", value=dependent, advice=advice, **numbers)
@@ -263,11 +255,11 @@ def _weighting(cases: Sequence[Facts], metric: str, evidence: Facts, *, spread: 
     wrong = [case for case in cases if case["fault"] in _ADVICE]
     if not wrong:
         largest = max((abs(case["bias"]) for case in cases if case["fault"] == EXACT), default=0.0)
-        said = f"Each example has its weight in the {metric}, at {_shown(cases)}."
+        said = f"Each example has its weight in the {metric}, at {_sizes_words(cases)}."
         return CODES.finding(code, "ok", said, value=largest, **numbers)
     worst = max(wrong, key=lambda case: abs(case["bias"]) if math.isfinite(case["bias"]) else math.inf)
     fault = worst["fault"]
-    said = f"{fault.capitalize()}: {metric} {worst['observed']:.6g} instead of {worst['expected']:.6g} at {_shown([worst])}"
+    said = f"{fault.capitalize()}: {metric} {worst['observed']:.6g} instead of {worst['expected']:.6g} at {_sizes_words([worst])}"
     if fault != UNEXPLAINED:
         said += f"; the fault predicts a bias of {worst['predicted_bias']:+.6g}, found is {worst['bias']:+.6g}"
     return CODES.finding(code, "fail", f"{said}.", value=abs(worst["bias"]), advice=[_ADVICE[fault]], **numbers)
@@ -285,11 +277,11 @@ def _coverage(cases: Sequence[dict[str, Any]], facts: Facts, *, values_tell: boo
     numbers: dict[str, Any] = {"unit": "examples", "threshold": 0.0, "evidence": evidence}
     if not wrong and len(known) < len(cases):
         return CODES.not_measured(
-            code, f"at {_shown([case for case in cases if not case['recognised']])} the model was given inputs that are "
+            code, f"at {_sizes_words([case for case in cases if not case['recognised']])} the model was given inputs that are "
             "none of the examples as the workload's forward gives them, so nobody saw which examples they are", evidence=evidence,
         )  # fmt: skip
     if not wrong:
-        said = f"Each of {count} examples counts once, at {_shown(cases)}."
+        said = f"Each of {count} examples counts once, at {_sizes_words(cases)}."
         return CODES.finding(code, "ok", said, value=0.0, **numbers)
     worst = max(wrong, key=lambda case: (case["error"] is None, case["dropped"] + case["repeated"]))
     parts, advice = [], []
@@ -307,12 +299,12 @@ def _coverage(cases: Sequence[dict[str, Any]], facts: Facts, *, values_tell: boo
     if bias and worst["fault"] == ROWS:
         bias += f", as predicted ({worst['predicted_bias']:+.6g})"
     return CODES.finding(
-        code, "fail", f"{' and '.join(parts)} at {_shown([worst])}{error}{bias}.", value=float(worst["dropped"] + worst["repeated"]),
+        code, "fail", f"{' and '.join(parts)} at {_sizes_words([worst])}{error}{bias}.", value=float(worst["dropped"] + worst["repeated"]),
         advice=advice, **numbers,
     )  # fmt: skip
 
 
-def _shown(cases: Sequence[Facts]) -> str:
+def _sizes_words(cases: Sequence[Facts]) -> str:
     sizes, hosts = (sorted({case[name] for case in cases}) for name in ("batch_size", "hosts"))
     said = f"batch size {', '.join(map(str, sizes))}"
     return said if hosts == [1] else f"{said} on {', '.join(map(str, hosts))} hosts"

@@ -95,13 +95,8 @@ def _skew(facts: Facts, false_alarm: float) -> Finding:
         said = f"The sample is the full set of {skew['of']} examples."
         return CODES.finding(_SKEW, "ok", said, evidence={"examples": skew["of"]})
     tests, left_out = worst_skew(skew["tests"]), [test for test in skew["tests"] if test["p"] is None]
-    evidence = {
-        "size": skew["size"],
-        "of": skew["of"],
-        "tests": tests[:20],
-        "num_tests": len(tests),
-        "not_tested": left_out,
-    }
+    known = {"size": skew["size"], "of": skew["of"]}
+    evidence = known | {"tests": tests[:20], "num_tests": len(tests), "not_tested": left_out}
     if not tests:
         reason = "; ".join(str(test.get("reason")) for test in left_out) or "there is nothing to compare by"
         return CODES.not_measured(_SKEW, reason, evidence=evidence)
@@ -196,10 +191,8 @@ def _advice(bounds: SizeBounds, asked: Facts) -> list[str]:
     if bounds.smallest is not None:
         said = [f"Keep {bounds.smallest} examples or more for validation, or ask for a larger difference."]
     if bounds.largest is not None and bounds.largest < bounds.available:
-        budget = f"{asked['budget_s']:g} s"
-        said.insert(
-            0, f"Give an evaluation more than {budget}, evaluate less often, or take a larger evaluation batch."
-        )
+        more = f"Give an evaluation more than {asked['budget_s']:g} s"
+        said.insert(0, f"{more}, evaluate less often, or take a larger evaluation batch.")
     said.append("Compare models on the same examples, and on a held-out set before a small gain is believed.")
     if asked.get("label_noise"):
         said.append("Correct labels: each wrong one shrinks the difference that is seen.")

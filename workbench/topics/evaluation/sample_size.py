@@ -57,8 +57,7 @@ def detectable_difference(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    level: dict[str, Any] = {"label_noise": label_noise, "classes": classes, "false_alarm": false_alarm, "power": power}
-    kept, a, b = _checked(disagreement, accuracy, sd, **level)
+    kept, a, b = _check_level(disagreement, accuracy, sd, (label_noise, classes), (false_alarm, power))
     if not n > 0:
         raise ConfigError(f"n={n!r} examples show no difference: give at least 1.")
     if sd is not None:
@@ -92,8 +91,7 @@ def examples_needed(
 
     The arguments and errors are those of `detectable_difference`; `difference` is by clean labels, in the metric's unit, above 0.
     """
-    level: dict[str, Any] = {"label_noise": label_noise, "classes": classes, "false_alarm": false_alarm, "power": power}
-    kept, a, b = _checked(disagreement, accuracy, sd, **level)
+    kept, a, b = _check_level(disagreement, accuracy, sd, (label_noise, classes), (false_alarm, power))
     if not 0 < difference < math.inf or (sd is None and difference > 1):
         raise ConfigError(f"difference={difference!r} must be above 0, and at most 1 for a share of the examples.")
     if sd is not None:
@@ -109,11 +107,11 @@ def examples_needed(
     return math.ceil(max(exact, one_way) - 1e-9)
 
 
-def _checked(
-    disagreement: float | None, accuracy: float | None, sd: float | None, *, label_noise: float, classes: int,
-    false_alarm: float, power: float,
+def _check_level(
+    disagreement: float | None, accuracy: float | None, sd: float | None, labels: tuple[float, int], level: tuple[float, float]
 ) -> tuple[float, float, float]:  # fmt: skip
     """Return which share of a difference in accuracy wrong labels leave, and the quantiles of false alarm and power."""
+    (label_noise, classes), (false_alarm, power) = labels, level
     given = {"disagreement": disagreement, "accuracy": accuracy, "sd": sd}
     known = {name: value for name, value in given.items() if value is not None}
     if len(known) != 1:
@@ -134,9 +132,8 @@ def _checked(
             "label_noise is for a metric of zeros and ones: sd is measured on labels that have their noise already."
         )
     if not 0 < false_alarm < 1 or not 0.5 <= power < 1:
-        raise ConfigError(
-            f"false_alarm={false_alarm!r} must lie between 0 and 1, and power={power!r} be at least 0.5 and below 1."
-        )
+        bounds = f"false_alarm={false_alarm!r} must lie between 0 and 1"
+        raise ConfigError(f"{bounds}, and power={power!r} be at least 0.5 and below 1.")
     return kept, float(stats.norm.isf(false_alarm / 2)), float(stats.norm.ppf(power))
 
 
@@ -264,14 +261,14 @@ class SizeBounds(NamedTuple):
     reason: str | None  # why not, in numbers; None where it is feasible
 
 
-def _seconds(n: float, timing: Facts) -> float:
+def _evaluation_seconds(n: float, timing: Facts) -> float:
     """Return the seconds that one evaluation of `n` examples takes: a line, which is too low for less than one batch."""
     return float(timing["start_s"]) + n * float(timing["seconds_per_example"])
 
 
 def _largest_within(budget_s: float, timing: Facts, available: int) -> int:
     """Return how many examples can be evaluated in `budget_s`: at most all, and 0 where not even one batch can."""
-    if _seconds(min(int(timing["batch_size"]), available), timing) > budget_s:
+    if _evaluation_seconds(min(int(timing["batch_size"]), available), timing) > budget_s:
         return 0
     left = (budget_s - float(timing["start_s"])) / max(float(timing["seconds_per_example"]), 1e-12)
     return int(min(available, left + 1e-9))
@@ -297,7 +294,9 @@ def size_bounds(facts: Facts, *, false_alarm: float = 0.05, power: float = 0.8) 
     allowed, reason = available if largest is None else largest, None
     if timing and largest == 0:
         batch = min(int(timing["batch_size"]), available)
-        takes = f"one batch of {batch} example{'' if batch == 1 else 's'} takes {_seconds(batch, timing):.3g} s"
+        takes = (
+            f"one batch of {batch} example{'' if batch == 1 else 's'} takes {_evaluation_seconds(batch, timing):.3g} s"
+        )
         reason = f"{takes}, and the budget is {budget:g} s"
     elif smallest is not None and smallest > allowed:
         within = f"{budget:g} s allow {allowed} of them" if allowed < available else f"there are {available}"
@@ -345,7 +344,7 @@ def evaluation_sizes(
     alone = (pair.get("values") or [None])[0] if pair.get("disagreement") is not None else None
     rows = [
         {
-            "examples": n, "seconds": _seconds(n, timing) if timing else math.nan,
+            "examples": n, "seconds": _evaluation_seconds(n, timing) if timing else math.nan,
             "detectable": detectable_difference(n, **differ, **level) if differ else math.nan,
             "unpaired": math.nan if alone is None else detectable_difference(n, accuracy=alone, **level),
             "selection_gap": math.nan if math.isnan(own) else selection_gap(n, comparisons, sd=own), "available": n <= available,

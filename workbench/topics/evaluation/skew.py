@@ -130,14 +130,8 @@ def _metric_test(mask: Mask, values: Floats, name: str) -> SkewTest:
     spread = float(values.std(ddof=1)) if size > 1 else 0.0
     se = spread / math.sqrt(n) * math.sqrt(1 - n / size)
     half = float(stats.norm.isf((1 - 0.95) / 2)) * se
-    known |= {
-        "full": full,
-        "sample": here,
-        "difference": here - full,
-        "se": se,
-        "low": here - full - half,
-        "high": here - full + half,
-    }
+    apart = here - full
+    known |= {"full": full, "sample": here, "difference": apart, "se": se, "low": apart - half, "high": apart + half}
     if se == 0:
         return known | {"p": 1.0, "test": "none: nothing can differ"}
     if size * MEAN_DRAWS > MAX_CELLS:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from workbench.checks import check_integer
+from workbench.checks import check_integer, check_number
 from workbench.errors import ConfigError, UnknownNameError, UsageError, nearest
 from workbench.record.roles import Role
 from workbench.studies.base import Study
@@ -62,9 +62,7 @@ class EvaluationStudy(Study):
             check_examples(self.examples)
         check_integer("evaluations", self.evaluations)
         check_integer("seeds", self.seeds)
-        number = isinstance(self.pause_s, (int, float)) and not isinstance(self.pause_s, bool)
-        if not (number and 0 <= self.pause_s < math.inf):
-            raise ConfigError(f"pause_s={self.pause_s!r} must be a number of seconds of at least 0.")
+        check_number("pause_s", self.pause_s, low=0.0)
 
     def extend(self, session: Session) -> None:
         """Train, evaluate every checkpoint offline, and train once more with a pause where one is asked for."""
@@ -122,9 +120,8 @@ class EvaluationSampleStudy(Study):
     def __post_init__(self) -> None:
         """Check every field that can be checked without the workload."""
         for name in ("budget_s", "smallest_difference"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}={value!r} must be a finite number above 0; None leaves it open.")
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value)
         if self.size is not None:
             check_integer("size", self.size, hint="; None is what the budget allows")
         if self.how not in get_args(How):

@@ -76,7 +76,7 @@ def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
         lrs = [number(row[name]) for row in rows for name in ends]
         axes.set_xlim(np.nanmin(lrs) / 1.6, np.nanmax(lrs) * 1.6)
         below = (0.5, -0.55 / (0.45 * len(rows) + 0.6))
-        axes.legend(handles=_key(rows, own), loc="upper center", bbox_to_anchor=below, ncols=3)
+        axes.legend(handles=_legend_handles(rows, own), loc="upper center", bbox_to_anchor=below, ncols=3)
     return axes
 
 
@@ -97,7 +97,7 @@ def _draw_rule(ax: Axes, place: int, row: Mapping[str, Any], *, own: bool) -> No
     ax.annotate(f"{width:.1f} decades, loss {short(loss)}", (1.01, place), annotation_clip=False, **beside)
 
 
-def _key(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
+def _legend_handles(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
     def mark(marker: str, label: str, color: str = INK, **look: Any) -> Line2D:
         return Line2D([], [], linestyle="none", marker=marker, color=color, label=label, **look)
 

@@ -106,18 +106,18 @@ def lost_by(record: RecordLike, own: TrialCurve, other: TrialCurve) -> tuple[flo
     start = ignorance(initial_losses([own], [own])[0], own.chance)
     gain, se = paired_difference(own, other)
     sure = gain > _NOISE_SDS * (se if math.isfinite(se) else 0.0) or not ends[0] < start
-    lost = _lost(start, *ends) if sure else 0.0
+    lost = _share_lost(start, *ends) if sure else 0.0
     sign = metric_sign(record)
     values = [selected_rows(record, c.trial).sort_values("step")["value"].tolist() for c in (own, other)]
     if not all(values) or not math.isfinite(values[1][-1]):
         return lost, None
     first, select = float(values[0][0]), (float(values[0][-1]), float(values[1][-1]))
     first = ignorance(first, own.chance) if str(record.config["select"]).endswith("/loss") else first
-    also = _lost(sign * first, sign * select[0], sign * select[1])
+    also = _share_lost(sign * first, sign * select[0], sign * select[1])
     return also if also >= _MOST_FRAC else min(lost, also), select
 
 
-def _lost(start: float, own: float, other: float) -> float:
+def _share_lost(start: float, own: float, other: float) -> float:
     """Return the share of `start - other` that `own` lacks, from 0 to 1; all of it where `own` is not finite."""
     learned = start - other
     if not learned > 0:

@@ -173,14 +173,14 @@ def explain_rule(
         )
     return RuleForms(
         optimizer=config.optimizer, playbook=playbook, torch=other, apart=differs, material_frac=material_frac, first_step=first,
-        first_ratio=None if first is None else _ratio(other[first], playbook[first]),
-        way_ratio=_ratio(np.abs(other).sum(), np.abs(playbook).sum()), material_steps=material.size,
+        first_ratio=None if first is None else _times(other[first], playbook[first]),
+        way_ratio=_times(np.abs(other).sum(), np.abs(playbook).sum()), material_steps=material.size,
         last_material_step=int(material[-1]) if material.size else None,
         causes=tuple(sorted(causes, key=lambda cause: -cause.largest)),
     )  # fmt: skip
 
 
-def _ratio(one: float, other: float) -> float:
+def _times(one: float, other: float) -> float:
     return float(one / other) if other else math.inf if one else 1.0
 
 
