@@ -9,8 +9,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from scipy import stats
 
 import workbench as wb
@@ -229,16 +227,3 @@ def test_a_diagnosis_that_was_read_back_is_drawn_alike_and_nothing_says_so(plot:
         study({None: [math.nan] * 2}),
     ):
         assert why_not_measured(plot(nothing))
-
-
-def test_hosts_that_share_a_statistic_look_alike_and_examples_in_none_are_pale() -> None:
-    def bars(layout: tuple[int, int, int]) -> list[Rectangle]:
-        ax = wb.batch_norm.plot_layout(wb.batch_norm.layout(*layout), ax=Figure().subplots())
-        return sorted((p for p in ax.patches if isinstance(p, Rectangle)), key=lambda p: (p.get_x(), p.get_y()))
-
-    shared = bars((64, 8, 16))
-    looks = [(bar.get_facecolor(), bar.get_hatch()) for bar in shared]
-    assert [bar.get_width() for bar in shared] == [8] * 8
-    assert [looks[k] == looks[k + 1] for k in range(0, 8, 2)] == [True] * 4
-    assert len(set(looks)) == 4
-    assert [(bar.get_x(), bar.get_width()) for bar in bars((64, 2, 8))] == [(0, 8)] * 2 + [(8, 24)] * 2

@@ -321,10 +321,10 @@ def _part_rows(name: str, value: Any, match: _Match | None) -> list[dict[str, An
 
 
 def _can_be_lost(value: Any) -> bool:
-    if isinstance(value, torch.optim.Optimizer):
+    if isinstance(value, torch.optim.Optimizer):  # plain SGD at its first lr is made anew as it was
         held = value.state_dict()
         moved = any(group["lr"] != group.get("initial_lr", group["lr"]) for group in held["param_groups"])
-        return moved or any(held["state"].values())  # plain SGD at its first lr is made anew as it was
+        return moved or any(held["state"].values())
     if isinstance(value, nn.Module) or _has_state(value):
         return bool(value.state_dict())
     return isinstance(value, (torch.Generator, int, float)) and not isinstance(value, bool)

@@ -21,8 +21,10 @@ from torch.utils.data import IterableDataset
 from workbench.config import TrainConfig
 from workbench.curves.class_counts import count_classes
 from workbench.curves.judged import trials_with
+from workbench.curves.selection import metric_sign
 from workbench.curves.trial_curves import RecordLike
 from workbench.errors import RecordError
+from workbench.record.json_values import number
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import Role
 from workbench.studies.session import Session
@@ -109,17 +111,14 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     if len(data) > each and not isinstance(data, IterableDataset):
         small = workload.replace(**{f"{split}_data": draw_sample(data, each).data})
     with isolated_rng():
-        values = [
-            (_trial_values(small, session, record, a), None if b is None else _trial_values(small, session, record, b))
-            for a, b in pairs
-        ]
+        of_trial = partial(_trial_values, small, session, record)
+        values = [(of_trial(a), None if b is None else of_trial(b)) for a, b in pairs]
     pair = pair_facts(values, metric=metric)
-    evals, learned = record.evals, None  # by how much training improved the metric
+    evals = record.evals
     rows = evals[(evals["step"] == 0) & (evals["split"] == split) & (evals["metric"] == metric)]
-    before = rows["value"].to_numpy(dtype=np.float64)
-    if before.size and math.isfinite(before[0]):
-        learned = float((1.0 if record.config["select_mode"] == "min" else -1.0) * (before[0] - pair["values"][0]))
-    facts |= {"pair": pair | {"trials": [list(numbers) for numbers in pairs], "learned": learned}, "compared": what}
+    learned = metric_sign(record) * (number(next(iter(rows["value"]), None)) - pair["values"][0])  # by training
+    known = {"trials": [list(numbers) for numbers in pairs], "learned": learned if math.isfinite(learned) else None}
+    facts |= {"pair": pair | known, "compared": what}
     if (part := subset_of(data)) is not None:
         facts["skew"] = _against_whole(session, record, pairs[0][0], part)
     counted = class_facts(workload, *values[0])
@@ -281,25 +280,23 @@ def memory_per_example(workload: Workload, config: TrainConfig, device: torch.de
         model = build_model(workload, config, device)
         small = max(1, min(config.batch_size, len(workload.validation_data)) // 2)
 
-        def step(batch: Any, count: int, train: bool) -> None:
+        def train(batch: Any, count: int) -> None:
             with autocast(device, config.precision):
-                if train:
-                    _, losses, _ = per_example(workload, model.train(), batch, count)
-                    losses.mean().backward()  # type: ignore[no-untyped-call]
-                else:
-                    with torch.no_grad(), eval_mode(model):
-                        per_example(workload, model, batch, count)
+                per_example(workload, model.train(), batch, count)[1].mean().backward()  # type: ignore[no-untyped-call]
 
-        found = {}
-        for name in ("training", "evaluation"):
+        def look(batch: Any, count: int) -> None:
+            with autocast(device, config.precision), torch.no_grad(), eval_mode(model):
+                per_example(workload, model, batch, count)
+
+        found = {"examples": float(small)}
+        for name, step in (("training", train), ("evaluation", look)):
             peaks = []
             for size in (small, 2 * small):
-                batch, count = next(eval_batches(workload, "validation", size, device, config.precision))
-                once = partial(step, batch, count, name == "training")
+                once = partial(step, *next(eval_batches(workload, "validation", size, device, config.precision)))
                 once()  # gradients, and what a first call fills, are there from now on
                 peaks.append(peak_bytes(once, device))
             found[f"{name}_bytes_per_example"] = (peaks[1] - peaks[0]) / small
-    return found | {"examples": float(small)}
+    return found
 
 
 def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
