@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from workbench.topics.optimizers.memory_and_decay import staleness
-from workbench.topics.optimizers.replaced import diagnose_replaced
+from workbench.topics.optimizers.constants import diagnose_replaced, staleness
 from workbench.topics.optimizers.rule_ranges import read_ranges
 from workbench.workloads.analytic import quadratic
 

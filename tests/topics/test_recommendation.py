@@ -16,7 +16,7 @@ from tests.helpers.simulated_records import evaluations, record, trial
 from tests.helpers.workloads import small_net, small_workload
 from workbench.curves.judged import judged
 from workbench.studies.session import open_session
-from workbench.topics.optimizers.replaced import CODES, diagnose_replaced
+from workbench.topics.optimizers.constants import CODES, diagnose_replaced
 from workbench.topics.recommendation.diagnose import recommend, screen
 from workbench.topics.recommendation.study import Proof, collect_replaced, constants_of, suspects
 

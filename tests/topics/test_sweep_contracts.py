@@ -20,9 +20,9 @@ from workbench.topics.batch_size.diagnose import CODES as BATCH_SIZE
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
 from workbench.topics.lr_sweep.diagnose import CODES as LR
 from workbench.topics.modification.diagnose import CODES as COMPARISON
+from workbench.topics.optimizers.constants import CODES as REPLACED
+from workbench.topics.optimizers.constants import diagnose_replaced
 from workbench.topics.optimizers.diagnose import CODES as OPTIMIZERS
-from workbench.topics.optimizers.replaced import CODES as REPLACED
-from workbench.topics.optimizers.replaced import diagnose_replaced
 from workbench.topics.recommendation.study import Proof
 from workbench.topics.schedule.diagnose import CODES as SCHEDULE
 from workbench.topics.stability.diagnose import CODES as STABILITY

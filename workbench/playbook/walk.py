@@ -47,7 +47,7 @@ from workbench.topics.one_batch.collect import collect_one_batch
 from workbench.topics.one_batch.diagnose import diagnose_one_batch
 from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
 from workbench.topics.one_batch.parameters import collect_parameters
-from workbench.topics.optimizers.replaced import diagnose_replaced
+from workbench.topics.optimizers.constants import diagnose_replaced
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.periodicity.diagnose import diagnose_periodicity
 from workbench.topics.preflight.collect import collect_preflight

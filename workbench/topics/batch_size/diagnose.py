@@ -21,7 +21,7 @@ from workbench.findings.finding import Codes, Finding
 from workbench.record.json_values import number
 from workbench.record.read import periodic_rows
 from workbench.topics.batch_size.arms import EQUAL, BatchArm, choosing_seeds, comparable, read_arms, tuned_fields
-from workbench.topics.optimizers.replaced import replaced
+from workbench.topics.optimizers.constants import replaced
 
 Verdict = Literal["equivalent", "different", "undecided"]
 

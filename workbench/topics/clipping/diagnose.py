@@ -25,7 +25,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.roles import Role
 from workbench.topics.clipping.ladder import Candidate, is_calm, leading, masks, read_ladder
-from workbench.topics.optimizers.replaced import LOST_FRAC, lost_by
+from workbench.topics.optimizers.constants import LOST_FRAC, lost_by
 
 CODES = Codes({
     "clipping.threshold": "F4.9", "clipping.cures": "F4.10", "clipping.aggressive": "F4.12", "clipping.masks_lr": "F4.11",

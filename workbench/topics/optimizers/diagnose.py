@@ -11,7 +11,7 @@ from workbench.curves.judged import JudgedStudy, judged
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
-from workbench.topics.optimizers.memory_and_decay import MEMORY_FIELD, StaleMoment, decay_pairs, stale_moments
+from workbench.topics.optimizers.constants import MEMORY_FIELD, StaleMoment, decay_pairs, stale_moments
 from workbench.topics.optimizers.rule_ranges import (
     Contest,
     RuleRange,

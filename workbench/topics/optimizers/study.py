@@ -23,8 +23,8 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.collect import measure_critical_lr
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round, seeded
+from workbench.topics.optimizers.constants import shorter, stale_moments
 from workbench.topics.optimizers.diagnose import ONE_FORM, matters
-from workbench.topics.optimizers.memory_and_decay import shorter, stale_moments
 from workbench.topics.optimizers.rule_forms import explain_rule
 from workbench.topics.optimizers.rule_ranges import RuleRange, ends_next, read_ranges, rival, rule_view
 from workbench.train.hooks import Norms

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.lazy import lazily
+from workbench.topics.optimizers.constants import CODES as REPLACED_CODES
 from workbench.topics.optimizers.diagnose import CODES, better_rule
 from workbench.topics.optimizers.diagnose import diagnose_optimizers as diagnose
 from workbench.topics.optimizers.figures import plot_optimizers as plot
 from workbench.topics.optimizers.figures import plot_rule_forms
-from workbench.topics.optimizers.replaced import CODES as REPLACED_CODES
 
 if TYPE_CHECKING:
     from workbench.topics.optimizers.rule_forms import explain_rule

@@ -20,7 +20,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.record.roles import Role
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.optimizers.replaced import replaced
+from workbench.topics.optimizers.constants import replaced
 from workbench.topics.schedule.diagnose import read_trace
 
 CODES = Codes({
