@@ -83,10 +83,9 @@ REQUESTS = [(0.000, 5), (0.001, 2), (0.002, 5), (0.050, 12), (0.051, 0), (0.052,
 
 
 def test_requests_are_served_in_order_in_small_batches(trial: TrialRecord, workload: Workload) -> None:
-    served = serve_requests(workload, trial, REQUESTS, max_batch=3, max_wait_s=0.01, label_delay_s=2.0)
+    served = serve_requests(workload, trial, REQUESTS, max_batch=3, max_wait_s=0.01)
     assert served["batch"].tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert served["served_s"].tolist() == pytest.approx([0.002] * 3 + [0.052] * 3 + [0.063])
-    assert served["label_s"].tolist() == pytest.approx([t + 2 for t, _ in REQUESTS])
     model = load_trained(workload, trial)
     x, y = (t[[e for _, e in REQUESTS]] for t in workload.validation_data.tensors)
     with torch.no_grad():
@@ -96,17 +95,6 @@ def test_requests_are_served_in_order_in_small_batches(trial: TrialRecord, workl
     assert online["num_examples"].tolist() == [7, 7]
     assert online["step"].tolist() == [trial.best().step] * 2
     assert online[online["metric"] == "loss"]["value"].item() == pytest.approx(exact.mean(), rel=1e-12)
-
-
-def test_a_label_that_comes_later_does_not_count_yet(trial: TrialRecord, workload: Workload) -> None:
-    how = {"max_batch": 4, "max_wait_s": 0.001}
-    served = serve_requests(workload, trial, REQUESTS, step=10, label_delay_s=1.0, until_s=1.01, **how)
-    assert served["batch"].tolist()[:3] == [0, 0, 1], "one that comes as a batch closes is in it"
-    online = open_record(trial.path).evals.query("setting == 'online' and metric == 'loss'")
-    assert (online["num_examples"].item(), online["step"].item()) == (3, 10)
-    assert online["value"].item() == pytest.approx(served["loss"][:3].mean(), rel=1e-12)
-    with pytest.raises(UsageError, match="no label came until 0.5 s"):
-        serve_requests(workload, trial, REQUESTS, label_delay_s=1.0, until_s=0.5)
 
 
 @pytest.mark.parametrize(

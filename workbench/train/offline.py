@@ -126,27 +126,23 @@ def serve_requests(
     split: str = "validation",
     max_batch: int = 8,
     max_wait_s: float = 0.01,
-    label_delay_s: float = 0.0,
-    until_s: float | None = None,
 ) -> pd.DataFrame:
     """Serve a stream of requests with a checkpoint, add rows with the setting "online" to the study, and return what was served.
 
     Time is the requests' own: nothing waits. A batch is served when it is full or when its oldest request has waited for
-    `max_wait_s`. A request counts once its label is there.
+    `max_wait_s`.
 
     Args:
         requests: (time in seconds, index of an example of the split) in the order of time.
         step: of the checkpoint; None is the best one (P4.5).
         max_batch: requests served together, at most.
         max_wait_s: that a request waits for others.
-        label_delay_s: from a request to its label.
-        until_s: labels that come later do not count; None waits for all.
 
     Returns:
-        One row a request: time_s, example, batch, served_s, label_s, loss, and every metric.
+        One row a request: time_s, example, batch, served_s, loss, and every metric.
 
     Raises:
-        UsageError: no request, or one out of order or for an example that is not there; or no label came in time.
+        UsageError: no request, or one out of order or for an example that is not there.
         DataError: the split cannot be indexed.
         CheckpointError: there is no such checkpoint.
     """
@@ -164,10 +160,8 @@ def serve_requests(
             raise UsageError(f"requests[{place}] comes at {at} s, before the one ahead of it: sort them by time.")
         if not 0 <= example < len(data):
             raise UsageError(f"requests[{place}] asks for example {example}; there are 0 to {len(data) - 1}.")
-    if max_batch < 1 or not max_wait_s >= 0 or not label_delay_s >= 0:
-        raise UsageError(
-            f"max_batch={max_batch} must be at least 1, max_wait_s={max_wait_s} and label_delay_s={label_delay_s} at least 0."
-        )
+    if max_batch < 1 or not max_wait_s >= 0:
+        raise UsageError(f"max_batch={max_batch} must be at least 1, and max_wait_s={max_wait_s} at least 0.")
     path = best_checkpoint(trial) if step is None else trial.folder / "checkpoints" / f"step-{step:08d}"
     model = load_trained(full, path)
     precision = trained_with(full, path).precision
@@ -182,18 +176,11 @@ def serve_requests(
         served.append(pd.DataFrame(rows | {name: values.numpy() for name, values in columns.items()}))
         weights.append(weight)
     table = pd.concat(served, ignore_index=True)
-    table.insert(4, "label_s", table["time_s"] + label_delay_s)
-    known = np.ones(len(table), dtype=bool) if until_s is None else (table["label_s"] <= until_s).to_numpy(copy=True)
-    kept = torch.from_numpy(known) & (torch.cat(weights) > 0)
-    if not bool(kept.any()):
-        raise UsageError(
-            f"no label came until {until_s} s: the first comes at {table['label_s'].min():g} s. Wait longer."
-        )
-    seconds = time.perf_counter() - start
-    found: list[Evaluation] = []
-    for name in ("loss", *full.metrics):
-        values = torch.from_numpy(table[name].to_numpy(dtype=np.float64, copy=True))[kept]
-        found.append(mean_over(name, values, torch.cat(weights)[kept], seconds))
+    seconds, weight = time.perf_counter() - start, torch.cat(weights)
+    found = [
+        mean_over(name, torch.from_numpy(table[name].to_numpy(dtype=np.float64, copy=True)), weight, seconds)
+        for name in ("loss", *full.metrics)
+    ]
     with closing(StudyWriter.reopen(trial.path, when_closed=pusher())) as writer:
         made = int(path.name.removeprefix("step-"))
         _add_rows(writer, found, trial=trial.number, step=made, split=split, setting="online")
