@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import workbench as wb
 from workbench.topics.evaluation.collect import selected_model
 from workbench.topics.evaluation.sample_size import selection_gap
-from workbench.train.evaluation import example_values
+from workbench.train.example_values import example_values
 
 SIZES = (30, 60, 130, 270)
 DRAWS = 4000

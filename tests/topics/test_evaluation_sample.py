@@ -29,7 +29,7 @@ from workbench.topics.evaluation.collect import collect_validation_set, compared
 from workbench.topics.evaluation.diagnose_sample import CODES
 from workbench.topics.evaluation.sample_size import selection_gap, simulate_selection
 from workbench.topics.evaluation.skew import worst_skew
-from workbench.train.evaluation import ExampleValues
+from workbench.train.example_values import ExampleValues
 from workbench.workloads.base import Workload
 
 BUNCH = load_breast_cancer()

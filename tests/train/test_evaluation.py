@@ -16,7 +16,8 @@ from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
 from workbench.train.coupled_losses import Dependence, batch_dependence, evaluation_batch
-from workbench.train.evaluation import evaluate, example_values, float_tensors
+from workbench.train.evaluation import evaluate
+from workbench.train.example_values import example_values, float_tensors
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification
 

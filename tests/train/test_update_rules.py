@@ -154,23 +154,6 @@ def alone(configs: Sequence[TrainConfig], values: Tensor) -> Tensor:
     return rows.squeeze(1)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize(("name", "form"), FORMS)
-def test_lanes_with_constants_of_their_own_equal_separate_trials(
-    name: str, form: str, dtype: torch.dtype, rtol: float
-) -> None:
-    configs = [config(optimizer=name, rules=form, **lane) for lane in LANES]
-    values = start(len(configs), dtype)
-    expected = alone(configs, values)
-    together(configs, values)
-    torch.testing.assert_close(values, expected, rtol=rtol, atol=rtol)
-    same = [config(optimizer=name, rules=form, weight_decay=0.05, peak_lr=lr) for lr in (1e-3, 1e-2, 3e-2)]
-    values = start(3, dtype)
-    expected = alone(same, values)
-    together(same, values)
-    assert torch.equal(values, expected), "lanes that differ in the lr alone"
-
-
 def mixed(order: str) -> list[TrainConfig]:
     """Every rule twice, the two with other constants: side by side, or as far from each other as they can lie."""
     pairs = [[config(optimizer=name, rules=form, **LANES[k]) for k in (0, 1)] for name, form in FORMS]

@@ -33,7 +33,8 @@ from workbench.topics.recommendation.diagnose import config_of
 from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.evaluation import ExampleValues, eval_mode, example_values
+from workbench.train.evaluation import eval_mode
+from workbench.train.example_values import ExampleValues, example_values
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
