@@ -10,8 +10,9 @@ from torch import Tensor
 
 from workbench.train.batches import train_batches
 from workbench.train.forward import MicroBatches
-from workbench.train.gradients import Gradients, LoopGradients
+from workbench.train.gradients import LoopGradients
 from workbench.train.lane_stack import LaneStack
+from workbench.train.lanes.run import Step
 from workbench.workloads.base import Workload
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def updates(workload: Workload, count: int, *, streams: int = 1) -> list[list[Mi
     return [[next(order) for order in orders] for _ in range(count)]
 
 
-def run(stack: LaneStack, gradients: Gradients, steps: Sequence[Sequence[MicroBatches]]) -> list[Seen]:
+def run(stack: LaneStack, gradients: Step, steps: Sequence[Sequence[MicroBatches]]) -> list[Seen]:
     """Return what each step leaves, and put the stack back; parameters do not move."""
     seen = []
     with stack.untouched():

@@ -1,4 +1,4 @@
-"""Errors of a person's own code: the workload, the place and what to do are named; the original is the cause."""
+"""Errors of a person's own code: the workload, the place and what to do are named; code or data that changed is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from tests.helpers.workloads import small_workload
-from workbench.errors import ConfigError, DataError, WorkbenchError, WorkloadError
+from tests.helpers.workloads import small_net, small_workload, squared
+from workbench.errors import ConfigError, DataError, RecordError, WorkbenchError, WorkloadError
 from workbench.train.forward import explained
 from workbench.train.trainer import Trainer
 
@@ -64,3 +65,25 @@ def test_a_forward_that_fails_late_names_the_step(tmp_path: Path) -> None:
         WorkloadError, match=r"^workload 'small', at step 7: forward or loss raised IndexError: planted"
     ):
         Trainer(gradients="loop").run(small_workload(forward=forward), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"build_model": lambda: nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 1))}, "parameters"),
+        ({"loss": lambda outputs, batch: 2 * squared(outputs, batch)}, "first_loss"),
+        (
+            {"build_model": lambda: nn.Sequential(*list(small_net())[:1], nn.ReLU(), *list(small_net())[2:])},
+            "first_loss",
+        ),
+        ({"validation_data": TensorDataset(torch.zeros(5, 3), torch.zeros(5))}, "examples"),
+    ],
+)
+def test_another_model_loss_or_data_is_refused_in_the_same_folder(
+    tmp_path: Path, changes: dict[str, object], key: str
+) -> None:
+    Trainer().run(small_workload(), out=tmp_path / "s")
+    before = (tmp_path / "s" / "study.json").read_bytes()
+    with pytest.raises(RecordError, match=rf"has changed since .* was begun \({key}: .*Give a new folder"):
+        Trainer().run(small_workload(**changes), out=tmp_path / "s")
+    assert (tmp_path / "s" / "study.json").read_bytes() == before

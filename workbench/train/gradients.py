@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,24 +71,6 @@ class LaneLoss(NamedTuple):
     weight: Tensor | None = None
 
 
-class Gradients(Protocol):
-    """What gives the gradients and evaluations of all lanes of a `LaneStack`."""
-
-    def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
-        """Fill `stack.grad`, let buffers and random state advance as in K separate trials, return the losses."""
-
-    def evaluate(
-        self, split: str, batch_size: int, *, rows: Sequence[int], tracked: TrackedExamples | None = None
-    ) -> list[list[Evaluation]]:
-        """Return the evaluations of the lanes in `rows`; the stack is left as it is."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return how it is done, as JSON values for the record."""
-
-    def close(self) -> None:
-        """Release threads and settings."""
-
-
 class LoopGradients:
     """Plain autograd, one lane after the other: for every model, and the measure of every other backend."""
 
@@ -100,7 +82,7 @@ class LoopGradients:
         self.lane = 0
 
     def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
-        """Return the losses of one update; the gradients are left in the stack."""
+        """Fill `stack.grad`, let buffers and random state advance, and return the losses; the micro-batches are those of each stream."""
         stack = self._stack
         parts = []
         for self.lane, stream in enumerate(stack.streams):

@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.train.batches import DataStream
 from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, is_out_of_memory
-from workbench.train.gradients import Excuse, Gradients, LaneLoss, LoopGradients
+from workbench.train.gradients import Excuse, LaneLoss, LoopGradients
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.run import VmapGradients, verify
@@ -35,6 +35,7 @@ ALL = 2**31  # lanes in a call: however many there are
 TOO_SHORT = "too short to measure"
 REMEMBERED = 1000  # rule of thumb: choices that are kept on this machine
 
+Gradients = LoopGradients | VmapGradients
 Update = Sequence[MicroBatches]
 Vmap = Callable[["Arrangement"], VmapGradients]
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from workbench.train.evaluation import BatchValues, Evaluation, TrackedExamples, collect_values, evaluations_of
 from workbench.train.forward import MicroBatches, is_out_of_memory
-from workbench.train.gradients import Gradients, LaneLoss, weighted_mean
+from workbench.train.gradients import LaneLoss, weighted_mean
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.program import KINK, SHORT, TOLERANCES, LaneProgram, LanePrograms, differing_rows
 from workbench.train.lanes.recorder import CannotBatch
@@ -33,6 +33,8 @@ from workbench.train.lanes.step import (  # fmt: skip
 from workbench.train.rng import isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
+
+Step = Callable[[Sequence[MicroBatches]], LaneLoss]
 
 
 class VmapGradients:
@@ -283,7 +285,7 @@ def _failures_explained(*, out_of_memory: bool = False) -> Iterator[None]:
         raise CannotBatch(f"the traced step failed ({type(error).__name__}: {message})") from error
 
 
-def verify(stack: LaneStack, loop: Gradients, traced: Gradients, batches: Sequence[Sequence[MicroBatches]]) -> None:
+def verify(stack: LaneStack, loop: Step, traced: Step, batches: Sequence[Sequence[MicroBatches]]) -> None:
     """Compare loss, gradient and buffers of every lane over some steps, random draws included; the stack is put back.
 
     A loss is continuous and must agree. A gradient is not, where there are ReLUs or maxima: at most half of the gradients may differ,
@@ -294,7 +296,7 @@ def verify(stack: LaneStack, loop: Gradients, traced: Gradients, batches: Sequen
     """
     attributes = [(module, dict(vars(module))) for model in stack.models for module in model.modules()]
 
-    def run(gradients: Gradients) -> list[dict[str, Tensor]]:
+    def run(gradients: Step) -> list[dict[str, Tensor]]:
         seen = []
         with stack.untouched():
             for step in batches:
