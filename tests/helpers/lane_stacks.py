@@ -44,29 +44,20 @@ def updates(workload: Workload, count: int, *, streams: int = 1) -> list[list[Mi
 
 
 def run(stack: LaneStack, gradients: Step, steps: Sequence[Sequence[MicroBatches]]) -> list[Seen]:
-    """Return what each step leaves, and put the stack back; parameters do not move."""
+    """Return what each step leaves, and put the stack back; parameters do not move, buffers may be replaced."""
     seen = []
     with stack.untouched():
         for step in steps:
             loss = gradients(step)
-            buffers = {name: t.clone() for name, t in stack.buffers.items()}
+            buffers = {n: torch.stack([m.get_buffer(n) for m in stack.models]).detach().clone() for n in stack.buffers}
             random = [stack.rng.state(lane)["torch"].clone() for lane in range(len(stack))]
             seen.append(Seen(loss.loss.clone(), loss.squared_se.clone(), stack.grad.clone(), buffers, random))
     return seen
 
 
 def loop(workload: Workload, stack: LaneStack, steps: Sequence[Sequence[MicroBatches]]) -> list[Seen]:
-    """Return what plain autograd leaves; buffers that forward replaces are read from the models."""
-    way = LoopGradients(workload, stack)
-    seen = []
-    with stack.untouched():
-        for step in steps:
-            loss = way(step)
-            named = [dict(model.named_buffers()) for model in stack.models]
-            buffers = {name: torch.stack([n[name] for n in named]).detach().clone() for name in stack.buffers}
-            random = [stack.rng.state(lane)["torch"].clone() for lane in range(len(stack))]
-            seen.append(Seen(loss.loss.clone(), loss.squared_se.clone(), stack.grad.clone(), buffers, random))
-    return seen
+    """Return what plain autograd leaves."""
+    return run(stack, LoopGradients(workload, stack), steps)
 
 
 def assert_same(found: Sequence[Seen], expected: Sequence[Seen], rtol: float) -> None:

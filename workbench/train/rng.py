@@ -62,9 +62,7 @@ def isolated_rng() -> Iterator[None]:
         restore_rng(state)
 
 
-WATCHED_STEPS = (
-    4  # rule of thumb: a model that draws from Python's or NumPy's generators does so within its first steps
-)
+WATCHED_STEPS = 4  # rule of thumb: a model that draws from Python or NumPy does so within its first steps
 
 
 class LaneRng:

@@ -103,7 +103,10 @@ def test_the_faster_way_is_taken_and_recorded(
 
 
 def test_a_model_that_cannot_be_traced_still_sweeps_and_no_bit_of_it_is_disturbed_by_measuring(tmp_path: Path) -> None:
-    given, said = small_workload(build_model=Branches), r"depends on the data \(line \d+: .*if bool\(out\.sum\(\) > 0\)"
+    given, said = (
+        small_workload(build_model=Branches),
+        r"depends on the data \(test_backend\.py, line \d+: .*if bool\(out\.sum\(\) > 0\)",
+    )
     record = sweep(given, tmp_path / "run")
     assert list(record.trials["state"]) == ["complete"] * 3
     assert list(record.trials["gradients"]) == ["loop"] * 3

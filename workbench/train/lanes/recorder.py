@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import operator
-import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -183,7 +182,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             raise CannotBatch(f"forward or loss works with {type(tensor).__name__}, a tensor type of its own")
         if _storage(tensor) in self._hidden:
-            raise CannotBatch(f"the model reaches a parameter or buffer by another way than its name{_line()}")
+            raise CannotBatch("the model reaches a parameter or buffer by another way than its name")
         name = f"constant_{len(self.constants)}"
         node = self._remember(tensor, self.graph.get_attr(name))
         self.constants[name] = tensor.detach() if tensor.requires_grad else tensor
@@ -196,7 +195,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._is_fixed(nodes):
             raise CannotBatch(
                 "forward or loss reads the value of a tensor (`if`, `.item()`, `.tolist()`), so that what it computes "
-                f"depends on the data{_line()}"
+                "depends on the data"
             )
 
     def __torch_dispatch__(
@@ -237,25 +236,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse(self, func: Any, inputs: list[fx.Node], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not isinstance(func, torch._ops.OpOverload):
-            raise CannotBatch(f"forward or loss calls {func}, which is no plain tensor operation{_line()}")
+            raise CannotBatch(f"forward or loss calls {func}, which is no plain tensor operation")
         indexed = func.overloadpacket in INDEXING
         masked = indexed and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
         if masked or (torch.Tag.dynamic_output_shape in func.tags and not indexed):
-            raise CannotBatch(f"a shape depends on the values of a tensor ({func.overloadpacket}){_line()}")
+            raise CannotBatch(f"a shape depends on the values of a tensor ({func.overloadpacket})")
         if torch.Tag.data_dependent_output in func.tags:
             self.check_readable(inputs)
         if isinstance(kwargs.get("generator"), torch.Generator):
-            raise CannotBatch(f"forward or loss draws from a generator of its own{_line()}")
+            raise CannotBatch("forward or loss draws from a generator of its own")
 
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _line() -> str:
-    """Return the innermost line of the user's own code that is being run, in brackets."""
-    ours = ("/torch/", "/workbench/train/", "<frozen")
-    for frame in reversed(traceback.extract_stack()):
-        if not any(part in frame.filename.replace("\\", "/") for part in ours):
-            return f" (line {frame.lineno}: {frame.line})" if frame.line else ""
-    return ""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from workbench.errors import in_one_line
 from workbench.train.evaluation import BatchValues, Evaluation, TrackedExamples, collect_values, evaluations_of
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import LaneLoss, weighted_mean
@@ -281,8 +282,7 @@ def _failures_explained(*, out_of_memory: bool = False) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error) and not out_of_memory:
             raise
-        message = (str(error).strip().splitlines() or ["no message"])[0]
-        raise CannotBatch(f"the traced step failed ({type(error).__name__}: {message})") from error
+        raise CannotBatch(f"the traced step failed ({in_one_line(error)})") from error
 
 
 def verify(stack: LaneStack, loop: Step, traced: Step, batches: Sequence[Sequence[MicroBatches]]) -> None:

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
+from workbench.errors import callers_line, in_one_line
 from workbench.train.evaluation import values_of
 from workbench.train.forward import autocast, is_out_of_memory, per_example
 from workbench.train.lane_stack import LaneStack
@@ -197,14 +198,13 @@ class _Step(nn.Module):
         """Record the step on some lanes; with one it has no lane axis."""
         try:
             return self._record(inputs, [t.clone() for t in batch], lanes, stacked)
-        except CannotBatch:
-            raise
+        except CannotBatch as error:
+            raise CannotBatch(f"{error}{callers_line(error)}") from error
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             what = "lanes cannot be batched" if lanes > 1 else "the step cannot be traced"
-            message = str(error).strip().splitlines()
-            raise CannotBatch(f"{what} ({type(error).__name__}: {message[0] if message else 'no message'})") from error
+            raise CannotBatch(f"{what} ({in_one_line(error)})") from error
 
     def _record(self, inputs: LaneTensors, leaves: list[Tensor], lanes: int, stacked: bool) -> Recorded:
         train = self._objective != "evaluate"
