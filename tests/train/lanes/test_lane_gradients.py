@@ -16,7 +16,7 @@ from workbench.train.evaluation import evaluate
 from workbench.train.gradients import LoopGradients
 from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes import program
-from workbench.train.lanes.recorder import CannotBatch, Recorder
+from workbench.train.lanes.recorder import CannotBatch, Readings, Recorder
 from workbench.train.lanes.run import VmapGradients, _Call
 from workbench.train.lanes.step import ClassLosses, check_alike
 from workbench.workloads.base import Workload
@@ -188,7 +188,7 @@ def test_what_depends_on_values_is_refused_and_what_depends_on_no_input_is_not(
 ) -> None:
     recorder = Recorder()
     recorder.placeholder("x", X)
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), recorder, Readings(recorder):
         if reason is None:
             function(X)
         else:

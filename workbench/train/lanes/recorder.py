@@ -118,19 +118,6 @@ def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
         yield argument, node.args[place] if place < len(node.args) else default
 
 
-class _Readings(TorchFunctionMode):
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in READINGS:
-            self._recorder.check_readable([self._recorder.node_of(args[0])])
-        return func(*args, **(kwargs or {}))
-
-
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations on tensors; inputs are announced with `placeholder`, other tensors become constants.
 
@@ -153,18 +140,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hidden = {_storage(tensor) for tensor in hidden}
         self._nodes: dict[int, tuple[weakref.ref[Tensor], fx.Node]] = {}
         self._fixed: set[fx.Node] = set()  # memory whose content depends on no input
-        self._readings = _Readings(self)
-
-    def __enter__(self) -> Recorder:
-        """Begin to record."""
-        super().__enter__()  # type: ignore[no-untyped-call]
-        self._readings.__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """End."""
-        self._readings.__exit__(*error)  # type: ignore[no-untyped-call]
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -245,6 +220,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.check_readable(inputs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             raise CannotBatch("forward or loss draws from a generator of its own")
+
+
+class Readings(TorchFunctionMode):
+    """Refuses, beside a recorder, what reads values without an operation on tensors."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, unless it reads what depends on an input."""
+        if func in READINGS:
+            self._recorder.check_readable([self._recorder.node_of(args[0])])
+        return func(*args, **(kwargs or {}))
 
 
 def _storage(tensor: Tensor) -> int:

@@ -24,7 +24,7 @@ from workbench.errors import callers_line, in_one_line
 from workbench.train.evaluation import values_of
 from workbench.train.forward import autocast, is_out_of_memory, per_example
 from workbench.train.lane_stack import LaneStack
-from workbench.train.lanes.recorder import CannotBatch, Recorder, TensorMeta, written
+from workbench.train.lanes.recorder import CannotBatch, Readings, Recorder, TensorMeta, written
 from workbench.train.rng import global_generator, host_random, isolated_rng
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import label_of, prediction_of
@@ -217,7 +217,7 @@ class _Step(nn.Module):
         def run(lane: Sequence[Tensor], leaves: Sequence[Tensor]) -> Any:
             return functional_call(self, dict(zip(self._names, lane, strict=True)), (self._layout.rebuild(leaves),))
 
-        with torch.set_grad_enabled(train), contextlib.ExitStack() as batchable, recorder:
+        with torch.set_grad_enabled(train), contextlib.ExitStack() as batchable, recorder, Readings(recorder):
             if lanes > 1:  # operations in the form that `vmap` can batch
                 batchable.enter_context(sdpa_kernel(SDPBackend.MATH))
                 batchable.enter_context(ClassLosses())
