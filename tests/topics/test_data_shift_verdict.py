@@ -129,6 +129,12 @@ def yardsticks(*, carried: float = 0.3, own_z: float = 8.0, own_rows: int = 200,
     return {"classes": 10, "score": {"linear": 0.9}, "z": {"linear": z}, "carried": carries, "own": own}
 
 
+@pytest.mark.parametrize(("carried", "wrong"), [(-0.44, False), (-0.46, True)])
+def test_the_wrong_sign_is_half_of_the_correlation_within_training(carried: float, wrong: bool) -> None:
+    found = labels(of(numbers(0.0), yardsticks=yardsticks(carried=carried) | {"classes": None}))
+    assert (found.status == "fail", "wrong sign" in found.summary) == (wrong, wrong)
+
+
 @pytest.mark.parametrize(
     ("known", "trained", "wrong"),
     [
