@@ -103,6 +103,12 @@ def test_every_way_to_add_is_found(add: Callable[..., Tensor]) -> None:
     assert join.norm is None
 
 
+def test_a_linear_layer_beside_a_branch_is_a_projection() -> None:
+    model = two_layers(lambda m, x: m.norm(branch(m, x)) + m.skip(x), skip=nn.Linear(8, 8), norm=nn.LayerNorm(8))
+    (join,) = joins_of(model, X)
+    assert (join.skip, join.placement, join.norm, join.layers) == ("projection", "branch", "norm", 2)
+
+
 @pytest.mark.parametrize(
     ("model", "x"),
     [

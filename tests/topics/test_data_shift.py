@@ -43,13 +43,20 @@ def tokens(rows: int = 600) -> Pair:
     return x, ((x < 3).sum(1) > 6).long()
 
 
+def sines(rows: int = 500) -> Pair:
+    """Waves that differ in their phase alone: all are close to each other by nature."""
+    phase = 6.28 * torch.rand(rows, 1, generator=torch.Generator().manual_seed(4))
+    waves = torch.sin(torch.linspace(0, 6, 33) + phase)
+    return waves[:, :32, None], waves[:, 32]
+
+
 def lognormal(rows: int = 400) -> Pair:
     g = torch.Generator().manual_seed(5)
     x = torch.randn(rows, 20, generator=g)
     return (x * torch.linspace(0.3, 1.5, 20)).exp(), (x[:, 0] > 0).long()
 
 
-SOURCES: dict[str, Callable[[], Pair]] = {f.__name__: f for f in (digits, wine, diabetes, tokens, lognormal)}  # fmt: skip
+SOURCES: dict[str, Callable[[], Pair]] = {f.__name__: f for f in (digits, wine, diabetes, tokens, sines, lognormal)}  # fmt: skip
 
 
 def split(data: Pair, seed: int = 0, share: float = 0.25) -> tuple[Pair, Pair]:
