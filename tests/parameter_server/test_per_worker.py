@@ -142,7 +142,7 @@ def test_a_dataset_function_makes_no_parameters(
         yield nn.Linear(2, 2)
 
     coordinator.schedule(draw, args=(iter(coordinator.create_per_worker_dataset(makes)),))
-    with pytest.raises((ClosureInputError, UsageError), match="dataset function made a (parameter|variable)"):
+    with pytest.raises((ClosureInputError, UsageError), match="function made a (parameter|variable)"):
         coordinator.join()
     layer = nn.Linear(2, 2)
 

@@ -15,10 +15,13 @@ import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, StudyInterrupted, UsageError
 from workbench.parameter_server.context import WorkerContext, on_worker
+from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 from workbench.parameter_server.trials.worker_trial import WorkerTrial
 from workbench.topics.lr_sweep.study import LRSweep
+from workbench.train.checkpoint import load_checkpoint
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -109,6 +112,23 @@ def test_a_trial_that_diverges_ends_there(tmp_path: Path) -> None:
     assert record.state == "diverged"
     assert not math.isfinite(record.steps["loss"].iloc[-1])
     assert np.isfinite(record.steps["loss"].iloc[:-1]).all()
+
+
+def test_a_checkpoint_manager_restores_what_a_trial_saved(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    """One format: weights and both of Adam's moments, into other shards."""
+    made = workload(optimizer="adam")
+    folder = ALONE.run(made, out=tmp_path / "s").path / "trials" / "0" / "checkpoints"
+    split = ParameterServerStrategy(strategy.cluster, variable_partitioner=FixedShardsPartitioner(2))
+    placed = split.place(small_net().double(), made.config)
+    restored = CheckpointManager(placed, folder).restore()
+    assert restored is not None
+    assert (restored.steps, restored.epoch, placed.steps) == (30, None, 30)
+    stored, state = load_checkpoint(restored.path), placed.state_dict()
+    for name, value in state["parameters"].items():
+        assert torch.equal(value, stored.model[name])
+    assert sorted(state["slots"]) == ["m", "v"]
+    for slot, whole in state["slots"].items():
+        assert all(torch.equal(value, stored.trainer[f"optimizer/{slot}/{name}"]) for name, value in whole.items())
 
 
 def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

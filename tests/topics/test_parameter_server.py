@@ -97,6 +97,7 @@ def test_the_values_of_the_loads_are_those_of_their_definition() -> None:
         ([server(0)], {}),
         (one_variable("lr", UPDATES // 10, 8), {}),
         ([server(k, **{f"words/shard_{k}": block(UPDATES, 8)}) for k in range(2)], {}),
+        ([server(k, **{f"words/shard_{k}": block(n, 8)}) for k, n in enumerate((2 * UPDATES, 10))], {"ps.imbalance": "warn"}),
         (held(block(apply_s=2.0), block(apply_s=0.2)), {"ps.imbalance": "warn"}),
         (held(block(apply_s=0.02), block(apply_s=0.002)), {}),
         ([], UNKNOWN),
@@ -104,7 +105,7 @@ def test_the_values_of_the_loads_are_those_of_their_definition() -> None:
         (held(*[block() | {"bytes_in": None, "requests": None}] * 2), UNKNOWN),
         (held(*[block() | {"bytes_in": math.nan, "requests": math.nan}] * 2), UNKNOWN),
     ],
-    ids=["one server", "now and then", "on all", "slow", "noise", "none", "unknown", "no value", "nan"],
+    ids=["one server", "now and then", "on all", "on all, unevenly", "slow", "noise", "none", "unknown", "no value", "nan"],
 )  # fmt: skip
 def test_loads_that_are_no_alarm_or_not_known(servers: Any, expected: dict[str, str]) -> None:
     assert statuses(servers=servers) == OK | expected
@@ -244,6 +245,12 @@ def test_the_chosen_size_reaches_nine_tenths_of_the_best_whatever_worker_is_slow
         shown = [step * (1.07 if k == len(steps) - 1 else 1.0) for k, step in enumerate(steps)]
         best = min(stretch_seconds(k, cost, shown, updates) for k in range(1, updates + 1))
         assert stretch_seconds(found, cost, shown, updates) * 0.9 <= best, found
+
+
+def test_equal_shares_are_cut_where_a_slower_worker_would_keep_the_others_waiting() -> None:
+    """Four workers of one speed take a quarter each only where asking costs more than the tenth that one may be slower."""
+    assert closure_size(0.05, [1.0] * 4, 120) < 10
+    assert closure_size(1.0, [1.0] * 4, 120) == 30
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0])
