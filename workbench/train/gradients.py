@@ -72,7 +72,12 @@ class LaneLoss(NamedTuple):
 
 
 class LoopGradients:
-    """Plain autograd, one lane after the other: for every model, and the measure of every other backend."""
+    """Plain autograd, one lane after the other: for every model, and the measure of every other backend.
+
+    Args:
+        share: batches are this process's share of those of many, in which no example need count.
+        excused: whether a lane that raises, though its numbers are finite, has diverged; its loss and gradient are NaN then.
+    """
 
     def __init__(
         self, workload: Workload, stack: LaneStack, *, share: bool = False, excused: Excuse | None = None
