@@ -50,8 +50,6 @@ def diagnose(args: argparse.Namespace) -> int:
         from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 
         trainer = ParameterServerTrainer()
-    elif args.trainer != "local":
-        raise UsageError(f"--trainer {args.trainer!r} is not there. Allowed: local, parameter_server.")
     from workbench.playbook.walk import diagnose as walk
 
     diagnosis = walk(

@@ -59,7 +59,8 @@ HELP = {
             _option("--seeds", "N", "trials that prove a better config (default: 3)", type=int, default=3),
             _option("--executor", "E", "where trials run: local, ray (default: local)", default="local"),
             _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
-            _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local"),
+            _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local",
+                choices=("local", "parameter_server")),
             _FAIL_ON,
         ),
         description="""\

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from workbench.errors import RecordError, nearest
@@ -52,7 +51,14 @@ class StudyRecord:
     @cached_property
     def study(self) -> dict[str, Any]:
         """The contents of `study.json`."""
-        return _checked(self.path, read_json(self.path / "study.json"))
+        study = read_json(self.path / "study.json")
+        schema, by = study.get("schema", SCHEMA), (study.get("versions") or {}).get("workbench")
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise RecordError(
+                f"{self.path} was written by a newer version of workbench{f' ({by})' if by else ''}: its schema is {schema}, and "
+                f"this version reads up to {SCHEMA}. Update workbench to open it; nothing in it was touched."
+            )
+        return study
 
     @property
     def name(self) -> str:
@@ -144,11 +150,10 @@ class StudyRecord:
 
     def best(self) -> TrialRecord:
         """Return the trial whose selected checkpoint is best (P4.7, P5.6)."""
-        table = self.trials.dropna(subset=["best_value"]) if len(self.trials) else self.trials
-        if table.empty:
+        table = ranked_trials(self)
+        if table.empty or math.isnan(table["best_value"].iloc[0]):
             raise RecordError(f"study {self.name!r} has no finished evaluation yet, so there is no best trial.")
-        sign = 1.0 if self.config["select_mode"] == "min" else -1.0
-        return self.trial(int(table["trial"].iloc[int(np.argmin(sign * table["best_value"].to_numpy(dtype=float)))]))
+        return self.trial(int(table["trial"].iloc[0]))
 
     def reload(self) -> StudyRecord:
         """Return the same study read anew from disk, for a study that is still running."""
@@ -251,6 +256,15 @@ class TrialRecord:
         return f"TrialRecord({self.number}, {self.state}, lr={config['peak_lr']:g}, steps={config['total_steps']})"
 
 
+def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
+    """Return the table of trials, the best value first, those without one last."""
+    trials = record.trials
+    if trials.empty:
+        return trials
+    ascending = record.config["select_mode"] == "min"
+    return trials.sort_values(["best_value", "trial"], ascending=[ascending, True], kind="stable", ignore_index=True)
+
+
 def periodic_rows(evals: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that training wrote itself: what live curves and retrospective selection are made of (P2.3, P4.5)."""
     return evals[evals["setting"] == "periodic"] if "setting" in evals else evals
@@ -307,31 +321,18 @@ def _no_study(folder: Path) -> RecordError:
     )
 
 
-def _checked(path: Path, study: dict[str, Any]) -> dict[str, Any]:
-    schema = study.get("schema", SCHEMA)
-    if isinstance(schema, int) and schema > SCHEMA:
-        by = (study.get("versions") or {}).get("workbench")
-        raise RecordError(
-            f"{path} was written by a newer version of workbench{f' ({by})' if by else ''}: its schema is {schema}, and this "
-            f"version reads up to {SCHEMA}. Update workbench to open it; nothing in it was touched."
-        )
-    return study
-
-
 def _trial_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Rows of the table of trials; where no process writes the study any more, what was running has stopped."""
-    rows = [_trial_row(folder) for folder in folders]
+    rows = []
+    for folder in folders:
+        stored = read_json(folder / "config.json")
+        row = {name: stored[name] for name in ("trial", "stage", "seed", "train_examples")}
+        rows.append({**row, **trial_outcome(folder), **stored["config"]})
     running = [row for row in rows if row["state"] == "running"]
     if running and not is_locked(folders[0].parents[1]):
         for row in running:
             row["state"] = "stopped"
     return rows
-
-
-def _trial_row(folder: Path) -> dict[str, Any]:
-    stored = read_json(folder / "config.json")
-    row: dict[str, Any] = {k: stored[k] for k in ("trial", "stage", "seed", "train_examples")}
-    return {**row, **trial_outcome(folder), **stored["config"]}
 
 
 def trial_outcome(folder: Path) -> dict[str, Any]:

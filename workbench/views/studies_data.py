@@ -20,7 +20,7 @@ from workbench.playbook import diagnosis_of
 from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import png
 from workbench.record.json_values import to_json
-from workbench.record.read import StudyRecord
+from workbench.record.read import StudyRecord, ranked_trials
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture
 
@@ -63,7 +63,7 @@ def open_study(path: str | Path) -> tuple[dict[str, Any], StudyRecord]:
     """
     record = StudyRecord(Path(path))
     row = study_row(record.path) | {"path": str(path)}
-    trials = best_trials(record)
+    trials = ranked_trials(record)
     fields = [name for name in varied(trials) if name != "seed"]
     columns = [name for name in ("trial", "stage", "state", *fields, "seed", *_RUN[3:]) if name in trials]
     opened: dict[str, Any] = to_json(
@@ -78,15 +78,6 @@ def open_study(path: str | Path) -> tuple[dict[str, Any], StudyRecord]:
     return opened, record
 
 
-def best_trials(record: StudyRecord) -> pd.DataFrame:
-    """Return the table of trials, the best value first, those without one last."""
-    trials = record.trials
-    if not len(trials):
-        return trials
-    ascending = record.config["select_mode"] == "min"
-    return trials.sort_values(["best_value", "trial"], ascending=[ascending, True], kind="stable", ignore_index=True)
-
-
 def varied(trials: pd.DataFrame) -> list[str]:
     """Return the config fields in which trials differ, in the order of the config."""
     known = {*_RUN, "seed", "train_examples", "gradients", "lanes", "shared_seed", "per_host_seed"}
@@ -99,7 +90,7 @@ def draw_study(record: StudyRecord) -> bytes | None:
     A study of up to `JUDGED` trials, and one whose diagnosis is kept, has the picture of its kind, as `show_study` draws it. Any other
     has the sweep, where it is one, and the loss curves of its best trials.
     """
-    trials = best_trials(record)
+    trials = ranked_trials(record)
     if not len(trials) or record.steps.empty:
         return None
     not_of_its_making = (WorkbenchError, LookupError, TypeError, ValueError, AttributeError)
@@ -113,7 +104,7 @@ def draw_study(record: StudyRecord) -> bytes | None:
 
 def draw_curves(record: StudyRecord) -> bytes:
     """Return the loss curves of the study's best trials as PNG: of a large study the picture that is there at once."""
-    return png([partial(_curves, record, best_trials(record))])
+    return png([partial(_curves, record, ranked_trials(record))])
 
 
 def _curves(record: StudyRecord, trials: pd.DataFrame, ax: Any) -> Any:
@@ -170,7 +161,7 @@ class Side:
 def side(path: str | Path, trial: int | None = None) -> Side:
     """Read one side: a trial, or the study's best one."""
     record = StudyRecord(Path(path))
-    trials = best_trials(record)
+    trials = ranked_trials(record)
     if not len(trials):
         raise UsageError(f"study {record.name!r} has no trial yet, so there is nothing to compare.")
     number = int(trials["trial"].iloc[0]) if trial is None else record.trial(trial).number

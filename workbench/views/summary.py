@@ -13,7 +13,7 @@ from workbench.panels.controls import still
 from workbench.playbook import diagnosis_of
 from workbench.plots.render import png
 from workbench.plots.style import not_measured
-from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.read import StudyRecord, TrialRecord, ranked_trials
 from workbench.topics.registry import FIGURES, STUDIES
 
 
@@ -69,10 +69,9 @@ _ORDER = ("complete", "diverged", "running", "stopped", "failed")
 
 def _best(record: StudyRecord | TrialRecord) -> str:
     """Return the trial with the best selected checkpoint, as the end of a sentence; nothing where none was evaluated."""
-    rows = record.trials.dropna(subset=["best_value"]).to_dict("records")
+    rows = ranked_trials(record).dropna(subset=["best_value"]).to_dict("records")
     if not rows:
         return ""
-    sign = 1.0 if record.config["select_mode"] == "min" else -1.0
-    best = min(rows, key=lambda row: sign * float(row["best_value"]))
+    best = rows[0]
     value = f"{record.config['select']} {best['best_value']:.4g}"
     return f"; best {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
