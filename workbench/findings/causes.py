@@ -125,7 +125,8 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     their severity; then what follows from these, without advice; then what was not measured, and what is well, in the order given.
     """
     found = list(findings)
-    alarms = {f.code: _place(f.code) for f in found if f.status in _ALARMS}
+    places = [*_PLACES, ""]
+    alarms = {f.code: places.index(_key(f.code, _PLACES)) for f in found if f.status in _ALARMS}
     roots = {f.code: _root(f.code, alarms) for f in found if f.code in alarms}
 
     def key(finding: Finding) -> tuple[int, ...]:
@@ -178,8 +179,3 @@ def _key(code: str, patterns: Iterable[str]) -> str:
 
 def _is(code: str, patterns: Iterable[str]) -> bool:
     return bool(_key(code, patterns))
-
-
-def _place(code: str) -> int:
-    pattern = _key(code, _PLACES)
-    return _PLACES.index(pattern) if pattern else len(_PLACES)

@@ -87,8 +87,6 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
 SCHEMA = 1
 WIDTH = 110
 """Columns of a printed diagnosis."""
-_BELOW = " " * 17
-"""What follows from a finding begins under its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,15 +219,16 @@ def _told(
 def _codes(followers: Sequence[Finding]) -> list[str]:
     """Return the codes of what follows from a finding, in one paragraph."""
     text = "From it follow: " + ", ".join(f"{SYMBOLS[f.status]} {f.code}" for f in followers)
-    return [textwrap.fill(text, WIDTH, initial_indent=_BELOW, subsequent_indent=_BELOW + "  ")] if followers else []
+    return [_below(text)] if followers else []
 
 
 def _whole(followers: Sequence[Finding]) -> list[str]:
     """Return what follows from a finding, each by its own sentence."""
-    return [
-        textwrap.fill(f"follows: {SYMBOLS[f.status]} {f.code} {f.summary}", WIDTH, initial_indent=_BELOW, subsequent_indent=_BELOW + "  ")
-        for f in followers
-    ]  # fmt: skip
+    return [_below(f"follows: {SYMBOLS[f.status]} {f.code} {f.summary}") for f in followers]
+
+
+def _below(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=" " * 17, subsequent_indent=" " * 19)  # under the code
 
 
 def _six(value: Any) -> Any:

@@ -230,7 +230,8 @@ def run_notebooks(
     folder = _folder(info, out)
     done = NotebookRuns(folder=folder, title=info.title, runs=())
     for number, row in enumerate(values, start=1):
-        given = _with_study(info, row, folder, number)
+        takes_study = any(p.name == OUT and p.accepts("") for p in info.parameters)
+        given = {OUT: f"runs/{folder.resolve().name}-{number:03d}", **row} if takes_study else row
         copy = folder / f"{number:03d}.ipynb"
         options: dict[str, Any] = {"cwd": cwd, "timeout_s": timeout_s, "html": html, "show_input": show_input}
         run = _run(info, number, row, given=given, copy=copy, options=options)
@@ -265,12 +266,6 @@ def _folder(info: NotebookInfo, out: str | Path | None) -> Path:
         raise UsageError(f"out={str(out)!r} is a file, and many runs need a folder, such as {str(FOLDER / 'sweep')!r}.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _with_study(info: NotebookInfo, row: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
-    """Return the values with a study folder of the run's own, where the notebook takes one and none was given."""
-    takes = any(p.name == OUT and p.accepts("") for p in info.parameters)
-    return {**row, OUT: f"runs/{folder.resolve().name}-{number:03d}"} if takes and OUT not in row else row
 
 
 def _run(

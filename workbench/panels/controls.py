@@ -68,7 +68,11 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         )
         self._name, self._answer, self._alt, self._canvas = name, answer, alt, Redrawn(size=size)
         self._at_close: list[Callable[[], object]] = []
-        shown = [self.controls[key] for key, control in controls.items() if not _single(control)]
+        movable = {
+            key: len(each.options) > 1 if isinstance(each, Choice) else each.low < each.high
+            for key, each in controls.items()
+        }
+        shown = [self.controls[key] for key in controls if movable[key]]
         super().__init__([*shown, self.words, self.picture])
         self.redraw()
         for widget in self.controls.values():
@@ -111,10 +115,6 @@ def _html(words: str, alt: str) -> str:
     said = "<br>".join(escape(line) for line in words.splitlines())
     shown = f'<span style="{HIDDEN}">{escape(alt)}</span>'
     return f'<div style="max-width: 60em; line-height: 1.4">{shown}<div role="status" aria-live="polite">{said}</div></div>'
-
-
-def _single(control: Control) -> bool:
-    return len(control.options) < 2 if isinstance(control, Choice) else control.low >= control.high
 
 
 def _widget(control: Control) -> Any:

@@ -246,7 +246,9 @@ class TrialRecord:
         rows = evals[(evals["split"] == split) & (evals["metric"] == metric)]
         best = select_best(rows["step"].tolist(), rows["value"].tolist(), mode=mode)
         if best is None:
-            raise RecordError(f"trial {self.number} has no finite {select!r} yet; evaluated: {_evaluated(self.evals)}.")
+            there = sorted({f"{s}/{m}" for s, m in zip(self.evals["split"], self.evals["metric"], strict=True)})
+            evaluated = ", ".join(there) or "nothing"
+            raise RecordError(f"trial {self.number} has no finite {select!r} yet; evaluated: {evaluated}.")
         checkpoint = self.folder / "checkpoints" / f"step-{best[0]:08d}"
         return Best(*best, checkpoint if checkpoint.exists() else None)
 
@@ -369,10 +371,6 @@ def trial_folders(path: Path) -> list[Path]:
     """Return the folders of a study's trials that were begun, in order of their numbers."""
     folders = [p for p in (path / "trials").glob("*") if p.name.isdigit() and (p / "config.json").exists()]
     return sorted(folders, key=lambda p: int(p.name))
-
-
-def _evaluated(evals: pd.DataFrame) -> str:
-    return ", ".join(sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)})) or "nothing"
 
 
 _WAYS = {"loop": "one after the other by plain autograd", "vmap": "by one traced program"}
