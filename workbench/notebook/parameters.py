@@ -183,19 +183,25 @@ def check_values(declared: Iterable[NotebookParameter], given: Mapping[str, Any]
         UnknownNameError: no such workload, file or module, or no such precision; the nearest is named.
         UsageError: no device has such a name.
     """
-    checks = {"workload": _workload, "device": _device, "precision": _precision}
     for parameter in declared:
-        value, check = given.get(parameter.name), checks.get(parameter.name)
-        if check is None or not isinstance(value, str):
-            continue
-        default = _literal(parameter.default)
-        if not isinstance(default, str):
-            continue
-        try:
-            check(default, cwd)
-        except UsageError:
-            continue
-        check(value, cwd)
+        value, default = given.get(parameter.name), _literal(parameter.default)
+        if isinstance(value, str) and isinstance(default, str):
+            try:
+                _check_value(parameter.name, default, cwd)
+            except UsageError:
+                continue
+            _check_value(parameter.name, value, cwd)
+
+
+def _check_value(name: str, value: str, cwd: Path) -> None:
+    if name == "workload":
+        _check_workload(value, cwd)
+    if name == "device" and not _DEVICE.fullmatch(value):
+        raise UsageError(
+            f"parameter device={value!r} is not known. Allowed: auto, cpu, cuda, mps, or one of several, as cuda:1."
+        )
+    if name == "precision" and value not in ("", *get_args(Precision)):
+        raise UnknownNameError(f"parameter precision={value!r} is not known.{nearest(value, get_args(Precision))}")
 
 
 def _literal(written: str | ast.expr) -> Any:
@@ -206,7 +212,7 @@ def _literal(written: str | ast.expr) -> Any:
         return None
 
 
-def _workload(name: str, cwd: Path) -> None:
+def _check_workload(name: str, cwd: Path) -> None:
     from workbench.workloads.registry import find_file, list_workloads
 
     where, colon, attribute = name.rpartition(":")
@@ -227,18 +233,6 @@ def _workload(name: str, cwd: Path) -> None:
 
 def _is_module(module: str, cwd: Path) -> bool:
     return (cwd / module).exists() or (cwd / f"{module}.py").exists() or bool(module and find_spec(module))
-
-
-def _device(name: str, cwd: Path) -> None:  # noqa: ARG001
-    if not _DEVICE.fullmatch(name):
-        raise UsageError(
-            f"parameter device={name!r} is not known. Allowed: auto, cpu, cuda, mps, or one of several, as cuda:1."
-        )
-
-
-def _precision(name: str, cwd: Path) -> None:  # noqa: ARG001
-    if name not in ("", *get_args(Precision)):
-        raise UnknownNameError(f"parameter precision={name!r} is not known.{nearest(name, get_args(Precision))}")
 
 
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
