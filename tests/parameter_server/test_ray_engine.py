@@ -25,9 +25,9 @@ from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")
+from tests.helpers.killed_programs import lives
 from workbench.parameter_server.engines import ray_engine, ray_task
 from workbench.parameter_server.engines.ray_engine import RayEngine
-from workbench.parameter_server.engines.ray_task import lives
 
 pytestmark = pytest.mark.cluster
 ALIVE = 60.0  # seconds until a process is up again, on a machine that has other things to do

@@ -13,7 +13,7 @@ from typing import Any
 from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.parameter_server.engines.ray_actors import Outcome, Request, ServerActor, WorkerActor
-from workbench.parameter_server.engines.ray_task import POLL_S, START_S, RayTask, lives
+from workbench.parameter_server.engines.ray_task import POLL_S, START_S, RayTask
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
 from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
@@ -223,7 +223,7 @@ class RayEngine:
                 self._ray.kill(task.actor)
         until = time.monotonic() + END_S
         for task in self._tasks.values():
-            while task.local and lives(task.pid) and time.monotonic() < until:
+            while task.local and not task.gone() and time.monotonic() < until:
                 time.sleep(0.01)
         self._ray.close()
 

@@ -102,7 +102,7 @@ class RayTask:
                     if now - since > SILENT_S:
                         self._asked = None
                         return self.unavailable(f"no answer within {SILENT_S:g} s")
-                    if self._gone():
+                    if self.gone():
                         return self.unavailable()
                     if now > until:
                         return None
@@ -123,7 +123,7 @@ class RayTask:
             except WorkerLost:
                 raise self.unavailable() from None
             except NotYet:
-                if not self.released.is_set() or self._gone():
+                if not self.released.is_set() or self.gone():
                     raise self.unavailable() from None
                 if between is not None:
                     between()
@@ -157,16 +157,7 @@ class RayTask:
             with contextlib.suppress(OSError):  # it has ended since, or cannot be seen: Ray will tell
                 self._witness = Witness(hello.pid)
 
-    def _gone(self) -> bool:
-        """Whether the life that is known is seen to have ended, which Ray may take seconds to notice."""
+    def gone(self) -> bool:
+        """Return whether the life that is known is seen to have ended, which Ray may take seconds to notice."""
         witness = self._witness
         return witness is not None and witness.gone()
-
-
-def lives(pid: int) -> bool:
-    """Return whether a process of this machine is there, and no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

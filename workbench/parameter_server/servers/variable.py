@@ -62,10 +62,15 @@ class RemoteTensor:
     name: str
     shape: torch.Size
     dtype: torch.dtype
+    variables: list[Variable]
 
     def read(self) -> Tensor:
         """Return the newest values, shape `shape`, in this process's memory."""
-        raise NotImplementedError
+        check_cancelled()
+        with taking("pull_s"):
+            pulled = pull(plane_of(self.variables[0].cluster), [each.place for each in self.variables])
+        found = [values.reshape(each.shape) for values, each in zip(pulled, self.variables, strict=True)]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows with these ids, shape (*rows.shape, *shape[1:]); nothing else is sent (T3.7, behaviour 75)."""
@@ -207,16 +212,9 @@ class Variable(RemoteTensor):
         return self.place.server
 
     @property
-    def variables(self) -> list[Variable]:
+    def variables(self) -> list[Variable]:  # type: ignore[override]
         """The variable itself, as the only shard."""
         return [self]
-
-    def read(self) -> Tensor:
-        """See `RemoteTensor`."""
-        check_cancelled()
-        with taking("pull_s"):
-            (values,) = pull(plane_of(self.cluster), [self.place])
-        return values.reshape(self.shape)
 
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`."""
@@ -274,13 +272,6 @@ class ShardedVariable(RemoteTensor):
         """Name it, and how many rows lie where."""
         where = ", ".join(f"{each.shape[0]} rows on ps {each.server}" for each in self.variables)
         return f"ShardedVariable({self.name!r}, shape={tuple(self.shape)}, {self.dtype}: {where})"
-
-    def read(self) -> Tensor:
-        """See `RemoteTensor`."""
-        check_cancelled()
-        with taking("pull_s"):
-            pulled = pull(plane_of(self.variables[0].cluster), [each.place for each in self.variables])
-        return torch.cat([values.reshape(each.shape) for values, each in zip(pulled, self.variables, strict=True)])
 
     def gather(self, rows: Tensor) -> Tensor:
         """See `RemoteTensor`; one request for each shard that holds one of the rows."""
