@@ -79,12 +79,7 @@ class _OwnWork(Closure):
 
 
 class Dispatcher:
-    """Owns the queue, the resources and the threads; holds nothing that would keep the coordinator alive (behaviour 28).
-
-    Args:
-        engine: runs the closures.
-        watchdog_s: see `WatchDog`; None is none.
-    """
+    """Owns the queue, the resources and the threads; holds nothing that would keep the coordinator alive (behaviour 28)."""
 
     def __init__(
         self,

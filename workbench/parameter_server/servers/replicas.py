@@ -20,32 +20,23 @@ from workbench.train.distributed.merge_statistics import merge_statistics
 
 @dataclass
 class Replica:
-    """A worker's copy of the module.
+    """A worker's copy of the module."""
 
-    Attributes:
-        module: to compute with; its placed parameters are replaced by every pull.
-        parameters: those of the module that are placed, by name, flat.
-        versions: of the blocks, as they were last pulled.
-        updates: that were pushed from here: whose batches its buffers have seen.
-    """
-
-    module: nn.Module
-    parameters: dict[str, Tensor]
-    versions: list[int]
-    updates: int = 0
+    module: nn.Module  # to compute with; its placed parameters are replaced by every pull
+    parameters: dict[str, Tensor]  # those that are placed, by name, flat
+    versions: list[int]  # of the blocks, as they were last pulled
+    updates: int = 0  # that were pushed from here: whose batches its buffers have seen
 
 
 _REPLICAS: dict[tuple[str, str, int | None], Replica] = {}
 
 
 def replica_of(cluster: str, name: str, module: nn.Module, parameters: Collection[str], blocks: int) -> Replica:
-    """Return the replica of whoever asks, worker or coordinator; it is made where there is none.
+    """Return the replica of whoever asks, worker or coordinator; where there is none, `module` is copied.
 
     Args:
-        cluster: id of the cluster.
-        module: to copy.
         parameters: names of those that are placed.
-        blocks: in which they lie.
+        blocks: in how many they lie.
     """
     here = current_worker()
     key = (cluster, name, None if here is None else here.index)
@@ -92,19 +83,14 @@ def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.P
 
 
 class Portable(NamedTuple):
-    """A module without its parametrizations, and what it takes to put them back.
+    """A module without its parametrizations, and what it takes to put them back."""
 
-    Attributes:
-        plain: the module, each parametrized tensor a plain one.
-        parametrizations: (path of the submodule, name of the tensor, what is applied to it in this order).
-        state: of the module with them.
-        frozen: names of its parameters that need no gradient.
-    """
-
-    plain: nn.Module
-    parametrizations: list[tuple[str, str, list[nn.Module]]]
-    state: dict[str, Any]
-    frozen: set[str]
+    plain: nn.Module  # each parametrized tensor a plain one
+    parametrizations: list[
+        tuple[str, str, list[nn.Module]]
+    ]  # path of the submodule, name of the tensor, what is applied to it in order
+    state: dict[str, Any]  # of the module with them
+    frozen: set[str]  # names of parameters that need no gradient
 
 
 def portable(module: nn.Module) -> nn.Module | Portable:
@@ -150,14 +136,9 @@ def tracks_statistics(module: nn.Module) -> bool:
 
 
 class ReplicaBuffers(NamedTuple):
-    """Buffers of one worker's replica.
+    """Buffers of one worker's replica."""
 
-    Attributes:
-        updates: that it has made since the replica was built.
-        values: by name.
-    """
-
-    updates: int
+    updates: int  # that it has made since the replica was built
     values: dict[str, Tensor]
 
 
@@ -199,11 +180,6 @@ def quicken_batch_norm(module: nn.Module, workers: int) -> None:
     A replica sees one batch in `workers` updates, so its moving average reaches that many times as far back, over parameters that
     have long changed. With 1 - (1 - momentum)^workers it reaches as far back, in updates, as without servers; the noise that this
     adds the average over the replicas takes away again. Layers without a momentum, which average over all batches, are left.
-
-    Args:
-        module: whose layers are changed.
-        workers: replicas that take turns.
-
     Source: ours, for O9.
     """
     for layer in module.modules():
@@ -213,11 +189,7 @@ def quicken_batch_norm(module: nn.Module, workers: int) -> None:
 
 
 class BufferLog:
-    """The newest buffers that each worker sent, and how many updates it had made.
-
-    Args:
-        start: buffers that every replica began with, by name.
-    """
+    """The newest buffers that each worker sent, and how many updates it had made; `start` is what every replica began with."""
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
         self._start = {name: value.clone() for name, value in start.items()}

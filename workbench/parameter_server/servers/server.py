@@ -26,19 +26,12 @@ Token = tuple[int, int]
 
 @dataclass(frozen=True)
 class Push:
-    """What comes with a gradient.
+    """What comes with a gradient."""
 
-    Attributes:
-        pulled: version of the block when its values were read; the gradient's staleness is counted from it.
-        worker: who computed it.
-        token: the same for a push that is sent again; None is applied every time.
-        scale: factor on the gradient, such as 1 / workers.
-    """
-
-    pulled: int
+    pulled: int  # version of the block when its values were read: the gradient's staleness is counted from it
     worker: int = 0
-    token: Token | None = None
-    scale: float = 1.0
+    token: Token | None = None  # the same for a push that is sent again; None is applied every time
+    scale: float = 1.0  # factor on the gradient, such as 1 / workers
 
 
 @dataclass
@@ -71,13 +64,7 @@ class ServerRuntime:
         self._blocks: dict[str, Block] = {}
 
     def create(self, name: str, values: Tensor, config: TrainConfig | None = None) -> None:
-        """Hold a new block.
-
-        Args:
-            name: of the block; must be new.
-            values: flat, its initial values.
-            config: optimizer, constants and lr schedule of its updates; None where no gradient will come.
-        """
+        """Hold a new block of these values; the config says how gradients update it, None where none will come."""
         if name in self._blocks:
             raise UsageError(f"ps {self.index} holds a block {name!r} already: names of variables must differ.")
         held = self._memory(name, values.numel(), values.dtype)
@@ -111,20 +98,11 @@ class ServerRuntime:
             return found
 
     def write(self, name: str, values: Tensor, how: str = "assign", token: Token | None = None) -> int:
-        """Assign, add or subtract flat values; returns the new version.
-
-        Args:
-            values: flat, as long as the block.
-            how: "assign", "add" or "sub".
-        """
+        """Assign, add or subtract ("assign", "add", "sub") flat values as long as the block; returns the new version."""
         return self._change(name, values, token, lambda block: _WRITES[how](block.values, values.reshape(-1)))
 
     def push(self, name: str, grad: Tensor, push: Push) -> int:
-        """Apply a gradient by the block's own rule, at the lr of its own step; returns the new version.
-
-        Args:
-            grad: flat, as long as the block.
-        """
+        """Apply a flat gradient by the block's own rule, at the lr of its own step; returns the new version."""
 
         def apply(block: Block) -> None:
             if block.updater is None or block.lr is None:

@@ -26,27 +26,16 @@ _REQUESTS, _BYTES_OUT, _BYTES_IN = range(3)
 
 
 class Where(NamedTuple):
-    """Where another process finds shared memory.
+    """Where another process finds shared memory."""
 
-    Attributes:
-        pid: of the process that made it.
-        fd: its number there.
-        inode: which memory that is, because numbers are used again.
-        nbytes: how large it is.
-    """
-
-    pid: int
-    fd: int
-    inode: int
+    pid: int  # of the process that made it
+    fd: int  # its number there
+    inode: int  # which memory that is, because numbers are used again
     nbytes: int
 
 
 class SharedMemory:
-    """Memory of `nbytes` that this process makes, reserved at once, so that a write cannot fail later.
-
-    Raises:
-        OSError: there is not that much.
-    """
+    """Memory of `nbytes` that this process makes, reserved at once, so that a write cannot fail later; `OSError` where there is not that much."""
 
     def __init__(self, nbytes: int) -> None:
         self._fd = os.memfd_create("workbench")
@@ -66,11 +55,7 @@ class SharedMemory:
 
 
 def attach(where: Where) -> Tensor:
-    """Return the memory of another process as bytes, shape (nbytes,).
-
-    Raises:
-        OSError: it is not there any more, or this process may not see it.
-    """
+    """Return the memory of another process as bytes, shape (nbytes,); raises `OSError` where it is gone, or may not be seen."""
     path = f"/proc/{where.pid}/fd/{where.fd}"
     if os.stat(path).st_ino != where.inode:
         raise FileNotFoundError(f"{path} is another file by now")
@@ -81,11 +66,7 @@ def attach(where: Where) -> Tensor:
 
 
 class Witness:
-    """Sees at once whether another process of this machine still lives; a number that is used again does not deceive it.
-
-    Raises:
-        OSError: there is none.
-    """
+    """Sees at once whether another process of this machine still lives; a number that is used again does not deceive it."""
 
     def __init__(self, pid: int) -> None:
         self._fd = os.pidfd_open(pid)
@@ -167,15 +148,7 @@ class Located(NamedTuple):
 
 
 class SharedBlock:
-    """Values and, before them, a line of numbers that tell whether they are being written, and a line for each reader to count in.
-
-    Args:
-        size: number of values.
-        readers: processes that may read it.
-
-    Raises:
-        OSError: there is not that much memory to share.
-    """
+    """Values and, before them, a line of numbers that tell whether they are being written, and a line for each reader to count in."""
 
     def __init__(self, size: int, dtype: torch.dtype, readers: int) -> None:
         self._memory = SharedMemory(8 * (1 + readers) * LINE + size * dtype.itemsize)
@@ -208,14 +181,7 @@ class SharedBlock:
 
 
 class BlockReader:
-    """A `SharedBlock` as another process sees it.
-
-    Args:
-        reader: which line of counts is this process's.
-
-    Raises:
-        OSError: it is not there any more.
-    """
+    """A `SharedBlock` as another process sees it, which counts in the line `reader`; `OSError` where it is not there any more."""
 
     def __init__(self, located: Located, reader: int) -> None:
         lines, self._values = located.parts(attach(located.where))
@@ -234,11 +200,7 @@ class BlockReader:
         return version
 
     def read_rows(self, rows: Tensor, width: int) -> Tensor | None:
-        """Return a copy of some rows of `width` values; None where the server writes without a pause.
-
-        Raises:
-            IndexError: there is no such row.
-        """
+        """Return a copy of some rows of `width` values; None where the server writes without a pause."""
         table = self._values.view(-1, width)
         found: list[Tensor] = []
         if self._unchanged(lambda: found.append(table[rows])) is None:

@@ -17,16 +17,7 @@ IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def checked_rows(rows: Any, count: int, name: str) -> Tensor:
-    """Return the ids as a tensor.
-
-    Args:
-        rows: ids of any shape.
-        count: rows that there are.
-
-    Raises:
-        UsageError: they are no integers.
-        IndexError: there is no such row; negative ones do not count from the end, as in an embedding.
-    """
+    """Return ids of any shape as a tensor; raises `UsageError` where they are no integers, `IndexError` where they are not 0 to `count` - 1."""
     ids = torch.as_tensor(rows)
     if not ids.numel():
         return ids.long()
@@ -179,15 +170,7 @@ class RemoteTensor:
 
 
 class Variable(RemoteTensor):
-    """Values in one block of one server.
-
-    Attributes:
-        name: of the variable.
-        shape: of its values.
-        dtype: of its values.
-        place: server and block.
-        cluster: id of the cluster.
-    """
+    """Values in one block of one server, of a cluster that is named by its id."""
 
     def __init__(
         self,

@@ -89,21 +89,15 @@ class RemoteValue(Generic[Value]):
 
 @dataclass(eq=False)
 class Closure:
-    """A function with its arguments, as it waits in the queue.
-
-    Attributes:
-        function: called on a worker.
-        args: for it; a `PerWorkerValues` stands for what the worker in question has (T7.2).
-        kwargs: for it.
-        output: what `schedule` returned.
-        cancel: set when the closure shall stop; the same for all that were put since the last error.
-    """
+    """A function with its arguments, as it waits in the queue; a `PerWorkerValues` stands for what the worker in question has (T7.2)."""
 
     function: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    output: RemoteValue[Any] = field(default_factory=RemoteValue)
-    cancel: threading.Event = field(default_factory=threading.Event)
+    output: RemoteValue[Any] = field(default_factory=RemoteValue)  # what `schedule` returned
+    cancel: threading.Event = field(
+        default_factory=threading.Event
+    )  # the same for all that were put since the last error
     number: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:

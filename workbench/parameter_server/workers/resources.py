@@ -42,11 +42,7 @@ class PerWorkerValues:
 
 
 class WorkerVariable:
-    """One worker's value.
-
-    Args:
-        value: its initial value.
-    """
+    """One worker's value, from its initial one on."""
 
     def __init__(self, value: Any) -> None:
         self._value = torch.as_tensor(value).clone()

@@ -40,7 +40,6 @@ def to_bytes(value: Any, pack: Callable[[Any], bytes], also: tuple[type, ...] = 
     """Return what `pickle.loads` reads.
 
     Args:
-        value: anything.
         pack: for what pickle alone cannot send, such as what a script defines; it takes longer.
         also: types that pickle alone can send, besides numbers, text and packed tensors.
     """

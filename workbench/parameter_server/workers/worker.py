@@ -34,21 +34,13 @@ class ResourceRef:
 
 @dataclass(frozen=True)
 class Call:
-    """A function with its arguments, `ResourceRef`s in place of what workers hold themselves.
-
-    Attributes:
-        function: to run.
-        args: for it.
-        kwargs: for it.
-        number: of the closure; None where it was not scheduled, but asked of every worker.
-        loop: whose time it takes; None is nobody's.
-    """
+    """A function with its arguments, `ResourceRef`s in place of what workers hold themselves."""
 
     function: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    number: int | None = None
-    loop: int | None = None
+    number: int | None = None  # of the closure; None where it was not scheduled, but asked of every worker
+    loop: int | None = None  # whose time it takes
 
 
 class WorkerRuntime:
