@@ -25,6 +25,14 @@ ENGINES = [
 MakeCluster = Callable[..., Cluster]
 
 
+class PlantedError(Exception):
+    """What a user's function raises."""
+
+
+def fail(message: str = "planted") -> None:
+    raise PlantedError(message)
+
+
 @pytest.fixture(scope="session")
 def nothing_left() -> Iterator[None]:
     """When every cluster of these tests has ended, also where tests failed, nothing of them is there any more (T2.1)."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.parameter_server.conftest import MakeCluster
+from tests.parameter_server.conftest import MakeCluster, PlantedError, fail
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
@@ -24,14 +24,6 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 class Pair(NamedTuple):
     left: Any
     right: Any
-
-
-class PlantedError(Exception):
-    """What a user's function raises."""
-
-
-def fail(message: str = "planted") -> None:
-    raise PlantedError(message)
 
 
 def spin(seconds: float = 30.0, end: str = "") -> None:

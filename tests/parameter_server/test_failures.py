@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -13,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.killed_programs import sigkill
-from tests.parameter_server.conftest import MakeCluster
+from tests.helpers.killed_programs import sigkill, wait_until
+from tests.parameter_server.conftest import MakeCluster, PlantedError, fail
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
@@ -26,30 +27,7 @@ from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
-
-class PlantedError(Exception):
-    """What a user's function raises."""
-
-
 STEPS, EPOCHS = 10, 3
-
-
-def fail() -> None:
-    raise PlantedError("planted")
-
-
-def numbers() -> Iterator[int]:
-    k = 0
-    while True:
-        k += 1
-        yield k
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -188,7 +166,7 @@ def test_datasets_are_built_again(up: Up) -> None:
 
     def source() -> Iterator[int]:
         built.assign_add(torch.nn.functional.one_hot(torch.tensor(get_current_worker_index()), 2))
-        return numbers()
+        return itertools.count()
 
     def draw(iterator: Iterator[int]) -> tuple[int, int]:
         time.sleep(0.02)

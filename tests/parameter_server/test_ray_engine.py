@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -25,23 +26,12 @@ from workbench.parameter_server.servers.server import Push
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")
-from tests.helpers.killed_programs import lives
+from tests.helpers.killed_programs import lives, wait_until
+from tests.parameter_server.conftest import PlantedError, fail
 from workbench.parameter_server.engines import ray_engine, ray_task
 from workbench.parameter_server.engines.ray_engine import RayEngine
 
 pytestmark = pytest.mark.cluster
-ALIVE = 60.0  # seconds until a process is up again, on a machine that has other things to do
-
-
-class PlantedError(Exception):
-    """What a user's function raises."""
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = ALIVE) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -180,7 +170,7 @@ def test_a_function_that_hangs_is_ended_with_its_worker(coordinator: ClusterCoor
     value = coordinator.schedule(time.sleep, args=(600,))
     time.sleep(0.3)
     begun = time.monotonic()
-    coordinator.schedule(_raise)
+    coordinator.schedule(fail)
     with pytest.raises(PlantedError):
         coordinator.join()
     assert time.monotonic() - begun < 10.0
@@ -191,10 +181,6 @@ def test_a_function_that_hangs_is_ended_with_its_worker(coordinator: ClusterCoor
     wait_until(lambda: lives_seen() == before + 1)
 
 
-def _raise() -> None:
-    raise PlantedError("planted")
-
-
 def test_a_worker_that_is_killed_from_outside_comes_back_by_itself(
     coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, engine: RayEngine
 ) -> None:
@@ -202,15 +188,12 @@ def test_a_worker_that_is_killed_from_outside_comes_back_by_itself(
     total = strategy.variable(0.0)
     before = engine.incarnation("worker", 0), engine.pid("worker", 0)
 
-    def numbers() -> Iterator[int]:
-        yield from range(10**9)
-
     def draw(iterator: Iterator[int]) -> int:
         total.assign_add(1.0)
         time.sleep(0.02)
         return next(iterator)
 
-    iterators = iter(coordinator.create_per_worker_dataset(numbers))
+    iterators = iter(coordinator.create_per_worker_dataset(itertools.count))
     values = [coordinator.schedule(draw, args=(iterators,)) for _ in range(60)]
     wait_until(lambda: float(total) > 5)
     os.kill(before[1], signal.SIGKILL)
@@ -289,7 +272,7 @@ def test_nothing_is_left(ray_up: Callable[[], None]) -> None:
     strategy = ParameterServerStrategy(cluster)
     coordinator = ClusterCoordinator(strategy)
     strategy.variable(torch.zeros(100_000))
-    coordinator.schedule(_raise)
+    coordinator.schedule(fail)
     with pytest.raises(PlantedError):
         coordinator.join()
     coordinator.shutdown()
