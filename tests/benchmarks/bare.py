@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from timing import median, rounds
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 import workbench as wb
+from workbench.train.batches import to_device
 
 CPU = torch.device("cpu")
 
@@ -61,14 +61,7 @@ def loaded(workload: wb.Workload, batch_size: int, device: torch.device = CPU) -
     while True:
         loader = DataLoader(workload.train_data, batch_size, shuffle=True, drop_last=True, collate_fn=workload.collate)
         for batch in loader:
-            yield on_device(batch, device)
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on the device."""
-    if device.type == "cpu":
-        return batch
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+            yield to_device(batch, device)
 
 
 def bare_loop(
@@ -112,7 +105,7 @@ def evaluate_and_save(
     model.eval()
     with torch.no_grad():
         for loaded_batch in DataLoader(workload.validation_data, config.evaluation_batch, collate_fn=workload.collate):
-            batch = on_device(loaded_batch, device)
+            batch = to_device(loaded_batch, device)
             outputs = workload.forward(model, batch)
             losses = workload.loss(outputs, batch)
             for metric in workload.metrics.values():

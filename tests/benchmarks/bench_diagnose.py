@@ -41,18 +41,10 @@ def main() -> None:
 
         def diagnose(seeds: int) -> None:
             out = Path(folder) / f"{seeds}-{next(number)}"
-            command = [
-                sys.executable,
-                "-m",
-                "workbench",
-                "diagnose",
-                asked.workload,
-                "--out",
-                str(out),
-                "--seeds",
-                str(seeds),
-            ]
-            subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+            words = f"-m workbench diagnose {asked.workload} --out {out} --seeds {seeds}".split()
+            subprocess.run(
+                [sys.executable, *words], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
+            )
             assert (out / "report.html").is_file()
 
         sides: dict[str, Callable[[], object]] = {"bare": lambda: bare_loop(workload, workload.config, indexed, 10)}

@@ -195,33 +195,23 @@ def rows(name: str, seeds: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         limits = [reference(case, seed, Path(folder) / f"reference-{seed}") for seed in range(seeds)]
         yield f"{name}: lr {case.lr:g}, norms at {case.stable_lr:g}, 90th percentile {', '.join(f'{v:.3g}' for v in limits)}"
-        curves = {
-            arm.name: [
-                train(case, arm, limits[seed], seed, Path(folder) / f"{arm.name}-{seed}".replace(" ", "_"))
-                for seed in range(seeds)
-            ]
-            for arm in ARMS
-        }
-        ends = [_end(record) for runs in curves.values() for record, _ in runs]
-        best = min(end for end in ends if math.isfinite(end))
-        for arm in ARMS:
-            yield _row(arm, curves[arm.name], best)
+        curves = [
+            [train(case, arm, limit, seed, Path(folder) / f"{number}-{seed}") for seed, limit in enumerate(limits)]
+            for number, arm in enumerate(ARMS)
+        ]
+        best = min(end for runs in curves for record, _ in runs if math.isfinite(end := _end(record)))
+        for arm, runs in zip(ARMS, curves, strict=True):
+            ends = sorted(_end(record) for record, _ in runs)
+            spread = f"{statistics.median(ends):.3g} ({ends[0]:.3g} to {ends[-1]:.3g})"
+            clipped, early = (np.mean([np.mean(hits[:upto]) for _, hits in runs]) for upto in (None, WARMUP))
+            verdicts = ", ".join(_outcome(record, best) for record, _ in runs)
+            yield f"  {arm.name:<20} {spread:<28} {clipped:>5.0%} {early:>5.0%}  {verdicts}"
 
 
-def _row(arm: Arm, runs: list[tuple[TrialRecord, list[bool]]], best: float) -> str:
-    outcomes, shares, early = [], [], []
-    for record, hits in runs:
-        loss = record.steps["loss"].to_numpy()
-        learned = loss[0] - best
-        verdict = classify_curve(
-            loss, loss_se=record.steps["loss_se"].to_numpy(), memory=0.9, study_progress=learned, study_best_end=best
-        )
-        outcomes.append("high" if verdict.high and verdict.outcome == "none" else verdict.outcome)
-        shares.append(float(np.mean(hits)))
-        early.append(float(np.mean(hits[:WARMUP])))
-    ends = sorted(_end(record) for record, _ in runs)
-    spread = f"{statistics.median(ends):.3g} ({ends[0]:.3g} to {ends[-1]:.3g})"
-    return f"  {arm.name:<20} {spread:<28} {np.mean(shares):>5.0%} {np.mean(early):>5.0%}  {', '.join(outcomes)}"
+def _outcome(record: TrialRecord, best: float) -> str:
+    loss, loss_se = record.steps["loss"].to_numpy(), record.steps["loss_se"].to_numpy()
+    verdict = classify_curve(loss, loss_se=loss_se, memory=0.9, study_progress=loss[0] - best, study_best_end=best)
+    return "high" if verdict.high and verdict.outcome == "none" else verdict.outcome
 
 
 def _end(record: TrialRecord) -> float:
