@@ -91,13 +91,7 @@ class Cluster:
 def create_in_process_cluster(
     num_workers: int = 3, num_ps: int = 2, *, engine: Literal["threads", "ray"] = "threads"
 ) -> Cluster:
-    """Start a cluster on this machine (T2.1, T2.2).
-
-    Args:
-        num_workers: at least 1.
-        num_ps: at least 1.
-        engine: "threads" lets all live in this process; "ray" gives each a process of its own.
-    """
+    """Start a cluster on this machine (T2.1, T2.2): "threads" lets all live in this process, "ray" gives each a process of its own."""
     if engine not in ("threads", "ray"):
         raise UsageError(f"engine={engine!r} is not known. Allowed: 'threads', 'ray'.")
     if engine == "threads":

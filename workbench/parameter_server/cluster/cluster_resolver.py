@@ -96,11 +96,7 @@ class ClusterSpec:
 
     @classmethod
     def from_dict(cls, jobs: Mapping[str, Sequence[str]]) -> ClusterSpec:
-        """Build from `{"worker": [...], "ps": [...], "chief": [...]}`, the "cluster" part of TF_CONFIG.
-
-        Raises:
-            UsageError: as above; "Disallowed task type" where a job has another name.
-        """
+        """Build from `{"worker": [...], "ps": [...], "chief": [...]}`, the "cluster" part of TF_CONFIG."""
         if not isinstance(jobs, Mapping):
             raise UsageError(f"the cluster must map {', '.join(JOBS)} to lists of 'host:port', not be {jobs!r}.")
         if "evaluator" in jobs:
@@ -128,11 +124,7 @@ class ClusterSpec:
         return tuple(Task(kind, index) for kind in kinds for index in range(len(getattr(self, kind))))
 
     def address(self, task: Task) -> str:
-        """Return "host:port" of a task (T1.9).
-
-        Raises:
-            UsageError: the cluster has no such task.
-        """
+        """Return "host:port" of a task (T1.9); raises `UsageError` where the cluster has no such task."""
         known: tuple[str, ...] = () if task.type == "evaluator" else getattr(self, task.type)
         if task.index >= len(known):
             raise UsageError(
@@ -143,11 +135,7 @@ class ClusterSpec:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "host:port"; an IPv6 host stands in brackets.
-
-    Raises:
-        UsageError: it has another form, or the port is not 1 to 65535.
-    """
+    """Return host and port of "host:port", with an IPv6 host in brackets; raises `UsageError` where it has another form."""
     form = "Allowed: 'host:port', for example 'host1:2222' or '[::1]:2222', with a port of 1 to 65535."
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -203,11 +191,7 @@ class ClusterResolver:
 
     @property
     def role(self) -> str:
-        """What this process is to do: "chief", "worker", "ps" or "evaluator".
-
-        Raises:
-            UsageError: nobody said; it is not taken for the coordinator then (T9.5).
-        """
+        """What this process is to do: "chief", "worker", "ps" or "evaluator"; `UsageError` where nobody said (T9.5)."""
         if self.task is None:
             raise UsageError(
                 f"{self.source}: it is not said which task this process is. Give --role worker --index 0, or a "
@@ -250,9 +234,6 @@ class ClusterResolver:
         Args:
             environment: the variables; None is those of this process.
             task: in place of the one that is written there.
-
-        Raises:
-            UsageError: none is set, they disagree, or what is set cannot be understood.
         """
         environment = os.environ if environment is None else environment
         found = []
@@ -276,10 +257,7 @@ class ClusterResolver:
     def from_file(cls, path: str | Path, *, task: Task | None = None, source: str | None = None) -> ClusterResolver:
         """Read a file: YAML where its name ends in .yaml or .yml (this needs PyYAML), else JSON.
 
-        One file serves all machines where each process is told its `task` apart.
-
-        Raises:
-            UsageError: it cannot be read or understood.
+        One file serves all machines where each process is told its `task` apart. Raises `UsageError` where it cannot be understood.
         """
         path, source = Path(path).expanduser(), source or str(path)
         try:
@@ -294,12 +272,8 @@ class ClusterResolver:
     def from_json(cls, text: str, *, task: Task | None = None, source: str = "the given JSON") -> ClusterResolver:
         """Read `{"cluster": {...}, "task": {"type": ..., "index": ...}}`; other keys, as templates add them, are skipped.
 
-        Args:
-            task: in place of the one that is written there.
-            source: for messages.
-
-        Raises:
-            UsageError: this is no such JSON, or describes no cluster that could train.
+        A `task` stands in place of the one that is written there; `source` is for messages. Raises `UsageError` where this is no such
+        JSON, or describes no cluster that could train.
         """
         try:
             config = json.loads(text, object_pairs_hook=_no_key_twice)

@@ -19,11 +19,8 @@ class WatchDog(threading.Thread):
 
     Args:
         timeout_s: without a closure finished, in seconds.
-        on_stall: called in the thread of the watch, after the stacks were logged; what it raises is logged.
+        on_stall: called in the thread of the watch; what it raises is logged.
         busy: returns whether there is anything to finish; while there is not, no time passes.
-
-    Raises:
-        UsageError: `timeout_s` is no positive time. To have no watch, make none.
     """
 
     def __init__(

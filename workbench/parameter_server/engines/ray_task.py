@@ -26,12 +26,7 @@ SILENT_S = 10.0  # without an answer before a task counts as gone (rule of thumb
 
 
 class RayTask:
-    """An actor, and which life of it is known.
-
-    Args:
-        index: among those of its job.
-        actor: by which Ray calls it.
-    """
+    """An actor, and which life of it is known."""
 
     def __init__(self, ray: RayCluster, job: Job, index: int, actor: Any) -> None:
         self._ray, self.job, self.index, self.actor = ray, job, index, actor

@@ -63,11 +63,7 @@ class SendOnce:
         self._lock = threading.Lock()
 
     def packed(self, thing: Any) -> Sendable:
-        """Return a thing's number and bytes.
-
-        Raises:
-            TypeError: it cannot be sent.
-        """
+        """Return a thing's number and bytes; raises `TypeError` where it cannot be sent."""
         captured = _captured(thing)
         entry = self._entries.get(id(thing))
         if entry is not None and _same(entry.thing, thing) and _all_same(entry.captured, captured):
@@ -89,11 +85,7 @@ class SendOnce:
         return sendable
 
     def check(self, closure: Closure) -> None:
-        """Refuse a closure that cannot be sent (behaviour 20).
-
-        Raises:
-            TypeError: with what to do.
-        """
+        """Refuse a closure that cannot be sent, by a `TypeError` that says what to do (behaviour 20)."""
         self.packed(closure.function)
         map_structure(self._check_argument, [list(closure.args), dict(closure.kwargs)])
 

@@ -58,8 +58,6 @@ class ThreadEngine:
     asks for a batch, and is thrown away, as the work of a machine that is cut off would be. It stays away until `restart`.
 
     Args:
-        num_workers: at least 1.
-        num_servers: at least 1.
         grace_s: how long a cancelled closure may take to notice before its worker is cut off, and another one takes its place.
     """
 

@@ -41,14 +41,9 @@ class ServerLink:
     travels by calls, as everything does between machines.
 
     Args:
-        actor: of the server.
-        server: its index.
         why: values do not go through shared memory; None where they do.
-        pid: of the server's process, on this machine.
+        pid: of the server's process, where they do; raises `OSError` where that cannot be seen.
         reader: which line of a block's counts is this process's.
-
-    Raises:
-        OSError: the server's process cannot be seen from here.
     """
 
     def __init__(
@@ -158,11 +153,11 @@ class ServerLink:
 
 
 def connector(names: Sequence[str], plane: Plane, reader: int) -> Callable[[int], ServerLink]:
-    """Return what makes the link to a server by its index, in the process that calls this.
+    """Return what makes the link to a server by its index; it raises `UnavailableError` where that is gone.
 
     Args:
         names: of the servers' actors.
-        plane: which way is wanted; "auto" takes shared memory where it can.
+        plane: "auto" takes shared memory where it can.
         reader: which of the processes this is: a worker by its index, the coordinator comes after them.
     """
     ray = RayCluster.joined()
@@ -189,12 +184,7 @@ def connector(names: Sequence[str], plane: Plane, reader: int) -> Callable[[int]
 
 
 class RayPlane:
-    """A `DataPlane` that reaches each server by a link of its own, and all that are needed at once.
-
-    Args:
-        num_servers: in the cluster.
-        connect: makes the link to a server by its index; raises `UnavailableError` where it is gone.
-    """
+    """A `DataPlane` that reaches each server by a link of its own, which `connect` makes, and all that are needed at once."""
 
     def __init__(self, num_servers: int, connect: Callable[[int], ServerLink]) -> None:
         self._num_servers, self._connect = num_servers, connect

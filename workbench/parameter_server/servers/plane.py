@@ -66,11 +66,7 @@ def pull(plane: DataPlane, places: Sequence[Place]) -> list[Tensor]:
 
 
 class DirectPlane:
-    """Servers that live in this process.
-
-    Args:
-        server: returns a server by its index; raises `UnavailableError` where it is gone.
-    """
+    """Servers that live in this process, which `server` returns by their index."""
 
     name: str = "direct"
     why: str = "the servers are in this process"
@@ -117,11 +113,7 @@ def forget_plane(cluster: str) -> None:
 
 
 def plane_of(cluster: str) -> DataPlane:
-    """Return how this process reaches the servers of a cluster.
-
-    Raises:
-        UsageError: it does not; the cluster was shut down, or the variable came here in another way than through a closure.
-    """
+    """Return how this process reaches the servers of a cluster; raises `UsageError` where it does not."""
     if cluster not in _PLANES:
         raise UsageError(
             "This variable's cluster was shut down, or was never reached from this process. Variables are used on the "
