@@ -287,11 +287,11 @@ def referred(value: Any) -> Any:
 
 
 def _start_delays(workers: int) -> list[float]:
-    delay, most = (_seconds(name) for name in (START_DELAY_ENV, START_DELAY_MAX_ENV))
+    delay, most = (_env_seconds(name) for name in (START_DELAY_ENV, START_DELAY_MAX_ENV))
     return [min(worker * (delay or 0.0), math.inf if most is None else most) for worker in range(workers)]
 
 
-def _seconds(name: str) -> float | None:
+def _env_seconds(name: str) -> float | None:
     given = os.environ.get(name)
     try:
         found = None if given is None else float(given)

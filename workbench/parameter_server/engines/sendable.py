@@ -66,7 +66,7 @@ class SendOnce:
         """Return a thing's number and bytes; raises `TypeError` where it cannot be sent."""
         captured = _captured(thing)
         entry = self._entries.get(id(thing))
-        if entry is not None and _same(entry.thing, thing) and _all_same(entry.captured, captured):
+        if entry is not None and _still_is(entry.thing, thing) and _all_still_are(entry.captured, captured):
             return entry.sendable
         try:
             content = self._pack(thing)
@@ -130,9 +130,9 @@ def _weak(thing: Any, when_gone: Callable[[Any], None] | None = None) -> Any:
         return thing
 
 
-def _same(held: Any, thing: Any) -> bool:
+def _still_is(held: Any, thing: Any) -> bool:
     return (held() if isinstance(held, weakref.ref) else held) is thing
 
 
-def _all_same(held: tuple[Any, ...], things: tuple[Any, ...]) -> bool:
-    return len(held) == len(things) and all(map(_same, held, things))
+def _all_still_are(held: tuple[Any, ...], things: tuple[Any, ...]) -> bool:
+    return len(held) == len(things) and all(map(_still_is, held, things))

@@ -103,7 +103,7 @@ class PlacedModule:
         """Give the servers the initial values."""
         values = {key: parameter.detach().reshape(-1) for key, parameter in trained_parameters(self._module).items()}
         for place, held in zip(self.places, self.parts.values(), strict=True):
-            self._plane.ask(place.server, "create", place.block, _joined(held, values), self.config)
+            self._plane.ask(place.server, "create", place.block, _block_values(held, values), self.config)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[nn.Module]:
@@ -215,8 +215,8 @@ class PlacedModule:
             self._plane.ask(
                 place.server, "load", place.block,
                 {
-                    "values": _joined(held, flat), "version": state["steps"],
-                    "slots": {slot: _joined(held, whole) for slot, whole in slots.items()} | dict(state["plain_slots"]),
+                    "values": _block_values(held, flat), "version": state["steps"],
+                    "slots": {slot: _block_values(held, whole) for slot, whole in slots.items()} | dict(state["plain_slots"]),
                 },
             )  # fmt: skip
         with torch.no_grad():
@@ -307,7 +307,7 @@ def _pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:
     return [values[part.parameter][part.begin : part.begin + part.size] for part in held]
 
 
-def _joined(held: Sequence[Part], values: Mapping[str, Tensor]) -> Tensor:
+def _block_values(held: Sequence[Part], values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(_pieces(held, values))
 
 
