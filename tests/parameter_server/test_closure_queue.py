@@ -77,7 +77,7 @@ def test_two_consumers_that_put_back_their_first_run_everything_once(queue: Clos
             ran.append(found)
             queue.mark_finished(found)
 
-    consumers = [threading.Thread(target=consume) for _ in range(2)]
+    consumers = [threading.Thread(target=consume, daemon=True) for _ in range(2)]
     for each in consumers:
         each.start()
     closures = [closure() for _ in range(10)]
@@ -174,7 +174,7 @@ def test_many_threads_do_not_lock_each_other_out(queue: ClosureQueue) -> None:
             queue.put_back(taken(queue))
             queue.mark_finished(taken(queue))
 
-    threads = [threading.Thread(target=work) for _ in range(10)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(10)]
     for each in threads:
         each.start()
     for _ in range(200):
