@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tests.helpers.killed_programs import wait_until
 from tests.parameter_server.conftest import MakeCluster, PlantedError, fail
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
@@ -132,7 +133,7 @@ def test_what_is_on_servers_is_made_on_the_coordinator(
 
 def never_looks(begun: Any) -> None:
     begun.assign_add(1.0)
-    until = time.monotonic() + 8.0
+    until = time.monotonic() + 5.0
     while time.monotonic() < until:
         time.sleep(0.005)
     begun.assign_add(100.0)
@@ -144,7 +145,7 @@ def test_a_function_that_never_looks_is_cut_off(own_cluster: MakeCluster) -> Non
     cluster.engine.grace_s = 0.3  # type: ignore[attr-defined]
     strategy = ParameterServerStrategy(cluster)
     coordinator = ClusterCoordinator(strategy)
-    begun = strategy.variable(0.0)
+    begun, before = strategy.variable(0.0), sum(cluster.engine.incarnation("worker", k) for k in range(2))
     iterators = iter(coordinator.create_per_worker_dataset(itertools.count))
     value = coordinator.schedule(never_looks, args=(begun,))
     while float(begun) < 1:
@@ -155,8 +156,10 @@ def test_a_function_that_never_looks_is_cut_off(own_cluster: MakeCluster) -> Non
     with pytest.raises(CancelledError):
         value.fetch(0)
     coordinator.fetch([coordinator.schedule(next, args=(iterators,)) for _ in range(6)])
+    wait_until(lambda: [cluster.engine.check("worker", k) for k in range(2)] == [None, None])
+    wait_until(lambda: sum(cluster.engine.incarnation("worker", k) for k in range(2)) == before + 1)
     if cluster.engine.name == "threads":
-        time.sleep(8.5)  # until it comes to its second write
+        time.sleep(5.5)  # until it comes to its second write
     assert float(begun) == 1
     coordinator.shutdown()
 
