@@ -106,7 +106,7 @@ def test_a_failure_wakes_whoever_waits(queue: ClosureQueue) -> None:
 
 @pytest.mark.parametrize("raises", ["put", "wait", "done"])
 def test_an_error_is_raised_once_and_what_waited_is_cancelled(queue: ClosureQueue, raises: str) -> None:
-    """Behaviours 5, 6, 7; 14: what is put back after it is cancelled, too."""
+    """Behaviours 5, 6, 7, 14: what is put back after it is cancelled, too."""
     queue.put(closure())
     queue.put(closure())
     found, back = taken(queue), taken(queue)
