@@ -51,15 +51,17 @@ def tried(monkeypatch: pytest.MonkeyPatch, known: Diagnosis, *, config: TrainCon
     monkeypatch.setattr(playbook, "run_round", lambda session, asked: calls.extend(("fix", a.config) for a in asked))
     monkeypatch.setattr(WarmupStudy, "extend", lambda self, session: calls.append("warmup"))
     monkeypatch.setattr(
-        ClippingStudy, "extend", lambda self, session: calls.append(("clipping", self.peak_lr, self.reference_lr))
+        ClippingStudy,
+        "extend",
+        lambda self, session: calls.append(("clipping", self.peak_lr, self.reference_lr, self.tries)),
     )
     playbook._cure(SimpleNamespace(record=None, config=config), known)  # type: ignore[arg-type]
     return calls
 
 
 WARMED = ("fix", CONFIG.replace(warmup_steps=100, total_steps=1100))
-AT_OWN = [WARMED, ("clipping", 0.1, 0.1)]
-BEYOND = [("clipping", None, None)]
+AT_OWN = [WARMED, ("clipping", 0.1, 0.1, 1)]
+BEYOND = [("clipping", None, None, 3)]
 
 
 @pytest.mark.parametrize("status", ["warn", "fail"])
@@ -82,15 +84,15 @@ def test_a_sign_and_its_cures(monkeypatch: pytest.MonkeyPatch, wrong: str, statu
 
 def test_the_threshold_is_that_of_a_smaller_lr_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     known = planted(wrong="lr.too_high", status="fail", star=0.02)
-    assert tried(monkeypatch, known) == [WARMED, ("clipping", 0.1, 0.02)]
+    assert tried(monkeypatch, known) == [WARMED, ("clipping", 0.1, 0.02, 1)]
     known = planted(wrong="lr.nothing_learns", status="fail", star=None)
-    assert tried(monkeypatch, known) == [WARMED, ("clipping", 0.1, None)]
+    assert tried(monkeypatch, known) == [WARMED, ("clipping", 0.1, None, 1)]
 
 
 def test_a_baseline_that_clips_is_held_against_itself_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its own lr, whatever the signs: clipping may be what hides them (F4.11)."""
     clipped = CONFIG.replace(max_grad_norm=1.0)
-    assert tried(monkeypatch, planted(), config=clipped) == [("clipping", 0.1, None)]
+    assert tried(monkeypatch, planted(), config=clipped) == [("clipping", 0.1, None, 3)]
 
 
 def restarting(progress: float) -> float:

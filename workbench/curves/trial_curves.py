@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.classify import USUAL, CurveThresholds, CurveVerdict, classify_curve, ignorance
+from workbench.curves.classify import CurveVerdict, classify_curve, ignorance
 from workbench.record.roles import POINTS
 
 FloatArray = NDArray[np.float64]
@@ -183,9 +183,7 @@ def _same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(comparable(one[k]) == comparable(other[k]) for k in shared)
 
 
-def judge(
-    curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], thresholds: CurveThresholds = USUAL
-) -> list[TrialVerdict]:
+def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve]) -> list[TrialVerdict]:
     """Classify every curve against what its study shows can be learned in its steps; a longer one has to learn as much at least.
 
     That is the lowest median loss of the last tenth of so many steps among the `peers`, the full-length trials; fewer than two set no scale.
@@ -202,7 +200,7 @@ def judge(
         verdict = classify_curve(
             curve.loss, loss_se=curve.loss_se, full_batch=curve.full_batch, total_steps=curve.total_steps, memory=curve.memory,
             loss_ref=start, chance=curve.chance, study_best_end=best_end,
-            study_progress=None if best_end is None else ignorance(start, curve.chance) - best_end, thresholds=thresholds,
+            study_progress=None if best_end is None else ignorance(start, curve.chance) - best_end,
         )  # fmt: skip
         verdicts.append(TrialVerdict(curve=curve, verdict=verdict))
     return verdicts

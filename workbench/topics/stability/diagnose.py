@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from workbench.curves.classify import USUAL, CurveThresholds, Rise
+from workbench.curves.classify import Rise
 from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import lr_best, unstable_bracket
@@ -71,9 +71,7 @@ class _Instability:
     `harmful` says whether a fix has shown that the edge costs something; None where none was tried.
     """
 
-    def __init__(
-        self, record: RecordLike, near_ratio: float, spike_frac: float, limits: dict[str, float], rises: CurveThresholds
-    ) -> None:
+    def __init__(self, record: RecordLike, near_ratio: float, spike_frac: float, limits: dict[str, float]) -> None:
         study = self.record = judged(record)
         self.near_ratio, self.spike_frac, self.noise_sds = near_ratio, spike_frac, limits["noise_sds"]
         own = set(own_trials(study))
@@ -90,7 +88,7 @@ class _Instability:
         self.harmful = is_harmful(self.table, fixes, **limits)
         baseline = study.config.get("peak_lr")
         self.baseline = float(baseline) if isinstance(baseline, (int, float)) else 0.0
-        self.items = judge(curves, study.full_length, rises)
+        self.items = judge(curves, study.full_length)
         self.judged = [item for item in self.items if item.verdict.outcome != "not_measured"]
         self.listed = {
             "trials": [_trial_row(item) for item in self.items], "lr_star": self.star, "baseline_lr": self.baseline,
@@ -170,7 +168,6 @@ def diagnose_instability(
     usual_interval: int = 100,
     noise_sds: float = 2.0,
     loss_tolerance: float = 0.02,
-    curve_thresholds: CurveThresholds = USUAL,
 ) -> Diagnosis:
     """Say when training becomes unstable, at which lr, and what came of it.
 
@@ -189,7 +186,7 @@ def diagnose_instability(
         usual_interval: evaluation interval that an early excursion is held against (F1.10).
     """
     limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
-    study = _Instability(record, near_ratio, spike_frac, limits, curve_thresholds)
+    study = _Instability(record, near_ratio, spike_frac, limits)
     findings, reason = [_headroom(study, headroom_ratio)], study.unreadable()
     if reason:
         findings += [CODES.not_measured(code, reason, evidence=study.listed) for code in KINDS]
