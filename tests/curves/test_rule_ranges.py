@@ -78,13 +78,6 @@ def test_the_best_checkpoint_is_looked_for_where_the_rule_trains_under_the_first
     assert read_ranges(study(*OWN, *ADAM))["adam"].selected is None
 
 
-@pytest.mark.parametrize("loss", [np.full(TOTAL, np.nan), np.full(TOTAL, 2.0), falling(0.0)[:3]])
-def test_poor_curves_have_no_range(loss):
-    found = read_ranges(study(*OWN, adam(loss, 0.1), adam(loss, 0.2)))["adam"]
-    assert (found.best_lr, found.decades, found.trains_from, found.trial) == (None, None, None, None)
-    assert ends_next(found) == ()
-
-
 def test_the_ends_are_looked_for_outwards_and_then_halved():
     wide = read_ranges(study(*OWN, *ADAM))["adam"]
     assert ends_next(wide) == pytest.approx((math.sqrt(0.004 * 0.001), math.sqrt(0.1 * 1.0)))

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import workbench as wb
 from tests.helpers.clipped_records import (
@@ -149,30 +147,6 @@ def test_nonfinite_norms_are_counted_and_weighed_by_where_they_are(trials, statu
     assert (found.status, found.value) == (status, count)
     assert bool(found.advice) is (status != "ok")
     assert sum(row["nonfinite"] for row in found.evidence["trials"]) == count
-
-
-LADDER = [plain(), plain(BLOWN, lr=0.4), clipped(10, BLOWN, lr=0.4, limit=2.0), clipped(30, lr=0.4), clipped(100, FALLING / 2, lr=0.4, limit=0.5), clipped(20, DIVERGED, lr=0.4, limit=4.0)]  # fmt: skip
-
-
-def blank() -> Axes:
-    return Figure().subplots()
-
-
-@pytest.mark.parametrize("with_diagnosis", [True, False])
-def test_each_run_stands_at_its_threshold_and_end_loss(with_diagnosis: bool) -> None:
-    made = record(LADDER)
-    ax = wb.clipping.plot(made, wb.clipping.diagnose(made) if with_diagnosis else None, ax=blank())
-    end = FALLING[-20:].mean()
-    lines = {str(line.get_label()): line for line in ax.lines}
-    assert lines["stable"].get_xydata().ravel() == pytest.approx([1.0, end])
-    heavy = lines["stable, but 50% of the steps or more clipped"]
-    assert heavy.get_xydata().ravel() == pytest.approx([0.5, end / 2])
-    assert heavy.get_markerfacecolor() == "none"
-    marked = {label.split(" (")[0]: line for label, line in lines.items()}
-    assert marked["diverged"].get_xdata().tolist() == [4.0]
-    assert marked["unstable, or nothing learned"].get_xdata().tolist() == [2.0]
-    assert {text.get_text() for text in ax.texts} == {"15 %", "50 %"}
-    assert "lr 0.4 without clipping: divergent" in lines
 
 
 def run(workload: wb.Workload, out: Path, **settings: Any) -> tuple[wb.StudyRecord, wb.Diagnosis]:

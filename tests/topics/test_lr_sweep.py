@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import workbench as wb
-from tests.helpers.records import BEST, DIVERGED, DIVERGED_AT, LASTING, diagnosis, losses_of, study
 from tests.helpers.simulated_records import evaluations, noisy_sweep, record, trial
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.recommendation.diagnose import recommend
@@ -256,22 +253,3 @@ def test_a_loss_that_has_come_nine_tenths_of_the_way_to_chance_has_arrived(rate,
     """At the end 20 % and 7 % of the way are left, and it is still falling in both."""
     finding = learned([4.9, 4.5, 3.5, 1.5, 1.2], start=5.0, rate=rate, sd=0.01)
     assert (finding.status, "too few" in finding.summary) == (status, status == "not_measured")
-
-
-def blank() -> Axes:
-    return Figure().subplots()
-
-
-def drawn(ax: Axes, label: str) -> np.ndarray:
-    """Data of the one line whose label starts with `label`, shape (2, points)."""
-    (line,) = [line for line in ax.lines if str(line.get_label()).startswith(label)]
-    return np.asarray(line.get_data(), dtype=float)
-
-
-def test_curves_at_and_just_above_the_best_lr_are_the_recorded_losses() -> None:
-    ax = wb.lr_sweep.plot_loss_curves(study(), diagnosis=diagnosis(), ax=blank())
-    assert drawn(ax, "lr 0.08 = lr*")[1] == pytest.approx(losses_of(BEST))
-    assert drawn(ax, "lr 0.16 = 2 x")[1] == pytest.approx(losses_of(LASTING))
-    assert drawn(ax, "lr 0.32 = 4 x")[1][:DIVERGED_AT] == pytest.approx(losses_of(DIVERGED)[:DIVERGED_AT])
-    shown = ax.get_legend_handles_labels()[1]
-    assert not [label for label in shown if label.startswith(("lr 0.01", "lr 0.02", "lr 0.04"))]

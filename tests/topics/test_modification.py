@@ -118,16 +118,10 @@ def test_a_warmup_has_to_be_stable_and_better_at_each_lost_lr():
 
 
 STEPS, STEEPNESS, GENTLE = 400, 201.0, 2.0
-
-
 EDGE = 2 / STEEPNESS
 """The steep valley diverges at and above 0.00995, the gentle one at and above 1; with 40 warmup steps the steep one trains at 25 times
 its edge and not at 100 times, by iterating wall *= 1 - lr (1 + 200 wall^2)."""
-
-
 STUDY_LRS = [EDGE * f for f in (1 / 8, 1 / 5, 1 / 4, 0.9, 2.5, 25.0, 150.0)]
-
-
 QUICK = wb.stability.Study(fixes=(), probe_steps=20)
 
 

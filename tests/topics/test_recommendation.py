@@ -21,25 +21,16 @@ from workbench.topics.recommendation.diagnose import recommend, screen
 from workbench.topics.recommendation.study import Proof, collect_replaced, constants_of, suspects
 
 TOTAL, SEEDS = 100, 4
-
-
 FALLING = np.linspace(2, 1, TOTAL)
-
-
 SPREAD = np.array([0.0, 0.01, -0.01, 0.02])
-
-
 STEPS = [0, 50, 100]
 
 
-def known(
-    star: float = 0.3, unstable: float | None = None, *more: wb.Finding, lrs: tuple[float, ...] = ()
-) -> wb.Diagnosis:
-    points = [{"lr": lr, "loss": abs(math.log(lr / star)), "unstable": False} for lr in (*lrs, star)]
+def known(star: float = 0.3, unstable: float | None = None, *more: wb.Finding) -> wb.Diagnosis:
+    points = [{"lr": star, "loss": 0.0, "unstable": False}]
     best = wb.Finding(code="lr.best", status="ok", value=star, summary="planted", evidence={"points": points})
-    edge = wb.Finding(
-        code="lr.unstable", status="ok" if unstable else "not_measured", value=unstable, summary="planted"
-    )
+    status: Any = "ok" if unstable else "not_measured"
+    edge = wb.Finding(code="lr.unstable", status=status, value=unstable, summary="planted")
     return wb.Diagnosis(findings=(best, edge, *more))
 
 
@@ -54,20 +45,15 @@ class Study:
         self.runs: list[dict[str, Any]] = []
         self.evals: list[dict[str, Any]] = []
 
-    def run(self, lr: float, curve: Any, *, seed: int = 0, stage: str = "lr_sweep", steps: Any = None, accuracy: Any = None, loss: Any = FALLING, **config: Any) -> None:  # fmt: skip
-        number, at = len(self.runs), STEPS[: len(curve)] if steps is None else steps
-        self.evals += evaluations(number, at, curve, split="validation")
-        if accuracy is not None:
-            self.evals += evaluations(number, at, accuracy, split="validation", metric="accuracy")
-        columns = {"grad_norm": config.pop("norms", np.full(len(loss), 0.5))}
-        self.runs.append(trial(loss, lr, seed=seed, stage=stage, columns=columns, **config))
+    def run(self, lr: float, curve: Any, *, loss: Any = FALLING, **more: Any) -> None:
+        self.evals += evaluations(len(self.runs), STEPS[: len(curve)], curve, split="validation")
+        self.runs.append(trial(loss, lr, columns={"grad_norm": np.full(len(loss), 0.5)}, **more))
 
-    def arm(self, lr: float, ends: Any, *, start: float = 2.0, accuracies: Any = None, first: str = "lr_sweep", **more: Any) -> Study:  # fmt: skip
-        """One run a seed, from `start` straight to its end."""
+    def arm(self, lr: float, ends: Any, *, first: str = "lr_sweep", **more: Any) -> Study:
+        """One run a seed, from 2 straight to its end."""
         for seed, end in enumerate(np.broadcast_to(ends, SEEDS)):
-            right = None if accuracies is None else [0.1, 0.5, np.broadcast_to(accuracies, SEEDS)[seed]]
             stage = first if seed == 0 else "baseline" if lr == 0.1 else "proof"
-            self.run(lr, [start, (start + end) / 2, end], seed=seed, stage=stage, accuracy=right, **more)
+            self.run(lr, [2.0, (2.0 + end) / 2, end], seed=seed, stage=stage, **more)
         return self
 
     @property
@@ -159,8 +145,6 @@ def test_a_clip_far_too_low_is_loosened_and_not_outrun_by_the_lr() -> None:
 
 
 REPLACED_STEPS = 200
-
-
 CONSTANTS, DECAY = tuple(CODES)
 
 
@@ -218,8 +202,6 @@ def study(own, other, *, validation=None, code=DECAY, field="weight_decay", valu
 
 
 LOST = np.full(REPLACED_STEPS, math.nan)
-
-
 LOST[:5] = 2.3
 
 

@@ -59,8 +59,6 @@ _NOTHING: dict[str, Any] = {
     "summary": "Does not apply: the loss is not to be minimised (minimised=False), so that no run is judged by it.",
     "value": None, "threshold": None, "step": None, "advice": (),
 }  # fmt: skip
-
-
 DEEP = 100.0
 """A loss so many times as far below zero as it began above or below, and at least 1, is too low to be one (rule of thumb)."""
 _APART = 3.9

@@ -16,11 +16,9 @@ from workbench.curves.classify import CurveVerdict, classify_curve, ignorance
 from workbench.record.roles import POINTS
 
 FloatArray = NDArray[np.float64]
-
 _MEMORY = dict.fromkeys(("momentum", "nesterov", "rmsprop"), "momentum") | dict.fromkeys(
     ("adam", "nadam", "adamw"), "beta1"
 )
-
 FREE_FIELDS = frozenset({
     "peak_lr", "shared_seed", "per_host_seed", "eval_every_steps", "eval_batch_size", "select", "select_mode", "keep_best",
     "checkpoint_every_steps",

@@ -77,8 +77,6 @@ _BAD_START = (
 _MID = ("stability.mid", "stability.spike")
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
-
-
 _ELSEWHERE = (
     "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
 )  # fmt: skip

@@ -65,7 +65,6 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
 
 
 ExtraTrials = Callable[[float], Sequence[TrialRequest]]
-
 LARGEST = sys.float_info.max
 
 

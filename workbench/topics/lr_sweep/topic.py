@@ -25,7 +25,6 @@ else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = ["Study", "diagnose", "panel", "plot", "plot_loss_curves"]
-
 MAX_CURVES = 6
 """Runs that a picture of curves shows where nothing says which ones matter: as many as there are line styles."""
 

@@ -16,5 +16,4 @@ else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = ["Study", "diagnose", "plot"]
-
 TOPIC = Topic(name="modification", codes=CODES)

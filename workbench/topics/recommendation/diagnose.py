@@ -33,12 +33,9 @@ from workbench.topics.clipping.ladder import masks
 
 REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 """Stages whose trials change something against instability, at full length."""
-
 REMEDY_FIELDS = {"warmup": "warmup_steps", "clipping": "max_grad_norm"}
 """Advice that a study can try -> the config field that it changes."""
-
 _OWN_LR = ("lr.too_high", "lr.too_low")
-
 CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
 """What a candidate may change."""
 

@@ -17,7 +17,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 
 CODES = Codes({"schedule.discontinuity": "F3.11", "schedule.restarts": "F3.5", "schedule.collapse": "F3.5"})
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 FLAT = 1e-9  # change of a step, as a share of the peak, that is none

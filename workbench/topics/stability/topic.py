@@ -23,7 +23,6 @@ else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = ["Study", "check", "diagnose", "plot", "plot_confirm"]
-
 EVERY_STEPS = 100
 """The coarse interval that the picture of the probe draws (F1.10)."""
 MAX_RUNS = 4

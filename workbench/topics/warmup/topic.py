@@ -17,7 +17,6 @@ else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = ["Study", "diagnose", "panel", "plot"]
-
 TOPIC = Topic(
     name="warmup",
     codes=CODES,
