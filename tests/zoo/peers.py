@@ -1,7 +1,8 @@
 """Other tools on the same cases, each used as its documentation says; their alarms beside ours in docs/zoo.md.
 
-    pip install torchtest2 torch-audit lightning               # an environment of their own
+    pip install torch-lr-finder torchtest2 torch-audit cockpit-for-pytorch lightning "setuptools<80"   # an environment of their own
     python -m tests.zoo.peers --out build/zoo-peers            # one JSON a case; a case that is there is not run again; make zoo reads them
+    python tests/zoo/peers_data.py build/zoo-peers             # deepchecks needs another one: its versions are in that file
 
 A tool that raises on a case has said nothing of it: that is kept as "raised".
 """
@@ -16,12 +17,13 @@ import os
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -31,6 +33,7 @@ from tests.zoo.cases import CASES
 from tests.zoo.run import place
 from workbench import Workload
 
+ROWS = 2000
 LR_FACTOR = 10.0
 """A finder that suggests ten times more or less than the baseline's learning rate says that it is off."""
 
@@ -107,6 +110,30 @@ def nan_or_spike(workload: Workload) -> list[str]:
     return []
 
 
+def finder(workload: Workload) -> list[str]:
+    """torch-lr-finder: its suggestion, the steepest point of an exponential range test from 1e-7 to 10 over 100 steps."""
+    from torch_lr_finder import LRFinder, TrainDataLoaderIter
+
+    model = Whole(workload)
+    optimizer = optimizer_of(workload, model.inner)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-7
+
+    class Batches(TrainDataLoaderIter):
+        def inputs_labels_from_batch(self, batch: Any) -> tuple[Any, Any]:
+            return batch, batch
+
+    with tempfile.TemporaryDirectory() as folder:
+        criterion = lambda outputs, batch: workload.loss(outputs, batch).mean()  # noqa: E731
+        search = LRFinder(model, optimizer, criterion, cache_dir=folder)
+        search.range_test(Batches(loader(workload)), end_lr=10, num_iter=100)
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    _, suggested = search.plot()
+    return off(suggested, workload)
+
+
 def lightning(workload: Workload) -> list[str]:
     """Lightning: `Tuner.lr_find` with its defaults."""
     import lightning as pl
@@ -139,16 +166,42 @@ def off(suggested: float | None, workload: Workload) -> list[str]:
     return ["lr too low"] if ratio >= LR_FACTOR else ["lr too high"] if ratio <= 1 / LR_FACTOR else []
 
 
+def cockpit(workload: Workload) -> list[str]:
+    """Cockpit draws instruments; its one alarm is a warning of a loss that is not finite."""
+    from cockpit import Cockpit, quantities
+    from cockpit.utils.schedules import linear
+
+    model = Whole(workload)
+    optimizer = optimizer_of(workload, model.inner)
+    watch = Cockpit(model.inner.parameters(), quantities=[quantities.GradNorm(track_schedule=linear(1)), quantities.UpdateSize(track_schedule=linear(1))])  # fmt: skip
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        step = 0
+        while step < workload.config.total_steps:
+            for batch in loader(workload):
+                optimizer.zero_grad()
+                losses = workload.loss(workload.forward(model.inner, batch), batch)
+                with watch(step, info={"batch_size": len(losses), "individual_losses": losses, "loss": losses.mean(), "optimizer": optimizer}):  # fmt: skip
+                    losses.mean().backward(create_graph=watch.create_graph(step))
+                optimizer.step()
+                step += 1
+                if step >= workload.config.total_steps:
+                    break
+    return ["loss not finite"] if any("nan or inf" in str(w.message).lower() or "loss" in str(w.message).lower() for w in told) else []  # fmt: skip
+
+
 PEERS: dict[str, Callable[[Workload], list[str]]] = {
     "torchtest2": torchtest2,
     "torch-audit": torch_audit,
     "NaN/spike rule": nan_or_spike,
+    "torch-lr-finder": finder,
     "Lightning lr_find": lightning,
+    "Cockpit": cockpit,
 }
 
 
 def run(job: tuple[str, Path]) -> str:
-    """Ask every tool about one case."""
+    """Ask every tool about one case, and keep its data for deepchecks."""
     case, out = CASES[job[0]], job[1]
     torch.set_num_threads(1)
     path = place(out, case)
@@ -164,8 +217,27 @@ def run(job: tuple[str, Path]) -> str:
                     found[name] = ask(workload)
                 except Exception as error:  # a tool that raises is a result
                     found[name] = f"raised {type(error).__name__}: {str(error)[:200]}"
+    rows = dict(table(workload))
+    if rows:
+        np.savez(path.with_suffix(".npz"), **rows)
     path.write_text(json.dumps(found, indent=1))
     return case.name
+
+
+def table(workload: Workload) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield inputs and targets of both splits as flat rows, where that is what the data are."""
+    parts = {}
+    for split, data in (("train", workload.train_data), ("validation", workload.validation_data)):
+        try:
+            items = [item for _, item in zip(range(ROWS), data, strict=False)]
+            x = torch.stack([torch.as_tensor(item[0]).flatten().double() for item in items]).numpy()
+            y = torch.stack([torch.as_tensor(item[-1]) for item in items]).numpy()
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return
+        if y.ndim > 2 or (y.ndim == 2 and y.shape[1] > 1):
+            return
+        parts |= {f"{split}_x": x, f"{split}_y": y.ravel()}
+    yield from parts.items()
 
 
 def main() -> None:
