@@ -36,7 +36,7 @@ def diagnosis(status: str = "ok", **changes: Any) -> Diagnosis:
 
 @pytest.fixture
 def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, Any]]]:
-    """Put something else in the place of `workbench.playbook.walk.diagnose`; returns the calls it gets."""
+    """Put something else in the place of `workbench.playbook.diagnose.diagnose`; returns the calls it gets."""
 
     def replace(answer: Any) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = []
@@ -47,9 +47,9 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, 
                 raise answer
             return answer
 
-        module = types.ModuleType("workbench.playbook.walk")
+        module = types.ModuleType("workbench.playbook.diagnose")
         module.diagnose = diagnose  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "workbench.playbook.walk", module)
+        monkeypatch.setitem(sys.modules, "workbench.playbook.diagnose", module)
         return calls
 
     return replace

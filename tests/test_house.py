@@ -33,7 +33,7 @@ HOME = {
     "jupyter_client": r"notebook\.engine",
     "nbconvert": r"notebook\.html",
     "ipywidgets": r"(panels|views)\..+|topics\.\w+\.panel",
-    "jinja2": r"report\.html",
+    "jinja2": r"report\.templates",
     "anywidget": r"(panels|views)\..+",
     "IPython": r"(panels|views)\..+",
 }

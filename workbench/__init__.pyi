@@ -8,12 +8,12 @@ from workbench.findings.finding import Finding
 from workbench.ledger.studies import export_studies, list_studies, set_note
 from workbench.notebook.batch import run_notebooks
 from workbench.notebook.runner import describe_notebook, find_notebook, read_verdict, run_notebook
-from workbench.playbook.walk import diagnose
+from workbench.playbook.diagnose import diagnose
 from workbench.plots.loss import plot_trial_curves
 from workbench.record.read import StudyRecord, TrialRecord, how_trained
 from workbench.record.read import open_record as open
-from workbench.report.page import write_report
 from workbench.report.summary import summarise
+from workbench.report.write import write_report
 from workbench.topics.architecture import topic as architecture
 from workbench.topics.batch_norm import topic as batch_norm
 from workbench.topics.batch_size import topic as batch_size

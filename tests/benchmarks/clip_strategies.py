@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.curves.classify import classify_curve
 from workbench.curves.clipping import choose_threshold
+from workbench.curves.instability import classify_curve
 from workbench.record.read import TrialRecord
 from workbench.schedules import prepend_warmup
 from workbench.train.trainer import Trainer

@@ -14,7 +14,7 @@ from tests.helpers.records import diagnosis, empty, study
 from tests.helpers.simulated_input import pipeline
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.report.page import write_report
+from workbench.report.write import write_report
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 pytestmark = pytest.mark.browser

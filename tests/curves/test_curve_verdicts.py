@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.simulated_curves import EDGE, catapult, least_squares, noisy_decay, quadratic, tanh_net
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.classify import classify_curve
+from workbench.curves.instability import classify_curve
 from workbench.curves.judged import judged
 from workbench.curves.smoothing import noise_per_step, smooth
 from workbench.curves.trial_curves import full_length, initial_losses, judge

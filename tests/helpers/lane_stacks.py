@@ -11,8 +11,8 @@ from torch import Tensor
 from workbench.train.batches import train_batches
 from workbench.train.forward import MicroBatches
 from workbench.train.gradients import LoopGradients
-from workbench.train.lane_stack import LaneStack
-from workbench.train.lanes.run import Step
+from workbench.train.lanes.vmap_gradients import Step
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 CPU = torch.device("cpu")

@@ -35,7 +35,7 @@ from workbench.parameter_server.servers.partitioners import FixedShardsPartition
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.train.batches import train_batches
-from workbench.train.lane_stack import build_model
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 
 CPU = torch.device("cpu")

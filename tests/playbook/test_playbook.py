@@ -107,7 +107,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from tests.helpers.workloads import small_workload
 from tests.playbook.test_playbook import QUICK
-from workbench.playbook.walk import diagnose
+from workbench.playbook.diagnose import diagnose
 from workbench.train.hooks import Hook
 from workbench.train.trainer import Trainer
 counted = [0]

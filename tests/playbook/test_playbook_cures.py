@@ -13,7 +13,7 @@ from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.playbook import walk as playbook
+from workbench.playbook import diagnose as playbook
 from workbench.record.read import open_record
 from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.lr_sweep.study import LRSweep

@@ -17,9 +17,9 @@ from workbench.config import TrainConfig
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.report.html import shown_line
-from workbench.report.page import write_report
 from workbench.report.summary import summary_rows
+from workbench.report.templates import shown_line
+from workbench.report.write import write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
@@ -69,7 +69,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures out where a test is about something else: they take a second."""
-    monkeypatch.setattr("workbench.report.page.FIGURES", ())
+    monkeypatch.setattr("workbench.report.write.FIGURES", ())
 
 
 def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -> str:

@@ -29,7 +29,7 @@ from tests.helpers.input_loaders import Items, Stream, TrainStep, loader
 from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.input.loaders import batches_of, closed, timed_loader
-from workbench.topics.input.loop import LOADING, STEP
+from workbench.topics.input.timed_loop import LOADING, STEP
 from workbench.topics.input.variants import STORAGES, Dropping, compare_storage, null_transform
 from workbench.workloads.items import content_hash
 

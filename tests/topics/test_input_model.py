@@ -19,7 +19,7 @@ from workbench.plots.style import why_not_measured
 from workbench.record.json_values import dumps
 from workbench.topics.input.bound import find_cause
 from workbench.topics.input.diagnose import CODES, diagnose_input_share
-from workbench.topics.input.model import Pipeline, loop_period
+from workbench.topics.input.throughput import Pipeline, loop_period
 
 ENDLESS = {"batches": 10**9}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.topics.input.loaders import TimedOut, now, time_limit
-from workbench.topics.input.loop import Loop, as_round, run_loop
+from workbench.topics.input.timed_loop import Loop, as_round, run_loop
 from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
 
 NET = nn.Linear(4, 2)

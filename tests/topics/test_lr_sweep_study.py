@@ -14,7 +14,7 @@ import torch
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.topics.lr_sweep.collect import measure_critical_lr
-from workbench.train.lane_stack import build_model
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.analytic import eigenvalues, quadratic
 
 CPU = torch.device("cpu")

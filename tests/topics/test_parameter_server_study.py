@@ -21,8 +21,8 @@ from workbench.parameter_server.servers.partitioners import FixedShardsPartition
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.trials.trainer import ParameterServerTrainer
-from workbench.playbook.walk import diagnose_record
-from workbench.report.page import draw_figures
+from workbench.playbook.diagnose import diagnose_record
+from workbench.report.write import draw_figures
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server, server_remedies
 from workbench.topics.parameter_server.remedies import lr_load, return_values, vocabulary_load, zipf_shares
 from workbench.topics.parameter_server.server_load import CODES, load_ratios, server_throughput

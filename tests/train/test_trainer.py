@@ -31,7 +31,7 @@ from workbench.record.tables import read_parts
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.hooks import Activations, Hook, Norms, Pause, Run, Step, Timing, UpdateRatios
-from workbench.train.lane_stack import build_model
+from workbench.train.stacked_weights import build_model
 from workbench.train.trainer import Trainer
 
 CPU = torch.device("cpu")

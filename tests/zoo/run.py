@@ -89,7 +89,12 @@ def _keep(path: Path, said: Mapping[str, Any]) -> None:
 def run(cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 1800.0) -> None:
     """Diagnose the cases that `folder` has no result of, `workers` at a time, a fresh process each."""
     folder.mkdir(parents=True, exist_ok=True)
-    for heavy in ("workbench.playbook.walk", "workbench.report.page", "workbench.ledger.studies", "sklearn.datasets"):
+    for heavy in (
+        "workbench.playbook.diagnose",
+        "workbench.report.write",
+        "workbench.ledger.studies",
+        "sklearn.datasets",
+    ):
         importlib.import_module(heavy)  # once, and not in every process
     waiting = [case for case in cases if not place(folder, case).exists()]
     waiting.sort(key=lambda case: hashlib.sha256(case.name.encode()).digest()[1:])  # a part of them is a fair sample

@@ -50,7 +50,7 @@ def diagnose(args: argparse.Namespace) -> int:
         from workbench.parameter_server.trials.trainer import ParameterServerTrainer
 
         trainer = ParameterServerTrainer()
-    from workbench.playbook.walk import diagnose as walk
+    from workbench.playbook.diagnose import diagnose as walk
 
     diagnosis = walk(
         args.workload,
@@ -152,7 +152,7 @@ def report(args: argparse.Namespace) -> int:
     """Write a study's report again from what is on disk."""
     from workbench.playbook import diagnosis_of
     from workbench.record.read import open_record
-    from workbench.report.page import write_report
+    from workbench.report.write import write_report
 
     record = open_record(args.dir)
     print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")

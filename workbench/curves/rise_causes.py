@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.classify import Rise
+from workbench.curves.instability import Rise
 from workbench.curves.judged import judged
 from workbench.curves.lr_search import unstable_bracket
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict

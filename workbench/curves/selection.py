@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from workbench.curves.classify import ignorance
+from workbench.curves.instability import ignorance
 from workbench.curves.judged import trials_with
 from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.curves.classify import ignorance
+from workbench.curves.instability import ignorance
 from workbench.curves.smoothing import noise_per_step
 from workbench.curves.trial_curves import TrialCurve, TrialVerdict, initial_losses, judge
 

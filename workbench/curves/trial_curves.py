@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.classify import CurveVerdict, classify_curve, ignorance
+from workbench.curves.instability import CurveVerdict, classify_curve, ignorance
 from workbench.record.roles import POINTS
 
 FloatArray = NDArray[np.float64]

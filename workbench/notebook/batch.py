@@ -29,7 +29,7 @@ from workbench.notebook.runner import (
     run_notebook,
 )
 from workbench.record.folder import write_atomic
-from workbench.report.html import STATUS, render, shown_line
+from workbench.report.templates import STATUS, render, shown_line
 
 OUT = "out"
 """The parameter that names the folder of a notebook's study."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.errors import NotebookError
 from workbench.record.folder import write_atomic
-from workbench.report.html import render
+from workbench.report.templates import render
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:"
 """What the page may load: what is written in it. Scripts of an output do not run, and nothing goes to a network."""

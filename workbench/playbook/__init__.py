@@ -21,7 +21,7 @@ def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
         return read_diagnosis(record.path)
     kind = record.study.get("kind") if isinstance(record, StudyRecord) else None
     if isinstance(record, StudyRecord) and kind == "diagnosis":
-        from workbench.playbook.walk import diagnose_record  # it trains, and so brings torch
+        from workbench.playbook.diagnose import diagnose_record  # it trains, and so brings torch
 
         return diagnose_record(record)
     own = STUDIES[kind].diagnose if kind in STUDIES else None

@@ -13,7 +13,7 @@ from workbench.findings.causes import listed, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding
 from workbench.plots.words import counted, number_text
-from workbench.report.html import shown_line
+from workbench.report.templates import shown_line
 
 MAX_NAMED = 2
 """Findings that the head names; the others are counted."""

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from workbench.config import TrainConfig
 from workbench.train.evaluation import values_each
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.items import IndexedDataset, in_its_own_order
 

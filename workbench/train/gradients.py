@@ -14,8 +14,8 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError
 from workbench.train.evaluation import Evaluation, TrackedExamples, evaluate_each, values_of
 from workbench.train.forward import MicroBatches, autocast, has_diverged, is_out_of_memory, per_example
-from workbench.train.lane_stack import LaneStack, build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import LaneStack, build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
 

@@ -27,12 +27,12 @@ from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.forward import autocast, per_example
 from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane
-from workbench.train.lane_stack import build_model
+from workbench.train.lane_groups import check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.lanes.backend import choose_gradients
 from workbench.train.loop import TrainingLoop
 from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng, seed_all
-from workbench.train.stacks import check_lanes, group_lanes, lanes_in_a_stack, train_stacks
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.losses import classes_of

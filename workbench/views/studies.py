@@ -15,7 +15,7 @@ from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger.studies import set_note
 from workbench.panels.controls import is_live
 from workbench.record.json_values import to_json
-from workbench.report.html import table as html_table
+from workbench.report.templates import table as html_table
 from workbench.views.studies_data import (
     JUDGED,
     STUDY_COLUMNS,

@@ -21,11 +21,11 @@ from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.train.gradients import LaneLoss, LoopGradients
 from workbench.train.hooks import Activations, Hook, Step
-from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes import backend
 from workbench.train.lanes.backend import Arrangement, Verdict, recall, remember
 from workbench.train.lanes.recorder import CannotBatch
-from workbench.train.lanes.run import VmapGradients, verify
+from workbench.train.lanes.vmap_gradients import VmapGradients, verify
+from workbench.train.stacked_weights import LaneStack
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

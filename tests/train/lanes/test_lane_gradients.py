@@ -14,11 +14,11 @@ from tests.helpers.lane_models import MODELS, REFUSED, Doing, lane_workload, mlp
 from tests.helpers.lane_stacks import assert_same, lane_stack, loop, run, updates
 from workbench.train.evaluation import evaluate
 from workbench.train.gradients import LoopGradients
-from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes import program
 from workbench.train.lanes.recorder import CannotBatch, Readings, Recorder
-from workbench.train.lanes.run import VmapGradients, _Call
 from workbench.train.lanes.step import ClassLosses, check_alike
+from workbench.train.lanes.vmap_gradients import VmapGradients, _Call
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 ALONE = ("lstm", "spectral_norm")  # torch.func.vmap knows no rule for what these call

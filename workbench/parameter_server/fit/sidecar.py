@@ -14,8 +14,8 @@ from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.fit.event_file import EventFile
 from workbench.train.checkpoint import Checkpoint, load_checkpoint
 from workbench.train.evaluation import evaluate
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 
 

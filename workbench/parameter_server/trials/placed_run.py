@@ -33,8 +33,8 @@ from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import Evaluation, TrackedExamples, evaluate_each
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane, record_evaluation
-from workbench.train.lane_stack import LaneStack
 from workbench.train.progress import Progress, StopRequest, catch_interrupt
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 STRETCH = 256

@@ -22,9 +22,9 @@ from workbench.record.write import StudyWriter
 from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane
+from workbench.train.lane_groups import check_lanes
 from workbench.train.progress import Progress
 from workbench.train.rng import isolated_rng
-from workbench.train.stacks import check_lanes
 from workbench.train.trainer import run_alone
 from workbench.workloads.base import Workload
 

@@ -19,7 +19,7 @@ from workbench.parameter_server.servers.replicas import ReplicaBuffers, quicken_
 from workbench.parameter_server.trials.work_time import Update
 from workbench.train.batches import DataStream
 from workbench.train.gradients import LoopGradients
-from workbench.train.lane_stack import LaneStack
+from workbench.train.stacked_weights import LaneStack
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload
 

@@ -22,8 +22,8 @@ from workbench.studies.executors.inbox import Inbox, Mailbox
 from workbench.studies.executors.shipping import Shipment, pack_shipment, packed_configs
 from workbench.studies.executors.worker import Ended, pack_chunk, train_chunk
 from workbench.train.batches import resolve_device
+from workbench.train.lane_groups import SHARED, check_lanes
 from workbench.train.progress import Progress, catch_interrupt
-from workbench.train.stacks import SHARED, check_lanes
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 

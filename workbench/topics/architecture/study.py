@@ -23,8 +23,8 @@ from workbench.topics.architecture.joins import Join, Operations, find_joins
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.sklearn_data import deep_residual
 

@@ -43,8 +43,8 @@ from workbench.train.distributed.batch_norm import LayerStatistics, Synchronised
 from workbench.train.distributed.merge_statistics import MergedStatistics, merge_statistics
 from workbench.train.evaluation import evaluate
 from workbench.train.forward import autocast
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng, seed_all
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import first_of_batch
 from workbench.workloads.subsets import draw_sample
 

@@ -21,8 +21,8 @@ from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.forward import explained
 from workbench.train.gradients import LoopGradients
-from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 GROUPS = 8

@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.topics.data.rows import Floats, Sample
 from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
-from workbench.train.lane_stack import build_model
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import label_of

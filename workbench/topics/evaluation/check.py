@@ -22,8 +22,8 @@ from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_
 from workbench.train.batches import to_device
 from workbench.train.coupled_losses import Dependence, batch_dependence, first_items
 from workbench.train.evaluation import eval_mode, evaluate, values_each
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 

@@ -36,8 +36,8 @@ from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import eval_mode
 from workbench.train.example_values import ExampleValues, example_values
 from workbench.train.forward import autocast, explained, per_example
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.items import plain_tensors
 from workbench.workloads.losses import SquaredError, TokenCrossEntropy

@@ -18,8 +18,8 @@ from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
 from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import values_each
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import CrossEntropy, SquaredError, label_of, prediction_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from workbench.curves.classify import chance_loss, ignorance
+from workbench.curves.instability import chance_loss, ignorance
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Status

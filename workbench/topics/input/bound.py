@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.findings.finding import Finding
-from workbench.topics.input.model import Pipeline, Prediction, knee
+from workbench.topics.input.throughput import Pipeline, Prediction, knee
 
 
 class _About(NamedTuple):

@@ -21,8 +21,8 @@ from workbench.errors import DataError
 from workbench.topics.data.order import probe_workers, untouched
 from workbench.topics.input.bound import find_cause
 from workbench.topics.input.loaders import Spent, closed, is_stream, reads_all, torch_loader
-from workbench.topics.input.loop import Device, Loop, Step, as_round, fetch_parts, run_cached, run_loop
-from workbench.topics.input.model import Pipeline, loop_period
+from workbench.topics.input.throughput import Pipeline, loop_period
+from workbench.topics.input.timed_loop import Device, Loop, Step, as_round, fetch_parts, run_cached, run_loop
 from workbench.topics.input.variants import (
     cached_items,
     dataset_length,

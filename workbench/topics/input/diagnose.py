@@ -16,7 +16,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.topics.data.diagnose import worker_rng_finding
 from workbench.topics.input.bound import bound_finding
-from workbench.topics.input.model import Pipeline
+from workbench.topics.input.throughput import Pipeline
 
 Facts = Mapping[str, Any]
 CODES = Codes({

@@ -13,7 +13,7 @@ from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
 from workbench.topics.input.bound import CHANGES, find_cause
-from workbench.topics.input.model import Pipeline, knee
+from workbench.topics.input.throughput import Pipeline, knee
 
 _FIX = CHANGES | {"drop": "unread features dropped", "no_sync": "no fetch in each step", "persistent": "persistent workers"}  # fmt: skip
 _SEEN = 0.005

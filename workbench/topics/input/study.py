@@ -31,12 +31,12 @@ from workbench.studies.session import Session
 from workbench.topics.input.collect import Budget, Stepping, collect_input
 from workbench.topics.input.diagnose import diagnose_input_pipeline
 from workbench.topics.input.figures import plot_input_pipeline, plot_input_workers
-from workbench.topics.input.loop import Device, write_trace
+from workbench.topics.input.timed_loop import Device, write_trace
 from workbench.train.batches import to_device, train_batches
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
-from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import LaneStack
 from workbench.train.trainer import Trainer
 from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload

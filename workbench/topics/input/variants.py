@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from workbench.checks import check_integer
 from workbench.topics.data.order import untouched
 from workbench.topics.input.loaders import closed, is_stream, timed_loader
-from workbench.topics.input.loop import fetch_parts, run_loop
+from workbench.topics.input.timed_loop import fetch_parts, run_loop
 from workbench.workloads.items import content_hash, example_hashes, item_arrays, without
 
 STORAGES = ("npy", "npz", "npz_compressed")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from workbench.topics.input.loop import Step
+from workbench.topics.input.timed_loop import Step
 from workbench.workloads.items import fresh_containers, leaf_bytes, leaves
 
 _MOVES = frozenset((

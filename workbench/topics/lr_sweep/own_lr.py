@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.classify import ignorance
+from workbench.curves.instability import ignorance
 from workbench.curves.judged import trials_with
 from workbench.curves.lr_search import BestLR, UnstableBracket, below_edge
 from workbench.curves.selection import metric_sign, selected, selected_rows

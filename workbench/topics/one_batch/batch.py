@@ -17,8 +17,8 @@ from workbench.config import TrainConfig
 from workbench.topics.architecture.dataflow import buffers_put_back
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast
-from workbench.train.lane_stack import LaneStack
 from workbench.train.rng import seed_all
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 MOST_EXAMPLES = 128  # rule of thumb: enough to call a unit dead, little enough to run dozens of times

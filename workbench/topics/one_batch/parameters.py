@@ -14,8 +14,8 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError
 from workbench.train.batches import train_batches
 from workbench.train.forward import per_example
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 
 _LINEAR = frozenset(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.curves.classify import Rise, ignorance
+from workbench.curves.instability import Rise, ignorance
 from workbench.curves.judged import judged
 from workbench.curves.selection import metric_sign, selected_rows
 from workbench.curves.sweep import objective, paired_difference

@@ -28,8 +28,8 @@ from workbench.topics.optimizers.diagnose import ONE_FORM, matters
 from workbench.topics.optimizers.rule_forms import explain_rule
 from workbench.topics.optimizers.rule_ranges import RuleRange, ends_next, read_ranges, rival, rule_view
 from workbench.train.hooks import Norms
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 
 EXPLAINED_STEPS = 2000
 """Steps of the baseline's trace on which the two forms of a rule are compared, at most."""

@@ -18,8 +18,8 @@ from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.example_values import float_tensors
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
-from workbench.train.lane_stack import LaneStack, build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import LaneStack, build_model
 from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection

@@ -21,8 +21,8 @@ from workbench.curves.trial_curves import TrialCurve
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
-from workbench.train.lane_stack import build_model
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import build_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,11 @@ from workbench.train.batches import DataStream
 from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import Excuse, LaneLoss, LoopGradients
-from workbench.train.lane_stack import LaneStack
+from workbench.train.lane_groups import room_for_calls
 from workbench.train.lanes.recorder import CannotBatch
-from workbench.train.lanes.run import VmapGradients, verify
+from workbench.train.lanes.vmap_gradients import VmapGradients, verify
 from workbench.train.rng import isolated_rng
-from workbench.train.stacks import room_for_calls
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 WORTH_SECONDS = 1.0  # rule of thumb: tracing and measuring take up to half of it, which less training never regains

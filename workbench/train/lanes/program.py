@@ -15,11 +15,11 @@ from torch import Tensor, fx
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.draws import GENERATORS, draw_per_lane
 from workbench.train.lanes.passes import clean_up, constants, dead_code
 from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, meta
 from workbench.train.lanes.step import BatchLayout, Objective, Recorded, StepResult, module_state, record
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 aten = torch.ops.aten

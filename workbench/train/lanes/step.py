@@ -23,9 +23,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from workbench.errors import callers_line, in_one_line
 from workbench.train.evaluation import values_of
 from workbench.train.forward import autocast, is_out_of_memory, per_example
-from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.recorder import CannotBatch, Readings, Recorder, TensorMeta, written
 from workbench.train.rng import global_generator, host_random, isolated_rng
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import label_of, prediction_of
 

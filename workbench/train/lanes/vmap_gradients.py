@@ -19,7 +19,6 @@ from workbench.errors import in_one_line
 from workbench.train.evaluation import BatchValues, Evaluation, TrackedExamples, collect_values, evaluations_of
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import LaneLoss, weighted_mean
-from workbench.train.lane_stack import LaneStack
 from workbench.train.lanes.program import KINK, SHORT, TOLERANCES, LaneProgram, LanePrograms, differing_rows
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.step import (  # fmt: skip
@@ -32,6 +31,7 @@ from workbench.train.lanes.step import (  # fmt: skip
     stack_batches,
 )
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_weights
 

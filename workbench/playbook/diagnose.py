@@ -264,7 +264,7 @@ def diagnose(
         record = session.record
         diagnosis = diagnose_record(record)
         write_atomic(record.path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
-    from workbench.report.page import write_report
+    from workbench.report.write import write_report
 
     write_report(open_record(record.path), diagnosis, record.path / "report.html")
     return diagnosis

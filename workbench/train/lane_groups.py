@@ -13,7 +13,7 @@ from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.schedules import lr_values
 from workbench.train.forward import is_out_of_memory
 from workbench.train.lane import Lane
-from workbench.train.lane_stack import LaneStack
+from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 

@@ -23,8 +23,8 @@ from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
-from workbench.report.html import STATUS, render, shown_line
 from workbench.report.summary import summary_rows
+from workbench.report.templates import STATUS, render, shown_line
 from workbench.topics.recommendation.diagnose import next_steps
 from workbench.topics.registry import FIGURES
 
