@@ -72,3 +72,10 @@ def test_a_notebook_tells_a_reason_for_not_measuring_once_and_every_verdict_by_i
     assert shown.count(reason) == 1
     assert "2 alike: warmup.needed, warmup.over_cap." in shown
     assert shown.count(well) == 2
+
+
+def test_a_long_summary_goes_on_below_its_own_beginning() -> None:
+    made = Diagnosis(findings=(Finding(code="lr.best", status="warn", summary="word " * 60),), workload="mine")
+    first, *below = repr(made).splitlines()[1:]
+    assert len(below) >= 2
+    assert {len(line) - len(line.lstrip()) for line in below} == {first.index("word")}

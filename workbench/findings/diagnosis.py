@@ -194,7 +194,7 @@ class Diagnosis:
 def _paragraph(status: Status, text: str, code: str = "") -> str:
     """Return a line of one status, continued below its text where it is long."""
     start = f"  {SYMBOLS[status]} {status:<12} " + (f"{code:<26} " if code else "")
-    below = " " * (len(start) + 2)
+    below = " " * (len(start) if code else len(start) + 2)
     return textwrap.fill(start + text, WIDTH, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
 
 
