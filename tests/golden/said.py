@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from workbench.cli import main
 from workbench.playbook import diagnosis_of
 from workbench.record.read import open_record
-from workbench.report.write import write_report
 from workbench.report.summary import summarise
+from workbench.report.write import write_report
 from workbench.topics.registry import FIGURES
 
 
