@@ -14,15 +14,16 @@ from torch import nn
 
 from tests.helpers.workloads import small_workload
 from tests.parameter_server.conftest import MakeCluster
-from workbench.config import TrainConfig
+from workbench.config import OptimizerName, TrainConfig
 from workbench.errors import CheckpointError, RecordError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager, load_placed
 from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.train.checkpoint import load_checkpoint
 
 ADAM = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, optimizer="adam", precision="float64")
 
@@ -196,6 +197,19 @@ def test_what_does_not_match_is_refused(
     before = values(other)
     with pytest.raises(CheckpointError, match=says):
         CheckpointManager(other, tmp_path).restore()
+    assert all(torch.equal(value, before[key]) for key, value in values(other).items()), "left as it was"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_the_state_of_another_optimizer_is_refused_where_no_name_tells_it(
+    strategy: ParameterServerStrategy, tmp_path: Path, optimizer: OptimizerName
+) -> None:
+    """T10.6: a trial's checkpoint does not name its optimizer."""
+    path = CheckpointManager(strategy.place(net(), ADAM.replace(optimizer=optimizer)), tmp_path).save()
+    other = strategy.place(net(), ADAM)
+    before = values(other)
+    with pytest.raises(CheckpointError, match=r"holds the optimizer state .*, and optimizer='adam' has \['"):
+        load_placed(other, load_checkpoint(path))
     assert all(torch.equal(value, before[key]) for key, value in values(other).items()), "left as it was"
 
 

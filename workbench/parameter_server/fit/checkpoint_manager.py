@@ -27,18 +27,29 @@ def packed_state(state: Mapping[str, Any], model: Mapping[str, Tensor]) -> dict[
 
 
 def load_placed(placed: PlacedModule, checkpoint: Checkpoint) -> None:
-    """Give the servers what a checkpoint of `CheckpointManager` or of a trial holds of a module."""
+    """Give the servers what a checkpoint of `CheckpointManager` or of a trial holds of a module.
+
+    Raises:
+        CheckpointError: it does not hold the slots of the module's optimizer: of another one, or written before both had one format.
+    """
     slots: dict[str, dict[str, Tensor]] = {}
     for name, value in _within("optimizer", checkpoint.trainer).items():
         slot, _, key = name.partition("/")
         slots.setdefault(slot, {})[key] = value
+    plain, here = _within("plain", checkpoint.trainer), placed.state_dict()
+    given, own = sorted({*slots, *plain}), sorted({*here["slots"], *here["plain_slots"]})
+    if given != own:
+        raise CheckpointError(
+            f"The checkpoint holds the optimizer state {given}, and optimizer={placed.config.optimizer!r} has {own}. Place the "
+            "module with the optimizer that it was trained with; a checkpoint of an earlier version has to be written again."
+        )
     model, buffers = checkpoint.model, placed.start_buffers()
     trained = checkpoint.meta.get("parameters") or {part.parameter for held in placed.parts.values() for part in held}
     placed.load_state_dict(
         {
             "parameters": {key: model[key] for key in trained if key in model}, "frozen": model, "slots": slots, "steps": checkpoint.step,
             "buffers": {k: model.get(k, v) for k, v in buffers.items()} | _within("buffers", checkpoint.trainer),
-            "plain_slots": _within("plain", checkpoint.trainer),
+            "plain_slots": plain,
         }
     )  # fmt: skip
 
