@@ -74,8 +74,11 @@ def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("status", "fail_on", "code"),
-    [("fail", None, 0), ("fail", "fail", 3), ("warn", "fail", 0), ("warn", "warn", 3), ("ok", "warn", 0)],
-)
+    [
+        ("fail", None, 0), ("fail", "fail", 3), ("fail", "warn", 3), ("warn", "fail", 0), ("warn", "warn", 3),
+        ("not_measured", "warn", 0), ("ok", "warn", 0),
+    ],
+)  # fmt: skip
 def test_fail_on(playbook, status: str, fail_on: str | None, code: int) -> None:
     playbook(diagnosis(status))
     assert cli.main(["diagnose", "w", *(["--fail-on", fail_on] if fail_on else [])]) == code

@@ -196,6 +196,66 @@ def test_five_gains_are_rare_by_chance_however_much_they_differ() -> None:
     assert [p_value([gain] * 3) for gain in (0.5, 0.0, -0.5)] == [0.0, 1.0, 1.0]
 
 
+def test_a_candidate_that_was_tested_does_not_give_way_to_one_whose_luck_was_not() -> None:
+    """The one chosen by a lucky seed loses over three; the runner-up, with its single seed, is not adopted instead."""
+    fixed = {"stage": "fix", "total_steps": TOTAL}
+    loss = np.linspace(2, 1, TOTAL)
+    runs = [(trial(loss, 0.1, seed=seed, stage="baseline" if seed == 0 else "proof"), 1.0) for seed in range(3)]
+    runs += [(trial(loss, 0.2, max_grad_norm=1.0, **fixed), 0.5), (trial(loss, 0.2, max_grad_norm=2.0, **fixed), 0.6)]
+    runs += [(trial(loss, 0.2, seed=seed, stage="proof", max_grad_norm=1.0), 1.2) for seed in (1, 2)]
+    evals = [row for k, (_, value) in enumerate(runs) for row in evaluations(k, [50], [value], split="validation")]
+    made = record([run for run, _ in runs], evals=evals, total_steps=TOTAL)
+    found = recommend(made, NOTHING)
+    assert found["candidate"] == "lr 0.2, clipping at 1"
+    assert found["chosen"] == {"trial": 3, "validation/loss": 0.5}
+    assert found["recommended"]["trials"] == [5, 6], "the seeds of the proof, not the one that chose it"
+    assert found["proof"]["candidate"] == [1.2, 1.2]
+    assert found["adopted"] is False
+    assert found["changed"] == []
+
+
+@pytest.mark.parametrize(("spread", "adopted"), [(0.02, True), (0.13, False)])
+def test_where_the_best_candidate_is_refuted_the_second_may_be_adopted_at_half_the_limit(
+    spread: float, adopted: bool
+) -> None:
+    """The wide one has p of 0.027: enough for a first candidate, too much for a second (Bonferroni)."""
+    fixed = {"stage": "fix", "total_steps": TOTAL}
+    loss, after = np.linspace(2, 1, TOTAL), 0.6 + np.array([-1.0, 0.0, 1.0]) * spread
+    assert (
+        LIMIT / 2
+        < stats.ttest_1samp(np.log(1.0 / (0.6 + np.array([-0.13, 0.0, 0.13]))), 0.0, alternative="greater").pvalue
+        < LIMIT
+    )
+    runs = [(trial(loss, 0.1, seed=seed, stage="baseline" if seed == 0 else "proof"), 1.0) for seed in range(4)]
+    runs += [(trial(loss, 0.2, max_grad_norm=1.0, **fixed), 0.5), (trial(loss, 0.2, max_grad_norm=2.0, **fixed), 0.55)]
+    runs += [(trial(loss, 0.2, seed=seed, stage="proof", max_grad_norm=1.0), 1.2) for seed in (1, 2, 3)]
+    runs += [
+        (trial(loss, 0.2, seed=seed, stage="proof", max_grad_norm=2.0), float(value))
+        for seed, value in zip((1, 2, 3), after, strict=True)
+    ]
+    evals = [row for k, (_, value) in enumerate(runs) for row in evaluations(k, [50], [value], split="validation")]
+    made = record([run for run, _ in runs], evals=evals, total_steps=TOTAL)
+    found = recommend(made, NOTHING)
+    assert (found["adopted"], found["config"]["max_grad_norm"]) == (adopted, 2.0 if adopted else None)
+    assert found["candidate"] == f"lr 0.2, clipping at {2 if adopted else 1}"
+
+
+def test_a_clipped_run_that_is_a_smaller_lr_in_disguise_is_no_candidate() -> None:
+    """F4.12: where half of the steps or more are clipped the advice is a smaller lr, so it is not recommended either."""
+    loss = np.linspace(2, 1, TOTAL)
+    for share, candidate in ((0.1, "lr 0.2, clipping at 1"), (0.6, None)):
+        norms = np.where(np.arange(TOTAL) < share * TOTAL, 5.0, 0.5)
+        columns = {"grad_norm": norms, "clipped": norms > 1.0}
+        runs = [
+            (trial(loss, 0.1, stage="baseline", columns={"grad_norm": np.full(TOTAL, 0.5)}), 1.0),
+            (trial(loss, 0.2, stage="clipping", max_grad_norm=1.0, columns=columns), 0.5),
+        ]
+        evals = [row for k, (_, value) in enumerate(runs) for row in evaluations(k, [50], [value], split="validation")]
+        made = record([run for run, _ in runs], evals=evals, total_steps=TOTAL)
+        nothing = Diagnosis(findings=(Finding(code="lr.best", status="ok", value=0.1, summary="planted"),))
+        assert recommend(made, nothing)["candidate"] == candidate
+
+
 def facts(sd: float | None, *, examples: int = 100, trials: Any = ((1, 5),), is_train: bool = False) -> dict[str, Any]:
     pair = {"difference_sd": sd, "trials": [list(numbers) for numbers in trials]}
     return {"evaluation_sample": {"examples": examples, "pair": pair, "is_train": is_train}}

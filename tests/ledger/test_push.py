@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import make_url
 
 import workbench as wb
-from tests.helpers.study_folders import PLAIN, study, write_study
+from tests.helpers.study_folders import PLAIN, opened, study, write_study
 from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import RecordError, UsageError
@@ -136,6 +136,13 @@ def test_a_password_in_any_form_is_in_no_message(tmp_path: Path, word: str) -> N
         wb.list_studies(tmp_path, ledger=f"postgresql://me:{word}@127.0.0.1:1/none")
     for form in (word, plain, urllib.parse.quote(plain), urllib.parse.quote_plus(plain), "sqlalche.me", "Background"):
         assert form not in str(caught.value)
+
+
+def test_a_command_with_a_password_is_stored_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: (None, b""))  # this file may be part of a patch
+    opened(tmp_path / "one", command=f"python x.py --db postgresql://u:{SECRET}@h/d").close()
+    assert not any(SECRET.encode() in path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert "//***@h" in wb.list_studies(tmp_path)["reproduce"].iloc[0]
 
 
 def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

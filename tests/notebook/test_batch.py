@@ -121,6 +121,13 @@ def test_exit_codes_of_the_command(words: list[str], code: int, said: str, noteb
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("more", [[], ["--sweep", "status=ok,warn"]])
+def test_without_a_verdict_fail_on_cannot_pass(notebook: Path, more: list[str], capsys) -> None:
+    write_notebook(notebook, COUNT)
+    assert cli.main(["run", "asked", *more, "--fail-on", "fail"]) == 1
+    assert "reached no verdict" in capsys.readouterr().err
+
+
 def test_an_interrupted_batch_is_130_and_the_same_command_goes_on(notebook: Path) -> None:
     cell = "import os, time, pathlib\npathlib.Path('begun').touch()\nif status == 'warn' and not os.path.exists('go'):\n    time.sleep(60)"
     write_notebook(notebook, COUNT, cell, VERDICT)

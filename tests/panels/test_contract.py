@@ -168,3 +168,12 @@ def test_an_answer_that_cannot_be_given_is_said_and_the_panel_goes_on() -> None:
     assert said(panel).endswith("It is 3.")
     assert panel.picture.value != picture
     panel.close()
+
+
+def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
+    names = ["trial", "step", "split", "example", "prediction", "label", "loss"]
+    rows = [[0, step, "validation", 3, "<img src=x>", "<b>cat</b>", 1.0] for step in (0, 10)]
+    record = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame(rows, columns=names))
+    words = wb.predictions.panel(record, live=True).words.value
+    assert "<img" not in words
+    assert "&lt;b&gt;cat" in words

@@ -12,6 +12,7 @@ import pytest
 from matplotlib import image
 
 import workbench as wb
+from tests.helpers.study_folders import write_study
 from tests.helpers.workloads import small_workload
 from tests.panels.test_live import Page, same_curves
 from workbench.findings.diagnosis import Diagnosis
@@ -55,6 +56,11 @@ def test_the_sentence_counts_by_state_and_names_the_best(study: Path) -> None:
         f"3 trials of quadratic: 2 complete, 1 diverged; best validation/loss {best['best_value']:.4g} "
         f"in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}."
     )
+
+
+def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path) -> None:
+    record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x>"))
+    assert study_sentence(record).startswith("1 trial of &lt;img src=x&gt;: 1 complete")
 
 
 @pytest.mark.parametrize("kind", sorted({*STUDIES, "trial", "comparison"}))

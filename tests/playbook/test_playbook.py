@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,14 @@ import torch
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
+from workbench.errors import StudyInterrupted
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import open_record
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.one_batch.diagnose import CODES as ONE_BATCH
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.batches import train_batches
+from workbench.train.hooks import Hook, Step
 
 ROOT = str(Path(__file__).parents[2])
 STEPS = 200
@@ -151,6 +154,61 @@ def test_interrupted_it_goes_on_and_says_the_same(tmp_path: Path, whole: Diagnos
     after = events(tmp_path / "s")
     assert all(after[trial] == before[trial] for trial in complete), "what was complete is not trained again"
     assert comparable(again) == comparable(whole)
+
+
+def studies(root: Path) -> list[Path]:
+    return sorted(p.parent for p in root.glob("runs/*/study.json"))
+
+
+class StopsAt(Hook):
+    """Presses Ctrl-C at the nth update that is made."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def on_step(self, step: Step) -> None:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_without_a_folder_an_interrupted_diagnosis_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Diagnosis
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StudyInterrupted):
+        wb.diagnose(small_workload(), trainer=wb.Trainer(hooks=[StopsAt(100)], device="cpu"), command="c", **QUICK)
+    (begun,) = studies(tmp_path)
+    states = open_record(begun).trials["state"].tolist()
+    assert states[:4] == ["complete"] * 4
+    assert "stopped" in states
+    before = events(begun)
+    again = wb.diagnose(small_workload(), command="c", **QUICK)
+    assert studies(tmp_path) == [begun]
+    assert all(events(begun)[trial] == before[trial] for trial in ("0", "1", "2", "3")), (
+        "what was complete is not trained again"
+    )
+    assert comparable(again) == comparable(whole)
+
+
+def test_without_a_folder_only_the_same_unfinished_study_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    workload, stops = small_workload(), [StopsAt(30)]
+    with pytest.raises(StudyInterrupted):
+        LRSweep(lrs=(0.01, 0.1)).run(workload, wb.Trainer(hooks=stops, device="cpu"))
+    (begun,) = studies(tmp_path)
+    before = events(begun)
+    for other, changes in ((LRSweep(lrs=(0.01, 0.2)), {}), (LRSweep(lrs=(0.01, 0.1)), {"momentum": 0.8})):
+        found = other.run(workload.replace(config=workload.config.replace(**changes)), wb.Trainer(device="cpu"))
+        assert found.path.resolve() != begun
+    assert events(begun) == before
+    assert LRSweep(lrs=(0.01, 0.1)).run(workload, wb.Trainer(device="cpu")).path.resolve() == begun
+    assert len(studies(tmp_path)) == 3
+    anew = LRSweep(lrs=(0.01, 0.1)).run(workload, wb.Trainer(device="cpu"))
+    assert anew.path.resolve() != begun, "the one that is finished is left as it is"
+    assert len(studies(tmp_path)) == 4
 
 
 MINE = """

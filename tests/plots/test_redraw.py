@@ -69,6 +69,7 @@ def test_whatever_was_drawn_before_the_picture_is_the_same() -> None:
         shown = pixels(canvas.png([draw]))
         if name in ("nothing", "a legend below", "text as ticks, upside down"):
             assert np.array_equal(shown, alone[name])
+        assert np.flatnonzero((shown[..., :3] < 0.6).any(axis=(0, 2))).min() > 0, "nothing is cut off"
 
 
 def curve(height: float) -> Draw:

@@ -21,6 +21,12 @@ from workbench.record.redact import redact
         ("DB_PASSWORD=pw train.py --db-password pw --lr 1", "DB_PASSWORD=*** train.py --db-password *** --lr 1"),
         ("run --hub-token='pw pw' --client_secret pw", "run --hub-token=*** --client_secret ***"),
         ("credentials: pw", "credentials: ***"),
+        ("mysql://root:%40pw@h/d", "mysql://***@h/d"),
+        ("postgresql://host/db?pwd=pw&sslpassword=pw", "postgresql://host/db?pwd=***&sslpassword=***"),
+        ("https://me:to@ken@host/x", "https://***@host/x"),
+        ("host=h password = pw user=me", "host=h password = *** user=me"),
+        ("run --token pw --steps 5", "run --token *** --steps 5"),
+        ("API_KEY=pw workbench diagnose x", "API_KEY=*** workbench diagnose x"),
         *[(same, same) for same in (
             "train.py --password --lr 1", "https://host:8080/x@v1", "pip install git+https://host/x@v1",
             "workbench diagnose file.py:name --steps 120", "train.py --tokenizer bert --max-tokens 512 --n_tokens=8",

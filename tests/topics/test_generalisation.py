@@ -48,20 +48,33 @@ def said(last: dict[str, Any], selected: dict[str, Any] | None = None, *, mode: 
         (at(math.nan, 1.0), None, 0.2, "fail", "evaluation mode"),
         (at(2.29, 2.3), None, 2.29, "ok", "too little"),
         (at(0.1, math.inf), at(2.2, 2.29, 0), 0.1, "fail", "next to nothing"),
+        (at(0.01, 2.1), at(0.9, 1.1), 0.01, "warn", "overfits"),
+        (at(1.9, 1.9), None, 0.2, "fail", "evaluation mode"),
+        # evaluation mode loses 0.24 and 0.26 of what was learned, then 0.3 of it by 5.4 and by 4.6 standard errors
+        (at(0.78, 0.78), None, 0.3, "ok", NONE_LOST),
+        (at(0.82, 0.82), None, 0.3, "fail", "evaluation mode"),
         (at(0.9, 0.9, se=(0.11, 0.01)), None, 0.3, "fail", "evaluation mode"),
         (at(0.9, 0.9, se=(0.13, 0.01)), None, 0.3, "ok", NONE_LOST),
         # too little is 0.23 of 2.3, or four standard errors
         (at(2.08, 2.08), None, 2.08, "ok", "too little"),
+        # of 2.0 that were learned training mode hides 0.49 and 0.51, then as much by 5.2 and 4.8 standard errors
+        (at(0.3, 0.3), None, 1.28, "ok", NONE_LOST),
+        (at(0.3, 0.3), None, 1.32, "warn", "hides 51% of what was learned"),
         (at(0.3, 0.3, se=(0.19, 0.01)), None, 1.32, "warn", "hides 51% of what was learned"),
         (at(0.3, 0.3, se=(0.22, 0.01)), None, 1.32, "ok", NONE_LOST),
+        (at(2.06, 2.06), None, 2.06, "ok", NONE_LOST),
         (at(1.9, 1.9, se=(0.11, 0.01)), None, 1.9, "ok", "too little"),
         (at(1.9, 1.9, se=(0.09, 0.01)), None, 1.9, "ok", NONE_LOST),
         # of 2.0 that were learned 0.11 carry over, then 0.09: at the best checkpoint 0.105, then 0.095
         (at(0.3, 2.08), at(0.3, 2.11), 0.3, "ok", ": 89% of what"),
+        (at(0.3, 2.12), at(0.3, 2.09), 0.3, "ok", ": 91% of what"),
         (at(0.3, 2.12), at(0.3, 2.11), 0.3, "fail", "next to nothing"),
         # all of it is lost, by 3.03 standard errors and by 2.94
         (at(0.3, 2.3, se=(0.0, 0.66)), None, 0.3, "fail", "next to nothing"),
         (at(0.3, 2.3, se=(0.0, 0.68)), None, 0.3, "ok", ": 100% of what"),
+        # the loss on validation rises by 0.24 and 0.26 of it; 0.49 and 0.51 of it are lost; by 3.06 and 2.94 standard errors
+        (at(0.3, 1.5), at(0.6, 1.02), 0.3, "ok", ": 60% of what"),
+        (at(0.3, 1.5), at(0.6, 0.98), 0.3, "warn", "overfits"),
         (at(0.3, 1.28), at(0.6, 0.48), 0.3, "ok", ": 49% of what"),
         (at(0.3, 1.32), at(0.6, 0.52), 0.3, "warn", "overfits"),
         (at(0.3, 1.8, se=(0.0, 0.49)), at(0.6, 0.8), 0.3, "warn", "overfits"),

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from workbench.errors import UsageError
@@ -132,6 +133,68 @@ def test_calls_past_the_wrapper_are_counted(alone: None, tmp_path: Path, module:
             model.eval()(torch.ones(2, 3))  # evaluation may call the model itself
 
     assert seen(tmp_path / "facts", work)["calls"]["raw"] == raw
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_parts_that_are_computed_again_in_backward_are_not_called_past_the_wrapper(
+    alone: None, tmp_path: Path, reentrant: bool
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.part = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+
+        def forward(self, inputs: Tensor) -> Any:
+            return checkpoint(self.part, self.first(inputs), use_reentrant=reentrant)
+
+    def work() -> None:
+        net = Net()
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for called in (model, model, net):
+            step(optimizer, called)
+
+    assert seen(tmp_path / "facts", work)["calls"] == {"wrapped": 2, "raw": 1, "other": 0}
+
+
+def test_an_update_made_of_others_is_one(tmp_path: Path) -> None:
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model.parameters(), {})
+            self.inner = torch.optim.SGD([next(iter(model.parameters()))], 0.1)
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.inner.step()
+
+    def work() -> None:
+        model = nn.Linear(3, 1)
+        outer = Outer(model)
+        for _ in range(3):
+            step(outer, model)
+
+    found = seen(tmp_path, work)
+    assert found["steps"] == 3
+    assert {row["optimizer"] for row in found["parameters"]} == {0}
+
+
+def test_steps_are_counted_by_whichever_optimizer_makes_them(tmp_path: Path) -> None:
+    """One that is never used, one for the head, then two that take turns: five and four updates of each."""
+
+    def work() -> None:
+        model = nn.Linear(3, 1)
+        torch.optim.SGD(model.parameters(), 0.1)
+        head = torch.optim.SGD([model.bias], 0.1)
+        for _ in range(5):
+            step(head, model)
+        both = [torch.optim.SGD([p], 0.1) for p in model.parameters()]
+        for _ in range(4):
+            model(torch.ones(2, 3)).sum().backward()
+            for optimizer in both:
+                optimizer.step()
+
+    assert (
+        seen(tmp_path, work)["steps"] == 5 + 3
+    )  # the first of the new ones shows only afterwards that the old one is over
 
 
 def test_gradients_are_seen_where_backward_ends_where_the_script_joins_them_and_where_they_are_used(

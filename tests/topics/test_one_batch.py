@@ -347,6 +347,8 @@ def test_a_loss_that_falls_without_end_is_seen_in_the_runs(name: str, curves: li
         ("modes/eval_in_train", {"bn": "frozen"}, "loop.eval_mode_in_training", "ok"),
         ("modes/train_in_eval", {"d": "dropout"}, "loop.train_mode_in_eval", "warn"),
         ("modes/train_in_eval", {"bn": "batch_norm"}, "loop.train_mode_in_eval", "fail"),
+        ("loss/broadcast", "targets", "loss.broadcast", "fail"),
+        ("loss/reversed", True, "loss.unbounded", "fail"),
         ("loss/escape/falls", ["-inf", "inf", None], "loss.unbounded", "ok"),
         ("loss/escape", {"start": 2.0, "falls": [-10.0, -100.0, -1000.0], "share": 1.0}, "loss.unbounded", "fail"),
         ("loss/escape", {"start": 2.0, "falls": [-10.0, -100.0, -1000.0], "share": 0.5}, "loss.unbounded", "ok"),

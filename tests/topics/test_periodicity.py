@@ -63,9 +63,12 @@ def test_the_period_is_named_with_and_without_an_epoch(period: float) -> None:
 
 
 def test_what_the_evaluations_can_show() -> None:
-    """Every 19 steps, looked at every 50, appears as a slower wave; looked at every 19 it cannot be seen at all."""
+    """Every 19 steps, looked at every 50, appears as a wave of 380 steps; looked at every 19 it cannot be seen at all."""
     steps = 50.0 * np.arange(150)
     assert find_period(steps, wave(19.0, steps), epoch=19.0).period == pytest.approx(19.0, rel=0.001)
+    alone = find_period(steps, wave(19.0, steps)).period
+    assert alone is not None
+    assert abs(1 / alone - abs(1 / 19 - 3 / 50)) * 7500 < 1
     noise = RNG.standard_normal(150)
     assert not find_period(19.0 * np.arange(150), noise, epoch=19.0).epoch_seen
     assert find_period(20.0 * np.arange(150), noise, epoch=190.0).epoch_seen

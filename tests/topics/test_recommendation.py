@@ -26,8 +26,10 @@ SPREAD = np.array([0.0, 0.01, -0.01, 0.02])
 STEPS = [0, 50, 100]
 
 
-def known(star: float = 0.3, unstable: float | None = None, *more: wb.Finding) -> wb.Diagnosis:
-    points = [{"lr": star, "loss": 0.0, "unstable": False}]
+def known(
+    star: float = 0.3, unstable: float | None = None, *more: wb.Finding, lrs: tuple[float, ...] = ()
+) -> wb.Diagnosis:
+    points = [{"lr": lr, "loss": abs(math.log(lr / star)), "unstable": False} for lr in (*lrs, star)]
     best = wb.Finding(code="lr.best", status="ok", value=star, summary="planted", evidence={"points": points})
     status: Any = "ok" if unstable else "not_measured"
     edge = wb.Finding(code="lr.unstable", status=status, value=unstable, summary="planted")
@@ -45,8 +47,8 @@ class Study:
         self.runs: list[dict[str, Any]] = []
         self.evals: list[dict[str, Any]] = []
 
-    def run(self, lr: float, curve: Any, *, loss: Any = FALLING, **more: Any) -> None:
-        self.evals += evaluations(len(self.runs), STEPS[: len(curve)], curve, split="validation")
+    def run(self, lr: float, curve: Any, *, loss: Any = FALLING, steps: Any = STEPS, **more: Any) -> None:
+        self.evals += evaluations(len(self.runs), steps[: len(curve)], curve, split="validation")
         self.runs.append(trial(loss, lr, columns={"grad_norm": np.full(len(loss), 0.5)}, **more))
 
     def arm(self, lr: float, ends: Any, *, first: str = "lr_sweep", **more: Any) -> Study:
@@ -69,6 +71,31 @@ def said(made: Any, diagnosis: wb.Diagnosis | None = None) -> tuple[bool, str]:
     found = recommend(made, diagnosis or known())
     assert found["adopted"] is bool(found["changed"])
     return found["adopted"], found["reason"]
+
+
+def test_the_best_of_more_evaluations_is_no_gain() -> None:
+    """The same noise, seen three times by the baseline and a hundred times by the candidate."""
+    rng, study = np.random.default_rng(0), Study()
+    for seed in range(SEEDS):
+        study.run(0.1, [2.0, *(1 + 0.2 * rng.standard_normal(2))], seed=seed, stage="baseline")
+    for seed in range(SEEDS):
+        curve = np.append(2.0, 1 + 0.2 * rng.standard_normal(TOTAL))
+        study.run(0.3, curve, seed=seed, stage="lr_sweep" if seed == 0 else "proof", steps=range(TOTAL + 1))
+    made = study.record
+    every = [made.evals[made.evals["trial"] == number]["value"].min() for number in range(2 * SEEDS)]
+    assert min(every[:SEEDS]) > max(every[SEEDS:]) + 0.1, "by all its evaluations it would win under every seed"
+    found = recommend(made, known())
+    assert not found["adopted"]
+    assert abs(np.mean(found["proof"]["arms"][0]["gains"])) < 0.3
+
+
+def test_the_lr_keeps_a_distance_from_the_edge() -> None:
+    """lr* at 0.3 under an edge at 0.4: the best point of the sweep at 0.267 or below is the candidate."""
+    study = Study().arm(0.1, 1.0 + SPREAD).arm(0.3, 0.4 + SPREAD).arm(0.2, 0.5 + SPREAD)
+    near = known(0.3, 0.4, lrs=(0.05, 0.1, 0.2))
+    assert recommend(study.record, near)["config"]["peak_lr"] == 0.2
+    assert recommend(study.record, known(0.3, 0.45, lrs=(0.05, 0.1, 0.2)))["config"]["peak_lr"] == 0.3
+    assert recommend(study.record, known(0.3, 0.12, lrs=(0.05, 0.1, 0.2)))["candidate"] is None
 
 
 def test_a_candidate_that_depends_on_the_seed_three_times_as_much_is_refused() -> None:

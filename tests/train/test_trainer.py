@@ -318,3 +318,24 @@ def test_every_hook_ends_whatever_was_raised_and_what_was_saved_is_kept(
 def test_wrong_arguments_are_named(tmp_path: Path, call: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         call(tmp_path / "run")
+
+
+def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Breaks(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 20:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(hooks=[Breaks()]).run(small_workload())
+    (folder,) = (p for p in (tmp_path / "runs").iterdir() if p.is_dir())
+    resumed = Trainer().run(small_workload())
+    assert resumed.path.name == folder.name
+    assert resumed.state == "complete"
+    other = Trainer().run(small_workload(config={"peak_lr": 0.01}))
+    again = Trainer().run(small_workload())
+    assert len({resumed.path.name, other.path.name, again.path.name}) == 3
