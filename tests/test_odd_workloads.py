@@ -175,6 +175,10 @@ ODD: dict[str, Callable[[], wb.Workload]] = {
         lambda: nn.Linear(8, 2), lambda o, b: -o.log_prob(b[1]),
         forward=lambda m, b: Normal(*(m(b[0]) * torch.tensor([1.0, 0.1])).exp().unbind(1)),
     ),
+    "bfloat16 parameters": lambda: odd(
+        lambda: nn.Linear(8, 1).bfloat16(), lambda o, b: (o.squeeze(-1) - b[1].bfloat16()) ** 2,
+        forward=lambda model, batch: model(batch[0].bfloat16()),
+    ),
 }  # fmt: skip
 
 

@@ -81,6 +81,19 @@ def test_the_study_is_the_same(make: Make, tmp_path: Path, name: str, lrs: Any, 
     assert sum(steps) >= len(StudyRecord(tmp_path / "s").steps)
 
 
+def test_the_rows_are_those_of_the_same_chunk_here_bit_for_bit(tmp_path: Path) -> None:
+    workload = load_workload("digits_mlp")
+    configs = rates(workload.config, 0.01, 0.1, total_steps=40)
+    train(None, workload, configs, tmp_path / "here")
+    train(on_pipes(1)[0], workload, configs, tmp_path / "there")
+    here, there = (StudyRecord(tmp_path / name) for name in ("here", "there"))
+    assert here.steps["loss"].tolist() == there.steps["loss"].tolist()
+    assert here.evals["value"].tolist() == there.evals["value"].tolist()
+    for mine, theirs in zip(here, there, strict=True):
+        for one, other in zip(mine.checkpoints, theirs.checkpoints, strict=True):
+            assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
 def test_what_is_finished_is_not_trained_again_and_hooks_see_what_trains(make: Make, tmp_path: Path) -> None:
     workload = small_workload()
     first, second, third = rates(workload.config, 0.01, 0.02, 0.03)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.workloads import small_workload
+from workbench.record.write import StudyWriter
 from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, replace_batch_norm
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.trainer import Trainer
@@ -115,6 +117,16 @@ def test_evaluation_takes_the_running_statistics_for_any_batch_and_draws_nothing
     assert all(torch.equal(before[n], t) for n, t in layer.state_dict().items())
 
 
+def test_bfloat16_in_gives_bfloat16_out_with_statistics_of_more_digits() -> None:
+    layer, x = ghost(3, 8), 100 + torch.randn(32, 3).bfloat16()
+    torch.manual_seed(0)
+    out = layer(x)
+    torch.manual_seed(0)
+    sample = x[torch.rand(32).argsort()[:8]].float()
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(layer.running_var, 0.9 + 0.1 * sample.var(0))
+
+
 def test_a_model_is_converted_with_its_parameters_hooks_and_shared_layers() -> None:
     shared = nn.BatchNorm1d(4)
     model = nn.Sequential(shared, nn.Linear(4, 4), shared, nn.Sequential(nn.BatchNorm1d(4, eps=1e-3).eval()))
@@ -193,6 +205,30 @@ def test_groups_are_as_many_as_divide_the_channels_and_leave_enough_in_each(
 
 
 # In the trainer.
+
+
+def test_lanes_train_as_they_do_alone_by_either_way(tmp_path: Path) -> None:
+    workload = lane_workload(MODELS["conv"])
+    base = workload.config.replace(total_steps=6, bn_stat_examples=3, eval_every_steps=3)
+    assert base.batch_size > 3
+    configs = [base.replace(shared_seed=seed, peak_lr=lr) for seed, lr in ((0, 0.05), (1, 0.05), (0, 0.1))]
+    found: dict[str, list[Any]] = {}
+    for way in ("loop", "vmap"):
+        study = StudyWriter.open(tmp_path / way, kind="trial", workload=workload.name, config=base.to_dict())
+        records = Trainer(gradients=way).run_trials(workload, configs, study, stage="trial")
+        found[way] = [r.steps["loss"].to_numpy() for r in records]
+        found[f"{way} evals"] = [r.evals["value"].to_numpy() for r in records]
+        study.close()
+    alone = [
+        Trainer(gradients="loop").run(workload, c, out=tmp_path / f"{i}").steps["loss"] for i, c in enumerate(configs)
+    ]
+    for one, loop, vmap in zip(alone, found["loop"], found["vmap"], strict=True):
+        np.testing.assert_array_equal(one, loop)
+        np.testing.assert_allclose(vmap, loop, rtol=1e-4)
+    for loop, vmap in zip(found["loop evals"], found["vmap evals"], strict=True):
+        np.testing.assert_allclose(vmap, loop, rtol=1e-3, atol=1e-5)
+    plain = Trainer(gradients="loop").run(workload, base.replace(bn_stat_examples=None), out=tmp_path / "plain")
+    assert not np.allclose(plain.steps["loss"], alone[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("way", ["loop", "vmap"])

@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, DeviceError
+from workbench.parameter_server.data.feed import IndexedBatches
 from workbench.train import batches
 from workbench.train.batches import DataStream, eval_batches, resolve_device, to_device, train_batches, train_order
+from workbench.train.distributed.data_parallel import evaluate_shard
+from workbench.train.stacked_weights import build_model
+from workbench.workloads.subsets import periodic_subset
 
 CPU = torch.device("cpu")
 
@@ -194,3 +198,40 @@ def test_every_tensor_of_a_nested_batch_is_moved_and_cast() -> None:
     assert moved["list"][1][0].dtype == torch.float64
     assert moved["list"][1][1:] == (None, 3)
     assert to_device(batch["pair"].x, CPU) is batch["pair"].x
+
+
+class Augmented(TensorDataset):
+    """Returns other rows than its tensors hold: the sign of the label is turned."""
+
+    def __getitem__(self, index: Any) -> Any:
+        x, y = super().__getitem__(index)
+        return x, -y
+
+
+class TurnedSubset(Subset[Any]):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(x, -y) for x, y in super().__getitems__(indices)]
+
+
+@pytest.mark.parametrize("kind", ["augmented", "random_split", "subset", "concatenated"])
+def test_what_is_trained_and_evaluated_is_what_a_loader_gives(kind: str) -> None:
+    x, y = torch.randn(48, 3), torch.ones(48)
+    turned = Augmented(x, y)
+    data: Any = {
+        "augmented": turned, "random_split": random_split(turned, [45, 3])[0], "subset": TurnedSubset(TensorDataset(x, y), range(48)),
+        "concatenated": ConcatDataset([Augmented(x[:20], y[:20]), TensorDataset(x[20:], -y[20:])]),
+    }[kind]  # fmt: skip
+    given = small_workload(train_data=data, validation_data=data, config={"batch_size": 8})
+    trained = itertools.chain(*itertools.islice(train_batches(given, given.config, CPU), 6))
+    evaluated = eval_batches(given, "validation", 7, CPU, None)
+    assert all(bool((batch[1] == -1).all()) for batch, _ in itertools.chain(trained, evaluated))
+    part = periodic_subset(given, 5).validation_data
+    assert next(iter(DataLoader(part, batch_size=5)))[1].tolist() == [-1.0] * 5
+    if kind == "augmented":
+        model = build_model(given, given.config, CPU).eval()
+        ((inputs, targets),) = [(a.double(), b.double()) for a, b in DataLoader(data, batch_size=48)]
+        with torch.no_grad():
+            expected = float(((model(inputs).squeeze(-1) - targets) ** 2).mean())
+        assert [float(v) for v in IndexedBatches(data).take([0, 1])[1]] == [-1.0, -1.0]
+        shard = evaluate_shard(given, model, 0, 1, batch_size=7, precision="float64")
+        assert shard[0].total / shard[0].weight == pytest.approx(expected, rel=1e-9)

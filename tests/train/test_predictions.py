@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import ConfigError, UsageError
-from workbench.record.read import TrialRecord
+from workbench.record.read import TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import load_model
 from workbench.train.trainer import Trainer
@@ -101,6 +102,21 @@ def test_ids_of_a_subset_are_those_of_the_whole_split(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"example 23, which is not evaluated.*23 examples, with ids 0 to 22"):
         Trainer(track=[3, 23]).run(classes(), out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_resumed_trial_writes_each_evaluation_once(tmp_path: Path) -> None:
+    whole = Trainer(gradients="loop").run(classes(), out=tmp_path / "whole").predictions
+    workload = classes()
+    study = StudyWriter.open(tmp_path / "cut", kind="trial", workload="classes", config=workload.config.to_dict())
+    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
+    for late in sorted((study.path / "trials" / "0" / "checkpoints").glob("step-*"))[2:]:
+        shutil.rmtree(late)
+    study.trial(workload.config.to_dict(), stage="trial", train_examples=64).event("ended", state="stopped")
+    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
+    study.close()
+    cut = open_record(tmp_path / "cut").predictions
+    assert cut.drop(columns="loss").equals(whole.drop(columns="loss"))
+    np.testing.assert_allclose(cut["loss"], whole["loss"])
 
 
 class Plain:

@@ -158,6 +158,20 @@ def mixed(order: str) -> list[TrainConfig]:
     return [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
 
 
+@pytest.mark.parametrize("rows", [[0, 2, 5, 11, 16], [16, 5, 0, 11, 2], [7], list(range(1, 22))])
+@pytest.mark.parametrize("order", ["sorted", "scattered"])
+def test_lanes_of_all_rules_that_are_kept_go_on_as_separate_trials(order: str, rows: list[int]) -> None:
+    configs = mixed(order)
+    values = start(len(configs))
+    kept = [configs[row] for row in rows]
+    expected = alone(kept, values[rows])
+    updater = together(configs, values, 20)
+    updater.keep(rows)
+    values = values[rows]
+    follow(updater, values, kept, 20, STEPS)
+    torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("order", ["sorted", "scattered"])
 def test_the_state_of_a_lane_is_that_of_a_separate_trial(order: str) -> None:
     """Lane by lane into updaters of one lane, on, and back into a stack."""

@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.train.gradients import LaneLoss, LoopGradients
-from workbench.train.hooks import Activations, Hook, Step
+from workbench.train.hooks import Activations, Hook, Run, Step
 from workbench.train.lanes import backend
 from workbench.train.lanes.backend import Arrangement, Verdict, recall, remember
 from workbench.train.lanes.recorder import CannotBatch
@@ -232,8 +232,29 @@ def test_a_command_given_twice_takes_the_same_arithmetic_whatever_is_faster_now(
     assert set(sweep(given, tmp_path / "broken").lanes["gradients"]) == {"loop" if taken == "vmap" else "vmap"}
 
 
+def test_failing_before_a_resumed_trial_begins_keeps_its_best_checkpoints(tmp_path: Path) -> None:
+    class Refuses(Hook):
+        def on_start(self, run: Run) -> None:
+            raise RuntimeError("planted")
+
+    given = small_workload(config={"checkpoint_every_steps": 5, "eval_every_steps": 5, "keep_best": 2})
+    with pytest.raises(RuntimeError, match="planted"):
+        sweep(given, tmp_path / "run", lanes=1, hooks=[Breaks()])
+    folder = tmp_path / "run" / "trials" / "0" / "checkpoints"
+    before = sorted(path.name for path in folder.iterdir())
+    assert len(before) > 1
+    with pytest.raises(RuntimeError, match="planted"):
+        sweep(given, tmp_path / "run", lanes=1, hooks=[Refuses()])
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def gradient_of_lane_1(stack: LaneStack, loss: LaneLoss) -> LaneLoss:
     stack.grad[1] *= 1.1
+    return loss
+
+
+def all_gradients_a_little(stack: LaneStack, loss: LaneLoss) -> LaneLoss:
+    stack.grad.mul_(1.01)
     return loss
 
 
@@ -251,6 +272,7 @@ def not_a_number(stack: LaneStack, loss: LaneLoss) -> LaneLoss:
     ("change", "said"),
     [
         (gradient_of_lane_1, "gradient than plain autograd, in lane 1 of step 0"),
+        (all_gradients_a_little, "gradient than plain autograd, in lane 0 of step 0"),
         (
             lambda stack, loss: loss._replace(loss=loss.loss + torch.tensor([0, 0, 0.01])),
             "loss than plain autograd, in lane 2 of step 0",
@@ -267,6 +289,22 @@ def test_what_differs_from_plain_autograd_is_named(
     loop = LoopGradients(workload, stack)
     with pytest.raises(CannotBatch, match=f"another {said}"):
         verify(stack, loop, lambda step: change(stack, loop(step)), updates(workload, 2))  # type: ignore[arg-type]
+
+
+def test_a_kink_in_one_gradient_is_no_difference() -> None:
+    workload, calls = lane_workload(MODELS["mlp"], dtype=torch.float32), []
+    stack = lane_stack(workload, 3)
+    loop = LoopGradients(workload, stack)
+
+    def once(step: Any) -> LaneLoss:
+        loss = loop(step)
+        calls.append(0)
+        if len(calls) == 2:
+            stack.grad[1] *= 1.01
+        return loss
+
+    verify(stack, loop, once, updates(workload, 2))  # type: ignore[arg-type]
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(

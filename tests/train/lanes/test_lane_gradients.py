@@ -74,7 +74,8 @@ def test_gradients_are_those_of_plain_autograd(
             compare(workload, per_call=per_call)
         return
     compare(workload, per_call=per_call, lanes=lanes, rtol=rtol)
-    assert any(isinstance(found, program.LaneProgram) for _, found in program._built.values())
+    assert program._built
+    assert all(isinstance(found, program.LaneProgram) for _, found in program._built.values())
 
 
 @pytest.mark.parametrize("per_call", PER_CALL)
@@ -194,6 +195,24 @@ def test_what_depends_on_values_is_refused_and_what_depends_on_no_input_is_not(
         else:
             with pytest.raises(CannotBatch, match=reason):
                 function(X)
+
+
+@pytest.mark.parametrize("part", ["losses", "grads"])
+def test_a_program_that_gives_other_numbers_than_the_step_is_refused(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    lower = program._lower
+
+    def off(*args: Any) -> Any:
+        function, result, size = lower(*args)
+        value = getattr(result, part)
+        changed = value + 0.01 if part == "losses" else [1.1 * g for g in value]
+        return function, result._replace(**{part: changed}), size
+
+    monkeypatch.setattr(program, "_lower", off)
+    workload = lane_workload(MODELS["mlp"])
+    with pytest.raises(CannotBatch, match="gives other numbers than the step itself"):
+        VmapGradients(workload, lane_stack(workload, 3), lanes_per_call=3)(updates(workload, 1)[0])
 
 
 @pytest.mark.parametrize(
