@@ -222,25 +222,29 @@ def test_fifty_random_kills_change_no_count(own_cluster: MakeCluster) -> None:
     config = {"batch_size": 2, "optimizer": "sgd", "peak_lr": 0.0005}
     data = small_workload(train_data=numbered(), metrics={}, config=config)
     model = StrategyModel(data, strategy, metrics={"visits": VISITS, "batches": BATCHES}, train_step=step)
-    over = threading.Event()
+    over, ended = threading.Event(), []
     chaos = threading.Thread(target=random_kills, args=(cluster, coordinator, over))
-    begun = time.monotonic()
 
     class Until(Callback):
-        def on_train_batch_end(self, step: int, logs: Any) -> None:
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.model.stop_training = over.is_set() or not chaos.is_alive()
+
+    def train() -> None:
+        ended.append(model.fit(epochs=10**6, verbose=0, validation_data=numbered(), callbacks=[Until()]))
+
+    training, begun = threading.Thread(target=train, daemon=True), time.monotonic()
+    chaos.start()
+    training.start()
+    try:
+        while training.is_alive():  # from outside: a training that hangs calls nothing back
+            training.join(0.1)
             report = coordinator.metrics()
             once = statistics.mean([1.0, *report["recovery_s"]])
             assert time.monotonic() - begun < 3 * (KILLS + 1) * max(1.0, once), report
-
-        def on_epoch_end(self, epoch: int, logs: Any) -> None:
-            self.model.stop_training = not chaos.is_alive()
-
-    chaos.start()
-    try:
-        history = model.fit(epochs=10**6, verbose=0, validation_data=numbered(), callbacks=[Until()])
     finally:
         over.set()
         chaos.join()
+    (history,) = ended
     epochs = len(history.epoch)
     assert history.history["batches"] == [24.0] * epochs
     assert history.history["visits"] == history.history["val_visits"] == [1.0] * epochs
