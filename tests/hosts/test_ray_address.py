@@ -31,6 +31,16 @@ def test_a_closed_port_is_answered_at_once() -> None:
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.slow
+def test_a_port_that_says_nothing_is_given_up() -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        start = time.monotonic()
+        with pytest.raises(ClusterError, match="the port is open, but it is not that of a ray cluster"):
+            check_address(f"127.0.0.1:{server.getsockname()[1]}", answer_s=1.0)
+        assert time.monotonic() - start < 15
+
+
 def test_a_cluster_on_loopback_alone_is_told_from_one_that_others_reach() -> None:
     with socket.create_server(("127.0.0.1", 0)) as near:
         address = f"127.0.0.1:{near.getsockname()[1]}"

@@ -9,15 +9,29 @@ import contextlib
 import ipaddress
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 from workbench.errors import ClusterError, UsageError
 
 CONNECT_S = 3.0  # rule of thumb: a port that is open answers in milliseconds
-ANSWER_S = 30.0  # rule of thumb: what a busy machine needs to import Ray and to be answered by a cluster
+ANSWER_S = 6.0  # rule of thumb: so does a cluster
+IMPORT_S = 60.0  # rule of thumb: what a busy machine needs to import Ray
+
+# `ray status` asks a cluster that listens on loopback alone at the machine's own address, where it is not.
+_ASK = """
+import sys
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import GcsClient
+address = canonicalize_bootstrap_address("auto") if sys.argv[1] == "auto" else sys.argv[1]
+print("asking", flush=True)
+GcsClient(address=address)
+print("answered", flush=True)
+"""
 
 
 def check_address(address: str, *, answer_s: float = ANSWER_S) -> None:
@@ -71,14 +85,20 @@ def _unanswered(address: str, why: str) -> ClusterError:
 
 
 def _answers(address: str, answer_s: float) -> bool:
-    """Whether `ray status` is answered in time: only a process of its own can be given up."""
-    asked = [] if address == "auto" else ["--address", address]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "status", *asked]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=answer_s, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0 or b"mismatch" in done.stderr  # of versions, which joining explains
+    """Whether a cluster answers in time. Ray's client has no time limit: only a process of its own can be given up."""
+    command = [sys.executable, "-c", _ASK, address]
+    with subprocess.Popen(command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as asking:
+        try:
+            assert asking.stdout is not None
+            return _says(asking.stdout, b"asking\n", IMPORT_S) and _says(asking.stdout, b"answered\n", answer_s)
+        finally:
+            asking.kill()
+
+
+def _says(lines: IO[bytes], line: bytes, within_s: float) -> bool:
+    """Whether the next line is this one and comes in time; the stream must not read ahead."""
+    ready, _, _ = select.select([lines], [], [], within_s)
+    return bool(ready) and lines.readline() == line
 
 
 def require_token(*, alone: bool) -> None:
