@@ -85,7 +85,12 @@ def free(port: int) -> bool:
 
 def alive(address: str) -> int:
     code = "import ray, sys; ray.init(address=sys.argv[1]); print(sum(n['Alive'] for n in ray.nodes()))"
-    done = subprocess.run([sys.executable, "-c", code, address], env=ENVIRONMENT, capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, address], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        return 0
     return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
 
 
