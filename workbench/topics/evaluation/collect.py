@@ -283,7 +283,8 @@ def memory_per_example(workload: Workload, config: TrainConfig, device: torch.de
 
         def train(batch: Any, count: int) -> None:
             with autocast(device, config.precision):
-                per_example(workload, model.train(), batch, count)[1].mean().backward()  # type: ignore[no-untyped-call]
+                _, losses, _ = per_example(workload, model.train(), batch, count)  # the weights stay, as in training
+                losses.mean().backward()  # type: ignore[no-untyped-call]
 
         def look(batch: Any, count: int) -> None:
             with autocast(device, config.precision), torch.no_grad(), eval_mode(model):
