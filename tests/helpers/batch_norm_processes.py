@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.errors import UsageError
 from workbench.topics.batch_norm.collect import audit_batch_norm
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
-from workbench.train.batch_norm import ghost_batch_norm
 from workbench.train.distributed.batch_norm import (
     gather_running_statistics,
     merge_running_statistics,
     merged_running_statistics,
     synchronise_batch_norm,
 )
+from workbench.workloads.batch_norm import ghost_batch_norm
 
 SIZES = {2: ((5, 3), (4, 4), (6, 0)), 4: ((5, 3, 1, 4), (2, 2, 2, 2), (3, 0, 2, 6))}
 """Examples on each process, case by case."""

@@ -16,12 +16,12 @@ import torch
 from torch.utils.data import Dataset
 
 from workbench.config import TrainConfig
+from workbench.progress import Progress
 from workbench.record.read import StudyRecord, TrialRecord, read_events
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.on_ray import RayExecutor
 from workbench.train import checkpoint
 from workbench.train.hooks import Hook, Run, Step
-from workbench.train.progress import Progress
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

@@ -29,7 +29,7 @@ from workbench.parameter_server.toy import (
     step,
     toy_workload,
 )
-from workbench.train.offline import export_program
+from workbench.topics.evaluation.offline import export_program
 
 ROOT = Path(__file__).parents[2]
 EPOCHS, STEPS = 4, 5

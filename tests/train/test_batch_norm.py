@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from tests.helpers.lane_models import MODELS, lane_workload
 from tests.helpers.workloads import small_workload
 from workbench.record.write import StudyWriter
-from workbench.train.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, replace_batch_norm
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.trainer import Trainer
+from workbench.workloads.batch_norm import GhostBatchNorm, batch_norm_layers, ghost_batch_norm, replace_batch_norm
 
 KINDS: dict[int, tuple[type[nn.Module], tuple[int, ...]]] = {
     1: (nn.BatchNorm1d, ()),

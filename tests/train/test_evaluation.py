@@ -15,9 +15,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
-from workbench.train.coupled_losses import Dependence, batch_dependence, evaluation_batch
 from workbench.train.evaluation import evaluate
-from workbench.train.example_values import example_values, float_tensors
+from workbench.train.example_values import Dependence, batch_dependence, evaluation_batch, example_values, float_tensors
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from workbench.progress import catch_interrupt
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from workbench.train.progress import catch_interrupt
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 
 

@@ -18,7 +18,7 @@ from workbench.record.write import StudyWriter
 from workbench.train.forward import is_out_of_memory
 from workbench.train.gradients import LoopGradients
 from workbench.train.hooks import Hook, Run, Step
-from workbench.train.lane_groups import lane_bytes
+from workbench.train.lane import lane_bytes
 from workbench.train.lanes.vmap_gradients import VmapGradients
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload

@@ -37,6 +37,7 @@ from workbench.topics.evaluation.check import collect_own_evaluation
 from workbench.topics.evaluation.collect import collect_validation_set
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
+from workbench.topics.evaluation.offline import evaluate_checkpoints
 from workbench.topics.generalisation.collect import collect_generalisation
 from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap, diagnose_underfit
 from workbench.topics.input.diagnose import diagnose_input_share
@@ -59,7 +60,6 @@ from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.diagnose import cap_steps, diagnose_warmup
 from workbench.topics.warmup.study import WarmupStudy
-from workbench.train.offline import evaluate_checkpoints
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.registry import call_on, load_workload

@@ -22,11 +22,11 @@ from workbench.errors import (
 )
 from workbench.findings.audited import NOT_COLLECTED
 from workbench.ledger.push import pusher
+from workbench.progress import ProgressBar, progress_bar
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
-from workbench.train.progress import ProgressBar, progress_bar
 from workbench.train.trainer import AnyTrainer, Trainer, fingerprint
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection

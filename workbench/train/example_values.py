@@ -1,7 +1,15 @@
-"""What is known of every example of a split: its loss and metrics, weight, class and inputs."""
+"""What is known of every single example of a split: its loss and metrics, weight, class and inputs; and whether its loss is random, or depends on the other examples of its batch.
+
+Contrastive losses and in-batch negatives do. The loss of such a batch depends on its size, so an evaluation says the same as training
+only at the batch of training.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from workbench.config import TrainConfig
 from workbench.train.evaluation import values_each
+from workbench.train.rng import isolated_rng, seed_all
+from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
+from workbench.workloads.items import IndexedDataset, in_its_own_order
 from workbench.workloads.losses import CrossEntropy, classes_of
 
 Floats = NDArray[np.float64]
+PROBED = 16
+"""Examples that are looked at in batches of all and of a few (rule of thumb)."""
+TOLERANCE = 1e-3
+"""Float32 values of the same examples in other batches differ by less than this share of the largest (rule of thumb)."""
+REMEMBERED = 16
+LOOKS, FAR = 4, 12.0
+"""Looks at random values, and standard errors between their means that chance hardly ever gives (rule of thumb)."""
+
+_known: OrderedDict[Hashable, tuple[Workload, bool]] = OrderedDict()
 
 
 class ExampleValues(NamedTuple):
@@ -84,3 +105,129 @@ def _columns(batch: Any, examples: int, most: int) -> Tensor:
 def float_tensors(batch: Any) -> list[Tensor]:
     """Return the floating tensors of a nested batch, in order."""
     return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+class Dependence(NamedTuple):
+    """How far the values of the same examples differ between two looks at them.
+
+    Attributes:
+        random: largest difference between two looks at the same batch.
+        batch: the same between one batch of all and batches of a few; 0 where values are random.
+        coupled: whether the loss looks at the whole batch, though the model does not, and it is no mean over the batch. Of random
+            values, whether their mean differs between batches.
+    """
+
+    random: float = 0.0
+    batch: float = 0.0
+    coupled: bool = False
+
+
+def batch_dependence(
+    workload: Workload,
+    model: nn.Module,
+    data: Sequence[Any],
+    *,
+    metric: str = "loss",
+    split: str = "validation",
+    piece: int = 2,
+) -> Dependence:
+    """Compare the values of some examples in one batch, in the same batch again, and in batches of `piece`.
+
+    The examples take the place of the split; a metric is "loss" or a name of the workload's metrics.
+    """
+    part, device = workload.replace(**{f"{split}_data": data}), next(model.parameters()).device
+
+    def look(batch_size: int, seed: int) -> tuple[Tensor, list[list[Tensor]]]:
+        outputs: list[list[Tensor]] = []
+
+        def observe(_: Any, returned: Any, examples: int) -> None:
+            tensors = [t for t in tree_leaves(returned) if isinstance(t, Tensor) and t.dim() and len(t) == examples]
+            outputs.append([t.detach().cpu() for t in tensors if t.is_floating_point()])
+
+        with isolated_rng():
+            seed_all(seed)
+            ((columns, weights),) = values_each(
+                part, [model], split=split, batch_size=batch_size, device=device, precision=workload.config.precision, observe=observe,
+            )  # fmt: skip
+        return torch.where(weights > 0, columns[metric], 0.0), outputs
+
+    whole, outputs = look(len(data), 0)
+    pieces, parts = look(piece, 0)
+    allowed = TOLERANCE * float(whole.abs().max())
+    random, apart = _apart(whole, look(len(data), 1)[0]), _apart(whole, pieces)
+    if random > allowed:
+        means = [[float(look(size, seed)[0].mean()) for seed in range(LOOKS)] for size in (len(data), piece)]
+        whole_means, piece_means = np.asarray(means)
+        error = math.sqrt((whole_means.var(ddof=1) + piece_means.var(ddof=1)) / LOOKS)
+        return Dependence(random, coupled=bool(abs(whole_means.mean() - piece_means.mean()) > FAR * error))
+    same = _outputs_apart(outputs, parts)
+    coupled = apart > allowed and same is not None and same <= TOLERANCE and not _averaged(look, pieces, piece, allowed)
+    return Dependence(random, apart, coupled)
+
+
+def evaluation_batch(workload: Workload, config: TrainConfig, device: torch.device) -> int:
+    """Return examples per evaluation batch: the config's, or the micro-batch of training where the loss couples examples."""
+    micro = config.batch_size // config.accumulate_steps
+    if config.eval_batch_size is not None or not _couples(workload, config, device):
+        return config.evaluation_batch
+    return micro
+
+
+def first_items(workload: Workload, split: str, count: int) -> list[Any]:
+    """Return the first items of a split, read once, so that random preprocessing is the same in every batch."""
+    data = workload.data(split)
+    if in_its_own_order(data):
+        return list(islice(data, count))
+    return IndexedDataset(data, split=split).__getitems__(range(min(count, len(data))))
+
+
+def _couples(workload: Workload, config: TrainConfig, device: torch.device) -> bool:
+    """Look once at untrained weights; what raises there is for evaluation itself to say."""
+    parts = (workload.build_model, workload.forward, workload.loss, workload.collate)
+    key = tuple(map(id, parts))
+    if key not in _known:
+        try:
+            with isolated_rng():
+                data, model = first_items(workload, "validation", PROBED), build_model(workload, config, device)
+            found = batch_dependence(workload, model, data, piece=max(2, len(data) // 2)).coupled
+        except Exception:
+            found = False
+        _known[key] = (workload, found)
+        while len(_known) > REMEMBERED:
+            _known.popitem(last=False)
+    return _known[key][1]
+
+
+def _averaged(look: Any, pieces: Tensor, piece: int, allowed: float) -> bool:
+    """Tell whether the value of each example is the mean of those of its batch."""
+    try:
+        alone = look(1, 0)[0]
+    except Exception:  # there is no value of an example alone
+        return False
+    if float(alone.max() - alone.min()) <= allowed:  # such as 0 for an example without another one of its class
+        return False
+    means = torch.cat([part.mean().expand(len(part)) for part in alone.split(piece)])
+    return _apart(means, pieces) <= allowed
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    difference = (one - other).abs()
+    return float(difference.nan_to_num(0.0 if one.isnan().equal(other.isnan()) else torch.inf).max())
+
+
+def _outputs_apart(whole: list[list[Tensor]], parts: list[list[Tensor]]) -> float | None:
+    """Return the largest difference of an output as a share of the largest output; None where shapes are of the batch."""
+    if len({len(each) for each in (*whole, *parts)}) != 1 or not whole[0]:
+        return None
+    shares = []
+    for tensor, *cut in zip(whole[0], *parts, strict=True):
+        size, first = float(tensor.abs().max()), 0
+        for part in cut:
+            rows = tensor[first : first + len(part)]
+            if tensor.dim() > 1 and part.dim() > 1 and (tensor.shape[1], part.shape[1]) == (len(tensor), len(part)):
+                rows = rows[:, first : first + len(part)]  # examples against examples
+            if rows.shape != part.shape:
+                return None
+            shares.append(_apart(rows, part) / size if size else 0.0)
+            first += len(part)
+    return max(shares)

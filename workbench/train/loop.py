@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted, WorkloadError, in_one_line
+from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.batches import DataStream
 from workbench.train.checkpoint import Checkpoint
-from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.distributed.batch_norm import merged_running_statistics, synchronise_batch_norm
 from workbench.train.distributed.data_parallel import (
     average_gradients,
@@ -38,12 +38,12 @@ from workbench.train.distributed.data_parallel import (
 )
 from workbench.train.distributed.process_group import ALONE, HostGroup
 from workbench.train.evaluation import Evaluation, TrackedExamples
+from workbench.train.example_values import evaluation_batch
 from workbench.train.forward import MicroBatches, explained
 from workbench.train.gradients import fault_of_weights, is_own_config
 from workbench.train.hooks import Hook, Run, Step, watchers
 from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluation
 from workbench.train.lanes.backend import Chosen
-from workbench.train.progress import Progress, StopRequest, catch_interrupt
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.stacked_weights import LaneStack
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm, make_updater

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError, WorkloadError
-from workbench.train.batch_norm import ghost_batch_norm, remember_updates
 from workbench.train.rng import LaneRng, capture_rng, seed_all
 from workbench.workloads.base import Workload
+from workbench.workloads.batch_norm import ghost_batch_norm, remember_updates
 from workbench.workloads.checks import check_model
 
 

@@ -16,6 +16,7 @@ import torch
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.ledger.push import pusher
+from workbench.progress import Progress, progress_bar
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.roles import Role
@@ -26,11 +27,9 @@ from workbench.train.distributed.process_group import ALONE, HostGroup, host_gro
 from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.forward import autocast, per_example
 from workbench.train.hooks import Hook, Norms, Timing
-from workbench.train.lane import Lane
-from workbench.train.lane_groups import check_lanes, group_lanes, lanes_in_a_stack, train_stacks
+from workbench.train.lane import Lane, check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.lanes.backend import choose_gradients
 from workbench.train.loop import TrainingLoop
-from workbench.train.progress import Progress, progress_bar
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload

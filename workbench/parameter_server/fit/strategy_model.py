@@ -23,7 +23,7 @@ from workbench.parameter_server.fit.metrics import AdditiveMetric, State, total
 from workbench.parameter_server.fit.step_runner import CPU, StepRunner, TrainStep, train_step
 from workbench.parameter_server.servers.replicas import BufferLog, quicken_batch_norm
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.train.progress import progress_bar
+from workbench.progress import progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload

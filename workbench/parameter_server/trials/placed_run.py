@@ -26,14 +26,14 @@ from workbench.parameter_server.trials.load import load_facts, server_loads
 from workbench.parameter_server.trials.work_time import PARTS, Update, WorkTime, closure_size
 from workbench.parameter_server.trials.worker_trial import GENERATORS, Made, WorkerTrial, train_steps
 from workbench.parameter_server.workers.closure import RemoteValue
+from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.checkpoint import Checkpoint
-from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import Evaluation, TrackedExamples, evaluate_each
+from workbench.train.example_values import evaluation_batch
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane, record_evaluation
-from workbench.train.progress import Progress, StopRequest, catch_interrupt
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 

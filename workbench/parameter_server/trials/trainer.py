@@ -16,14 +16,13 @@ from workbench.errors import ConfigError
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
 from workbench.parameter_server.trials.placed_run import PlacedRun
+from workbench.progress import Progress
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.write import StudyWriter
 from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.hooks import Hook
-from workbench.train.lane import Lane
-from workbench.train.lane_groups import check_lanes
-from workbench.train.progress import Progress
+from workbench.train.lane import Lane, check_lanes
 from workbench.train.rng import isolated_rng
 from workbench.train.trainer import run_alone
 from workbench.workloads.base import Workload

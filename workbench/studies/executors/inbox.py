@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError
+from workbench.progress import Progress
 from workbench.record.folder import write_atomic
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.train.progress import Progress
 
 MOST_BYTES = 64 * 2**20  # rule of thumb: workers wait for the reader while more than this is unread
 FLUSH_SECONDS = 5.0  # rule of thumb: what a killed driver may cost in rows; a resumed trial trains them again

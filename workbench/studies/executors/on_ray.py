@@ -15,6 +15,7 @@ from uuid import uuid4
 from workbench import errors
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError, StudyInterrupted, UsageError, WorkbenchError
+from workbench.progress import Progress, catch_interrupt
 from workbench.ray.cluster import RayCluster, WorkerLost, node_of_this_worker, require_ray
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter, TrialWriter
@@ -22,8 +23,7 @@ from workbench.studies.executors.inbox import Inbox, Mailbox
 from workbench.studies.executors.shipping import Shipment, pack_shipment, packed_configs
 from workbench.studies.executors.worker import Ended, pack_chunk, train_chunk
 from workbench.train.batches import resolve_device
-from workbench.train.lane_groups import SHARED, check_lanes
-from workbench.train.progress import Progress, catch_interrupt
+from workbench.train.lane import SHARED, check_lanes
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import torch
 
 from workbench.errors import StudyInterrupted
+from workbench.progress import ask_to_stop
 from workbench.ray.folders import temporary_folder
 from workbench.record.read import StudyRecord
 from workbench.record.watch import Watcher, watching
 from workbench.record.write import StudyWriter
 from workbench.studies.executors.shipping import Shipment, unpack_shipment
 from workbench.train.checkpoint import latest_checkpoint
-from workbench.train.progress import ask_to_stop
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 

@@ -36,7 +36,6 @@ from workbench.topics.batch_norm.statistics import (
     unwrapped,
 )
 from workbench.topics.data.rows import read_rows
-from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.distributed.batch_norm import LayerStatistics, SynchronisedBatchNorm
@@ -46,6 +45,7 @@ from workbench.train.forward import autocast
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import first_of_batch
+from workbench.workloads.batch_norm import batch_norm_layers
 from workbench.workloads.subsets import draw_sample
 
 MOST_EXAMPLES = 2000

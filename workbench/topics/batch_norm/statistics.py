@@ -16,11 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.errors import CheckpointError, UsageError
-from workbench.train.batch_norm import batch_norm_layers, plain_name
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.distributed.batch_norm import LayerStatistics, SynchronisedBatchNorm, statistic_processes
 from workbench.train.distributed.merge_statistics import merge_statistics
 from workbench.train.rng import isolated_rng
+from workbench.workloads.batch_norm import batch_norm_layers, plain_name
 
 Floats = NDArray[np.float64]
 Moments = tuple[Floats, Floats]

@@ -21,9 +21,9 @@ from workbench.studies.base import Study
 from workbench.studies.session import Session, open_session
 from workbench.topics.batch_norm.collect import Shards, collect_batch_norm, measure_devices, norm_model
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
-from workbench.train.batch_norm import Norm, batch_norm_layers, replace_batch_norm
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
+from workbench.workloads.batch_norm import Norm, batch_norm_layers, replace_batch_norm
 
 VIRTUAL, HELD, SPLIT, SWAP = Role.BATCH_NORM_VIRTUAL, Role.BATCH_NORM_HELD, Role.BATCH_NORM_SPLIT, Role.BATCH_NORM_SWAP
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from workbench.topics.batch_norm.collect import audit_batch_norm as audit
     from workbench.topics.batch_norm.panel import batch_norm_panel as panel
     from workbench.topics.batch_norm.study import BatchNormStudy as Study
-    from workbench.train.batch_norm import ghost_batch_norm as ghost
-    from workbench.train.batch_norm import replace_batch_norm as replace
     from workbench.train.distributed.batch_norm import (
         gather_running_statistics,
         merge_running_statistics,
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     )
     from workbench.train.distributed.batch_norm import synchronise_batch_norm as synchronise
     from workbench.train.distributed.merge_statistics import merge_statistics
+    from workbench.workloads.batch_norm import ghost_batch_norm as ghost
+    from workbench.workloads.batch_norm import replace_batch_norm as replace
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 

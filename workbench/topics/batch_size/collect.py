@@ -16,7 +16,6 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.record.roles import Role
 from workbench.studies.session import Session
-from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.forward import explained
@@ -24,6 +23,7 @@ from workbench.train.gradients import LoopGradients
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
+from workbench.workloads.batch_norm import batch_norm_layers
 
 GROUPS = 8
 """Of micro-batches, each left out once for the interval (rule of thumb)."""

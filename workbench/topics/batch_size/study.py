@@ -21,8 +21,8 @@ from workbench.topics.batch_size.arms import BatchArm, choosing_seeds, next_poin
 from workbench.topics.batch_size.collect import collect_noise_scale
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.checkpoint import load_model
-from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import evaluate
+from workbench.train.example_values import evaluation_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.items import in_its_own_order

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from workbench.topics.checkpoints.resume import audit_checkpoint as audit
     from workbench.topics.checkpoints.resume import audit_resume
     from workbench.topics.checkpoints.study import CheckpointStudy as Study
-    from workbench.train.offline import export_program, load_trained
+    from workbench.topics.evaluation.offline import export_program, load_trained
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 

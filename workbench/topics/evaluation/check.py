@@ -20,8 +20,8 @@ from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadEr
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_cases
 from workbench.train.batches import to_device
-from workbench.train.coupled_losses import Dependence, batch_dependence, first_items
 from workbench.train.evaluation import eval_mode, evaluate, values_each
+from workbench.train.example_values import Dependence, batch_dependence, first_items
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload

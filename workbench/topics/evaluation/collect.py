@@ -32,9 +32,8 @@ from workbench.topics.evaluation.skew import skew_tests
 from workbench.topics.recommendation.diagnose import config_of
 from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
-from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import eval_mode
-from workbench.train.example_values import ExampleValues, example_values
+from workbench.train.example_values import ExampleValues, evaluation_batch, example_values
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model

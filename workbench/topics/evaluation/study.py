@@ -24,12 +24,11 @@ from workbench.topics.evaluation.collect import (
     sample_facts,
     selected_model,
 )
+from workbench.topics.evaluation.offline import evaluate_checkpoints
 from workbench.topics.evaluation.sample_size import detectable_difference, size_bounds
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
-from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.example_values import ExampleValues, example_values
+from workbench.train.example_values import ExampleValues, evaluation_batch, example_values
 from workbench.train.hooks import Pause
-from workbench.train.offline import evaluate_checkpoints
 from workbench.workloads.subsets import How, check_drawable, check_examples, draw_sample, periodic_subset, subset_of
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import Subset
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
-from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import values_each
+from workbench.train.example_values import evaluation_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload

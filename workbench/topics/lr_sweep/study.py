@@ -33,7 +33,7 @@ from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session, at_length
 from workbench.topics.lr_sweep.collect import measure_chance, measure_critical_lr
-from workbench.train.lane_groups import check_lanes
+from workbench.train.lane import check_lanes
 
 
 class TrialRequest(NamedTuple):

@@ -14,8 +14,7 @@ from workbench.config import TrainConfig
 from workbench.errors import TargetError, WorkloadError
 from workbench.topics.preflight.diagnose import misnumbered, spoilt_splits
 from workbench.train.batches import eval_batches, train_batches
-from workbench.train.coupled_losses import evaluation_batch
-from workbench.train.example_values import float_tensors
+from workbench.train.example_values import evaluation_batch, float_tensors
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
 from workbench.train.rng import isolated_rng

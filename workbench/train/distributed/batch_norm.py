@@ -19,7 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from workbench.errors import UsageError
-from workbench.train.batch_norm import (
+from workbench.train.distributed.merge_statistics import merge_statistics
+from workbench.workloads.batch_norm import (
     GhostBatchNorm,
     batch_norm_layers,
     drawn_examples,
@@ -29,7 +30,6 @@ from workbench.train.batch_norm import (
     swap_batch_norm,
     track,
 )
-from workbench.train.distributed.merge_statistics import merge_statistics
 
 Group = Any
 """A `torch.distributed.ProcessGroup`; None is the default one."""

@@ -29,13 +29,13 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, UsageError, WorkloadError
 from workbench.record.json_values import dumps
 from workbench.record.write import SilentStudy, StudyWriter, TrialWriter
-from workbench.train.batch_norm import batch_norm_layers
 from workbench.train.checkpoint import Checkpoint, SilentStore
 from workbench.train.distributed.process_group import HostGroup
 from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, TrackedExamples, values_each
 from workbench.train.gradients import LaneLoss
 from workbench.train.lane import Lane
 from workbench.workloads.base import Workload
+from workbench.workloads.batch_norm import batch_norm_layers
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
 KINDS = ("rng/", "data/", "statistics/")

@@ -21,7 +21,7 @@ from workbench.train.batches import DataStream
 from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import Excuse, LaneLoss, LoopGradients
-from workbench.train.lane_groups import room_for_calls
+from workbench.train.lane import room_for_calls
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.vmap_gradients import VmapGradients, verify
 from workbench.train.rng import isolated_rng

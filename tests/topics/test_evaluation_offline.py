@@ -12,8 +12,8 @@ from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError, UnknownNameError, UsageError, WorkloadError
 from workbench.record.folder import lock
 from workbench.record.read import TrialRecord, open_record, periodic_rows
+from workbench.topics.evaluation.offline import evaluate_offline, export_program, load_trained, serve_requests
 from workbench.train.evaluation import evaluate
-from workbench.train.offline import evaluate_offline, export_program, load_trained, serve_requests
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.subsets import periodic_subset

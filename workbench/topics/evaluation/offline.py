@@ -26,8 +26,8 @@ from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.train.batches import eval_batches, resolve_device
 from workbench.train.checkpoint import load_model
-from workbench.train.coupled_losses import evaluation_batch
 from workbench.train.evaluation import Evaluation, eval_mode, evaluate, evaluation_columns, mean_over, values_each
+from workbench.train.example_values import evaluation_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
