@@ -15,8 +15,8 @@ from tests.helpers.workloads import small_workload
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from workbench.train.optimizers import make_updater
 from workbench.train.trainer import Trainer
-from workbench.train.update_rules import make_updater
 
 
 class Counting(torch.optim.Optimizer):

@@ -12,14 +12,8 @@ from torch import Tensor
 
 from workbench.config import OPTIMIZERS, TrainConfig
 from workbench.errors import UsageError
-from workbench.train.update_rules import (
-    Updater,
-    UpdateRule,
-    clip_by_norm,
-    clip_thresholds,
-    global_norm,
-    make_updater,
-)
+from workbench.train.optimizers import Updater, UpdateRule, make_updater
+from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 
 STEPS = 50
 FORMS = [(name, form) for name in OPTIMIZERS for form in ("torch", "playbook")]

@@ -44,9 +44,10 @@ from workbench.train.gradients import fault_of_weights, is_own_config
 from workbench.train.hooks import Hook, Run, Step, watchers
 from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluation
 from workbench.train.lanes.backend import Chosen
+from workbench.train.optimizers import make_updater
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.stacked_weights import LaneStack
-from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm, make_updater
+from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload
 
 FLUSH_STEPS = 64  # rule of thumb: rows leave the device this often; a diverged lane is noticed as late as this

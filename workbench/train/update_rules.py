@@ -1,4 +1,4 @@
-"""Clipping, and the updates of K lanes: one of seven rules with its state, or a torch optimizer of the user's own per lane.
+"""Clipping, and the update rules by name, each for K lanes at once.
 
 Lanes may differ in every optimizer constant and in the rule itself; constants that they share stay plain numbers, others become
 tensors (lanes, 1). Two forms are kept where the playbook's FAQ and `torch.optim` differ (F7): "playbook" is written as the source
@@ -11,16 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.errors import UsageError
-from workbench.train.torch_optimizer import TorchOptimizer
 
 Number = float | NDArray[np.float64]
 """A number that all lanes share, or one for each, shape (lanes, 1); arithmetic on it is in double precision."""
@@ -192,174 +190,3 @@ RULES: dict[tuple[str, str], Rule] = {
     ("adamw", "torch"): Rule(_ZERO_MV, _adam_torch),
 }
 """(optimizer, form) -> rule; sgd, momentum and nesterov are the same in both forms (F7.1 to F7.3)."""
-
-
-class UpdateRule:
-    """One of `RULES` with its state, weight decay included, for lanes that share the rule.
-
-    Weight decay is coupled L2 as in `torch.optim`, and decoupled for adamw. A parameter that receives no gradient is
-    treated as having gradient 0, where `torch.optim` skips it.
-    """
-
-    def __init__(self, configs: Sequence[TrainConfig], params: Tensor) -> None:
-        keys = sorted({_rule_key(config) for config in configs})
-        if len(keys) != 1 or len(configs) != params.shape[0]:
-            raise UsageError(
-                f"UpdateRule takes lanes of one rule with a config each; given: {len(configs)} configs, rules {keys}, and "
-                f"{params.shape[0]} rows of parameters. make_updater takes lanes of several rules."
-            )
-        self._rule, self._decoupled = RULES[keys[0]], keys[0][0] == "adamw"
-        each = {"mu_product": params.new_empty((params.shape[0], 1))}  # one number a lane, not one a parameter
-        self._state = {k: torch.full_like(each.get(k, params), value) for k, value in self._rule.initial.items()}
-        self._none = params.new_empty((0,))
-        self._set(configs)
-
-    def update(
-        self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: HostLr = None, *, out: Tensor | None = None  # noqa: ARG002
-    ) -> Tensor:  # fmt: skip
-        """Return the update (lanes, parameters) that step `step` (from 0) subtracts.
-
-        Args:
-            params: flat parameters, shape (lanes, parameters).
-            grad: flat gradient after clipping, same shape.
-            lr: shape (lanes, 1), on the device.
-            host_lr: the lrs as numbers, for optimizers that need them: reading them from `lr` would make the device wait.
-            out: takes the update; without it, memory that the next update overwrites.
-        """
-        c, to = self._constants, self._memory(params, out)
-        if not self._decays:
-            return self._rule.update(to, grad, lr, step + 1, c)
-        decay = c.cast(c.weight_decay)
-        if self._decoupled:
-            update = self._rule.update(to, grad, lr, step + 1, c)
-            return update.add_(torch.mul(lr * decay, params, out=to.scratch))
-        if isinstance(decay, Tensor):
-            decayed = torch.addcmul(grad, params, decay, out=to.out)
-        else:
-            decayed = torch.add(grad, params, alpha=decay, out=to.out)
-        return self._rule.update(to, decayed, lr, step + 1, c)
-
-    def state(self, lane: int) -> dict[str, Tensor]:
-        """Return the state tensors of one lane by name, each with a lane axis of length 1."""
-        return {key: tensor[lane : lane + 1] for key, tensor in self._state.items()}
-
-    def plain_state(self, lane: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return nothing: a rule's state is tensors."""
-        return {}
-
-    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Put the saved state tensors of one lane back."""
-        for key, tensor in self.state(lane).items():
-            tensor.copy_(state[key])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all lanes but these."""
-        self._state = {key: tensor[list(rows)] for key, tensor in self._state.items()}
-        self._set([self._configs[row] for row in rows])
-
-    def _set(self, configs: Sequence[TrainConfig]) -> None:
-        self._configs, self._constants = list(configs), Constants(configs, self._none)
-        self._decays = any(config.weight_decay for config in configs)
-        self._out: Tensor | None = None
-        self._scratch: Tensor | None = None
-
-    def _memory(self, params: Tensor, out: Tensor | None) -> Memory:
-        if self._scratch is None:
-            self._scratch = torch.empty_like(params) if self._rule.scratch else self._none
-        if out is None:
-            out = self._out = torch.empty_like(params) if self._out is None else self._out
-        return Memory(self._state, out, self._scratch)
-
-
-class MixedUpdater:
-    """Lanes of several rules or of the user's own optimizers: each part updates its rows of one tensor."""
-
-    def __init__(self, parts: Sequence[tuple[Sequence[int], Updater]]) -> None:
-        self._out: Tensor | None = None
-        self._set([(list(rows), updater) for rows, updater in parts])
-
-    def update(
-        self, params: Tensor, grad: Tensor, lr: Tensor, step: int, host_lr: HostLr = None, *, out: Tensor | None = None
-    ) -> Tensor:
-        """Return the update of this step; see `UpdateRule`."""
-        if out is None:
-            out = self._out = torch.empty_like(params) if self._out is None else self._out
-        for rows, updater in self._parts:
-            first, end = rows[0], rows[-1] + 1
-            if rows == list(range(first, end)):  # a slice costs no copy
-                part = slice(first, end)
-                numbers = None if host_lr is None else host_lr[part]
-                updater.update(params[part], grad[part], lr[part], step, numbers, out=out[part])
-            else:
-                out[rows] = updater.update(params[rows], grad[rows], lr[rows], step)
-        return out
-
-    def state(self, lane: int) -> dict[str, Tensor]:
-        """Return the state tensors of one lane by name."""
-        updater, row = self._places[lane]
-        return updater.state(row)
-
-    def plain_state(self, lane: int) -> dict[str, Any]:
-        """Return the rest of its state as JSON values."""
-        updater, row = self._places[lane]
-        return updater.plain_state(row)
-
-    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-        """Put a saved state of one lane back."""
-        updater, row = self._places[lane]
-        updater.load(row, state, plain)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all lanes but these."""
-        parts = []
-        for before, updater in self._parts:
-            kept = [lane for lane, row in enumerate(rows) if row in before]
-            if kept:
-                updater.keep([before.index(rows[lane]) for lane in kept])
-                parts.append((kept, updater))
-        self._set(parts)
-
-    def _set(self, parts: list[tuple[list[int], Updater]]) -> None:
-        self._parts = parts
-        self._places = {lane: (updater, row) for rows, updater in parts for row, lane in enumerate(rows)}
-        self._out = None
-
-
-Updater = UpdateRule | TorchOptimizer | MixedUpdater
-"""What makes one update of all lanes, and has a state that can be saved lane by lane."""
-
-
-def make_updater(
-    configs: Sequence[TrainConfig], params: Tensor, parameters: Sequence[Sequence[nn.Parameter]]
-) -> Updater:
-    """Return the updater of K lanes, each by a rule's name or the user's own torch optimizer.
-
-    Args:
-        params: flat parameters, shape (lanes, parameters).
-        parameters: each lane's, views of its row, each with a `.grad` that is a view of the gradient.
-
-    Raises:
-        UsageError: no lane, or not the same number of them in all three.
-        ConfigError: an optimizer of the user's own can not be used here; see `TorchOptimizer`.
-    """
-    counts = (len(configs), params.shape[0], len(parameters))
-    if len(set(counts)) != 1 or not configs:
-        raise UsageError(
-            f"make_updater got {counts[0]} configs, {counts[1]} rows of parameters and {counts[2]} lists of parameters: "
-            "give one of each per lane, and at least one lane."
-        )
-    groups: dict[tuple[str, str] | int, list[int]] = {}
-    for lane, config in enumerate(configs):
-        groups.setdefault(lane if callable(config.optimizer) else _rule_key(config), []).append(lane)
-    parts: list[tuple[Sequence[int], Updater]] = [
-        (rows, TorchOptimizer(configs[key], list(parameters[key])))
-        if isinstance(key, int)
-        else (rows, UpdateRule([configs[row] for row in rows], params[rows]))
-        for key, rows in groups.items()
-    ]
-    return parts[0][1] if len(parts) == 1 else MixedUpdater(parts)
-
-
-def _rule_key(config: TrainConfig) -> tuple[str, str]:
-    name = str(config.optimizer)
-    return (name, config.rules) if (name, config.rules) in RULES else (name, "playbook")

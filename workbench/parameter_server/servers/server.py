@@ -16,7 +16,7 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.errors import UnavailableError
 from workbench.schedules import schedule_of
-from workbench.train.update_rules import UpdateRule
+from workbench.train.optimizers import UpdateRule
 
 TOKENS = 4096  # writes that are remembered, so that a repeated one is not applied twice (rule of thumb: far above what is in flight)
 

@@ -35,10 +35,10 @@ from workbench.topics.input.timed_loop import Device, write_trace
 from workbench.train.batches import to_device, train_batches
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
+from workbench.train.optimizers import make_updater
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import LaneStack
 from workbench.train.trainer import Trainer
-from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 from workbench.workloads.registry import load_named

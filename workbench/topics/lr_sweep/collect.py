@@ -15,9 +15,9 @@ from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast, per_example
 from workbench.train.gradients import LoopGradients
+from workbench.train.optimizers import make_updater
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import LaneStack, build_model
-from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
 

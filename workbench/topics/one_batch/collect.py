@@ -25,8 +25,8 @@ from workbench.topics.one_batch.probes import (
     find_unused,
 )
 from workbench.train.gradients import LoopGradients
+from workbench.train.optimizers import make_updater
 from workbench.train.rng import isolated_rng, seed_all
-from workbench.train.update_rules import make_updater
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import LARGER_IS_BETTER
 
