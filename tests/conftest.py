@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 # Before NumPy or torch start their thread pools; kernels and subprocesses inherit these.
 os.environ["WORKBENCH_LIVE"] = "0"
@@ -18,3 +21,11 @@ os.environ["WORKBENCH_CACHE"] = tempfile.mkdtemp(prefix="workbench-tests-")  # w
 # A shell that starts a job in the background lets it ignore SIGINT, and all that the job starts inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def no_figures() -> Iterator[None]:
+    """Reports without pictures, where findings are looked at alone: to draw them takes half of a small diagnosis."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.report.write.FIGURES", ())
+        yield

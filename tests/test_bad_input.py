@@ -19,6 +19,7 @@ from workbench import cli
 from workbench.errors import CheckpointError, DataError, UnknownNameError, UsageError, WorkloadError
 from workbench.train.hooks import Hook, Step
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1)
 

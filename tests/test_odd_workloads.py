@@ -21,6 +21,7 @@ from tests.playbook.test_playbook import QUICK
 from workbench.record.read import read_events
 from workbench.train.batches import train_batches
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 X = torch.rand(160, 8, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 4).float()
 

@@ -146,13 +146,12 @@ def test_one_seed_that_blew_up_does_not_drown_the_others_whatever_the_scale() ->
     assert chances[2] == pytest.approx(by_difference), "below zero there is no ratio"
 
 
-@pytest.mark.parametrize("candidates", [1, 6])
-def test_chance_wins_as_often_as_it_is_allowed_to_however_many_were_to_choose_from(candidates: int) -> None:
-    """Configs that are all alike; the one that looks best under the first seed goes to the proof, as `screen` has it."""
+def test_chance_wins_as_often_as_it_is_allowed_to_however_many_were_to_choose_from() -> None:
+    """Seven configs that are all alike; the one that looks best under the first seed goes to the proof, as `screen` has it."""
     expected = 0.05
     rng, count, wins = np.random.default_rng(3), 200, 0
     for _ in range(count):
-        values = 1 + rng.normal(0, 0.1, (candidates + 1, 4))
+        values = 1 + rng.normal(0, 0.1, (7, 4))
         chosen = 1 + int(np.argmin(values[1:, 0]))
         lrs = {0: 0.1, chosen: 0.2}
         runs = [(trial(np.ones(2), lr, seed=seed), values[arm][seed]) for arm, lr in lrs.items() for seed in range(4)]

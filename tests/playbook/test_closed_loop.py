@@ -11,6 +11,8 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import StudyRecord, open_record
 from workbench.workloads.sklearn_data import digits_mlp
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 
 @pytest.fixture(scope="module")
 def cured(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
@@ -84,7 +86,8 @@ def fresh(workload: wb.Workload, config: wb.TrainConfig, out: Path, *, seeds: in
 def test_a_healthy_workload_is_left_alone(tmp_path: Path) -> None:
     """On a quadratic the best lr sits at the edge by nature: no cure is tried, and the baseline at lr* stays."""
     workload = wb.load_workload("quadratic")
-    best = wb.diagnose(workload, out=tmp_path / "first", steps=100, device="cpu", proof_seeds=1)["lr.best"]
+    sweep = wb.lr_sweep.Study(steps=100).run(workload, wb.Trainer(device="cpu"), out=tmp_path / "first")
+    best = wb.lr_sweep.diagnose(sweep)["lr.best"]
     config = workload.config.replace(peak_lr=best.evidence["measured_lr"], total_steps=100)
     diagnosis = wb.diagnose(workload.replace(config=config), out=tmp_path / "s", device="cpu")
     assert "warmup.shortest" not in diagnosis

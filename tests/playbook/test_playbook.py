@@ -25,6 +25,7 @@ from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.batches import train_batches
 from workbench.train.hooks import Hook, Step
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 ROOT = str(Path(__file__).parents[2])
 STEPS = 200
 CODES = {

@@ -20,6 +20,7 @@ from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.study import WarmupStudy
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 QUIET = (
     "lr.too_high",
     "lr.nothing_learns",

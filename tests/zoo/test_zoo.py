@@ -16,6 +16,7 @@ from tests.zoo.retrain import judged
 from tests.zoo.run import diagnosed
 from tests.zoo.score import FAULT_SCORES, alarms, wilson
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 PACKAGE = Path(__file__).parents[2] / "workbench"
 FOUND = ("nan-input/digits_mlp", "validation-in-train/digits_mlp", "decays-early/multilabel", "detached/digits_mlp", "sorted-stream/stream", "lr-over-100/iris")  # fmt: skip
 HEALTHY = ("control/digits_mlp-seed0", "control/digits_tanh-seed0")
