@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.helpers.simulated_curves import EDGE, quadratic
+from tests.helpers.simulated_curves import EDGE, quadratic, spectrum
 from tests.helpers.simulated_records import noisy_sweep, record, trial
 from workbench.curves.judged import judged
 from workbench.curves.lr_search import (
@@ -66,13 +66,22 @@ class Sweep:
         return np.mean(curve[-10:]) if curve.size == TOTAL else np.inf
 
 
+def tails(lrs, seed):
+    """The last tenth of gradient descent in closed form: 1/2 sum lambda theta^2 (1 - lr lambda)^2k."""
+    curvature, steps = spectrum(), np.arange(TOTAL - TOTAL // 10, TOTAL)
+    start = curvature * np.random.default_rng(seed).standard_normal(curvature.size) ** 2
+    shrunk = (1 - lrs[:, None] * curvature)[:, None] ** (2 * steps[:, None])
+    return 0.5 * (shrunk @ start).mean(1)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_lr_star_of_sgd_is_never_above_the_exact_one(seed):
     sweep = Sweep("sgd", 0.0, seed, [EDGE["sgd"](0.0) * 2.0**k * (0.6 + 0.1 * seed) for k in range(-5, 3)])
     sweep.until_none(lambda table: refine_round(table, lanes=1))
     best = lr_best(sweep.table())
     lrs = np.geomspace(0.5, 2.0, 1500)
-    exact = lrs[np.argmin([sweep.tail(lr) for lr in lrs])]
+    exact = lrs[np.argmin(tails(lrs, seed))]
+    assert tails(np.array([exact]), seed)[0] == pytest.approx(sweep.tail(exact))
     assert exact / 1.25 <= best.lr <= exact * 1.0005
     assert sweep.tail(best.lr) <= 1.1 * sweep.tail(exact)
     assert best.low <= best.lr <= best.high

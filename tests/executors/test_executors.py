@@ -61,7 +61,6 @@ def make(request: pytest.FixtureRequest) -> Make:
     [
         ("digits_mlp", (0.001, 0.01, 0.1, 1.0, 500.0),
          {"total_steps": 60, "warmup_steps": 5, "max_grad_norm": 1.0, "precision": "float64"}),
-        ("quadratic", (0.01, 0.1, 1.0), {"total_steps": 30}),
         ("dropout", (0.01, 0.02), {}),
     ],
 )  # fmt: skip

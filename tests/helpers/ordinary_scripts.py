@@ -27,6 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, Subset, TensorDataset
 
+from workbench.topics.hosts import planted
 from workbench.topics.hosts.watch import HostsWatch
 
 EXAMPLES, BATCH = 80, 8
@@ -300,21 +301,30 @@ SCRIPTS: dict[str, tuple[Callable[[bool, Path], None], str]] = {
 """Each training, and the code of its bug."""
 
 
-def facts_of(folder: Path, name: str, bug: bool) -> Path:
-    return folder / f"{name}{' wrong' * bug}"
+PLANTED = ("buffers", "clip", "slow")
+"""Bugs of the training that a self-test runs, whose codes none of these scripts has."""
+WRONG = "wrong"
+
+
+def facts_of(folder: Path, name: str, bug: str = "") -> Path:
+    return folder / f"{name} {bug}".strip()
 
 
 def main(words: list[str]) -> None:
     dist.init_process_group("gloo")
     for name, (train, _) in SCRIPTS.items():
-        for bug in (False, True):
-            facts = facts_of(Path(words[0]), name, bug)
-            out = facts / "out"
-            out.mkdir(parents=True, exist_ok=True)
-            with HostsWatch(facts):
-                train(bug, out)
-            dist.barrier()
+        for bug in ("", WRONG):
+            watched(facts_of(Path(words[0]), name, bug), lambda out, train=train, bug=bug: train(bool(bug), out))
+    for bug in PLANTED:
+        watched(facts_of(Path(words[0]), "planted", bug), lambda out, bug=bug: planted.train(bug, out))
     dist.destroy_process_group()
+
+
+def watched(facts: Path, train: Callable[[Path], None]) -> None:
+    (facts / "out").mkdir(parents=True, exist_ok=True)
+    with HostsWatch(facts):
+        train(facts / "out")
+    dist.barrier()
 
 
 if __name__ == "__main__":

@@ -112,13 +112,12 @@ def test_everything_is_checked_before_the_first_kernel(
         (["--sweep", "status=fail,crash", "--fail-on", "fail"], 1, "run 2 crashed"),
     ],
 )
-def test_exit_codes_of_the_command(words: list[str], code: int, said: str, notebook: Path) -> None:
+def test_exit_codes_of_the_command(words: list[str], code: int, said: str, notebook: Path, capsys) -> None:
     """As CI sees them: 0 ran, 1 a crash, which outranks a verdict, 2 wrong usage, 3 a verdict at or above --fail-on."""
-    command = [sys.executable, "-m", "workbench", "run", "asked", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    assert cli.main(["run", "asked", *words]) == code
+    done = capsys.readouterr()
+    assert said in done.out + done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("more", [[], ["--sweep", "status=ok,warn"]])

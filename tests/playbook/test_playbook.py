@@ -227,15 +227,12 @@ workload = Workload(
 """
 
 
-@pytest.mark.parametrize("settings", [pytest.param({}, id="plain"), pytest.param(QUICK, id="settings")])
-def test_the_command_of_a_workload_from_a_file_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
+def test_the_command_of_a_workload_from_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Called from a session, whose own command line says nothing: the command names the file."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
-    first = wb.diagnose("mine.py:workload", out="s", steps=15, device="cpu", **settings)
+    first = wb.diagnose("mine.py:workload", out="s", steps=15, device="cpu", **QUICK)
     (tmp_path / "kept").mkdir()
     (tmp_path / "s").rename(tmp_path / "kept" / "first")  # beside each other two studies may not have one name
     words = shlex.split(str(first.command))

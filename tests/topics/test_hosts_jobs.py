@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 import workbench as wb
 from tests.helpers.host_facts import job
-from tests.helpers.ordinary_scripts import SCRIPTS, facts_of
+from tests.helpers.ordinary_scripts import PLANTED, SCRIPTS, WRONG, facts_of
 from tests.helpers.torchrun import torchrun
 from tests.helpers.workloads import small_workload
 from workbench import cli
@@ -108,7 +108,8 @@ EXPECTED = {
 """Bug: the one code that is not ok, and the one area."""
 
 
-@pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [2, 4])
 def test_each_planted_bug_flips_its_own_verdict_alone(hosts: int, tmp_path: Path) -> None:
     found = wb.hosts.self_test(hosts=hosts, out=tmp_path / "study").set_index("bug")
     assert list(found.index) == list(EXPECTED) == ["healthy", *BUGS]
@@ -116,6 +117,9 @@ def test_each_planted_bug_flips_its_own_verdict_alone(hosts: int, tmp_path: Path
         codes = {c for c in found.loc[bug, "codes"].split(", ") if c and (c != "straggler" or c == code)}
         assert codes == ({code} if code else set()), bug
         assert {name for name in AREAS if found.loc[bug, name] != "ok"} == ({area} if area else set()), bug
+
+
+def test_a_bug_that_cannot_be_planted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'clip'"):
         wb.hosts.self_test(["clipp"], out=tmp_path / "unknown")
     assert not (tmp_path / "unknown").exists()
@@ -128,18 +132,25 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("bug", PLANTED)
+def test_what_no_such_script_shows_is_planted_beside_them(ordinary: Path, bug: str) -> None:
+    found = wb.hosts.diagnose(wb.hosts.read(facts_of(ordinary, "planted", bug)))
+    code = f"hosts.{EXPECTED[bug][0]}"
+    assert {c for c in (*BUT_STRAGGLER, code) if found[c].status != "ok"} == {code}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_right_script_raises_no_alarm_and_its_bug_flips_one_verdict_alone(ordinary: Path, name: str) -> None:
     """What a short training without an evaluation, or with a sampler that has no epochs, does not show is no alarm."""
     for buggy in (False, True):
-        found = wb.hosts.diagnose(wb.hosts.read(facts_of(ordinary, name, buggy)))
+        found = wb.hosts.diagnose(wb.hosts.read(facts_of(ordinary, name, WRONG * buggy)))
         statuses = {code.removeprefix("hosts."): found[code].status for code in BUT_STRAGGLER}
         unseen = {code for code in ("evaluation", "set_epoch") if statuses[code] == "not_measured"}
         alarms = {code: status for code, status in statuses.items() if status != "ok" and code not in unseen}
         assert list(alarms) == ([SCRIPTS[name][1]] if buggy else []), repr(found)
         assert set(alarms.values()) <= {"warn", "fail"}
     measured = {"averaged copy": "evaluation", "windows": "evaluation", "stream": "sharding", "phases": "init_seed"}
-    right = wb.hosts.diagnose(wb.hosts.read(facts_of(ordinary, name, False)))
+    right = wb.hosts.diagnose(wb.hosts.read(facts_of(ordinary, name)))
     assert name not in measured or right[f"hosts.{measured[name]}"].status == "ok"
 
 

@@ -18,8 +18,9 @@ from tests.zoo.score import FAULT_SCORES, alarms, wilson
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 PACKAGE = Path(__file__).parents[2] / "workbench"
-FOUND = ("nan-input/digits_mlp", "validation-in-train/digits_mlp", "decays-early/multilabel", "detached/digits_mlp", "sorted-stream/stream", "lr-over-100/iris")  # fmt: skip
-HEALTHY = ("control/digits_mlp-seed0", "control/digits_tanh-seed0")
+FOUND = ("nan-input/digits_mlp", "decays-early/multilabel", "detached/digits_mlp", "sorted-stream/stream")
+LATER = ("validation-in-train/digits_mlp", "lr-over-100/iris")
+HEALTHY = "control/digits_mlp-seed0", pytest.param("control/digits_tanh-seed0", marks=pytest.mark.slow)
 
 CODES = re.findall(r"^\| `([a-z_.]+)` \|", (PACKAGE.parent / "docs" / "codes.md").read_text(), re.MULTILINE)
 NO_CASE = {
@@ -75,7 +76,7 @@ def test_a_config_is_better_where_most_seeds_say_so_and_worse_where_it_diverges(
     assert judged(base, base) == "same"
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", [*FOUND, *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)])
 def test_a_fault_is_named_first(name: str) -> None:
     said = diagnosed(CASES[name])
     assert FAULT_SCORES["first"](said), said["findings"]
