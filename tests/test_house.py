@@ -15,7 +15,7 @@ import pytest
 from workbench.topics.registry import TOPICS
 
 ROOT = Path(__file__).parents[1]
-TRAINING = r"(workloads|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
+TRAINING = r"(workloads|instruments|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
 DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|panel)"
 HOME = {
     "torch": TRAINING,
@@ -72,7 +72,7 @@ def test_a_question_has_a_verdict_and_a_figure() -> None:
     names = {folder.name: {path.name for path in folder.glob("*.py")} for folder in _topics()}
     assert [name for name, files in names.items() if "diagnose.py" not in files and name != "predictions"] == []
     assert {name for name, files in names.items() if "figures.py" not in files} == {
-        "data", "generalisation", "one_batch", "preflight"
+        "data", "generalisation", "loop", "one_batch", "preflight"
     }  # fmt: skip
 
 

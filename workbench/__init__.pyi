@@ -23,6 +23,8 @@ from workbench.topics.data import topic as data
 from workbench.topics.evaluation import topic as evaluation
 from workbench.topics.hosts import topic as hosts
 from workbench.topics.input import topic as input
+from workbench.topics.loop import topic as loop
+from workbench.topics.loop.collect import watch
 from workbench.topics.lr_sweep import topic as lr_sweep
 from workbench.topics.modification import topic as comparison
 from workbench.topics.optimizers import topic as optimizers
@@ -80,6 +82,7 @@ __all__ = [
     "list_workloads",
     "live_view",
     "load_workload",
+    "loop",
     "lr_sweep",
     "open",
     "optimizers",
@@ -101,5 +104,6 @@ __all__ = [
     "summarise",
     "tracking",
     "warmup",
+    "watch",
     "write_report",
 ]

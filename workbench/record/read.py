@@ -292,7 +292,7 @@ def open_record(path: str | Path) -> StudyRecord | TrialRecord:
     study = StudyRecord(folder)
     if not (folder / "study.json").exists():
         raise _no_study(folder)
-    return study.trial(0) if study.study.get("kind") == "trial" and len(study.trials) else study
+    return study.trial(0) if study.study.get("kind") in ("trial", "watch") and len(study.trials) else study
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

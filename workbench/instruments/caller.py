@@ -1,0 +1,35 @@
+"""Where in a person's own code a call was made."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import site
+import sysconfig
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INSTALLED = tuple(
+    {os.path.join(os.path.abspath(path), "") for path in (*site.getsitepackages(), site.getusersitepackages())}
+    | {os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib", "stdlib")}
+)
+
+
+def own_line() -> str:
+    """Return "file.py:31" of the innermost frame that belongs neither to this package nor to an installed one; "" where there is none.
+
+    The file is given as seen from the working directory where it lies below it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, *_INSTALLED, "<frozen", "<string>")):
+            return f"{_shown(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _shown(path: str) -> str:
+    if "ipykernel" in path or path.startswith("<"):
+        return "cell"
+    near = os.path.relpath(path) if os.path.isabs(path) else path
+    return os.path.basename(path) if near.startswith("..") else near

@@ -1,0 +1,126 @@
+"""`LoopFacts`: what a loop does beside its numbers, as JSON values that `topics/loop` judges."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from workbench.instruments.criteria import Criteria
+from workbench.instruments.modes import Modes
+from workbench.instruments.order import Order
+from workbench.instruments.parameters import Parameters
+from workbench.instruments.surroundings import Loaders, Schedulers
+
+WINDOW = 200
+"""Updates in which everything is looked at; afterwards only what may begin later, and on the cadence (rule of thumb)."""
+EVERY = 50
+MEMORY_EVERY = 10
+
+
+class LoopFacts:
+    """Collects facts of a loop; `to_dict` gives them at any time.
+
+    `models` are the ones that train, empty where they are to be found.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
+        self.schedulers, self.loaders, self.criteria = Schedulers(), Loaders(), Criteria()
+        self.updates, self.ended = 0, False
+        self._memory: list[tuple[int, int]] = []
+
+    @property
+    def near(self) -> bool:
+        """Whether everything is looked at."""
+        return self.updates < WINDOW
+
+    def token(self, name: str) -> None:
+        """Take in that a call was made."""
+        self.order.add(name, line=self.near)
+
+    def drew(self, loader: Any) -> None:  # noqa: D102
+        self.order.add("draw", line=False)
+        self.loaders.drew(loader)
+
+    def loader_begins(self, loader: Any) -> None:  # noqa: D102
+        self.loaders.begins(loader)
+
+    def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
+        kind = self.modes.entered(module, loader=self.loaders.last)
+        if kind is not None:
+            self.order.add(kind, line=self.near)
+        if kind == "forward" and self.near:
+            self.loaders.fed(args)
+
+    def compared(self, name: str, inputs: Any, target: Any) -> None:  # noqa: D102
+        self.criteria.compared(name, inputs, target)
+
+    def backward_begins(self, losses: Any, untouched: bool) -> None:  # noqa: D102
+        self.modes.backward(loader=self.loaders.last)
+        self.order.backward(losses, kept=untouched, near=self.near)
+
+    def zeroed(self, number: int | None) -> None:  # noqa: D102
+        self.order.add("zero" if number is None else f"zero{number}", line=self.near)
+
+    def clipped(self, kind: str, limit: float) -> None:  # noqa: D102
+        self.order.clipped(kind, limit, line=self.near)
+
+    def scheduled(self, scheduler: Any, updates: int) -> None:  # noqa: D102
+        if self.schedulers.stepped(scheduler, updates):
+            self.order.add("schedule", line=self.near)
+
+    def step_begins(self, number: int, optimizer: Optimizer) -> None:  # noqa: D102
+        if self.near or self.updates % EVERY == 0:
+            self.parameters.look(number, optimizer)
+        self.order.step(number, empty=self.parameters.empty, line=self.near)
+
+    def step_ends(self, number: int) -> None:  # noqa: D102
+        self.order.stepped(number)
+        self.loaders.stepped(near=self.near)
+
+    def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:  # noqa: D102
+        self.parameters.moved(updates)
+
+    def updated(self, updates: int, optimizer: Optimizer) -> None:  # noqa: D102
+        self.updates = updates
+        if updates == WINDOW:
+            self.criteria.settle()
+            self.modes.settle({id(p) for group in optimizer.param_groups for p in group["params"]})
+        if updates % MEMORY_EVERY == 0 and (used := resident_bytes()) is not None:
+            self._memory.append((updates, used))
+            if len(self._memory) > 2000:
+                del self._memory[1::2]
+
+    def names(self) -> dict[int, str]:
+        """Return the id of each known parameter and its name in its model."""
+        return self.modes.names()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything seen so far, as JSON values."""
+        return {
+            "updates": self.updates,
+            "ended": self.ended,
+            "order": self.order.to_dict(),
+            "modes": self.modes.to_dict(),
+            "parameters": self.parameters.to_dict(self.modes),
+            "schedulers": self.schedulers.to_dict(),
+            "loaders": self.loaders.to_dict(),
+            "criteria": self.criteria.to_dict(),
+            "memory": [list(pair) for pair in self._memory],
+        }
+
+
+def resident_bytes() -> int | None:
+    """Return the memory that this process holds, None where the system does not say."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

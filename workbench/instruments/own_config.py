@@ -1,0 +1,55 @@
+"""The fields of a `TrainConfig` that describe a loop of somebody else's, as far as its optimizer and its rows tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch.optim import Optimizer
+
+from workbench.config import TrainConfig
+
+_RULES = {"RMSprop": "rmsprop", "Adam": "adam", "NAdam": "nadam", "AdamW": "adamw"}
+
+
+def config_fields(
+    optimizer: Optimizer,
+    *,
+    updates: int | None,
+    facts: Mapping[str, Any] | None = None,
+    steps: pd.DataFrame | None = None,
+) -> dict[str, Any]:
+    """Return the fields of a config, as JSON values; what only the loop knows stays at its default.
+
+    `peak_lr` is the largest lr of the first group that was used, or its present one. An optimizer that `TrainConfig` has no name
+    for is given as its class.
+    """
+    first = optimizer.param_groups[0]
+    lr = float(first.get("lr") or 1.0)
+    if steps is not None and "lr" in steps and (used := steps["lr"].dropna()).size:
+        lr = float(np.max(used))
+    batch = ((facts or {}).get("loaders") or {}).get("batch_size")
+    constants: dict[str, Any] = {"optimizer": _rule(optimizer), "weight_decay": float(first.get("weight_decay") or 0.0)}
+    if "betas" in first:
+        constants |= {"beta1": float(first["betas"][0]), "beta2": float(first["betas"][1])}
+    if first.get("momentum"):
+        constants["momentum"] = float(first["momentum"])
+    if first.get("eps"):
+        constants["eps"] = float(first["eps"])
+    constants["select"] = "train/loss"
+    return TrainConfig(
+        peak_lr=lr if lr > 0 else 1.0,
+        total_steps=max(updates or 1, 1),
+        batch_size=int(batch or 1),
+        **constants,
+    ).to_dict()
+
+
+def _rule(optimizer: Optimizer) -> Any:
+    kind, first = type(optimizer), optimizer.param_groups[0]
+    if kind is torch.optim.SGD:
+        return "nesterov" if first.get("nesterov") else "momentum" if first.get("momentum") else "sgd"
+    return _RULES.get(kind.__name__, kind) if kind.__module__.startswith("torch.optim") else kind

@@ -1,0 +1,89 @@
+"""`Parameters`: which parameters get gradients, which are updated, and which no optimizer has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workbench.instruments.modes import Modes
+
+MAX_NAMES = 20
+
+
+class Parameters:
+    """Looks at the gradients of each optimizer's parameters before its updates."""
+
+    def __init__(self) -> None:
+        self.empty = False
+        self._optimizers: dict[int, dict[str, Any]] = {}
+        self._owned: dict[int, Tensor] = {}
+        self._with_grad: set[int] = set()
+        self._looks = 0
+        self._largest: dict[str, Tensor] = {}
+
+    def look(self, number: int, optimizer: Optimizer) -> None:
+        """Note which parameters have a gradient now."""
+        self._looks += 1
+        self.empty = True
+        count = 0
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                count += 1
+                if p.grad is not None:
+                    self.empty = False
+                    self._with_grad.add(id(p))
+                self._owned.setdefault(id(p), p)
+        if number not in self._optimizers:
+            groups = [
+                {
+                    "lr": _plain(group.get("lr")), "weight_decay": _plain(group.get("weight_decay", 0.0)), "parameters": len(group["params"]),
+                    "vectors": sum(p.ndim <= 1 for p in group["params"]), "momentum": _plain(group.get("momentum")),
+                    "betas": [_plain(b) for b in group.get("betas", ())], "eps": _plain(group.get("eps")), "nesterov": bool(group.get("nesterov")),
+                    "alpha": _plain(group.get("alpha")),
+                }
+                for group in optimizer.param_groups[:8]
+            ]  # fmt: skip
+            decoupled = isinstance(optimizer, torch.optim.AdamW)
+            self._optimizers[number] = {
+                "name": type(optimizer).__name__,
+                "groups": groups,
+                "parameters": count,
+                "decoupled": decoupled,
+            }
+
+    def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:
+        """Note the largest update of each parameter so far."""
+        for name, size in updates:
+            known = self._largest.get(name)
+            self._largest[name] = size if known is None else torch.maximum(known, size)
+
+    def to_dict(self, modes: Modes) -> dict[str, Any]:
+        """Return optimizers and the names of the parameters that something is missing of, as JSON values."""
+        names = modes.names()
+        models = list(modes.roots())
+        silent = [key for key in self._owned if key not in self._with_grad]
+        unowned, strangers = [], []
+        in_models = set(names)
+        for model in models:
+            own = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            if any(id(p) in self._owned for _, p in own):
+                unowned += [names[id(p)] for _, p in own if id(p) not in self._owned and p.grad is not None]
+        if models:
+            strangers = [key for key in self._owned if key not in in_models]
+        frozen = sum(1 for p in self._owned.values() if not p.requires_grad)
+        still = [name for name, size in self._largest.items() if not float(size) > 0]
+        return {
+            "optimizers": {str(number): found for number, found in self._optimizers.items()},
+            "owned": len(self._owned), "with_gradient": len(self._with_grad), "frozen": frozen, "looks": self._looks,
+            "without_gradient": [names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in silent if self._owned[key].requires_grad][:MAX_NAMES],
+            "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),
+            "still": still[:MAX_NAMES], "named": bool(models),
+        }  # fmt: skip
+
+
+def _plain(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float, Tensor)) and not isinstance(value, bool) else None

@@ -1,0 +1,223 @@
+"""`Taps`: the calls of torch that a training loop consists of, told to whoever listens; the calls themselves stay as they are.
+
+Functions and methods are replaced while somebody listens and put back afterwards. Only public names of torch are touched. A call that
+`torch.compile` traces is passed through and not told: the loop around it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
+
+
+class Listener(Protocol):
+    """What is told of a loop, in the order in which it happens."""
+
+    def backward_begins(self, losses: Any) -> None: ...  # noqa: D102
+    def backward_ends(self) -> None: ...  # noqa: D102
+    def step_begins(self, optimizer: Optimizer) -> None: ...  # noqa: D102
+    def step_ends(self, optimizer: Optimizer) -> None: ...  # noqa: D102
+    def zeroed(self, owner: Optimizer | nn.Module) -> None: ...  # noqa: D102
+    def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None: ...  # noqa: D102
+    def scaled(self, loss: Any, result: Any) -> None: ...  # noqa: D102
+    def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
+    def scheduled(self, scheduler: Any) -> None: ...  # noqa: D102
+    def loader_begins(self, loader: Any) -> None: ...  # noqa: D102
+    def drew(self, loader: Any, waited: float) -> None: ...  # noqa: D102
+    def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None: ...  # noqa: D102
+    def compared(self, name: str, inputs: Any, target: Any) -> None: ...  # noqa: D102
+
+
+CRITERIA = (
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)
+"""Functions of `torch.nn.functional` that compare outputs with targets; the loss modules of `torch.nn` call them."""
+
+
+class Taps:
+    """Replaces the calls once, however many listen, and puts them back when the last one has left.
+
+    A fault of a listener is its own: it is taken out, and the loop goes on as if nobody had listened.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self._undo: list[Callable[[], None]] = []
+        self._lock = threading.RLock()
+        self.on_fault: Callable[[Listener, Exception], None] = lambda _, __: None
+
+    def add(self, listener: Listener) -> None:
+        """Tell `listener` from now on."""
+        with self._lock:
+            if not self.listeners:
+                self._install()
+            self.listeners = [*self.listeners, listener]
+
+    def remove(self, listener: Listener) -> None:
+        """Tell `listener` no more; nothing happens where it is not told anyway."""
+        with self._lock:
+            left = [each for each in self.listeners if each is not listener]
+            if self.listeners and not left:
+                while self._undo:
+                    self._undo.pop()()
+            self.listeners = left
+
+    def _tell(self, what: str, *args: Any) -> None:
+        for listener in self.listeners:
+            try:
+                getattr(listener, what)(*args)
+            except Exception as error:
+                self.remove(listener)
+                self.on_fault(listener, error)
+
+    def _install(self) -> None:
+        self._replace(torch.autograd, "backward", self._backward)
+        self._handle(register_optimizer_step_pre_hook(lambda optimizer, *_: self._tell("step_begins", optimizer)))
+        self._handle(register_optimizer_step_post_hook(lambda optimizer, *_: self._tell("step_ends", optimizer)))
+        for owner in (Optimizer, nn.Module):
+            self._replace(owner, "zero_grad", self._zero_grad)
+        for kind in ("clip_grad_norm_", "clip_grad_value_"):
+            tapped = functools.partial(self._clip, kind)
+            for module in (nn.utils, sys.modules["torch.nn.utils.clip_grad"]):
+                self._replace(module, kind, tapped)
+        self._replace(torch.amp.GradScaler, "scale", self._scale)
+        self._replace(torch.amp.GradScaler, "unscale_", self._unscale)
+        for name in dir(lr_scheduler):
+            found = getattr(lr_scheduler, name)
+            if isinstance(found, type) and issubclass(found, lr_scheduler.LRScheduler) and "step" in vars(found):
+                self._replace(found, "step", self._schedule)
+        self._replace(DataLoader, "__iter__", self._iterate)
+
+    def watch_modules(self) -> RemovableHandle:
+        """Tell of the forward pass of every module until the handle is removed, which costs a little for each."""
+
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if not torch.compiler.is_compiling():
+                self._tell("entered", module, args)
+
+        return register_module_forward_pre_hook(enter)
+
+    def watch_criteria(self) -> Callable[[], None]:
+        """Tell of the loss functions until what is returned is called."""
+        begun = len(self._undo)
+        for name in CRITERIA:
+            self._replace(F, name, functools.partial(self._compare, name))
+        undo, self._undo = self._undo[begun:], self._undo[:begun]
+        left = list(undo)
+
+        def remove() -> None:
+            while left:
+                left.pop()()
+
+        self._undo.append(remove)
+        return remove
+
+    def _handle(self, handle: RemovableHandle) -> None:
+        self._undo.append(handle.remove)
+
+    def _replace(self, owner: Any, name: str, tapped: Callable[..., Any]) -> None:
+        original = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            return tapped(original, *args, **kwargs)
+
+        setattr(owner, name, call)
+
+        def undo() -> None:
+            if vars(owner).get(name) is call:  # somebody else may have replaced it since: theirs stays
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    def _backward(self, original: Any, tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self._tell("backward_begins", tensors)
+        done = original(*(() if tensors is None else (tensors,)), *args, **kwargs)
+        self._tell("backward_ends")
+        return done
+
+    def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(owner, *args, **kwargs)
+        self._tell("zeroed", owner)
+        return done
+
+    def _clip(self, kind: str, original: Any, parameters: Any, limit: Any, *args: Any, **kwargs: Any) -> Any:
+        given = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is used up by looking
+        norm = original(given, limit, *args, **kwargs)
+        euclidean = kind == "clip_grad_norm_" and float((args[:1] or (kwargs.get("norm_type", 2.0),))[0]) == 2.0
+        first = given if isinstance(given, Tensor) else next(iter(given), None)
+        self._tell("clipped", kind, limit, norm if euclidean else None, id(first))
+        return norm
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        result = original(scaler, outputs)
+        self._tell("scaled", outputs, result)
+        return result
+
+    def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
+        done = original(scaler, optimizer)
+        self._tell("unscaled", optimizer)
+        return done
+
+    def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(scheduler, *args, **kwargs)
+        self._tell("scheduled", scheduler)
+        return done
+
+    def _iterate(self, original: Any, loader: Any) -> Any:
+        self._tell("loader_begins", loader)
+        return _TimedIterator(original(loader), loader, self._tell)
+
+    def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = original(*args, **kwargs)
+        inputs = args[0] if args else kwargs.get("input")
+        target = args[1] if len(args) > 1 else kwargs.get("target")
+        self._tell("compared", name, inputs, target)
+        return loss
+
+
+class _TimedIterator:
+    """A loader's iterator that says how long each batch was waited for."""
+
+    def __init__(self, batches: Iterator[Any], loader: Any, tell: Callable[..., None]) -> None:
+        self._batches, self._loader, self._told = batches, loader, tell
+
+    def __iter__(self) -> _TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        batch = next(self._batches)
+        self._told("drew", self._loader, time.perf_counter() - began)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # torch's iterators have one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+TAPS = Taps()
+"""Those of this process."""

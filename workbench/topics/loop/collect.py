@@ -1,0 +1,243 @@
+"""`watch`: a loop of one's own, recorded as a study while it runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from workbench.checks import check_integer
+from workbench.errors import UsageError, WorkbenchError, in_one_line
+from workbench.findings.diagnosis import Diagnosis
+from workbench.instruments.facts import WINDOW
+from workbench.instruments.observer import LoopObserver
+from workbench.instruments.own_config import config_fields
+from workbench.instruments.rows import Value
+from workbench.instruments.taps import TAPS
+from workbench.ledger.push import pusher
+from workbench.record.folder import read_json, write_atomic
+from workbench.record.json_values import dumps
+from workbench.record.read import TrialRecord
+from workbench.record.roles import Role
+from workbench.record.write import StudyWriter, TrialWriter
+
+_LOG = logging.getLogger(__name__)
+
+
+def watch(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    out: str | Path | None = None,
+    *,
+    name: str | None = None,
+    note: str | None = None,
+    steps: int | None = None,
+    every: int = 50,
+) -> WatchedRun:
+    """Return a context manager that records the loop inside it: loss, lr, gradient norms, data wait, and what the loop does in which order.
+
+    It observes only: losses are bitwise the same with and without it, and nothing is left behind when it ends. The record is a study's:
+    `wb.open`, live view, figures, `run.diagnose()` and the report read it.
+
+        with wb.watch(model, optimizer, out="runs/mine") as run:
+            for inputs, targets in loader:
+                ...
+                run.log(validation_loss=value)  # where there is something to log
+
+    Args:
+        model: what is trained; several in a list.
+        optimizer: what trains it; several in a list, of which the first counts updates.
+        out: the study's folder; None is a new one under `runs/`.
+        name: of the study; None is the folder's.
+        note: a short description; None writes one.
+        steps: updates that are planned, where known: a run that ends before is then known to be cut short.
+        every: updates between two looks at parameter and update norms.
+
+    Raises:
+        UsageError: `model` is no module, or `optimizer` no `torch.optim.Optimizer`.
+        RecordError: the folder cannot be used.
+    """
+    models = [model] if isinstance(model, nn.Module) else list(model)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    for what, given, kind in (("model", models, nn.Module), ("optimizer", optimizers, Optimizer)):
+        wrong = next((each for each in given if not isinstance(each, kind)), None)
+        if wrong is not None or not given:
+            raise UsageError(
+                f"watch({what}=...) needs a torch {kind.__name__}, or several in a list; given: {type(wrong).__name__ if given else 'none'}."
+            )
+    check_integer("every", every)
+    if steps is not None:
+        check_integer("steps", steps)
+    return WatchedRun(models, optimizers, out, name=name, note=note, steps=steps, every=every)
+
+
+class WatchedRun:
+    """A loop that is being recorded; see `watch`.
+
+    Attributes:
+        path: the study's folder.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], out: str | Path | None, *, name: str | None, note: str | None,
+        steps: int | None, every: int,
+    ) -> None:  # fmt: skip
+        self._models, self._optimizers, self._steps, self._every = models, optimizers, steps, every
+        self._given = {"name": name, "note": note}
+        self._out = None if out is None else Path(out)
+        self._writer: StudyWriter | None = None
+        self._trial: TrialWriter | None = None
+        self._handles: list[RemovableHandle] = []
+        self._undo_criteria: Any = None
+        self._written = 0
+        self._last_loss: float | None = None
+        self._broken = False
+
+    def __enter__(self) -> Self:
+        """Begin to record."""
+        if self._writer is not None:
+            raise UsageError("this watch has been used already: call wb.watch(...) again for another run.")
+        fields = config_fields(self._optimizers[0], updates=self._steps)
+        label = type(self._models[0]).__name__
+        self._writer = StudyWriter.open(
+            self._out, kind="watch", workload=label, config=fields, settings={"every": self._every}, when_closed=pusher(),
+            note=self._given["note"] or f"watched training of {label}", name=self._given["name"],
+        )  # fmt: skip
+        self.path = self._writer.path
+        self._trial = self._writer.trial(fields, stage=Role.BASELINE, train_examples=0)
+        self._observer = LoopObserver(self._take, optimizers=self._optimizers, models=self._models, every=self._every)
+        TAPS.on_fault = self._on_fault
+        TAPS.add(self._observer)
+        self._handles = self._observer.facts.modes.attach(self._entered)
+        self._undo_criteria = TAPS.watch_criteria()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write the rest, and leave the loop as it was."""
+        self._detach()
+        try:
+            self._close(error)
+        except (OSError, WorkbenchError) as fault:
+            self._tell_once(fault)
+
+    def log(self, *, split: str = "validation", **values: Value) -> None:
+        """Record values of the update in progress.
+
+        `loss` takes the place of the one that `backward` was called on. `validation_loss=0.3` is an evaluated metric of the split
+        "validation", as is `accuracy=0.9`, of `split`.
+        """
+        loss = values.pop("loss", None)
+        if loss is not None:
+            self._observer.log(loss=loss.detach() if isinstance(loss, Tensor) else float(loss))
+        if not values or self._writer is None or self._trial is None:
+            return
+        rows = []
+        for name, value in values.items():
+            where, _, metric = (
+                name.partition("_") if name.startswith(("validation_", "test_", "train_")) else (split, "", name)
+            )
+            rows.append((where, metric, float(value)))
+        columns: dict[str, Any] = {
+            "trial": [self._trial.number] * len(rows), "step": [self._observer.updates] * len(rows), "split": [r[0] for r in rows],
+            "setting": ["periodic"] * len(rows), "metric": [r[1] for r in rows], "value": [r[2] for r in rows],
+            "num_examples": [math.nan] * len(rows), "num_correct": [math.nan] * len(rows), "seconds": [math.nan] * len(rows),
+            "subset": [""] * len(rows),
+        }  # fmt: skip
+        self._guarded(partial(self._writer.evals.add, columns))
+
+    @property
+    def record(self) -> TrialRecord:
+        """What was recorded so far."""
+        if self._trial is None or self._writer is None:
+            raise UsageError("nothing was recorded yet: the loop runs inside `with wb.watch(...) as run:`.")
+        self._observer.rows.flush()
+        return self._trial.record if self._writer.path.exists() else TrialRecord(self.path, 0)
+
+    def diagnose(self) -> Diagnosis:
+        """Return the diagnosis of what was recorded, and write it and the report into the folder."""
+        from workbench.topics.loop.judge import judge_watched
+
+        return judge_watched(self.path)
+
+    # ---- nothing in here may end or change the loop
+
+    def _entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._guarded(lambda: self._observer.entered(module, args))
+
+    def _take(self, columns: Mapping[str, list[float]]) -> None:
+        if self._writer is None or self._trial is None:
+            return
+        count = len(next(iter(columns.values())))
+        first = self._written
+        self._written += count
+        whole = {"trial": [self._trial.number] * count, "step": list(range(first, first + count)), **columns}
+        self._last_loss = columns["loss"][-1] if "loss" in columns else None
+        self._guarded(lambda: self._add(whole))
+        if self._undo_criteria is not None and first >= WINDOW:
+            self._undo_criteria()
+            self._undo_criteria = None
+
+    def _add(self, columns: Mapping[str, Any]) -> None:
+        assert self._writer is not None
+        self._writer.steps.add(columns)
+        self._writer.flush()
+
+    def _guarded(self, does: Any) -> None:
+        try:
+            does()
+        except Exception as error:
+            self._tell_once(error)
+
+    def _on_fault(self, _: Any, error: Exception) -> None:
+        self._tell_once(error)
+
+    def _tell_once(self, error: Exception) -> None:
+        if not self._broken:
+            self._broken = True
+            _LOG.warning("wb.watch stopped recording (%s); the training goes on unchanged.", in_one_line(error))
+
+    def _detach(self) -> None:
+        TAPS.remove(self._observer)
+        for handle in self._handles:
+            handle.remove()
+        if self._undo_criteria is not None:
+            self._undo_criteria()
+        self._handles, self._undo_criteria = [], None
+
+    def _close(self, error: BaseException | None) -> None:
+        assert self._writer is not None
+        assert self._trial is not None
+        self._observer.rows.flush()
+        facts = self._observer.facts
+        facts.ended = error is None
+        updates = self._observer.updates
+        fields = config_fields(
+            self._optimizers[0],
+            updates=max(updates, self._steps or 0),
+            facts=facts.to_dict(),
+            steps=self._trial.record.steps,
+        )
+        study = read_json(self.path / "study.json")
+        write_atomic(self.path / "study.json", dumps(study | {"config": fields}).encode())
+        stored = read_json(self._trial.folder / "config.json")
+        write_atomic(self._trial.folder / "config.json", dumps(stored | {"config": fields}).encode())
+        self._writer.add_facts(loop=facts.to_dict())
+        state = "complete" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        if self._last_loss is not None and not math.isfinite(self._last_loss):
+            state = "diverged"
+        self._trial.event("end", state=state, steps_run=updates)
+        self._writer.finish()
+        self._writer.close()

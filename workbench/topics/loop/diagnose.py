@@ -1,0 +1,279 @@
+"""`diagnose_loop`: faults that live in a training loop, from the facts that `wb.watch` or `workbench diagnose -- ...` collects."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from workbench.curves.trial_curves import RecordLike
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Codes, Finding, Status, named
+from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
+from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
+
+OWN_CODES = Codes({
+    "loop.no_gradient": "F1.1", "loop.no_update": "F1.1", "loop.unowned_parameters": "F1.1", "loop.optimizer_mismatch": "F1.1",
+    "loop.eval_mode_in_training": "F1.1", "loop.train_mode_in_eval": "F1.1", "loop.repeated_batch": "P2.9", "loop.memory_creep": "F1.1",
+    "loop.decayed_norms": "F7.7", "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1",
+})  # fmt: skip
+CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES})
+Facts = Mapping[str, Any]
+Say = Callable[..., Finding]
+
+
+def diagnose_loop(
+    record: RecordLike,
+    *,
+    least_updates: int = 5,
+    eval_share: float = 0.1,
+    repeated_share: float = 0.5,
+    creep_share: float = 0.2,
+    creep_bytes: float = 32e6,
+    decay_total: float = 0.1,
+) -> Diagnosis:
+    """Judge what was seen of a loop.
+
+    Args:
+        record: a study whose facts hold "loop".
+        least_updates: below which nothing is said of what repeats (rule of thumb).
+        eval_share: share of the backward passes that may be made in evaluation mode (rule of thumb: a first check of a model).
+        repeated_share: share of updates in a row that may see the very same examples (rule of thumb).
+        creep_share, creep_bytes: growth of the process's memory over the later half of the updates, as a share of its size and in
+            bytes, that is steady and still no alarm (rules of thumb).
+        decay_total: shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth).
+
+    Returns:
+        Each code of `CODES` once, with the line of the person's own file where one is to blame.
+    """
+    facts = record.facts.get("loop")
+    if not facts:
+        return Diagnosis.of(
+            record, [CODES.not_measured(code, "nobody watched the loop; wb.watch does") for code in CODES]
+        )
+    if not facts["order"]["backwards"]:
+        reason = "no backward pass was seen: the loss is not made by torch, or the loop did not run"
+        return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
+    findings = [
+        *order_findings(facts, least_updates=least_updates),
+        *schedule_findings(facts),
+        *_parameters(facts["parameters"]),
+        _eval_mode(facts, eval_share),
+        _train_mode(facts),
+        _repeated(facts, repeated_share, least_updates),
+        _creep(facts, creep_share, creep_bytes),
+        _decayed(record, facts["parameters"], decay_total),
+        *_criteria(facts["criteria"]),
+    ]
+    order = list(CODES)
+    return Diagnosis.of(record, sorted(findings, key=lambda f: order.index(f.code)))
+
+
+def at(lines: Mapping[str, str], *tokens: str) -> str:
+    """Return " (train.py:31)" for the first of these calls whose line is known, "" where none is."""
+    line = next((lines[token] for token in tokens if lines.get(token)), "")
+    return f" ({line})" if line else ""
+
+
+def _parameters(facts: Facts) -> list[Finding]:
+    silent, unowned, still = facts["without_gradient"], facts["unowned"], facts["still"]
+    none = facts["owned"] > 0 and facts["with_gradient"] == 0
+    say: Say = partial(
+        OWN_CODES.finding, "loop.no_gradient", value=float(len(silent)), unit="parameters", evidence={"names": silent}
+    )
+    if none:
+        gradient = say("fail", "No parameter of the optimizer ever gets a gradient.", advice=[
+            "Build the optimizer from the parameters of the model that the loss is computed with, after the model is on its device and wrapped.",
+        ])  # fmt: skip
+    elif silent:
+        gradient = say(
+            "fail" if len(silent) * 4 > facts["owned"] else "warn",
+            f"{named(silent)} never get a gradient in {facts['looks']} updates, {len(silent)} of {facts['owned']} parameters of the optimizers.",
+            advice=["Look for detach(), .data, torch.no_grad(), argmax or a module whose output is not used between them and the loss; freeze them with requires_grad_(False) where it is meant."],
+        )  # fmt: skip
+    else:
+        gradient = say("ok", "Every trained parameter gets a gradient.")
+    say = partial(
+        OWN_CODES.finding,
+        "loop.unowned_parameters",
+        value=float(len(unowned)),
+        unit="parameters",
+        evidence={"names": unowned},
+    )
+    if not facts["named"]:
+        owned = OWN_CODES.not_measured(
+            "loop.unowned_parameters", "no model was seen whose parameters the optimizer has"
+        )
+    elif unowned:
+        owned = say("fail", f"{named(unowned)} get gradients and belong to no optimizer: they stay at their initialisation.", advice=[
+            "Give all of model.parameters() to the optimizer; modules in plain Python lists belong to no model, use nn.ModuleList.",
+        ])  # fmt: skip
+    else:
+        owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
+    say = partial(
+        OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
+    )
+    update = say("ok", "Every parameter that was looked at is changed by its updates.")
+    if still and not none:
+        update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"{named(still)} are not changed by any update that was looked at.", advice=[
+            "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
+        ])  # fmt: skip
+    strange = facts["strangers_without_gradient"]
+    say = partial(OWN_CODES.finding, "loop.optimizer_mismatch", value=float(strange), unit="parameters")
+    if not facts["named"]:
+        match = OWN_CODES.not_measured("loop.optimizer_mismatch", "no model was seen that trains")
+    elif strange:
+        match = say("fail", f"{strange} of the optimizer's {facts['owned']} parameters belong to no model that runs, and get no gradient.", advice=[
+            "The optimizer was built from another model: build it again after the model was replaced, copied, reset or loaded.",
+        ])  # fmt: skip
+    else:
+        match = say("ok", "The optimizer has the parameters of the model that trains.")
+    return [gradient, owned, update, match]
+
+
+def _eval_mode(facts: Facts, share: float) -> Finding:
+    models = [m for m in facts["modes"]["models"] if m["trained"]]
+    wrong = [m for m in models if m["trained_in_eval"] > max(share * m["trained"], 1)]
+    say: Say = partial(OWN_CODES.finding, "loop.eval_mode_in_training", evidence={"models": models})
+    if not any(m["depends_on_mode"] for m in models):
+        return say("ok", "Does not apply: no dropout and no batch norm was seen in a model that trains.")
+    if not wrong:
+        return say("ok", "Updates are made in training mode.")
+    worst = max(wrong, key=lambda m: m["trained_in_eval"] / m["trained"])
+    part = worst["trained_in_eval"] / worst["trained"]
+    return say(
+        "fail", f"{worst['model']} is in evaluation mode in {part:.0%} of its backward passes{at(worst['lines'], 'eval')}: "
+        f"{named(worst['depends_on_mode'])} do not train as they should.",
+        value=part, unit="share of backward passes", threshold=share, advice=["Call model.train() at the start of every epoch, after every evaluation."],
+    )  # fmt: skip
+
+
+def _train_mode(facts: Facts) -> Finding:
+    models = [m for m in facts["modes"]["models"] if m["trained"] and m["runs_in_train"]]
+    say: Say = partial(OWN_CODES.finding, "loop.train_mode_in_eval", evidence={"models": models})
+    if not any(m["runs"] for m in facts["modes"]["models"]):
+        return say("ok", "Does not apply: no evaluation, several batches without gradient in a row, was seen.")
+    apart = [m for m in models if m["runs_in_train_apart"]]
+    rare = [m for m in models if m["runs_in_train_no_loader"] and m["runs_in_train_no_loader"] * 2 < facts["updates"]]
+    wrong = apart or rare
+    if not wrong:
+        return say("ok", "Evaluations are made in evaluation mode.")
+    worst = wrong[0]
+    return say(
+        "fail" if apart else "warn", f"{worst['model']} is in training mode in {worst['runs_in_train']} of {worst['runs']} evaluations"
+        f"{at(worst['lines'], 'train')}: {named(worst['depends_on_mode'])} change what is measured.",
+        value=float(worst["runs_in_train"]), unit="evaluations", advice=["Call model.eval() before every evaluation, and model.train() after it."],
+    )  # fmt: skip
+
+
+def _repeated(facts: Facts, share: float, least: int) -> Finding:
+    found = facts["loaders"]
+    say: Say = partial(
+        OWN_CODES.finding,
+        "loop.repeated_batch",
+        evidence={k: found[k] for k in ("compared", "same", "distinct", "loaders")},
+    )
+    if found["compared"] < least:
+        return OWN_CODES.not_measured(
+            "loop.repeated_batch", f"the inputs of {found['compared']} updates were compared, {least} are needed"
+        )
+    part = found["same"] / found["compared"]
+    longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["drawn"]]
+    if part <= share:
+        return say("ok", "Updates see other examples from one to the next.", value=part)
+    if not longer:
+        return say("ok", "Every update sees the same examples: full-batch training.", value=part)
+    line = at({"begun": longer[0]["line"]}, "begun")
+    again = longer[0]["begun"] * 2 > facts["updates"]
+    why = (
+        "the loader is begun again for every update and gives its first batch"
+        if again
+        else "the batch is drawn once, outside of the loop"
+    )
+    return say(
+        "fail", f"{part:.0%} of the updates see the very same examples as the one before: {why}{line}.", value=part, unit="share of updates", threshold=share,
+        advice=["Iterate over the loader, `for batch in loader`, instead of next(iter(loader)) or a batch kept from before."],
+    )  # fmt: skip
+
+
+def _creep(facts: Facts, share: float, least: float) -> Finding:
+    memory = facts["memory"]
+    if len(memory) < 8:
+        return OWN_CODES.not_measured(
+            "loop.memory_creep", "the run is too short, or the system does not say how much memory a process has"
+        )
+    later = memory[len(memory) // 2 :]
+    steps, sizes = [float(s) for s, _ in later], [float(b) for _, b in later]
+    grown = sizes[-1] - sizes[0]
+    rising = sum(b > a for a, b in itertools.pairwise(sizes)) / max(len(sizes) - 1, 1)
+    per_update = grown / max(steps[-1] - steps[0], 1.0)
+    say: Say = partial(
+        OWN_CODES.finding,
+        "loop.memory_creep",
+        value=per_update,
+        unit="bytes per update",
+        evidence={"memory": memory[:: max(len(memory) // 50, 1)]},
+    )
+    if rising < 0.8 or grown < least or grown < share * sizes[0]:
+        return say("ok", "Memory does not grow with the updates.")
+    return say(
+        "fail", f"The process grows by {per_update / 1e3:,.0f} kB an update, from {sizes[0] / 1e9:.2f} to {sizes[-1] / 1e9:.2f} GB in the later half of the run.",
+        advice=["Add up loss.item() or loss.detach(), not loss, which keeps the graph of every step; the same for lists of outputs, and retain_graph=True."],
+    )  # fmt: skip
+
+
+def _decayed(record: RecordLike, facts: Facts, limit: float) -> Finding:
+    lrs = record.steps["lr"].dropna().tolist() if "lr" in record.steps else list[float]()
+    groups = [
+        g | {"name": o["name"], "decoupled": o["decoupled"]} for o in facts["optimizers"].values() for g in o["groups"]
+    ]
+    decayed = [g for g in groups if (g["weight_decay"] or 0.0) > 0 and g["vectors"] and g["vectors"] < g["parameters"]]
+    total = max((float(sum(lrs)) * g["weight_decay"] for g in decayed if g["decoupled"]), default=0.0)
+    say: Say = partial(
+        OWN_CODES.finding, "loop.decayed_norms", value=total, unit="sum of lr times weight decay", threshold=limit
+    )
+    if not decayed:
+        return say("ok", "Biases and the scales of norms are not decayed.")
+    if total <= limit:
+        return say(
+            "ok", "Weight decay takes biases and the scales of norms along, and shrinks them by little in this run."
+        )
+    count = sum(g["vectors"] for g in decayed)
+    return say(
+        "warn", f"Decoupled weight decay pulls {count} biases and scales of norms to zero too, by a factor of e^{total:.2g} over the run.",
+        advice=["Give parameters with fewer than two dimensions to a group of their own with weight_decay=0."],
+    )  # fmt: skip
+
+
+def _criteria(facts: Facts) -> list[Finding]:
+    broadcast = [(name, row) for name, row in facts.items() if row.get("broadcast")]
+    double = [
+        (name, row)
+        for name, row in facts.items()
+        if row.get("probabilities") and not (name == "nll_loss" and row.get("log_probabilities"))
+    ]
+    say: Say = partial(OWN_CODES.finding, "loss.broadcast", evidence={"calls": dict(facts)})
+    if not facts:
+        missing: list[Finding] = [
+            OWN_CODES.not_measured(code, "no loss function of torch.nn.functional was called")
+            for code in ("loss.broadcast", "loss.double_softmax")
+        ]
+        return missing
+    first = say("ok", "Outputs and targets have the same shape.")
+    if broadcast:
+        name, row = broadcast[0]
+        inputs, target = row["broadcast"]
+        first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{at(row, 'line')}: each output is "
+                    "compared with every target.", advice=["Give both the same shape: outputs.squeeze(-1), or targets.unsqueeze(-1)."])  # fmt: skip
+    say = partial(OWN_CODES.finding, "loss.double_softmax", evidence={"calls": dict(facts)})
+    if not any(name in facts for name in ("cross_entropy", "nll_loss")):
+        return [first, say("ok", "Does not apply: no loss over classes was seen.")]
+    second = say("ok", "The loss gets what it takes.")
+    if double:
+        name, row = double[0]
+        takes = "logits" if name == "cross_entropy" else "logarithms of probabilities"
+        status: Status = "fail"
+        second = say(status, f"{name} takes {takes} and gets probabilities{at(row, 'line')}: they lie in [0, 1] and sum to 1 in every row, so the loss cannot "
+                     "fall far.", advice=["Leave the softmax out of the model, or give log_softmax to nll_loss."])  # fmt: skip
+    return [first, second]
