@@ -9,6 +9,4 @@ from workbench.topics.loop.judge import judge_run
 
 __all__ = ["diagnose"]
 
-TOPIC = Topic(
-    name="loop", codes=CODES, studies={"watch": StudyKind(diagnose=judge_run, pictures=("loss-curves",))}
-)
+TOPIC = Topic(name="loop", codes=CODES, studies={"watch": StudyKind(diagnose=judge_run, pictures=("loss-curves",))})
