@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,22 @@ MAX_GROUPS = 8
 Mark = tuple[Tensor, int] | None
 
 
+class Intervention(Protocol):
+    """What is changed at the boundary of an optimizer, in this order."""
+
+    def set_lr(self, optimizer: Optimizer, update: int) -> None:
+        """Change the learning rates of an update that is about to be made."""
+
+    def clip(self, gradients: Sequence[Tensor]) -> Tensor | None:
+        """Shorten the gradients in place; return whether they were, None where nothing is clipped."""
+
+    def reset_lr(self, optimizer: Optimizer) -> None:
+        """Put the loop's own learning rates back."""
+
+    def updated(self, updates: int) -> None:
+        """Take in that so many updates were made; may end the program."""
+
+
 class LoopObserver:
     """Listens to a loop (see `Listener`) and keeps one row an update; the first optimizer that steps is the one that counts updates.
 
@@ -33,7 +49,7 @@ class LoopObserver:
         optimizers: to observe; empty is every one that steps.
         models: whose modes and parameter names are looked at; empty finds them by their forward passes.
         every: updates between two looks at parameters and updates (rule of thumb).
-        before_update: called as `(optimizer, update)` when gradients are final and nothing is changed yet.
+        intervention: changes the updates; None leaves them alone.
     """
 
     def __init__(
@@ -43,15 +59,14 @@ class LoopObserver:
         optimizers: Sequence[Optimizer] = (),
         models: Sequence[nn.Module] = (),
         every: int = 50,
-        before_update: Callable[[Optimizer, int], None] | None = None,
-        after_update: Callable[[Optimizer, int], None] | None = None,
+        intervention: Intervention | None = None,
     ) -> None:
         self.rows = StepRows(sink)
         self.facts = LoopFacts(models)
         self.updates = 0
         self._only = [weakref.ref(optimizer) for optimizer in optimizers]
         self._every = every
-        self._before, self._after = before_update, after_update
+        self._intervention = intervention
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
         self._pending: list[Tensor] = []
@@ -126,18 +141,22 @@ class LoopObserver:
         number = self._numbers.setdefault(optimizer, len(self._numbers))
         grads = gradients_of(optimizer)
         self.facts.step_begins(number, optimizer)
+        if self._intervention is not None:
+            self._intervention.set_lr(optimizer, self.updates)
         self._describe(number, optimizer, grads)
         if number == 0:
             self._snapshot(optimizer)
-        if self._before is not None:
-            self._before(optimizer, self.updates)
+        if self._intervention is not None:
+            clipped = self._intervention.clip(grads)
+            if clipped is not None and number == 0:
+                self._row["clipped"] = clipped
 
     def step_ends(self, optimizer: Optimizer) -> None:  # noqa: D102
         number = self._numbers.get(optimizer)
         if number is None:
             return
-        if self._after is not None:
-            self._after(optimizer, self.updates)
+        if self._intervention is not None:
+            self._intervention.reset_lr(optimizer)
         self.facts.step_ends(number)
         self._pending, self._norms, self._exit_norm = [], [], None
         if number == 0:
@@ -220,6 +239,8 @@ class LoopObserver:
         self._row, self._logged, self._waited, self._last = {}, {}, 0.0, now
         self.updates += 1
         self.facts.updated(self.updates, optimizer)
+        if self._intervention is not None:
+            self._intervention.updated(self.updates)
 
     def _measure_update(self) -> None:
         before, self._before_values = self._before_values, []
