@@ -24,10 +24,10 @@ from torch.utils.data import TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import create_in_process_cluster
-from workbench.parameter_server.fit.callbacks import ModelCheckpoint
-from workbench.parameter_server.fit.sidecar import SidecarEvaluator
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.callbacks import ModelCheckpoint
+from workbench.parameter_server.training.sidecar import SidecarEvaluator
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.workloads.base import Workload
 
 BATCH, STEPS, EVALUATED, WAIT_S = 64, 40, 10_000, 0.05

@@ -14,7 +14,7 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["pytest", "workbench.parameter_server.fit.strategy_model", "workbench.parameter_server.fit.sidecar",
+    ["pytest", "workbench.parameter_server.training.strategy_model", "workbench.parameter_server.training.sidecar",
      "tests.helpers.workloads", "tests.parameter_server.conftest"]
 )  # fmt: skip
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "behaviours.md"

@@ -18,11 +18,11 @@ from workbench.config import OptimizerName, TrainConfig
 from workbench.errors import CheckpointError, RecordError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager, load_placed
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager, load_placed
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.train.checkpoint import load_checkpoint
 
 ADAM = TrainConfig(peak_lr=0.05, total_steps=100, batch_size=8, optimizer="adam", precision="float64")

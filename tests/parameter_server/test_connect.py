@@ -15,8 +15,8 @@ import pytest
 
 from workbench.cli import main
 from workbench.errors import ClusterError, UsageError
+from workbench.parameter_server.cluster.cluster import connect_to_cluster, serve_task
 from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
-from workbench.parameter_server.cluster.connect import connect_to_cluster, serve_task
 from workbench.ray import node as ray_node
 from workbench.ray.address import is_loopback
 from workbench.ray.node import own_address, reach

@@ -22,8 +22,7 @@ import torch
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers import shared_memory
 from workbench.parameter_server.servers.links import RayPlane, ServerLink
-from workbench.parameter_server.servers.plane import Grad, Place, Take, pull
-from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.servers.server import Grad, Place, Push, Take, pull
 from workbench.parameter_server.servers.shared_memory import (
     BlockReader,
     SharedBlock,
@@ -36,7 +35,7 @@ from workbench.parameter_server.servers.shared_memory import (
     shared_memory_missing,
     unpack,
 )
-from workbench.parameter_server.workers.wire import Packed, from_wire, to_bytes, to_wire
+from workbench.parameter_server.workers.closure import Packed, from_wire, to_bytes, to_wire
 from workbench.ray.cluster import NotYet
 
 needs_memory = pytest.mark.skipif(shared_memory_missing() is not None, reason="no memory to share here")

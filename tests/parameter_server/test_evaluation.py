@@ -20,9 +20,9 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import TrainConfig
 from workbench.errors import UsageError, WorkloadError
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.fit.metrics import AdditiveMetric, MetricSet, area_under_counts, auc, total
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.metrics import AdditiveMetric, MetricSet, area_under_counts, auc, total
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.train.evaluation import evaluate
 from workbench.workloads.base import Workload
 

@@ -22,9 +22,9 @@ from workbench.parameter_server.context import check_cancelled, get_current_work
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import HEALTH_S
 from workbench.parameter_server.errors import CancelledError, UnavailableError
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
 
 STEPS, EPOCHS = 10, 3
 CONFIG = TrainConfig(peak_lr=0.01, total_steps=100, batch_size=1, optimizer="adam")

@@ -25,15 +25,15 @@ from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.fit.callbacks import Callback
-from workbench.parameter_server.fit.metrics import AdditiveMetric
-from workbench.parameter_server.fit.step_runner import Stepped
-from workbench.parameter_server.fit.strategy_model import StrategyModel
-from workbench.parameter_server.servers import plane as planes
 from workbench.parameter_server.servers import replicas
+from workbench.parameter_server.servers import server as planes
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.callbacks import Callback
+from workbench.parameter_server.training.metrics import AdditiveMetric
+from workbench.parameter_server.training.steps import Stepped
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.train.batches import train_batches
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload

@@ -20,9 +20,9 @@ from workbench.parameter_server.data import feed as batch_sources
 from workbench.parameter_server.data.datasets import DatasetCreator, DatasetRecipe
 from workbench.parameter_server.data.feed import Batching, as_data, evaluation_feed, training_feed
 from workbench.parameter_server.errors import OutOfRangeError
-from workbench.parameter_server.fit.metrics import AdditiveMetric
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.metrics import AdditiveMetric
+from workbench.parameter_server.training.strategy_model import StrategyModel
 
 X = torch.arange(24.0, dtype=torch.float64)[:, None].expand(24, 3).contiguous()
 Y = torch.sin(X.sum(1))

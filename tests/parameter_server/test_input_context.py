@@ -13,8 +13,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.errors import UsageError
-from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
-from workbench.parameter_server.data.visits import count_visits, endless_batches, shard_then_shuffle, shuffle_then_shard
+from workbench.parameter_server.data.datasets import (
+    DatasetCreator,
+    InputContext,
+    count_visits,
+    endless_batches,
+    shard_then_shuffle,
+    shuffle_then_shard,
+)
 
 DATA = TensorDataset(torch.arange(6.0))
 IDS = range(10)

@@ -16,11 +16,11 @@ from tests.helpers.killed_programs import Diary, killed, life, lives, marked, sh
 from tests.helpers.workloads import small_net, small_workload
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.fit.callbacks import BackupAndRestore, Callback
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.ray.folders import temporary_folder
 
 EPOCHS, STEPS = 30, 6

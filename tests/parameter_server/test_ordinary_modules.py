@@ -19,13 +19,13 @@ from workbench.errors import ConfigError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
 from workbench.parameter_server.errors import ClosureInputError, UnavailableError
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.fit.evaluation import evaluate_direct
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.training.evaluation import evaluate_direct
+from workbench.parameter_server.training.strategy_model import StrategyModel
+from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.record.read import open_record
 from workbench.topics.parameter_server.study import ParameterServerStudy, audit_parameter_server
 from workbench.train.trainer import Trainer

@@ -24,7 +24,7 @@ from workbench.parameter_server.coordinator.coordinator import ClusterCoordinato
 from workbench.parameter_server.data.datasets import DatasetCreator
 from workbench.parameter_server.errors import ClosureInputError, OutOfRangeError
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.workers.resources import PerWorkerValues, WorkerVariable
+from workbench.parameter_server.workers.worker import PerWorkerValues, WorkerVariable
 
 
 def numbers() -> Iterator[int]:

@@ -21,8 +21,7 @@ from workbench.errors import ClusterError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
-from workbench.parameter_server.servers.plane import Place, pull
-from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.servers.server import Place, Push, pull
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")

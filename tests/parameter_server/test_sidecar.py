@@ -17,12 +17,12 @@ import torch
 from tests.helpers.killed_programs import Diary, killed, life, wait_until
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.fit import sidecar
-from workbench.parameter_server.fit.callbacks import Callback, ModelCheckpoint
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.fit.sidecar import SidecarEvaluator
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training import sidecar
+from workbench.parameter_server.training.callbacks import Callback, ModelCheckpoint
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.training.sidecar import SidecarEvaluator
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.train.checkpoint import Checkpoint, load_checkpoint
 
 EPOCHS = 12

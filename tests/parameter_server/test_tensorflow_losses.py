@@ -15,9 +15,9 @@ from torch.utils.data import IterableDataset
 from tests.benchmarks.equal_losses import MOMENTUM, NETS, PRECISIONS, RULES, module, scheduled_losses, start
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.parameter_server.training.strategy_model import StrategyModel
+from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.workloads.base import Workload
 
 NET = NETS["small"]

@@ -13,8 +13,6 @@ import torch
 
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
-from workbench.parameter_server.fit.strategy_model import StrategyModel
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -29,6 +27,8 @@ from workbench.parameter_server.toy import (
     step,
     toy_workload,
 )
+from workbench.parameter_server.training.evaluation import evaluate_direct, evaluate_distributed
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.topics.evaluation.offline import export_program
 
 ROOT = Path(__file__).parents[2]

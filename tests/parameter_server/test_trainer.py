@@ -15,11 +15,11 @@ import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, StudyInterrupted, UsageError
 from workbench.parameter_server.context import WorkerContext, on_worker
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trials.trainer import ParameterServerTrainer
-from workbench.parameter_server.trials.worker_trial import WorkerTrial
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.training.steps import WorkerTrial
+from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.trainer import Trainer
@@ -135,7 +135,7 @@ def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     """With one worker and data in memory: as if nothing had been."""
     made = workload(optimizer="adam")
     whole = ALONE.run(made, out=tmp_path / "whole")
-    from workbench.parameter_server.trials import placed_run
+    from workbench.parameter_server.training import placed_run
 
     real = placed_run.PlacedRun._write_rows
 

@@ -12,10 +12,10 @@ from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.servers.plane import Place
+from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
 from workbench.parameter_server.strategy import ByRows, ParameterServerStrategy, variable
-from workbench.parameter_server.workers.resources import WorkerVariable
+from workbench.parameter_server.workers.worker import WorkerVariable
 
 
 def sharded(cluster: Cluster, value: Any, shards: int = 4) -> ShardedVariable:

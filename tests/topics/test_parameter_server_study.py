@@ -20,7 +20,7 @@ from workbench.parameter_server.coordinator.dispatch import Dispatcher
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.playbook.diagnose import diagnose_record
 from workbench.report.write import draw_figures
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server, server_remedies

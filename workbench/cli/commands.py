@@ -47,7 +47,7 @@ def diagnose(args: argparse.Namespace) -> int:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
     trainer = None
     if args.trainer == "parameter_server":
-        from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+        from workbench.parameter_server.training.trainer import ParameterServerTrainer
 
         trainer = ParameterServerTrainer()
     from workbench.playbook.diagnose import diagnose as walk

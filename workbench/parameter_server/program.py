@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from workbench.errors import ClusterError
+from workbench.parameter_server.cluster.cluster import connect_to_cluster, serve_task
 from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver
-from workbench.parameter_server.cluster.connect import connect_to_cluster, serve_task
 
 
 def run_task(
@@ -30,7 +30,7 @@ def train_trial(
     resolver: ClusterResolver, workload: str, out: Path, *, steps: int | None = None, wait_s: float = 300.0
 ) -> None:
     """Train a workload on the cluster and leave the record of it in `out`; the same call goes on after a failure (T10.4)."""
-    from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+    from workbench.parameter_server.training.trainer import ParameterServerTrainer
     from workbench.workloads.registry import load_workload
 
     made = load_workload(workload)
@@ -45,7 +45,7 @@ def train_trial(
 
 def follow_trial(workload: str, out: Path, *, steps: int | None = None, wait_s: float = 300.0) -> None:
     """Evaluate every checkpoint that `train_trial` writes into `out`, until the last (T8.6, T8.7)."""
-    from workbench.parameter_server.fit.sidecar import SidecarEvaluator
+    from workbench.parameter_server.training.sidecar import SidecarEvaluator
     from workbench.workloads.registry import load_workload
 
     made = load_workload(workload)

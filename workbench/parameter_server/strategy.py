@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,15 +18,9 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.servers.partitioners import check_placeable, num_shards, split_rows, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
-from workbench.parameter_server.servers.plane import Place
+from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
-from workbench.parameter_server.workers.resources import WorkerVariable
-from workbench.parameter_server.workers.strategy_on_worker import (
-    StrategyOnWorker,
-    reduce_replicas,
-    refuse_on_worker,
-    run_replicas,
-)
+from workbench.parameter_server.workers.worker import WorkerVariable
 
 if TYPE_CHECKING:
     from workbench.config import TrainConfig
@@ -51,7 +46,61 @@ class ByRows:
     dtype: torch.dtype = torch.float32
 
 
-class ParameterServerStrategy:
+class OneReplica:
+    """What a strategy is on a worker and on the coordinator alike: one replica to run and to reduce over (T5.3, T5.10)."""
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+        """Call `function` once for each replica of this worker and return its result; a worker here has one.
+
+        Outside of a scheduled function it runs on the coordinator, and warns (behaviour 22).
+        """
+        _warn_outside("run")
+        return function(*args)
+
+    def reduce(self, op: Literal["sum", "mean"], value: Tensor, axis: int | None = None) -> Tensor:
+        """Reduce the replicas' values, and an axis of them where one is given, to one."""
+        name = str(op).lower()
+        if name not in ("sum", "mean"):
+            raise UsageError(f"reduce got op={op!r}. Allowed: 'sum', 'mean'.")
+        _warn_outside("reduce")
+        if axis is None:
+            return value
+        return value.sum(axis) if name == "sum" else value.mean(axis)
+
+
+@dataclass(frozen=True)
+class StrategyOnWorker(OneReplica):
+    """A strategy that travelled to a worker with a function; what lives on servers is made on the coordinator."""
+
+    num_workers: int
+
+    def variable(self, *_: Any, **__: Any) -> Any:
+        """Refuse."""
+        refuse_on_worker("a variable")
+
+    def place(self, *_: Any, **__: Any) -> Any:
+        """Refuse."""
+        refuse_on_worker("a placed module")
+
+
+def refuse_on_worker(what: str) -> None:
+    """Raise `UsageError` where a function on a worker makes what lives on the servers: each run of it would make another one."""
+    if current_worker() is not None:
+        raise UsageError(
+            f"A scheduled function made {what}: each time that it runs there would be another one. Make it on the coordinator, and "
+            "give it as an argument."
+        )
+
+
+def _warn_outside(what: str) -> None:
+    if current_worker() is None:
+        warnings.warn(
+            f"strategy.{what} was called outside of a scheduled function: it runs on the coordinator. Use coordinator.schedule.",
+            stacklevel=3,
+        )
+
+
+class ParameterServerStrategy(OneReplica):
     """Places variables on the parameter servers of a cluster, in turn (T3.8), in shards where a partitioner says so (T3.3).
 
     Args:
@@ -170,17 +219,6 @@ class ParameterServerStrategy:
         )  # fmt: skip
         placed.create()
         return placed
-
-    def run(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
-        """Call `function` once for each replica of this worker and return its result; a worker here has one (T5.10).
-
-        Outside of a scheduled function it runs on the coordinator, and warns (behaviour 22).
-        """
-        return run_replicas(function, args)
-
-    def reduce(self, op: Literal["sum", "mean"], value: Tensor, axis: int | None = None) -> Tensor:
-        """Reduce the replicas' values, and an axis of them where one is given, to one (T5.10)."""
-        return reduce_replicas(op, value, axis)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None

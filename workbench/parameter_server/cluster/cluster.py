@@ -1,19 +1,33 @@
-"""`create_in_process_cluster`: a cluster on this machine, in one call (T2)."""
+"""Clusters: on this machine in one call (T2), or of tasks on several, which find each other by a description (T3.1, T9)."""
 
 from __future__ import annotations
 
+import atexit
+import json
+import logging
+import sys
+import time
 import uuid
+import weakref
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
-from workbench.errors import UsageError
+from workbench.errors import ClusterError, UsageError
+from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver, split_address
+from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.parameter_server.engines.threads import ThreadEngine
-from workbench.parameter_server.servers.plane import forget_plane, set_plane
+from workbench.parameter_server.errors import Job
+from workbench.parameter_server.servers.links import Plane
 from workbench.parameter_server.servers.replicas import forget_replicas
+from workbench.parameter_server.servers.server import forget_plane, set_plane
+from workbench.ray.cluster import RayCluster
+from workbench.ray.node import RayNode
 
-if TYPE_CHECKING:
-    from workbench.parameter_server.engines.ray_engine import RayEngine
+CHIEF_POLL_S = 0.2
+TASK_POLL_S = 0.5
+LOST = 4  # looks in a row without an answer before the chief counts as gone (rule of thumb)
+_DESCRIPTION = "cluster"  # under which the chief writes down what it takes for the cluster
 
 
 class Cluster:
@@ -96,7 +110,169 @@ def create_in_process_cluster(
         raise UsageError(f"engine={engine!r} is not known. Allowed: 'threads', 'ray'.")
     if engine == "threads":
         return Cluster(ThreadEngine(num_workers, num_ps))
-    from workbench.parameter_server.engines.ray_engine import RayEngine
-
     identity = uuid.uuid4().hex
     return Cluster(RayEngine(num_workers, num_ps, cluster=identity), identity)
+
+
+def connect_to_cluster(
+    where: ClusterResolver | str | None = None,
+    *,
+    num_workers: int | None = None,
+    num_ps: int | None = None,
+    data_plane: Plane = "auto",
+    wait_s: float = 300.0,
+) -> Cluster:
+    """Return the cluster whose coordinator this process is.
+
+    As a context manager it tells the other processes at the end that all is done, and they end too. Left by an error, or killed,
+    it leaves them waiting for the next coordinator.
+
+    Args:
+        where: a description of the cluster, in which this is the chief: the tasks run where `serve_task` or `workbench ps` was started.
+            Or "host:port" of a Ray cluster that is there ("auto" for the one on this machine), which chooses the machines itself and
+            stays as it was. None reads WORKBENCH_CLUSTER or TF_CONFIG.
+        num_workers: with the address of a Ray cluster: at least 1. A description says so itself.
+        num_ps: likewise.
+        data_plane: how values travel; see `RayEngine`.
+        wait_s: for every task to be there.
+
+    Raises:
+        UsageError: this process is another task, or the numbers are missing, or given twice.
+        ClusterError: tasks did not come in time (they are named), or the Ray cluster does not answer.
+    """
+    identity = uuid.uuid4().hex
+    if isinstance(where, str):
+        if num_workers is None or num_ps is None:
+            raise UsageError(
+                f"connect_to_cluster({where!r}) needs num_workers and num_ps: a Ray cluster does not say how many of its "
+                "processes are to be which."
+            )
+        return Cluster(RayEngine(num_workers, num_ps, cluster=identity, data_plane=data_plane, address=where), identity)
+    if num_workers is not None or num_ps is not None:
+        raise UsageError(
+            "num_workers and num_ps are for the address of a Ray cluster; a description of the cluster has its own."
+        )
+    resolver = where or ClusterResolver.from_environment()
+    if resolver.role != "chief":
+        does = (
+            "calls serve_task()"
+            if resolver.role in ("worker", "ps")
+            else "reads checkpoints and never joins (SidecarEvaluator)"
+        )
+        raise UsageError(f"{resolver.source}: this process is {resolver.task}, which {does}; only the chief connects.")
+    spec = resolver.cluster_spec
+    assert spec is not None
+    node = RayNode.start(*resolver.chief_address, "workbench-chief")
+    try:
+        node.write(_DESCRIPTION, json.dumps(spec.to_dict()))
+        ray = node.connect()
+        try:
+            _wait_for_tasks(ray, resolver, wait_s)
+            engine = RayEngine(
+                len(spec.worker), len(spec.ps), cluster=identity, data_plane=data_plane, ray=ray, resource=_offered
+            )
+        except BaseException:
+            ray.close()
+            raise
+    except BaseException:
+        node.close()
+        raise
+
+    def leave(done: bool) -> None:
+        try:
+            if done:
+                node.say_ended()
+        finally:
+            node.close()
+
+    cluster = Cluster(engine, identity, leave=leave)
+    atexit.register(_at_exit, weakref.ref(cluster))
+    return cluster
+
+
+def _wait_for_tasks(ray: RayCluster, resolver: ClusterResolver, wait_s: float) -> None:
+    spec, until = resolver.cluster_spec, time.monotonic() + wait_s
+    assert spec is not None
+    tasks = [task for task in spec.tasks if task.type != "chief"]
+    told = None
+    while missing := [task for task in tasks if not ray.total(_offered(task.type, task.index))]:  # type: ignore[arg-type]
+        if missing != told:
+            names = ", ".join(map(str, missing))
+            logging.getLogger(__name__).info("chief: waiting for %s, up to %g s", names, wait_s)
+            told = missing
+        if time.monotonic() > until:
+            named = ", ".join(f"{task} at {spec.address(task)}" for task in missing)
+            raise ClusterError(
+                f"{len(missing)} of {len(tasks)} tasks did not come within {wait_s:g} s: {named}. Is `workbench ps` running there, with "
+                "the same description of the cluster and the same token, and what does it print?"
+            )
+        time.sleep(CHIEF_POLL_S)
+
+
+def _at_exit(cluster_of: weakref.ref[Cluster]) -> None:
+    """End a cluster that nobody ended; after an error that nobody caught the others wait for the next coordinator."""
+    cluster = cluster_of()
+    if cluster is not None:
+        cluster.shutdown(done=not hasattr(sys, "last_value"))
+
+
+def serve_task(resolver: ClusterResolver | None = None, *, wait_s: float = 300.0) -> None:
+    """Offer this process to the cluster as the task that it is, and return when the chief says that all is done.
+
+    Start it in any order with the others. Where the chief is gone without a word, because it was killed or its program failed,
+    this waits for it to come again: what a server held is then lost, and the chief restores it from its checkpoint (T10.2).
+
+    Args:
+        resolver: says which task this is; None reads WORKBENCH_CLUSTER or TF_CONFIG.
+        wait_s: for the chief, at the start and whenever it is gone.
+
+    Raises:
+        UsageError: this is no worker and no server, the cluster has no chief to listen to, or the chief has another description.
+        ClusterError: the chief did not come, cannot be reached from here, or this machine does not have the task's address.
+    """
+    resolver = resolver or ClusterResolver.from_environment()
+    if resolver.role not in ("worker", "ps"):
+        raise UsageError(
+            f"{resolver.source}: this process is the {resolver.role}, and only a worker or ps serves. The chief calls "
+            "connect_to_cluster(); an evaluator needs no cluster."
+        )
+    task, address = resolver.task, resolver.address
+    assert task is not None
+    assert address is not None
+    head = resolver.chief_address
+    log = logging.getLogger(__name__)
+    log.info("%s: waiting for the chief at %s:%d, up to %g s", task, *head, wait_s)
+    while True:
+        node = RayNode.join(head, *split_address(address), _offered(task.type, task.index), wait_s=wait_s)  # type: ignore[arg-type]
+        try:
+            log.info("%s: in the cluster of the chief at %s:%d", task, *head)
+            silent, agreed = 0, False
+            while silent < LOST and not node.broken:
+                state = node.state()
+                if state == "ended":
+                    return
+                silent = silent + 1 if state == "lost" else 0
+                agreed = agreed or _same_description(resolver, node)
+                time.sleep(TASK_POLL_S)
+        finally:
+            node.close()
+        log.warning(
+            "%s: the chief at %s:%d is gone; waiting %g s for it to come again. Ctrl-C ends this task.", task, *head, wait_s,
+        )  # fmt: skip
+
+
+def _same_description(resolver: ClusterResolver, node: RayNode) -> bool:
+    """Return whether the chief has the same description, False while it has not said which; raises `UsageError` where it has another."""
+    assert resolver.cluster_spec is not None
+    own, chiefs = json.dumps(resolver.cluster_spec.to_dict()), node.read(_DESCRIPTION)
+    if chiefs is not None and chiefs != own:
+        raise UsageError(
+            f"{resolver.source}: {resolver.task} and the chief have different descriptions of the cluster: {own} here, {chiefs} there. "
+            "Give every task the same."
+        )
+    return chiefs is not None
+
+
+def _offered(job: Job, index: int) -> str:
+    """Return what the machine of a task offers to Ray, so that it runs this task and no other."""
+    return f"workbench-{job}-{index}"

@@ -18,8 +18,7 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import merged_buffers
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
-from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable, WorkerVariable
-from workbench.parameter_server.workers.worker import Call
+from workbench.parameter_server.workers.worker import Call, PerWorkerValues, PerWorkerVariable, WorkerVariable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,7 @@ from torch import Tensor
 from workbench import __version__
 from workbench.parameter_server.engines.sendable import Sent
 from workbench.parameter_server.servers.links import Plane, RayPlane, connector
-from workbench.parameter_server.servers.plane import set_plane
-from workbench.parameter_server.servers.server import Push, ServerRuntime
+from workbench.parameter_server.servers.server import Push, ServerRuntime, set_plane
 from workbench.parameter_server.servers.shared_memory import (
     Located,
     SharedBlock,
@@ -29,8 +28,7 @@ from workbench.parameter_server.servers.shared_memory import (
     shared_memory_missing,
     unpack,
 )
-from workbench.parameter_server.workers.closure import map_structure
-from workbench.parameter_server.workers.wire import from_wire, to_bytes, to_wire
+from workbench.parameter_server.workers.closure import from_wire, map_structure, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 from workbench.ray.cluster import RayCluster
 

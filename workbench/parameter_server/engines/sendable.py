@@ -16,8 +16,7 @@ from torch import Tensor
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor
 from workbench.parameter_server.workers.closure import Closure, map_structure
-from workbench.parameter_server.workers.resources import PerWorkerValues, PerWorkerVariable
-from workbench.parameter_server.workers.worker import ResourceRef
+from workbench.parameter_server.workers.worker import PerWorkerValues, PerWorkerVariable, ResourceRef
 
 _PLAIN = (
     int, float, complex, str, bytes, bool, type(None), Tensor, np.ndarray, np.generic,

@@ -12,8 +12,7 @@ from typing import Any
 from workbench.checks import check_integer
 from workbench.parameter_server.context import Flag
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
-from workbench.parameter_server.servers.plane import DataPlane, DirectPlane
-from workbench.parameter_server.servers.server import ServerRuntime
+from workbench.parameter_server.servers.server import DataPlane, DirectPlane, ServerRuntime
 from workbench.parameter_server.workers.closure import Closure
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 

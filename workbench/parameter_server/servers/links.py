@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.servers.plane import Grad, Place, Take
-from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.servers.server import Grad, Place, Push, Take
 from workbench.parameter_server.servers.shared_memory import (
     BlockReader,
     SharedMemory,
@@ -24,7 +23,7 @@ from workbench.parameter_server.servers.shared_memory import (
     pack,
     shared_memory_missing,
 )
-from workbench.parameter_server.workers.wire import from_wire, to_wire
+from workbench.parameter_server.workers.closure import from_wire, to_wire
 from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
 
 Plane = Literal["auto", "shm", "plasma"]
@@ -184,7 +183,7 @@ def connector(names: Sequence[str], plane: Plane, reader: int) -> Callable[[int]
 
 
 class RayPlane:
-    """A `DataPlane` that reaches each server by a link of its own, which `connect` makes, and all that are needed at once."""
+    """Reaches each server by a link of its own, which `connect` makes, and all that are needed at once."""
 
     def __init__(self, num_servers: int, connect: Callable[[int], ServerLink]) -> None:
         self._num_servers, self._connect = num_servers, connect
@@ -221,22 +220,22 @@ class RayPlane:
                 link.close()
 
     def pull_into(self, places: Sequence[Place], take: Take) -> list[int]:
-        """See `DataPlane`."""
+        """See `DirectPlane`."""
         return self._all(places, lambda link, blocks, at: link.pull_into(blocks, lambda k, values: take(at[k], values)))
 
     def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
-        """See `DataPlane`."""
+        """See `DirectPlane`."""
         return self._all(
             places, lambda link, blocks, at: link.push(blocks, [grads[k] for k in at], [pushes[k] for k in at])
         )
 
     def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
-        """See `DataPlane`."""
+        """See `DirectPlane`."""
         with self._link(place.server) as link:
             return link.pull_rows(place.block, rows, width)
 
     def ask(self, server: int, method: str, *arguments: Any) -> Any:
-        """See `DataPlane`."""
+        """See `DirectPlane`."""
         with self._link(server) as link:
             return link.ask(method, *arguments)
 

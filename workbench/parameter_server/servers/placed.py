@@ -15,7 +15,6 @@ from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
 from workbench.parameter_server.servers.partitioners import trained_parameters
-from workbench.parameter_server.servers.plane import DataPlane, Place, plane_of
 from workbench.parameter_server.servers.replicas import (
     Replica,
     ReplicaBuffers,
@@ -26,7 +25,7 @@ from workbench.parameter_server.servers.replicas import (
     unpacked,
     with_gradients,
 )
-from workbench.parameter_server.servers.server import Push
+from workbench.parameter_server.servers.server import DataPlane, Place, Push, plane_of
 
 
 class Part(NamedTuple):

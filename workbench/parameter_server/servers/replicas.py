@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -189,20 +188,17 @@ def quicken_batch_norm(module: nn.Module, workers: int) -> None:
 
 
 class BufferLog:
-    """The newest buffers that each worker sent, and how many updates it had made; `start` is what every replica began with."""
+    """The newest buffers of each worker, and how many updates it has made; `start` is what every replica began with."""
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
-        self._start = {name: value.clone() for name, value in start.items()}
-        self._updates: Counter[int] = Counter()
-        self._values: dict[int, dict[str, Tensor]] = {}
+        self._start = {name: value.detach().clone() for name, value in start.items()}
+        self._replicas: dict[int, ReplicaBuffers] = {}
 
-    def note(self, worker: int, updates: int, values: dict[str, Tensor] | None) -> None:
-        """Note that a worker made so many more updates, and what its buffers were afterwards, where it said so."""
-        self._updates[worker] += updates
-        if values is not None:
-            self._values[worker] = values
+    def note(self, worker: int, updates: int, values: dict[str, Tensor]) -> None:
+        """Note that a worker made so many more updates, and what its buffers were afterwards."""
+        before = self._replicas.get(worker)
+        self._replicas[worker] = ReplicaBuffers(updates + (before.updates if before else 0), values)
 
     def merged(self) -> dict[str, Tensor]:
         """Return what `merged_buffers` makes of them."""
-        replicas = {worker: ReplicaBuffers(self._updates[worker], values) for worker, values in self._values.items()}
-        return merged_buffers(self._start, replicas)
+        return merged_buffers(self._start, self._replicas)

@@ -1,13 +1,13 @@
-"""`ServerRuntime`: what a parameter server holds and does, whichever engine asks: blocks of values, updated where they lie (T1.1)."""
+"""`ServerRuntime`: what a parameter server holds and does, whichever engine asks (T1.1); `DirectPlane`: how a process reaches it."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from workbench.errors import UsageError
 from workbench.parameter_server.errors import UnavailableError
 from workbench.schedules import schedule_of
 from workbench.train.optimizers import UpdateRule
+
+if TYPE_CHECKING:
+    from workbench.parameter_server.servers.links import RayPlane
 
 TOKENS = 4096  # writes that are remembered, so that a repeated one is not applied twice (rule of thumb: far above what is in flight)
 
@@ -194,3 +197,93 @@ def _lr_of(config: TrainConfig) -> Callable[[int], float]:
 _WRITES: Mapping[str, Callable[[Tensor, Tensor], object]] = {
     "assign": Tensor.copy_, "add": Tensor.add_, "sub": Tensor.sub_,
 }  # fmt: skip
+
+
+Grad = Sequence[Tensor]
+"""A gradient as flat pieces, which lie one after the other in the block."""
+Take = Callable[[int, Tensor], object]
+"""Copies the flat values of a block, which is told by its place among those asked for."""
+
+
+class Place(NamedTuple):
+    """Where a block lies."""
+
+    server: int
+    block: str
+
+
+def pull(plane: DataPlane, places: Sequence[Place]) -> list[Tensor]:
+    """Return copies of the values of blocks, each flat."""
+    found: dict[int, Tensor] = {}
+
+    def take(k: int, values: Tensor) -> None:
+        found[k] = values.clone()
+
+    plane.pull_into(places, take)
+    return [found[k] for k in range(len(places))]
+
+
+class DirectPlane:
+    """Moves values to and from servers that live in this process, which `server` returns by their index.
+
+    `RayPlane` has the same methods. All raise `UnavailableError` where a server is gone.
+
+    Attributes:
+        name: how values travel: "direct", "shm" or "plasma".
+        why: why this way was taken.
+    """
+
+    name: str = "direct"
+    why: str = "the servers are in this process"
+
+    def __init__(self, server: Callable[[int], ServerRuntime]) -> None:
+        self._server = server
+
+    def pull_into(self, places: Sequence[Place], take: Take) -> list[int]:
+        """Let `take` copy the values of each block, again where they were written meanwhile; returns the versions."""
+        versions = []
+        for k, place in enumerate(places):
+            values, version = self._server(place.server).read(place.block)
+            take(k, values)
+            versions.append(version)
+        return versions
+
+    def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
+        """Apply a gradient to each block; returns once all are applied, with the new versions."""
+        return [
+            self._server(place.server).push(place.block, torch.cat(list(grad)), push)
+            for place, grad, push in zip(places, grads, pushes, strict=True)
+        ]
+
+    def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
+        """Return some rows of a block, shape (rows, width)."""
+        return self._server(place.server).read_rows(place.block, rows, width)
+
+    def ask(self, server: int, method: str, *arguments: Any) -> Any:
+        """Call a method of a server by name and return its answer."""
+        return getattr(self._server(server), method)(*arguments)
+
+
+DataPlane: TypeAlias = "DirectPlane | RayPlane"
+
+_PLANES: dict[str, DataPlane] = {}
+
+
+def set_plane(cluster: str, plane: DataPlane) -> None:
+    """Let this process reach the servers of a cluster, by its id."""
+    _PLANES[cluster] = plane
+
+
+def forget_plane(cluster: str) -> None:
+    """Forget a cluster that ended."""
+    _PLANES.pop(cluster, None)
+
+
+def plane_of(cluster: str) -> DataPlane:
+    """Return how this process reaches the servers of a cluster; raises `UsageError` where it does not."""
+    if cluster not in _PLANES:
+        raise UsageError(
+            "This variable's cluster was shut down, or was never reached from this process. Variables are used on the "
+            "coordinator, and in functions that are given to schedule, while the cluster is up."
+        )
+    return _PLANES[cluster]

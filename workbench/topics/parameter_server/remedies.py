@@ -19,7 +19,7 @@ from workbench.parameter_server.servers.partitioners import FixedShardsPartition
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trials.load import load_facts
+from workbench.parameter_server.training.load import load_facts
 
 
 def measure_remedies(cluster: Cluster) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
-from workbench.parameter_server.trials.load import load_facts, time_facts
-from workbench.parameter_server.trials.trainer import ParameterServerTrainer
+from workbench.parameter_server.training.load import load_facts, time_facts
+from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.ray.cluster import RayCluster
 from workbench.record.read import StudyRecord
 from workbench.record.roles import Role

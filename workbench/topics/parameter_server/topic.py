@@ -13,19 +13,12 @@ from workbench.topics.parameter_server.figures import plot_staleness, plot_throu
 from workbench.topics.parameter_server.server_load import CODES, server_throughput
 
 if TYPE_CHECKING:
-    from workbench.parameter_server.cluster.cluster import create_in_process_cluster
+    from workbench.parameter_server.cluster.cluster import connect_to_cluster, create_in_process_cluster, serve_task
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
-    from workbench.parameter_server.cluster.connect import connect_to_cluster, serve_task
     from workbench.parameter_server.context import get_current_worker_index
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
-    from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
+    from workbench.parameter_server.data.datasets import DatasetCreator, InputContext, count_visits
     from workbench.parameter_server.data.string_lookup import StringLookup
-    from workbench.parameter_server.data.visits import count_visits
-    from workbench.parameter_server.fit.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
-    from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager
-    from workbench.parameter_server.fit.evaluation import evaluate_direct, evaluate_distributed
-    from workbench.parameter_server.fit.sidecar import SidecarEvaluator
-    from workbench.parameter_server.fit.strategy_model import StrategyModel
     from workbench.parameter_server.servers.partitioners import (
         FixedShardsPartitioner,
         MaxSizePartitioner,
@@ -33,9 +26,14 @@ if TYPE_CHECKING:
     )
     from workbench.parameter_server.servers.variable import ShardedVariable
     from workbench.parameter_server.strategy import ParameterServerStrategy as Strategy
-    from workbench.parameter_server.trials.trainer import ParameterServerTrainer as Trainer
+    from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
+    from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
+    from workbench.parameter_server.training.evaluation import evaluate_direct, evaluate_distributed
+    from workbench.parameter_server.training.sidecar import SidecarEvaluator
+    from workbench.parameter_server.training.strategy_model import StrategyModel
+    from workbench.parameter_server.training.trainer import ParameterServerTrainer as Trainer
     from workbench.parameter_server.workers.closure import RemoteValue
-    from workbench.parameter_server.workers.resources import PerWorkerValues
+    from workbench.parameter_server.workers.worker import PerWorkerValues
     from workbench.topics.parameter_server.panel import parameter_server_panel as panel
     from workbench.topics.parameter_server.study import ParameterServerStudy as Study
     from workbench.topics.parameter_server.study import audit_parameter_server as audit

@@ -18,14 +18,12 @@ import numpy as np
 import torch
 
 from workbench.errors import RecordError, StudyInterrupted, WorkloadError
-from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.fit.checkpoint_manager import load_placed, packed_state
-from workbench.parameter_server.servers.replicas import ReplicaBuffers, merged_buffers
+from workbench.parameter_server.servers.replicas import BufferLog
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.trials.load import load_facts, server_loads
-from workbench.parameter_server.trials.work_time import PARTS, Update, WorkTime, closure_size
-from workbench.parameter_server.trials.worker_trial import GENERATORS, Made, WorkerTrial, train_steps
-from workbench.parameter_server.workers.closure import RemoteValue
+from workbench.parameter_server.training.checkpoint_manager import load_placed, packed_state
+from workbench.parameter_server.training.executor import ClusterExecutor, Task, trained
+from workbench.parameter_server.training.load import PARTS, Update, WorkTime, closure_size, load_facts, server_loads
+from workbench.parameter_server.training.steps import GENERATORS, WorkerTrial, train_steps
 from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
@@ -70,24 +68,24 @@ class PlacedRun:
         progress: Progress | None,
     ) -> None:
         self.workload, self.lane, self.study, self.strategy = workload, lane, study, strategy
+        self._executor = ClusterExecutor(strategy)
         self._evaluates: dict[str, Any] = {"splits": {"validation", *splits}, "tracked": tracked, "hooks": hooks}
         self._asked, self._progress = steps_per_closure, progress
         self._time = WorkTime(strategy.num_workers)
         self._costs: tuple[float, list[float]] | None = None
-        self._replicas: dict[int, ReplicaBuffers] = {}
         self._stack = LaneStack(workload, [lane.config], torch.device("cpu"))
         self._model = self._stack.models[0]
         names = zip(self._stack.names, self._stack.slices, strict=True)
         self._values = {name: self._stack.values[0, where] for name, where in names}
         self.step = lane.start_step
-        self._start: dict[str, torch.Tensor] = {}
+        self._buffers = BufferLog({})
         self._served: dict[tuple[str, int], float] = {}
         self._accounted_at = time.perf_counter()
 
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
         config, number = self.lane.config, self.lane.number
-        coordinator = ClusterCoordinator(self.strategy)
+        coordinator = self._executor.coordinator
         placed = self.strategy.place(self._model, config.replace(max_grad_norm=None), name=f"trial_{number}")
         try:
             if self.lane.start is not None:
@@ -98,12 +96,13 @@ class PlacedRun:
                 lanes=1, gradients="parameter_server", workers=cluster.num_workers, servers=cluster.num_ps,
                 engine=cluster.engine.name, data_plane=cluster.engine.plane.name, steps_per_closure=self._asked,
             )  # fmt: skip
-            self._start = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
-            frozen = {k: v.detach().clone() for k, v in self._model.named_parameters() if not v.requires_grad}
-            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers, self._start | frozen)
+            self._buffers = BufferLog(dict(self._model.named_buffers()))
+            frozen = {k: v for k, v in self._model.named_parameters() if not v.requires_grad}
+            local = {k: v.detach().clone() for k, v in [*self._model.named_buffers(), *frozen.items()]}
+            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers, local)
             trial = coordinator.per_worker(make, what="trials")
             with catch_interrupt() as stop:
-                self._train(coordinator, trial, placed, stop)
+                self._train(trial, placed, stop)
             facts = load_facts(coordinator, placed, seconds=self.lane.seconds, asked=self._asked)
             known = self.study.record.facts.get("parameter_server") or {}
             self.study.add_facts(parameter_server=known | {str(number): facts | self._time.to_dict()})
@@ -122,28 +121,18 @@ class PlacedRun:
                 "call goes on from there."
             )
 
-    def _train(self, coordinator: ClusterCoordinator, trial: Any, placed: Any, stop: StopRequest) -> None:
+    def _train(self, trial: Any, placed: Any, stop: StopRequest) -> None:
         self._on_cadence(placed)
         while self.step < self.lane.config.total_steps and not stop.requested:
             until = self._until()
             size = self._closure_size(until - self.step)
             begun = time.perf_counter()
-            values = [
-                coordinator.schedule(train_steps, args=(trial, placed, min(size, until - at)))
-                for at in range(self.step, until, size)
-            ]
-            self._show(values)
-            coordinator.join()
-            seconds, made = time.perf_counter() - begun, [value.fetch() for value in values]
-            updates = sorted(update for each in made for update in each.updates)
+            tasks = [(train_steps, (trial, placed, min(size, until - at))) for at in range(self.step, until, size)]
+            updates = self._stretch(tasks)
             if self.step:  # the first update of all makes the replicas
-                self._time.add(seconds, len(values), updates)
-            for each in made:  # the newest buffers of each worker
-                known = self._replicas.get(each.worker)
-                if known is None or each.buffers.updates > known.updates:
-                    self._replicas[each.worker] = each.buffers
+                self._time.add(time.perf_counter() - begun, len(tasks), updates)
             self.step = until
-            if self._write_rows(updates, server_loads(coordinator)):
+            if self._write_rows(updates, server_loads(self._executor.coordinator)):
                 return
             self._on_cadence(placed)
         if stop.requested and self.step < self.lane.config.total_steps:
@@ -194,27 +183,21 @@ class PlacedRun:
         self.lane.end("diverged", step=self.step, diverged_at=int(steps[-1]))
         return True
 
-    def _show(self, values: Sequence[RemoteValue[Made]]) -> None:
-        """While somebody looks on, show the rows that are there, up to the first update that is still on its way."""
-        shown_at = time.perf_counter()
-        for value in values if early_wanted() else ():
-            while not value.done():
-                with contextlib.suppress(Exception):  # not yet, or an error, which `join` raises
-                    value.fetch(SHOW_SECONDS)
-                if time.perf_counter() - shown_at >= SHOW_SECONDS:
-                    self.study.steps.show(self._columns(self._made_so_far(values)))
-                    shown_at = time.perf_counter()
-
-    def _made_so_far(self, values: Sequence[RemoteValue[Made]]) -> list[Update]:
+    def _stretch(self, tasks: Sequence[Task]) -> list[Update]:
+        """Return the updates of these functions in the servers' order; while somebody looks on, show those before the first gap."""
         updates: list[Update] = []
-        for value in values:
-            if value.done():
-                with contextlib.suppress(Exception):
-                    updates += value.fetch().updates
-        updates.sort()
-        gap = next((k for k, update in enumerate(updates) if update.step != self.step + k), len(updates))
-        bad = next((k + 1 for k, update in enumerate(updates) if not np.isfinite(update.loss)), gap)
-        return updates[: min(gap, bad)]
+        shown_at = time.perf_counter()
+        with contextlib.closing(trained(self._executor, tasks, self._buffers)) as results:  # type: ignore[type-var]
+            for _, made in results:
+                updates += made
+                if early_wanted() and time.perf_counter() - shown_at >= SHOW_SECONDS:
+                    updates.sort()
+                    ends = (k for k, update in enumerate(updates) if update.step != self.step + k)
+                    shown = updates[: next(ends, len(updates))]
+                    bad = next((k + 1 for k, update in enumerate(shown) if not np.isfinite(update.loss)), len(shown))
+                    self.study.steps.show(self._columns(shown[:bad]))
+                    shown_at = time.perf_counter()
+        return sorted(updates)
 
     def _columns(self, updates: Sequence[Update]) -> dict[str, Any]:
         """Return the rows of these updates, but for what the servers say."""
@@ -251,7 +234,7 @@ class PlacedRun:
     def _read(self, placed: Any) -> None:
         """Bring the coordinator's model up to date: parameters from the servers, buffers from the workers."""
         placed.pull_into(self._values)
-        merged = merged_buffers(self._start, self._replicas)
+        merged = self._buffers.merged()
         for name, buffer in self._model.named_buffers():
             buffer.copy_(merged[name])
 

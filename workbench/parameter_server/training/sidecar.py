@@ -11,7 +11,7 @@ import torch
 
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.fit.event_file import EventFile
+from workbench.parameter_server.training.event_file import EventFile
 from workbench.train.checkpoint import Checkpoint, load_checkpoint
 from workbench.train.evaluation import evaluate
 from workbench.train.rng import isolated_rng

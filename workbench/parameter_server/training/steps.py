@@ -1,21 +1,31 @@
-"""`StepRunner`: what a worker does of a model's training, evaluation and prediction; `train_step`, which a function replaces (T4.1)."""
+"""What a worker does: steps of `fit`, evaluation and prediction by `StepRunner` (T4.1), updates of a trial by `WorkerTrial` (T1.2)."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.context import get_current_worker_index
-from workbench.parameter_server.fit.metrics import AdditiveMetric, MetricSet, State, total
 from workbench.parameter_server.servers.placed import PlacedModule
-from workbench.train.batches import to_device
+from workbench.parameter_server.servers.replicas import quicken_batch_norm
+from workbench.parameter_server.training.load import Update
+from workbench.parameter_server.training.metrics import AdditiveMetric, MetricSet, State, total
+from workbench.train.batches import DataStream, to_device
 from workbench.train.evaluation import eval_mode
 from workbench.train.forward import autocast, per_example
+from workbench.train.gradients import LoopGradients
+from workbench.train.stacked_weights import LaneStack
+from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 
@@ -36,12 +46,18 @@ class Stepped(NamedTuple):
     weights: Tensor | None = None
 
 
-class Trained(NamedTuple):
-    """What comes back from a worker: its index, metrics of each step, and buffers of its replica where they were asked for."""
+class Made(NamedTuple):
+    """What one function returns that trains.
 
+    Attributes:
+        updates: what each of them says of itself: sums of its metrics in `fit`, an `Update` in a trial.
+        worker: who made them.
+        buffers: of its replica afterwards, {} where the model has none.
+    """
+
+    updates: list[Any]
     worker: int
-    states: list[State]
-    buffers: dict[str, Tensor] | None
+    buffers: dict[str, Tensor]
 
 
 TrainStep = Callable[[PlacedModule, Any, Workload], Stepped]
@@ -100,7 +116,7 @@ class StepRunner:
         """Return itself: how a worker makes the runner that it holds."""
         return self
 
-    def train(self, source: Any, plans: Sequence[Any], wants_buffers: bool) -> Trained:
+    def train(self, source: Any, plans: Sequence[Any]) -> Made:
         """Make one update with each plan's batch."""
         states = []
         for plan in plans:
@@ -113,7 +129,7 @@ class StepRunner:
             stepped = Stepped(*made)
             check_loss_shape(stepped.losses, examples_of(batch))
             states.append(self.metrics.state(stepped.outputs, batch, stepped.losses, stepped.weights))
-        return Trained(get_current_worker_index(), states, self.placed.buffers() if wants_buffers else None)
+        return Made(states, get_current_worker_index(), self.placed.buffers())
 
     def evaluate(self, source: Any, plan: Any, buffers: Mapping[str, Tensor]) -> State:
         """Return the metrics of one share; an empty state where it has no batch."""
@@ -147,3 +163,72 @@ def _fill(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for key, buffer in module.named_buffers():
         if key in buffers:
             buffer.copy_(buffers[key])
+
+
+WORKER_SEEDS = 7919
+"""Apart, so that no worker shuffles as another one does under a neighbouring seed (a prime, no more)."""
+
+
+GENERATORS = threading.Lock()
+"""Held by who seeds the process's random generators and draws from them: workers are threads of one process, and would draw from
+what another has seeded."""
+
+
+class WorkerTrial:
+    """Replica and batches of one worker. Worker 0 reads what training without servers reads; the others shuffle differently (T7.4).
+
+    Args:
+        start_step: updates that were made before, by all workers together.
+        local: buffers and frozen parameters of the coordinator's model, by name: what is on no server; None are those of a fresh one.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: TrainConfig,
+        start_step: int,
+        num_workers: int,
+        local: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        worker = get_current_worker_index()
+        mine = config.replace(per_host_seed=config.per_host_seed + WORKER_SEEDS * worker)
+        with GENERATORS:
+            self.stack = LaneStack(workload, [mine], CPU)
+        self.stream = DataStream(workload, mine, CPU, start_step=start_step // num_workers)
+        self.gradients = LoopGradients(workload, self.stack)
+        self.thresholds = clip_thresholds([config], self.stack.values)
+        pairs = list(zip(self.stack.names, self.stack.slices, strict=True))
+        self.values = {name: self.stack.values[0, where] for name, where in pairs}
+        self.grads = {name: self.stack.grad[0, where] for name, where in pairs}
+        self.stack.models[0].train()
+        quicken_batch_norm(self.stack.models[0], num_workers)
+        here = self.stack.buffers | self.stack.frozen
+        for name, value in (local or {}).items():
+            here[name][0].copy_(value)
+
+
+def train_steps(trial: WorkerTrial, placed: PlacedModule, count: int = 1) -> Made:
+    """Make `count` updates on the worker that runs this (T13.7)."""
+    updates = [_train_step(trial, placed) for _ in range(count)]
+    buffers = {name: whole[0].clone() for name, whole in trial.stack.buffers.items()}
+    return Made(updates, get_current_worker_index(), buffers)
+
+
+def _train_step(trial: WorkerTrial, placed: PlacedModule) -> Update:
+    batches, at = trial.stream.next(), [time.perf_counter()]
+    versions = placed.pull_into(trial.values)
+    at.append(time.perf_counter())
+    found, grad = trial.gradients([batches]), trial.stack.grad
+    norm, clipped = global_norm(grad), False
+    if trial.thresholds is not None:
+        _, shortened = clip_by_norm(grad, norm, trial.thresholds, out=grad)
+        clipped = bool(shortened)
+    loss, se = float(found.loss), math.sqrt(float(found.squared_se))
+    at.append(time.perf_counter())
+    after = placed.push_flat(trial.grads, versions)
+    at.append(time.perf_counter())
+    spent = [end - begin for begin, end in itertools.pairwise(at)]
+    step, staleness = after[0] - 1, after[0] - 1 - versions[0]
+    return Update(
+        step, get_current_worker_index(), loss, se, float(norm), clipped, staleness, trial.stream.wait_s, *spent
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -16,98 +15,17 @@ from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.data.feed import Feed, as_data, training_feed
-from workbench.parameter_server.fit.callbacks import Callback, History, check_callbacks
-from workbench.parameter_server.fit.evaluation import InlineEvaluation, Where
-from workbench.parameter_server.fit.executor import ClusterExecutor, Executor, LocalExecutor, Task
-from workbench.parameter_server.fit.metrics import AdditiveMetric, State, total
-from workbench.parameter_server.fit.step_runner import CPU, StepRunner, TrainStep, train_step
 from workbench.parameter_server.servers.replicas import BufferLog, quicken_batch_norm
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.callbacks import Callback, History, check_callbacks
+from workbench.parameter_server.training.evaluation import InlineEvaluation, Where
+from workbench.parameter_server.training.executor import ClusterExecutor, Executor, LocalExecutor, Task, trained
+from workbench.parameter_server.training.metrics import AdditiveMetric, State, total
+from workbench.parameter_server.training.steps import CPU, StepRunner, TrainStep, train_step
 from workbench.progress import progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
-
-
-@dataclass(kw_only=True)
-class FitLoop:
-    """One `fit`.
-
-    An epoch: callbacks begin; steps go out, `per_execution` in a function; as they come back, in whatever order, their sums
-    are added up and callbacks hear of them; when all are back, the model is evaluated and callbacks end the epoch.
-
-    Attributes:
-        model: that is trained, by `runner`.
-        feed: batches; an epoch takes `steps` of them.
-        callbacks: checked.
-        validation: prepares what is evaluated after an epoch, when callbacks have restored what they restore; None is none.
-        validation_freq: epochs between two of them.
-        verbose: see `StrategyModel.fit`.
-    """
-
-    model: StrategyModel
-    runner: StepRunner
-    feed: Feed
-    steps: int
-    per_execution: int
-    callbacks: Sequence[Callback]
-    validation: Callable[[], InlineEvaluation] | None
-    validation_freq: int
-    verbose: int
-
-    def run(self, epochs: int) -> None:
-        """Train until `epochs` are done, or a callback ends it."""
-        model = self.model
-        for callback in self.callbacks:
-            callback.model = model
-            callback.on_train_begin()
-        evaluation = None if self.validation is None else self.validation()
-        source, plans = model.executor.hold(self.feed.make), self.feed.plans(model.steps)
-        while model.next_epoch < epochs and not model.stop_training:
-            epoch = model.next_epoch
-            for callback in self.callbacks:
-                callback.on_epoch_begin(epoch)
-            logs = self.runner.metrics.result(self._epoch(epoch, epochs, self._tasks(source, plans)))
-            if evaluation is not None and (epoch + 1) % self.validation_freq == 0:
-                logs |= {f"val_{name}": value for name, value in evaluation.run().items()}
-            model.history.add(epoch, logs)
-            model.next_epoch = epoch + 1
-            if self.verbose == 2:
-                said = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
-                print(f"epoch {epoch + 1}/{epochs}: {self.steps} steps, {said}")
-            for callback in self.callbacks:
-                callback.on_epoch_end(epoch, logs)
-        for callback in self.callbacks:
-            callback.on_train_end()
-
-    def _tasks(self, source: Any, plans: Iterator[Any]) -> Iterator[Task]:
-        """Yield the functions of an epoch; the last one of each worker brings its buffers back."""
-        sizes = [min(self.per_execution, self.steps - begin) for begin in range(0, self.steps, self.per_execution)]
-        for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-            wants_buffers = left <= self.model.executor.num_workers
-            yield StepRunner.train, (self.model.held, source, list(itertools.islice(plans, size)), wants_buffers)
-
-    def _epoch(self, epoch: int, epochs: int, tasks: Iterator[Task]) -> State:
-        done, states, model = 0, total([]), self.model
-        watchers = [each for each in self.callbacks if type(each).on_train_batch_end is not Callback.on_train_batch_end]
-        with (
-            contextlib.closing(model.executor.completed(tasks)) as results,  # type: ignore[type-var]
-            progress_bar(self.steps, f"epoch {epoch + 1}/{epochs}", show=self.verbose == 1) as bar,
-        ):
-            for number, trained in results:
-                first = epoch * self.steps + number * self.per_execution
-                for step, state in enumerate(trained.states, first):
-                    states, done = total([states, state]), done + 1
-                    due = [each for each in watchers if done % each.every_steps == 0]
-                    logs = self.runner.metrics.result(state) if due else {}
-                    for callback in due:
-                        callback.on_train_batch_end(step, logs)
-                    if self.verbose == 1:
-                        bar.status(f"loss {float(state['loss'] / state['weight']):.4g}")
-                        bar.advance(1)
-                model.buffer_log.note(trained.worker, len(trained.states), trained.buffers)
-        model.placed.load_buffers(model.buffer_log.merged())
-        return states
 
 
 class StrategyModel:
@@ -237,11 +155,48 @@ class StrategyModel:
         if validation_data is not None:
             validation = partial(self._evaluation, validation_data, None, config.evaluation_batch, validation_steps)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
-        FitLoop(
-            model=self, runner=self._runner, feed=feed, steps=steps, per_execution=steps_per_execution, callbacks=hooks,
-            validation=validation, validation_freq=validation_freq, verbose=verbose,
-        ).run(epochs)  # fmt: skip
+        for callback in hooks:
+            callback.model = self
+            callback.on_train_begin()
+        evaluation = None if validation is None else validation()  # callbacks have restored what they restore
+        source, plans = self.executor.hold(feed.make), feed.plans(self.steps)
+        while self.next_epoch < epochs and not self.stop_training:
+            epoch = self.next_epoch
+            for callback in hooks:
+                callback.on_epoch_begin(epoch)
+            chunks = [min(steps_per_execution, steps - begin) for begin in range(0, steps, steps_per_execution)]
+            tasks = ((StepRunner.train, (self.held, source, list(itertools.islice(plans, size)))) for size in chunks)
+            with progress_bar(steps, f"epoch {epoch + 1}/{epochs}", show=verbose == 1) as bar:
+                logs = self._runner.metrics.result(self._epoch(epoch * steps, steps_per_execution, tasks, hooks, bar))
+            if evaluation is not None and (epoch + 1) % validation_freq == 0:
+                logs |= {f"val_{name}": value for name, value in evaluation.run().items()}
+            self.history.add(epoch, logs)
+            self.next_epoch = epoch + 1
+            if verbose == 2:
+                said = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
+                print(f"epoch {epoch + 1}/{epochs}: {steps} steps, {said}")
+            for callback in hooks:
+                callback.on_epoch_end(epoch, logs)
+        for callback in hooks:
+            callback.on_train_end()
         return self.history
+
+    def _epoch(self, first: int, size: int, tasks: Iterator[Task], hooks: Sequence[Callback], bar: Any) -> State:
+        """Let the functions of an epoch run, and return the sums of its steps, of which callbacks hear as they come back."""
+        done, states = 0, total([])
+        watchers = [each for each in hooks if type(each).on_train_batch_end is not Callback.on_train_batch_end]
+        with contextlib.closing(trained(self.executor, tasks, self.buffer_log)) as results:  # type: ignore[type-var]
+            for number, updates in results:
+                for step, state in enumerate(updates, first + number * size):
+                    states, done = total([states, state]), done + 1
+                    due = [each for each in watchers if done % each.every_steps == 0]
+                    logs = self._runner.metrics.result(state) if due else {}
+                    for callback in due:
+                        callback.on_train_batch_end(step, logs)
+                    bar.status(f"loss {float(state['loss'] / state['weight']):.4g}")
+                    bar.advance(1)
+        self.placed.load_buffers(self.buffer_log.merged())
+        return states
 
     def evaluate(
         self,

@@ -15,7 +15,7 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
-from workbench.parameter_server.trials.placed_run import PlacedRun
+from workbench.parameter_server.training.placed_run import PlacedRun
 from workbench.progress import Progress
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of

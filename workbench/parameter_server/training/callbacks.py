@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError, nearest
-from workbench.parameter_server.fit.checkpoint_manager import CheckpointManager, delete_whole
-from workbench.parameter_server.fit.event_file import EventFile
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager, delete_whole
+from workbench.parameter_server.training.event_file import EventFile
 
 Logs = Mapping[str, float]
 

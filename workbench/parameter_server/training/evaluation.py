@@ -11,11 +11,11 @@ from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.parameter_server.data.datasets import DatasetCreator, DatasetRecipe, InputContext
 from workbench.parameter_server.data.feed import as_data, evaluation_feed
-from workbench.parameter_server.fit.executor import ClusterExecutor, Executor, LocalExecutor
-from workbench.parameter_server.fit.metrics import AdditiveMetric, total
-from workbench.parameter_server.fit.step_runner import StepRunner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.executor import ClusterExecutor, Executor, LocalExecutor
+from workbench.parameter_server.training.metrics import AdditiveMetric, total
+from workbench.parameter_server.training.steps import StepRunner
 from workbench.workloads.base import Workload
 
 Where = Literal["workers", "coordinator"]

@@ -1,4 +1,4 @@
-"""Where the steps of a model run: on the workers of a strategy, or one after the other in this process (T4.2)."""
+"""Where functions that train run, of `fit` and of trials: on the workers of a strategy, or one after the other in this process (T4.2)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.partitioners import check_placeable, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
-from workbench.parameter_server.servers.plane import DirectPlane, forget_plane, set_plane
-from workbench.parameter_server.servers.replicas import forget_replicas
-from workbench.parameter_server.servers.server import ServerRuntime
+from workbench.parameter_server.servers.replicas import BufferLog, forget_replicas
+from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime, forget_plane, set_plane
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import RemoteValue
 
@@ -111,6 +110,14 @@ class ClusterExecutor:
 
 
 Executor = LocalExecutor | ClusterExecutor
+
+
+def trained(executor: Executor, tasks: Iterable[Task], buffers: BufferLog) -> Iterator[tuple[int, list[Any]]]:
+    """Run tasks that return `Made`, note the workers' buffers, and yield (place in `tasks`, its updates) in order of completion."""
+    with contextlib.closing(executor.completed(tasks)) as results:  # type: ignore[type-var]
+        for number, made in results:
+            buffers.note(made.worker, len(made.updates), made.buffers)
+            yield number, made.updates
 
 
 def _forget(identity: str) -> None:
