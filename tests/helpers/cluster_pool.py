@@ -9,7 +9,7 @@ from typing import Any
 from tests.helpers.killed_programs import lives, wait_until
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.servers.server import plane_of
+from workbench.parameter_server.servers.links import plane_of
 from workbench.parameter_server.workers.worker import Call
 
 MOST = 12  # processes kept for later tests

@@ -15,7 +15,6 @@ from workbench.parameter_server.cluster.cluster_resolver import (
     ClusterResolver,
     ClusterSpec,
     Task,
-    devices_each,
     split_address,
 )
 
@@ -211,11 +210,3 @@ def test_a_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match="reading YAML needs PyYAML. Install it, or write the same as JSON"):
         ClusterResolver.from_file(path)
-
-
-def test_devices_are_equal() -> None:
-    """Behaviour 66, T1.12."""
-    assert devices_each([2, 2, 2]) == 2
-    for counts in ([2, 1, 2], []):
-        with pytest.raises(UsageError, match="same number of devices.*CUDA_VISIBLE_DEVICES"):
-            devices_each(counts)

@@ -21,8 +21,8 @@ import torch
 
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers import shared_memory
-from workbench.parameter_server.servers.links import RayPlane, ServerLink
-from workbench.parameter_server.servers.server import Grad, Place, Push, Take, pull
+from workbench.parameter_server.servers.links import RayPlane, ServerLink, pull
+from workbench.parameter_server.servers.server import Grad, Place, Push, Take
 from workbench.parameter_server.servers.shared_memory import (
     BlockReader,
     SharedBlock,

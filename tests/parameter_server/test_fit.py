@@ -25,8 +25,8 @@ from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
 from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.servers import links as planes
 from workbench.parameter_server.servers import replicas
-from workbench.parameter_server.servers import server as planes
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy

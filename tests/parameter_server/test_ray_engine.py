@@ -21,7 +21,8 @@ from workbench.errors import ClusterError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
-from workbench.parameter_server.servers.server import Place, Push, pull
+from workbench.parameter_server.servers.links import pull
+from workbench.parameter_server.servers.server import Place, Push
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,9 @@ def test_the_tables_of_the_tutorial() -> None:
 
 
 def test_the_examples_of_keras() -> None:
-    """Its documentation's known vocabulary, adapted one (ties in inverse order) and mask."""
+    """Its documentation's known vocabulary, and mask."""
     data = [["a", "c", "d"], ["d", "z", "b"]]
     assert StringLookup(("a", "b", "c", "d"))(data).tolist() == [[1, 3, 4], [4, 0, 2]]
-    adapted = StringLookup.adapt(data)
-    assert adapted.vocabulary == ("d", "z", "c", "b", "a")
-    assert adapted(data).tolist() == [[5, 3, 1], [1, 2, 4]]
     masked = StringLookup(("a", "b", "c", "d"), mask_token="")
     assert masked(data).tolist() == [[2, 4, 5], [5, 1, 3]]
     assert masked("").item() == 0
@@ -85,25 +82,9 @@ def test_it_travels() -> None:
     """T5.4, T14.7, behaviour 88: by pickle to a worker, as JSON into an export, also when it was used before."""
     lookup = StringLookup(WORDS, num_oov_indices=2, mask_token="")
     assert lookup.table["avenger"] == lookup("avenger") == 3
-    for copy in (pickle.loads(pickle.dumps(lookup)), StringLookup.from_dict(json.loads(json.dumps(lookup.to_dict())))):
+    for copy in (pickle.loads(pickle.dumps(lookup)), StringLookup(**json.loads(json.dumps(asdict(lookup))))):
         assert (copy, copy.table) == (lookup, lookup.table)
         assert type(copy.table) is dict
-    with pytest.raises(UsageError, match=r"a lookup has the keys .*\['vocabulary'\] given"):
-        StringLookup.from_dict({"vocabulary": WORDS})
-
-
-def test_adapting_counts() -> None:
-    words = ["b"] * 3 + ["a"] * 5 + ["c"] + [""] * 9 + ["[UNK]"] * 9
-    random.Random(0).shuffle(words)
-    adapted = StringLookup.adapt(iter(words), mask_token="", num_oov_indices=1)
-    assert adapted == StringLookup(("a", "b", "c"), 1, "")
-    assert StringLookup.adapt(np.array([words]), mask_token="", max_words=2).vocabulary == ("a", "b")
-    with pytest.raises(UsageError, match="at least"):
-        StringLookup.adapt([])
-    with pytest.raises(UsageError, match="max_words=0 must be"):
-        StringLookup.adapt(words, max_words=0)
-    with pytest.raises(UsageError, match="words must be words in lists; 3 is none"):
-        StringLookup.adapt([["a"], 3])
 
 
 def test_shuffling_spreads_the_frequent_words() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ from workbench.parameter_server.data.string_lookup import StringLookup
 folder = sys.argv[1]
 with open(f"{folder}/serving.json") as file:
     stored = json.load(file)
-words, labels = (StringLookup.from_dict(stored[name]) for name in ("words", "labels"))
+words, labels = (StringLookup(**stored[name]) for name in ("words", "labels"))
 program = torch.export.load(f"{folder}/toy.pt2").module()
 request = json.load(sys.stdin)
 probability = program(words(request))[:, 0].sigmoid()
@@ -108,7 +109,7 @@ def test_train_export_reload_serve(cluster: Cluster, tmp_path: Path) -> None:
     coordinator.shutdown()
     module = placed.module()
     export_program(toy_workload(), module, tmp_path / "toy.pt2")
-    (tmp_path / "serving.json").write_text(json.dumps({"words": FEATURES.to_dict(), "labels": LABELS.to_dict()}))
+    (tmp_path / "serving.json").write_text(json.dumps({"words": asdict(FEATURES), "labels": asdict(LABELS)}))
     words, labels = examples(40, seed=9)
     words.append(["hulk", "never_heard_of", "avenger"])
     served = subprocess.run(

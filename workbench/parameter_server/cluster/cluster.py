@@ -18,9 +18,8 @@ from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver,
 from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.parameter_server.engines.threads import ThreadEngine
 from workbench.parameter_server.errors import Job
-from workbench.parameter_server.servers.links import Plane
+from workbench.parameter_server.servers.links import Plane, forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
-from workbench.parameter_server.servers.server import forget_plane, set_plane
 from workbench.ray.cluster import RayCluster
 from workbench.ray.node import RayNode
 

@@ -148,16 +148,6 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def devices_each(counts: Sequence[int]) -> int:
-    """Return how many devices every worker has, from the count of each; raises `UsageError` where they differ (T1.12)."""
-    if len(set(counts)) != 1:
-        raise UsageError(
-            f"all workers must have the same number of devices (worker 0, 1, ...: {list(counts)}), because a step may run on any of "
-            "them. Hide the surplus devices with CUDA_VISIBLE_DEVICES, or leave the workers that lack some out."
-        )
-    return counts[0]
-
-
 @dataclass(frozen=True)
 class ClusterResolver:
     """What a process knows about the cluster.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -66,31 +66,6 @@ class StringLookup:
                 f"vocabulary holds {taken}, which mask_token and oov_token stand for. Take it out, or name another token."
             )
 
-    @classmethod
-    def adapt(
-        cls,
-        words: Any,
-        *,
-        max_words: int | None = None,
-        num_oov_indices: int = 1,
-        mask_token: str | None = None,
-        oov_token: str = "[UNK]",
-    ) -> StringLookup:
-        """Take the vocabulary from data: the most frequent word first, and of equally frequent ones the last in the alphabet, as Keras does.
-
-        Args:
-            words: in lists, arrays or iterables of any depth; the two tokens among them are not counted.
-            max_words: of the vocabulary, the most frequent ones; None is all.
-
-        Raises:
-            UsageError: there is no word in `words`.
-        """
-        if max_words is not None:
-            check_integer("max_words", max_words, error=UsageError, hint=", or None for all words")
-        counts = Counter(word for word in _words(words) if word not in (mask_token, oov_token))
-        order = sorted(sorted(counts, reverse=True), key=lambda word: -counts[word])
-        return cls(tuple(order[:max_words]), num_oov_indices, mask_token, oov_token)
-
     def shuffled(self, seed: int) -> StringLookup:
         """Return the same words in a random order, so that the frequent ones do not share a shard (T13.4)."""
         order = list(self.vocabulary)
@@ -142,23 +117,6 @@ class StringLookup:
             raise UsageError(f"id {values!r} is none of this lookup. Allowed: 0 to {len(self) - 1}.")
         return self.inverse[values]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"vocabulary": list(self.vocabulary)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> StringLookup:
-        """Build from what `to_dict` returned.
-
-        Raises:
-            UsageError: a key is missing or unknown.
-        """
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            raise UsageError(f"a lookup has the keys {sorted(names)}; {sorted(values)} given.")
-        return cls(**values)
-
     @property
     def _first(self) -> int:
         """Id of the vocabulary's first word."""
@@ -181,13 +139,3 @@ class StringLookup:
 
 def _as_lists(words: Any) -> Any:
     return words.tolist() if isinstance(words, np.ndarray) else words
-
-
-def _words(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, Iterable):
-        for part in _as_lists(data):
-            yield from _words(part)
-    else:
-        raise UsageError(f"words must be words in lists; {data!r} is none.")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from workbench import __version__
 from workbench.parameter_server.engines.sendable import Sent
-from workbench.parameter_server.servers.links import Plane, RayPlane, connector
-from workbench.parameter_server.servers.server import Push, ServerRuntime, set_plane
+from workbench.parameter_server.servers.links import Plane, RayPlane, connector, set_plane
+from workbench.parameter_server.servers.server import Push, ServerRuntime
 from workbench.parameter_server.servers.shared_memory import (
     Located,
     SharedBlock,

@@ -17,9 +17,8 @@ from workbench.parameter_server.engines.ray_task import POLL_S, START_S, RayTask
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
 from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
-from workbench.parameter_server.servers.links import CONTROL, PLANES, Plane, RayPlane, connector
+from workbench.parameter_server.servers.links import CONTROL, PLANES, DataPlane, Plane, RayPlane, connector
 from workbench.parameter_server.servers.placed import PlacedModule
-from workbench.parameter_server.servers.server import DataPlane
 from workbench.parameter_server.workers.closure import Closure, from_wire, map_structure, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, ResourceRef
 from workbench.ray.cluster import RayCluster

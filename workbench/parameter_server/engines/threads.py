@@ -12,7 +12,8 @@ from typing import Any
 from workbench.checks import check_integer
 from workbench.parameter_server.context import Flag
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
-from workbench.parameter_server.servers.server import DataPlane, DirectPlane, ServerRuntime
+from workbench.parameter_server.servers.links import DataPlane
+from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
 from workbench.parameter_server.workers.closure import Closure
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 

@@ -1,4 +1,4 @@
-"""`RayPlane`: the data plane between processes; through shared memory on one machine, through Ray's object store between machines."""
+"""How values get to servers and back: `RayPlane` by shared memory on one machine, by Ray's object store between machines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from workbench.errors import UsageError
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.servers.server import Grad, Place, Push, Take
+from workbench.parameter_server.servers.server import DirectPlane, Grad, Place, Push, Take
 from workbench.parameter_server.servers.shared_memory import (
     BlockReader,
     SharedMemory,
@@ -281,3 +282,39 @@ def _collected(errors: list[Exception]) -> Iterator[None]:
         yield
     except Exception as error:
         errors.append(error)
+
+
+DataPlane = DirectPlane | RayPlane
+
+_PLANES: dict[str, DataPlane] = {}
+
+
+def set_plane(cluster: str, plane: DataPlane) -> None:
+    """Let this process reach the servers of a cluster, by its id."""
+    _PLANES[cluster] = plane
+
+
+def forget_plane(cluster: str) -> None:
+    """Forget a cluster that ended."""
+    _PLANES.pop(cluster, None)
+
+
+def plane_of(cluster: str) -> DataPlane:
+    """Return how this process reaches the servers of a cluster; raises `UsageError` where it does not."""
+    if cluster not in _PLANES:
+        raise UsageError(
+            "This variable's cluster was shut down, or was never reached from this process. Variables are used on the "
+            "coordinator, and in functions that are given to schedule, while the cluster is up."
+        )
+    return _PLANES[cluster]
+
+
+def pull(plane: DataPlane, places: Sequence[Place]) -> list[Tensor]:
+    """Return copies of the values of blocks, each flat."""
+    found: dict[int, Tensor] = {}
+
+    def take(k: int, values: Tensor) -> None:
+        found[k] = values.clone()
+
+    plane.pull_into(places, take)
+    return [found[k] for k in range(len(places))]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
+from workbench.parameter_server.servers.links import DataPlane, plane_of
 from workbench.parameter_server.servers.partitioners import trained_parameters
 from workbench.parameter_server.servers.replicas import (
     Replica,
@@ -25,7 +26,7 @@ from workbench.parameter_server.servers.replicas import (
     unpacked,
     with_gradients,
 )
-from workbench.parameter_server.servers.server import DataPlane, Place, Push, plane_of
+from workbench.parameter_server.servers.server import Place, Push
 
 
 class Part(NamedTuple):

@@ -7,7 +7,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from workbench.errors import UsageError
 from workbench.parameter_server.errors import UnavailableError
 from workbench.schedules import schedule_of
 from workbench.train.optimizers import UpdateRule
-
-if TYPE_CHECKING:
-    from workbench.parameter_server.servers.links import RayPlane
 
 TOKENS = 4096  # writes that are remembered, so that a repeated one is not applied twice (rule of thumb: far above what is in flight)
 
@@ -212,17 +209,6 @@ class Place(NamedTuple):
     block: str
 
 
-def pull(plane: DataPlane, places: Sequence[Place]) -> list[Tensor]:
-    """Return copies of the values of blocks, each flat."""
-    found: dict[int, Tensor] = {}
-
-    def take(k: int, values: Tensor) -> None:
-        found[k] = values.clone()
-
-    plane.pull_into(places, take)
-    return [found[k] for k in range(len(places))]
-
-
 class DirectPlane:
     """Moves values to and from servers that live in this process, which `server` returns by their index.
 
@@ -262,28 +248,3 @@ class DirectPlane:
     def ask(self, server: int, method: str, *arguments: Any) -> Any:
         """Call a method of a server by name and return its answer."""
         return getattr(self._server(server), method)(*arguments)
-
-
-DataPlane: TypeAlias = "DirectPlane | RayPlane"
-
-_PLANES: dict[str, DataPlane] = {}
-
-
-def set_plane(cluster: str, plane: DataPlane) -> None:
-    """Let this process reach the servers of a cluster, by its id."""
-    _PLANES[cluster] = plane
-
-
-def forget_plane(cluster: str) -> None:
-    """Forget a cluster that ended."""
-    _PLANES.pop(cluster, None)
-
-
-def plane_of(cluster: str) -> DataPlane:
-    """Return how this process reaches the servers of a cluster; raises `UsageError` where it does not."""
-    if cluster not in _PLANES:
-        raise UsageError(
-            "This variable's cluster was shut down, or was never reached from this process. Variables are used on the "
-            "coordinator, and in functions that are given to schedule, while the cluster is up."
-        )
-    return _PLANES[cluster]

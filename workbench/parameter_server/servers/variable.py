@@ -11,7 +11,8 @@ from torch import Tensor
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
-from workbench.parameter_server.servers.server import Place, plane_of, pull
+from workbench.parameter_server.servers.links import plane_of, pull
+from workbench.parameter_server.servers.server import Place
 
 IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

@@ -15,10 +15,11 @@ from torch import nn
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.links import forget_plane, set_plane
 from workbench.parameter_server.servers.partitioners import check_placeable, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.servers.replicas import BufferLog, forget_replicas
-from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime, forget_plane, set_plane
+from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import RemoteValue
 
