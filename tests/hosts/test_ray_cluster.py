@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from tests.helpers.executors import gone
-from workbench.errors import WorkbenchError
-from workbench.ray.folders import temporary_folder
+from tests.helpers.leftovers import Leftovers
+from workbench.errors import ClusterError, WorkbenchError
+from workbench.ray.cluster import RayCluster
+from workbench.ray.folders import cluster_folder, temporary_folder
+from workbench.ray.node import RayNode
 from workbench.studies.session import executor_of
 
 ROOT = str(Path(__file__).parents[2])
@@ -75,6 +79,37 @@ def test_folders_of_killed_processes_are_deleted_and_those_of_others_not(
     assert lives.name in now
     assert {p.name for p in tmp_path.iterdir()} == before - {folders[1].name}
     held[0].communicate()
+
+
+def test_what_was_started_for_a_cluster_ends_with_its_folder() -> None:
+    """And nothing else that this process has started."""
+    wait = "import sys; sys.stdin.read()"
+    with cluster_folder() as folder:
+        started, other = (
+            subprocess.Popen([sys.executable, "-c", wait, argument], stdin=subprocess.PIPE) for argument in (folder, "")
+        )
+    assert started.wait(10) == -9
+    assert other.poll() is None
+    for each in (started, other):
+        each.communicate()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_cluster_that_is_not_up_in_time_leaves_nothing(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    services = pytest.importorskip("ray._private.services")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the raylet did not register")
+
+    monkeypatch.setattr(services, "get_node", never)
+    monkeypatch.setattr("workbench.ray.cluster.START_S", 0.0)
+    before = Leftovers()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ClusterError, match="no Ray cluster can be started.*did not register"):
+        _ = RayCluster.connect() if alone else RayNode.start("127.0.0.1", port, "workbench-test")
+    assert before.found() == []
 
 
 STARTED = """

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from workbench import __version__
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
@@ -29,7 +31,9 @@ pytest.importorskip("ray")
 from tests.helpers.killed_programs import lives, wait_until
 from tests.parameter_server.conftest import PlantedError, fail
 from workbench.parameter_server.engines import ray_engine, ray_task
+from workbench.parameter_server.engines.ray_actors import Hello
 from workbench.parameter_server.engines.ray_engine import RayEngine
+from workbench.ray.cluster import NotYet
 
 pytestmark = pytest.mark.cluster
 
@@ -321,3 +325,20 @@ def test_where_there_is_no_memory_to_share_values_travel_by_calls(ray_up: Callab
         assert small.read().tolist() == [1, 1, 1, 1]
         assert cluster.engine.plane.name == "shm"
         assert "1 blocks of ps 0 travel by calls, because there was no memory left to share" in cluster.engine.plane.why
+
+
+def test_a_worker_that_does_not_answer_is_not_back() -> None:
+    """Behaviour 53: a machine that is cut off says nothing for a while; its thread takes no closure meanwhile."""
+    answers: list[Any] = [NotYet("not yet")]
+
+    def answer(call: Any, timeout_s: float) -> Any:
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1]
+
+    there: Any = SimpleNamespace(call=lambda *_, **__: object(), answer=answer)
+    task = ray_task.RayTask(there, "worker", 0, object())
+    engine: Any = SimpleNamespace(_tasks={("worker", 0): task}, _closed=False)
+    assert not RayEngine.wait_for_worker(engine, 0, 0.02)
+    answers.append(Hello("a life", 2**22 + 1, "another machine", __version__, None))
+    assert RayEngine.wait_for_worker(engine, 0, 0.02)

@@ -22,7 +22,7 @@ CONNECT_S = 3.0  # rule of thumb: a port that is open answers in milliseconds
 ANSWER_S = 6.0  # rule of thumb: so does a cluster
 IMPORT_S = 60.0  # rule of thumb: what a busy machine needs to import Ray
 
-# `ray status` asks a cluster that listens on loopback alone at the machine's own address, where it is not.
+# Private, because `ray status` asks a cluster that listens on loopback alone at the machine's own address, where it is not.
 _ASK = """
 import sys
 from ray._private.services import canonicalize_bootstrap_address

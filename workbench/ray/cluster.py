@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.errors import ClusterError, WorkbenchError
 from workbench.ray.address import check_address, only_on_loopback, require_token
-from workbench.ray.folders import temporary_folder
+from workbench.ray.folders import cluster_folder
 from workbench.workloads.registry import file_modules
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
@@ -66,7 +66,7 @@ class RayCluster:
                     "num_cpus": len(os.sched_getaffinity(0)),
                     "include_dashboard": False,
                     "object_store_memory": OBJECT_STORE_BYTES,
-                    "_temp_dir": leave.enter_context(temporary_folder()),  # logs and sockets; nothing stays behind
+                    "_temp_dir": leave.enter_context(cluster_folder()),
                     "_system_config": {
                         "worker_niceness": 0
                     },  # as in this process; 15 starves them where others compute
@@ -261,15 +261,13 @@ def _as_cluster_error(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet(level: int = logging.ERROR) -> Iterator[None]:
     """Let Ray greet nobody while it starts: what does not work is said by an error."""
-    loggers = [logging.getLogger(name) for name in ("ray", "ray._private.node", "ray._private.services")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        for logger, was in zip(loggers, before, strict=True):
-            logger.setLevel(was)
+        logger.setLevel(before)
 
 
 @contextlib.contextmanager
@@ -297,14 +295,14 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _silent_deaths() -> contextlib.AbstractContextManager[None]:
     """Let Ray not print a page for each process that dies: whoever asked it something is told by `WorkerLost`."""
-    from ray._private import worker
+    from ray._private import worker  # it prints them whatever log_to_driver and the loggers say
 
     return _replaced(worker, "print_to_stdstream", lambda *_, **__: None)
 
 
 def patient() -> contextlib.AbstractContextManager[None]:
     """Wait longer than Ray's 30 s for a cluster to start: on a machine that has other things to do its programs take a minute."""
-    from ray._private import services
+    from ray._private import services  # the 30 s are a number in its code
 
     before: Any = services.get_node
 
@@ -328,7 +326,7 @@ def on_loopback() -> Iterator[None]:
     Ray replaces that address by one which other machines can reach, unless it believes that clusters are not for this
     platform: its processes learn so from the environment, and this one from a constant that was set on import.
     """
-    from ray._private import ray_constants
+    from ray._private import ray_constants  # it reads the variable on import alone, and no argument says it
 
     name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     before = os.environ.get(name)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -31,6 +32,23 @@ def temporary_folder() -> Iterator[str]:
                 lock.enter_context(_locked(unlocked, os.O_CREAT | os.O_EXCL))
                 unlocked.rename(Path(name, _MARKER))  # it is never there without its lock
             yield name
+
+
+@contextlib.contextmanager
+def cluster_folder() -> Iterator[str]:
+    """Yield a `temporary_folder` for a cluster's logs and sockets; what this process has started for it and still runs ends with it.
+
+    Ray leaves a cluster running whose start took too long.
+    """
+    with temporary_folder() as name:
+        try:
+            yield name
+        finally:
+            for children in Path("/proc/self/task").glob("*/children"):
+                for pid in children.read_text().split():
+                    with contextlib.suppress(OSError):
+                        if name.encode() in Path("/proc", pid, "cmdline").read_bytes():
+                            os.kill(int(pid), signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Self
 from workbench.errors import ClusterError
 from workbench.ray.address import CONNECT_S, is_loopback, require_token
 from workbench.ray.cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, quiet, require_ray
-from workbench.ray.folders import temporary_folder
+from workbench.ray.folders import cluster_folder
 
 UNREACHABLE_S = 10.0  # and how long nothing at all may come back from it
 POLL_S = 0.2
@@ -61,6 +61,7 @@ class RayNode:
         require_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         require_token(alone=is_loopback(ip))
+        # `ray start` takes no loopback address for a second node, and its processes outlive this one
         from ray._private.node import Node
         from ray._private.parameter import RayParams
 
@@ -75,7 +76,7 @@ class RayNode:
                 no_monitor=True,
                 min_worker_port=0,
                 max_worker_port=0,
-                temp_dir=leave.enter_context(temporary_folder()),
+                temp_dir=leave.enter_context(cluster_folder()),
                 **given,
                 include_log_monitor=False,  # type: ignore[arg-type]
             )
@@ -132,13 +133,11 @@ class RayNode:
 
     def state(self) -> str:
         """Return "there", "ended" after `say_ended`, or "lost" where the cluster does not answer any more, or is another one by now."""
-        from ray._private import ray_constants
-
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
             client = self._node.get_gcs_client()
-            name = client.internal_kv_get(b"session_name", ray_constants.KV_NAMESPACE_SESSION, timeout=CONNECT_S)
+            name = client.internal_kv_get(b"session_name", b"session", timeout=CONNECT_S)  # where Ray keeps it
             said = client.internal_kv_get(_ENDED, _NAMESPACE, timeout=CONNECT_S)
         except Exception:  # whatever Ray's client raises, there was no answer
             return "lost"

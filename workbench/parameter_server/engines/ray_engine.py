@@ -164,7 +164,7 @@ class RayEngine:
         if not task.released.wait(timeout_s):
             return False
         while (left := until - time.monotonic()) > 0:
-            if not self._closed and task.meet(left) is None:
+            if not self._closed and task.meet(left) is None and not task.silent:
                 return True
             time.sleep(min(POLL_S, left))
         return False

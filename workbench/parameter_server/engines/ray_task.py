@@ -58,6 +58,11 @@ class RayTask:
             raise self.unavailable()
         return self.hello.pid
 
+    @property
+    def silent(self) -> bool:
+        """Whether it has not answered yet what `meet` asked: it is busy, or its machine is cut off."""
+        return self._asked is not None
+
     def unavailable(self, why: str = "its process is gone") -> UnavailableError:
         """Return the error that names it."""
         return UnavailableError(self.job, self.index, why)
