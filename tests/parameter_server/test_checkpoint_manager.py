@@ -17,7 +17,6 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import OptimizerName, TrainConfig
 from workbench.errors import CheckpointError, RecordError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -152,32 +151,6 @@ def test_saving_twice_at_one_step_keeps_the_later(strategy: ParameterServerStrat
     restored = manager.restore()
     assert restored is not None
     assert (float(held), restored.epoch) == (2.0, 1)
-
-
-def test_a_loop_goes_on_where_it_was_saved(lone_cluster: Cluster, tmp_path: Path) -> None:
-    """T10.3 to T10.5: one worker's restarted loop ends bit for bit where the uninterrupted one ends."""
-
-    def train(epochs: int, folder: Path) -> PlacedModule:
-        strategy = ParameterServerStrategy(lone_cluster)
-        coordinator = ClusterCoordinator(strategy)
-        placed = strategy.place(net(), ADAM)
-        manager = CheckpointManager(placed, folder)
-        manager.restore()
-        for epoch in range(manager.starting_epoch(4), epochs):
-            for step in range(4):
-                coordinator.schedule(update, args=(placed, 4 * epoch + step))
-            coordinator.join()
-            merge_buffers(coordinator, placed)
-            manager.save(epoch=epoch + 1)
-        return placed
-
-    whole = train(4, tmp_path / "whole")
-    train(2, tmp_path / "parts")
-    again = train(4, tmp_path / "parts")
-    assert again.steps == 16
-    expected, found = whole.state_dict(), again.state_dict()
-    for part in ("parameters", "slots", "buffers"):
-        torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,16 @@ def test_a_value_is_waited_for_and_the_first_end_stays() -> None:
     assert value.done()
 
 
+def test_a_callback_that_fails_is_told_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    value: RemoteValue[int] = RemoteValue()
+    called: list[int] = []
+    for callback in (lambda: 1 / 0, lambda: called.append(1)):
+        value.add_done_callback(callback)
+    value.set_value(3)
+    assert (value.fetch(), called) == (3, [1])
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_more_leaves_enough_for_others_and_nothing_after_an_error() -> None:
     queue = ClosureQueue()
     closures = [Closure(int) for _ in range(10)]

@@ -28,9 +28,9 @@ from workbench.parameter_server.servers.server import Place, Push
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 pytest.importorskip("ray")
-from tests.helpers.killed_programs import lives, wait_until
-from tests.parameter_server.conftest import PlantedError, fail
-from workbench.parameter_server.engines import ray_engine, ray_task
+from tests.helpers.killed_programs import wait_until
+from tests.parameter_server.conftest import PlantedError
+from workbench.parameter_server.engines import ray_task
 from workbench.parameter_server.engines.ray_actors import Hello
 from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.ray.cluster import NotYet
@@ -110,13 +110,8 @@ class Noted:
         (self.folder / f"{os.getpid()}-{id(self)}").touch()
 
 
-def test_what_was_sent_is_dropped_and_sent_again(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
-    """A function whose surroundings changed is another; those that are gone are kept by no worker."""
-    factor = 2
-    scaled = lambda x: factor * x  # noqa: E731
-    assert coordinator.fetch([coordinator.schedule(scaled, args=(k,)) for k in range(4)]) == [0, 2, 4, 6]
-    factor = 3
-    assert coordinator.fetch([coordinator.schedule(scaled, args=(k,)) for k in range(4)]) == [0, 3, 6, 9]
+def test_what_was_sent_and_is_gone_is_dropped(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    """By every worker; that a function whose surroundings changed is sent again is in test_sendable.py."""
     for _ in range(8):
         noted = Noted(tmp_path)
         coordinator.schedule(lambda noted=noted: noted.folder.exists()).fetch()
@@ -160,29 +155,6 @@ def test_short_functions_travel_together(coordinator: ClusterCoordinator, strate
     coordinator.join()
     assert time.monotonic() - begun < 20.0
     assert all(value.done() for value in values)
-
-
-def test_a_function_that_hangs_is_ended_with_its_worker(coordinator: ClusterCoordinator, engine: RayEngine) -> None:
-    """Behaviour 45."""
-
-    def lives_seen() -> int:
-        for worker in range(2):
-            engine.check("worker", worker)
-        return sum(engine.incarnation("worker", worker) for worker in range(2))
-
-    before = lives_seen()
-    value = coordinator.schedule(time.sleep, args=(600,))
-    time.sleep(0.3)
-    begun = time.monotonic()
-    coordinator.schedule(fail)
-    with pytest.raises(PlantedError):
-        coordinator.join()
-    assert time.monotonic() - begun < 10.0
-    with pytest.raises(CancelledError):
-        value.fetch(0)
-    assert coordinator.fetch([coordinator.schedule(int) for _ in range(4)]) == [0] * 4
-    coordinator.join()
-    wait_until(lambda: lives_seen() == before + 1)
 
 
 def test_a_worker_that_is_killed_from_outside_comes_back_by_itself(
@@ -264,30 +236,6 @@ def test_every_way_gives_the_same(ray_up: Callable[[], None], data_plane: Any) -
         with pytest.raises(UnavailableError, match="holds no"):
             pull(plane, [place])
         coordinator.shutdown()
-
-
-def test_nothing_is_left(ray_up: Callable[[], None]) -> None:
-    """No process, and no file of shared memory, also after an error."""
-    ray_up()
-    shared = set(os.listdir("/dev/shm"))
-    cluster = Cluster(RayEngine(1, 1, cluster="left"), "left")
-    assert isinstance(cluster.engine, RayEngine)
-    engine = cluster.engine
-    strategy = ParameterServerStrategy(cluster)
-    coordinator = ClusterCoordinator(strategy)
-    strategy.variable(torch.zeros(100_000))
-    coordinator.schedule(fail)
-    with pytest.raises(PlantedError):
-        coordinator.join()
-    coordinator.shutdown()
-    pids = [engine.pid("worker", 0), engine.pid("ps", 0)]
-    assert all(lives(pid) for pid in pids)
-    cluster.shutdown()
-    assert not any(lives(pid) for pid in pids)
-    assert set(os.listdir("/dev/shm")) == shared
-    cluster.shutdown()
-    with pytest.raises(UnavailableError, match="shut down"):
-        engine.execute(0, [ray_engine.Call(int)], threading.Event())
 
 
 def test_another_version_of_the_package_is_named(ray_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:

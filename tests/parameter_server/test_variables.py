@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from torch.nn import functional
 from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
 from workbench.parameter_server.strategy import ByRows, ParameterServerStrategy, variable
-from workbench.parameter_server.workers.worker import WorkerVariable
+from workbench.parameter_server.workers.worker import Call, WorkerVariable
 
 
 def sharded(cluster: Cluster, value: Any, shards: int = 4) -> ShardedVariable:
@@ -203,3 +205,5 @@ def test_a_variable_says_where_it_lies_and_outlives_its_cluster_with_words(own_c
     cluster.shutdown()
     with pytest.raises(UsageError, match="was shut down"):
         made.read()
+    with pytest.raises(UnavailableError, match="shut down"):
+        cluster.engine.execute(0, [Call(int)], threading.Event())

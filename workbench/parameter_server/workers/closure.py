@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,8 @@ class RemoteValue(Generic[Value]):
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback()` once when `fetch` answers, at once where it does already.
 
-        It is called by the thread that brings the result, in order of completion: it must be quick, and must not schedule or wait.
+        It is called by the thread that brings the result, in order of completion: it must be quick, and must not schedule or wait. What
+        it raises is logged.
         """
         with self._lock:
             if not self._ready.is_set():
@@ -88,7 +90,10 @@ class RemoteValue(Generic[Value]):
             self._ready.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # as concurrent.futures has it: the thread that brings results goes on
+                logging.getLogger(__name__).exception("a callback of a RemoteValue failed")
 
 
 @dataclass(eq=False)
