@@ -107,7 +107,7 @@ def test_a_cluster_that_is_not_up_in_time_leaves_nothing(monkeypatch: pytest.Mon
     before = Leftovers()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(ClusterError, match="no Ray cluster can be started.*did not register"):
+    with pytest.raises(ClusterError, match="no Ray cluster can be started"):
         _ = RayCluster.connect() if alone else RayNode.start("127.0.0.1", port, "workbench-test")
     assert before.found() == []
 
