@@ -95,6 +95,7 @@ def test_what_was_started_for_a_cluster_ends_with_its_folder() -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray forgets what it has started
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_cluster_that_is_not_up_in_time_leaves_nothing(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     services = pytest.importorskip("ray._private.services")
