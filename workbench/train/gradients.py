@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -111,6 +112,14 @@ class LoopGradients:
         """Return the evaluations of the lanes in `rows`, made one after the other."""
         stack = self._stack
         random = [stack.rng.state(row) for row in rows]
+
+        @contextmanager
+        def within(place: int) -> Iterator[None]:
+            with stack.rng.lane(rows[place], training=False):
+                yield
+            if place == len(rows) - 1:
+                stack.rng.check_host()
+
         try:
             return evaluate_each(
                 self._workload,
@@ -119,7 +128,7 @@ class LoopGradients:
                 batch_size=batch_size,
                 device=stack.device,
                 precision=stack.precision,
-                within=lambda place: stack.rng.lane(rows[place]),
+                within=within,
                 tracked=tracked,
                 diverged=lambda place, error, *batch: self._diverged(rows[place], error, [batch], False),
             )

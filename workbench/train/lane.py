@@ -22,6 +22,7 @@ from workbench.train.checkpoint import CheckpointStore, SilentStore, latest_chec
 from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, TrackedExamples, check_first, evaluation_columns
 from workbench.train.forward import is_out_of_memory
 from workbench.train.hooks import Hook
+from workbench.train.rng import LateDraws
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
@@ -38,8 +39,9 @@ _CORE = ("loss", "loss_se", "lr", "grad_norm", "clipped")
 class Lane:
     """One trial as the loop sees it: its config, what was selected so far, and where its rows and checkpoints go."""
 
-    def __init__(self, config: TrainConfig, writer: TrialWriter) -> None:
+    def __init__(self, config: TrainConfig, writer: TrialWriter, *, apart: bool = False) -> None:
         self.config, self.writer = config, writer
+        self.apart = apart  # whether Python's and NumPy's random numbers are its own from the first step on
         self.lrs = lr_values(config)
         folder = writer.folder / "checkpoints"
         self.checkpoints: CheckpointStore | SilentStore = SilentStore()
@@ -163,17 +165,20 @@ def train_stacks(lanes: Sequence[Lane], train: Callable[[Sequence[Lane]], None],
     count = -(-len(lanes) // max(1, fit))
     for piece in range(count):
         stack = lanes[piece * len(lanes) // count : (piece + 1) * len(lanes) // count]
+        again, apart = (len(stack) + 1) // 2, any(lane.apart for lane in stack)
         try:
             train(stack)
             continue
+        except LateDraws:
+            again, apart = len(stack), True
         except Exception as error:
             if len(stack) == 1 or not is_out_of_memory(error):
                 raise
         if torch.cuda.is_available():  # outside the handler, whose traceback holds the stack that failed
             torch.cuda.empty_cache()
-        left = [Lane(lane.config, lane.writer) for lane in stack if not lane.writer.finished]
+        left = [Lane(lane.config, lane.writer, apart=apart) for lane in stack if not lane.writer.finished]
         for group in group_lanes(left):  # their newest checkpoints need not be of the same step
-            train_stacks(group, train, fit=(len(stack) + 1) // 2)
+            train_stacks(group, train, fit=again)
 
 
 def lane_bytes(stack: LaneStack) -> int:

@@ -90,6 +90,8 @@ class TrainingLoop:
         self._exchanged = self.stack.make_room(exchange_room(hosts)) if hosts.size > 1 else self.stack.grad
         self.streams = [self._stream(seed) for seed in seeds]
         self._load()
+        if any(lane.apart for lane in lanes):
+            self.stack.rng.keep_apart()
         self._set_constants()
         self.log = LaneLog(study.steps)
         self._gradients: Chosen | None = None
@@ -220,6 +222,7 @@ class TrainingLoop:
 
     def _flush(self) -> None:
         """Hand the rows on; lanes that are not finite any more are recorded and leave."""
+        self.stack.rng.check_host()
         steps = len(self.log)
         diverged = self.log.flush(self.lanes)
         if len(diverged) == len(self.lanes) and set(diverged.values()) == {0}:

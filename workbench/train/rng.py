@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from workbench.errors import WorkbenchError
 
 
 def seed_all(*seeds: int) -> None:
@@ -62,18 +64,27 @@ def isolated_rng() -> Iterator[None]:
         restore_rng(state)
 
 
-WATCHED_STEPS = 4  # rule of thumb: a model that draws from Python or NumPy does so within its first steps
+WATCHED_PASSES = 4  # rule of thumb: a model that draws from Python or NumPy does so within its first steps
+
+
+class LateDraws(WorkbenchError):
+    """Lanes drew from Python's or NumPy's generators, which were not kept apart any more: what came after the last checkpoint counts for nothing."""
 
 
 class LaneRng:
-    """Random state of the model, lane by lane: dropout in one lane leaves the draws of the others alone."""
+    """Random state of the model, lane by lane: dropout in one lane leaves the draws of the others alone.
+
+    Python's and NumPy's generators take longer to exchange than a small model to train, so they are kept apart in the first passes of
+    each lane, and in later ones where somebody drew from them then; `check_host` finds out who begins to draw later.
+    """
 
     def __init__(self, states: Sequence[Mapping[str, Tensor]], device: torch.device) -> None:
         self._device = device
         self._key = {"cuda": f"cuda/{device.index or 0}", "mps": "mps"}.get(device.type)
         self._single = len(states) == 1
         self._host_random = False
-        self._watched = WATCHED_STEPS * len(states)
+        self._watched = dict.fromkeys((True, False), WATCHED_PASSES * len(states))  # in training, in evaluation
+        self._seen: tuple[Any, ...] | None = None
         if self._single:
             restore_rng(states[0])
             self.generators = [global_generator(device)]
@@ -86,30 +97,47 @@ class LaneRng:
             self.load(lane, state)
 
     @contextmanager
-    def lane(self, lane: int) -> Iterator[None]:
+    def lane(self, lane: int, *, training: bool = True) -> Iterator[None]:
         """Put the lane's state in the global generators for the block, and take it back afterwards."""
         if self._single:
             yield
             return
-        before = host_random() if not self._host_random and self._watched > 0 else None
-        whole = self._host_random or before is not None
-        if whole:
-            restore_rng(self.state(lane))
-        else:
-            torch.set_rng_state(self._cpu[lane].get_state())
-            if self._device.type != "cpu":
-                global_generator(self._device).set_state(self.generators[lane].get_state())
-        try:
-            yield
-        finally:
-            self._cpu[lane].set_state(torch.get_rng_state())
-            if self._device.type != "cpu":
-                self.generators[lane].set_state(global_generator(self._device).get_state())
-            if before is not None:
-                self._watched -= 1
-                self._host_random = before != host_random()
+        watched = not self._host_random and self._watched[training] > 0
+        whole = watched or self._host_random
+        with isolated_rng() if watched else nullcontext():
             if whole:
-                self._rest[lane] = capture_rng()
+                restore_rng(self.state(lane))
+            else:
+                torch.set_rng_state(self._cpu[lane].get_state())
+                if self._device.type != "cpu":
+                    global_generator(self._device).set_state(self.generators[lane].get_state())
+            before = host_random() if watched else None
+            try:
+                yield
+            finally:
+                self._cpu[lane].set_state(torch.get_rng_state())
+                if self._device.type != "cpu":
+                    self.generators[lane].set_state(global_generator(self._device).get_state())
+                if watched:
+                    self._watched[training] -= 1
+                    self._host_random = before != host_random()
+                if whole:
+                    self._rest[lane] = capture_rng()
+
+    def keep_apart(self) -> None:
+        """Keep Python's and NumPy's generators apart from now on, whoever draws."""
+        self._host_random = True
+
+    def check_host(self) -> None:
+        """Raise `LateDraws` where somebody drew from Python's or NumPy's generators since the first call, while they were not kept apart."""
+        if self._single or self._host_random:
+            return
+        seen, self._seen = self._seen, host_random()
+        if seen is not None and seen != self._seen:
+            raise LateDraws(
+                f"a model or a hook draws from Python's or NumPy's random numbers, and did not in its first {WATCHED_PASSES} passes: "
+                "the trials go on from their newest checkpoints, with these numbers kept apart trial by trial"
+            )
 
     def state(self, lane: int) -> dict[str, Tensor]:
         """Return all random state of one lane, under the names that `capture_rng` gives it."""
