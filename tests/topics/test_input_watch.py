@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from workbench.topics.input.loaders import TimedOut, now, time_limit
 from workbench.topics.input.timed_loop import Loop, as_round, run_loop
-from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
+from workbench.topics.input.watch import count_syncs, observe_reads, stale_fetches
 
 NET = nn.Linear(4, 2)
 BATCH: dict[str, Any] = {
@@ -106,7 +106,7 @@ def test_fetches_are_counted_with_their_place(fetch: Any, share: float, per_step
 def test_stale_fetches_are_made_once() -> None:
     fetched: list[float] = []
     step = trained(lambda loss, k: fetched.append(loss.item()))
-    with StaleFetches():
+    with stale_fetches():
         for _ in range(3):
             step(BATCH)
     assert len(set(fetched)) == 1

@@ -159,7 +159,8 @@ def test_what_cannot_be_synchronised_or_merged_says_why(monkeypatch: pytest.Monk
 def test_an_exchange_is_never_part_of_a_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = wb.batch_norm.synchronise(nn.BatchNorm1d(2)), torch.randn(4, 2)
     monkeypatch.setattr("workbench.train.distributed.batch_norm.place", lambda _: (0, 2))
-    with Recorder() as recorder:
+    recorder = Recorder()
+    with recorder.recording():
         recorder.placeholder("x", x)
         with pytest.raises(CannotBatch, match="reads the value"):
             layer(x)

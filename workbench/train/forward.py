@@ -1,14 +1,16 @@
-"""One forward pass, shapes checked, and errors of a person's own code in it, explained with their place and what to do about them."""
+"""One forward pass, shapes checked; errors of a person's own code in it, explained with their place; and observers of every call in it."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from workbench.errors import TargetError, WorkbenchError, WorkloadError, callers_line, in_one_line
@@ -23,7 +25,38 @@ DIFFERENTIATES = "does not require grad"
 """What torch says of a gradient that is asked for where none is kept."""
 
 
+OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
+"""(function, its arguments, those by name) -> what the call returns; who only observes returns `function(*args, **kwargs)`."""
+
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class DispatchObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands every operation on tensors inside its block, below autograd and vmap, to `on_call`, which makes the call."""
+
+    def __init__(self, on_call: OnCall) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on_call = on_call
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import the compiler at the first operation
+
+    def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        """Hand the operation on."""
+        return self._on_call(func, args, kwargs or {})
+
+
+class FunctionObserver(TorchFunctionMode):
+    """Hands every call of a torch function inside its block, as it is written there, to `on_call`, which makes the call."""
+
+    def __init__(self, on_call: OnCall) -> None:
+        super().__init__()
+        self._on_call = on_call
+
+    def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        """Hand the call on."""
+        return self._on_call(func, args, kwargs or {})
 
 
 class NotFinite(WorkloadError):

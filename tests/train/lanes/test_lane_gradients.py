@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from tests.helpers.lane_models import MODELS, REFUSED, Doing, lane_workload, mlp
 from tests.helpers.lane_stacks import assert_same, lane_stack, loop, run, updates
 from workbench.train.evaluation import evaluate
+from workbench.train.forward import FunctionObserver
 from workbench.train.gradients import LoopGradients
 from workbench.train.lanes import program
-from workbench.train.lanes.recorder import CannotBatch, Readings, Recorder
-from workbench.train.lanes.step import ClassLosses, check_alike
+from workbench.train.lanes.recorder import CannotBatch, Recorder
+from workbench.train.lanes.step import check_alike, class_losses
 from workbench.train.lanes.vmap_gradients import VmapGradients, _Call
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
@@ -189,7 +190,7 @@ def test_what_depends_on_values_is_refused_and_what_depends_on_no_input_is_not(
 ) -> None:
     recorder = Recorder()
     recorder.placeholder("x", X)
-    with torch.no_grad(), recorder, Readings(recorder):
+    with torch.no_grad(), recorder.recording():
         if reason is None:
             function(X)
         else:
@@ -294,7 +295,7 @@ def test_losses_of_classes_are_torchs(function: Any, shape: tuple[int, ...], for
     targets = targets if len(shape) == 2 else targets.unsqueeze(1).expand(5, 3)
     leaf = torch.randn(shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64).requires_grad_()
     expected = function(leaf, targets, **form)
-    with ClassLosses():
+    with FunctionObserver(class_losses):
         found = function(leaf, targets, **form)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
     grads = [torch.autograd.grad(loss.sum(), leaf)[0] for loss in (found, expected)]

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from workbench.train.forward import DispatchObserver
 from workbench.train.rng import isolated_rng
 
 Kind = Literal["data", "parameter", "constant"]
@@ -95,14 +95,13 @@ def trace_dataflow(
         watch: called with the name, the module and the result of every operation on data.
     """
     tracer = _Tracer(model, batch, watch)
-    with isolated_rng(), buffers_put_back(model), _modules_told(model, tracer), tracer:
+    with isolated_rng(), buffers_put_back(model), _modules_told(model, tracer), DispatchObserver(tracer.note):
         call()
     return tracer.flow
 
 
-class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Tracer:
     def __init__(self, model: nn.Module, batch: Any, watch: Callable[[str, str, Tensor], None] | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self.flow = Dataflow()
         self.running: list[str] = []
@@ -112,15 +111,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._views: dict[int, list[weakref.ref[Tensor]]] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import the compiler at the first operation
-
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one operation and note what it made of what."""
-        kwargs = dict(kwargs or {})
         names = [argument.name for argument in func._schema.arguments] if hasattr(func, "_schema") else []
         named = [*zip(itertools.chain(names, itertools.repeat("")), args, strict=False), *kwargs.items()]
         inputs = [(role, t, self._place(t)) for role, value in named for t in _tensors(value)]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
@@ -34,7 +33,7 @@ from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import eval_mode
 from workbench.train.example_values import ExampleValues, evaluation_batch, example_values
-from workbench.train.forward import autocast, explained, per_example
+from workbench.train.forward import DispatchObserver, autocast, explained, per_example
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
@@ -312,22 +311,23 @@ def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
         function()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
-    with _LiveStorages() as live:
+    live = _LiveStorages()
+    with DispatchObserver(live.meet):
         function()
     return int(live.peak)
 
 
-class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _LiveStorages:
     """Adds up the storages that operations make, for as long as each of them lives."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._meet((args, kwargs or {}), new=False)  # what was there before does not count
-        result = func(*args, **(kwargs or {}))
+    def meet(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Make a call, and count what it made; what was there before does not count."""
+        self._meet((args, kwargs), new=False)
+        result = func(*args, **kwargs)
         self._meet(result, new=True)
         self.peak = max(self.peak, self.live)
         return result

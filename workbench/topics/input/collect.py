@@ -33,7 +33,7 @@ from workbench.topics.input.variants import (
     spec_loader,
     stream_epochs,
 )  # fmt: skip
-from workbench.topics.input.watch import StaleFetches, count_syncs, observe_reads
+from workbench.topics.input.watch import count_syncs, observe_reads, stale_fetches
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves
 
@@ -260,7 +260,7 @@ class _Audit:
                 before.append(self._round(self._loop(one)))
                 if variant is not None:
                     rows.append(drain(loader, variant, data, **self.budget.slice)[0])
-                with StaleFetches() if change == "no_sync" else contextlib.nullcontext():
+                with stale_fetches() if change == "no_sync" else contextlib.nullcontext():
                     after.append(as_round(self._loop(other), ahead=self.stepping.device.ahead))
         timed = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s") if rows else ()
         medians = {name: float(np.median([r[name] for r in rows])) for name in timed}

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from workbench.topics.input.timed_loop import Step
+from workbench.train.forward import FunctionObserver
 from workbench.workloads.items import fresh_containers, leaf_bytes, leaves
 
 _MOVES = frozenset((
@@ -45,7 +45,7 @@ def observe_reads(
     """
     prepared = batch if prepare is None else prepare(batch)
     recorder = _Recorder(prepared)
-    with recorder:
+    with FunctionObserver(recorder.note):
         step(recorder.batch)
     sizes = {path: leaf_bytes(leaf) for path, leaf in leaves(batch)}
     read = sorted(recorder.read)
@@ -60,7 +60,7 @@ def observe_reads(
     }
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder:
     """Notes which of a batch's leaves take part in a computation, by their paths; `batch` is to be given to the step.
 
     `read` were read, `moved` are tensors that were moved or converted, `unclear` are values that nobody can watch, or that were only
@@ -68,18 +68,17 @@ class _Recorder(TorchFunctionMode):
     """
 
     def __init__(self, batch: Any) -> None:
-        super().__init__()
         self.read: set[str] = set()
         self.moved: set[str] = set()
         self.unclear: set[str] = set()
         self._paths: dict[int, tuple[str, Tensor]] = {}  # the tensor is held, or its id would be given to another one
         self.batch = self._watched(batch, "")
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def note(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Note the leaves among the arguments of one torch function."""
         name = getattr(func, "__name__", "")
-        given = [self._paths[id(t)][0] for t in _tensors((args, kwargs or {})) if id(t) in self._paths]
-        result = func(*args, **(kwargs or {}))
+        given = [self._paths[id(t)][0] for t in _tensors((args, kwargs)) if id(t) in self._paths]
+        result = func(*args, **kwargs)
         if given and name not in _MOVES and name not in _LOOKS:
             self.read.update(given)
         elif given:
@@ -183,53 +182,44 @@ def count_syncs(batches: Sequence[Any], step: Step, *, steps: int = 20) -> dict[
     }
 
 
-def _fetches(given: list[Tensor], step: Callable[[], Any]) -> Counter[str]:
-    counter = _Counter(given)
-    with counter:
-        step()
-    return counter.places
+def _fetches(batch: list[Tensor], step: Callable[[], Any]) -> Counter[str]:
+    """Count the calls that fetch values of tensors which are no part of the batch, nor computed from it alone."""
+    places: Counter[str] = Counter()
+    given = {id(tensor): tensor for tensor in batch}
 
-
-class _Counter(TorchFunctionMode):
-    """Counts the calls that fetch values of tensors which are no part of the batch, nor computed from it alone."""
-
-    def __init__(self, given: list[Tensor]) -> None:
-        super().__init__()
-        self.places: Counter[str] = Counter()
-        self._given = {id(tensor): tensor for tensor in given}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a fetch with the line that asks for it."""
-        place = None if args and id(args[0]) in self._given else _fetched_at(func)
+    def note(func: Any, args: Any, kwargs: Any) -> Any:
+        place = None if args and id(args[0]) in given else _fetched_at(func)
         if place is not None:
-            self.places[place] += 1
-        result = func(*args, **(kwargs or {}))
+            places[place] += 1
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor):
-            asked = _tensors((args, kwargs or {}))
-            if asked and all(id(t) in self._given for t in asked):  # such as the longest text, which the host knows
-                self._given[id(result)] = result
+            asked = _tensors((args, kwargs))
+            if asked and all(id(t) in given for t in asked):  # such as the longest text, which the host knows
+                given[id(result)] = result
         return result
 
+    with FunctionObserver(note):
+        step()
+    return places
 
-class StaleFetches(TorchFunctionMode):
-    """The same step without its synchronisations: each place gets the value that it fetched the first time.
+
+def stale_fetches() -> FunctionObserver:
+    """Return a context in which a step runs without its synchronisations: each place gets the value that it fetched the first time.
 
     Losses that are printed are then wrong, and a step that decides by them decides by old ones; what it costs in time is right.
     """
+    kept: dict[tuple[str, str], Any] = {}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: dict[tuple[str, str], Any] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what was fetched at this place before, where it was a fetch."""
+    def fetch_once(func: Any, args: Any, kwargs: Any) -> Any:
         place = _fetched_at(func)
         if place is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         key = place, func.__name__
-        if key not in self._kept:
-            self._kept[key] = func(*args, **(kwargs or {}))
-        return self._kept[key]
+        if key not in kept:
+            kept[key] = func(*args, **kwargs)
+        return kept[key]
+
+    return FunctionObserver(fetch_once)
 
 
 def _fetched_at(func: Any) -> str | None:
@@ -239,7 +229,7 @@ def _fetched_at(func: Any) -> str | None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(("torch.optim", "torch.amp", "torch.cuda.amp")):
             return None
-        if not module.startswith(("torch.", "workbench.topics.input")):
+        if not module.startswith(("torch.", "workbench.topics.input")) and frame.f_code.co_name != "__torch_function__":
             code = frame.f_code
             return f"{code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} {code.co_name}"
         frame = frame.f_back

@@ -8,13 +8,14 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from workbench.train.forward import DispatchObserver, FunctionObserver
 
 aten = torch.ops.aten
 BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
@@ -118,7 +119,7 @@ def arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
         yield argument, node.args[place] if place < len(node.args) else default
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder:
     """Records operations on tensors; inputs are announced with `placeholder`, other tensors become constants.
 
     Attributes:
@@ -133,7 +134,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, hidden: Iterable[Tensor] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.constants: dict[str, Tensor] = {}
         self.captured: set[int] = set()
@@ -141,9 +141,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes: dict[int, tuple[weakref.ref[Tensor], fx.Node]] = {}
         self._fixed: set[fx.Node] = set()  # memory whose content depends on no input
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import the compiler at the first operation
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs inside the block."""
+        with DispatchObserver(self._record), FunctionObserver(self._read):
+            yield
 
     def placeholder(self, name: str, tensor: Tensor) -> fx.Node:
         """Announce an input."""
@@ -165,7 +167,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fixed.add(node)
         return node
 
-    def check_readable(self, nodes: list[fx.Node]) -> None:
+    def _check_readable(self, nodes: list[fx.Node]) -> None:
         """Raise where the value of a tensor that depends on an input is about to be read."""
         if not self._is_fixed(nodes):
             raise CannotBatch(
@@ -173,16 +175,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "depends on the data"
             )
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call `func`, unless it reads what depends on an input, without an operation on tensors."""
+        if func in READINGS:
+            self._check_readable([self.node_of(args[0])])
+        return func(*args, **kwargs)
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one operation and write it down."""
-        kwargs = dict(kwargs or {})
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         inputs = [self.node_of(tensor) for tensor in tensors]
         self._refuse(func, inputs, args, kwargs)
         out = func(*args, **kwargs)
-        given = tree_map(lambda v: self.node_of(v) if isinstance(v, Tensor) else v, (args, kwargs))
+        given = tree_map(lambda v: self.node_of(v) if isinstance(v, Tensor) else v, (args, dict(kwargs)))
         node = self.graph.call_function(func, *given)
         bases = {_storage(tensor): base_of(i) for tensor, i in zip(tensors, inputs, strict=True)}
         if isinstance(out, Tensor):
@@ -217,25 +222,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if masked or (torch.Tag.dynamic_output_shape in func.tags and not indexed):
             raise CannotBatch(f"a shape depends on the values of a tensor ({func.overloadpacket})")
         if torch.Tag.data_dependent_output in func.tags:
-            self.check_readable(inputs)
+            self._check_readable(inputs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             raise CannotBatch("forward or loss draws from a generator of its own")
-
-
-class Readings(TorchFunctionMode):
-    """Refuses, beside a recorder, what reads values without an operation on tensors."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call `func`, unless it reads what depends on an input."""
-        if func in READINGS:
-            self._recorder.check_readable([self._recorder.node_of(args[0])])
-        return func(*args, **(kwargs or {}))
 
 
 def _storage(tensor: Tensor) -> int:

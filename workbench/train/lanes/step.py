@@ -8,22 +8,21 @@ import enum
 import inspect
 import warnings
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from workbench.errors import callers_line, in_one_line
 from workbench.train.evaluation import values_of
-from workbench.train.forward import autocast, is_out_of_memory, per_example
-from workbench.train.lanes.recorder import CannotBatch, Readings, Recorder, TensorMeta, written
+from workbench.train.forward import FunctionObserver, autocast, is_out_of_memory, per_example
+from workbench.train.lanes.recorder import CannotBatch, Recorder, TensorMeta, written
 from workbench.train.rng import global_generator, host_random, isolated_rng
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
@@ -217,10 +216,10 @@ class _Step(nn.Module):
         def run(lane: Sequence[Tensor], leaves: Sequence[Tensor]) -> Any:
             return functional_call(self, dict(zip(self._names, lane, strict=True)), (self._layout.rebuild(leaves),))
 
-        with torch.set_grad_enabled(train), contextlib.ExitStack() as batchable, recorder, Readings(recorder):
+        with torch.set_grad_enabled(train), contextlib.ExitStack() as batchable, recorder.recording():
             if lanes > 1:  # operations in the form that `vmap` can batch
                 batchable.enter_context(sdpa_kernel(SDPBackend.MATH))
-                batchable.enter_context(ClassLosses())
+                batchable.enter_context(FunctionObserver(class_losses))
             buffers = [t.clone() for t in inputs.buffers]
             clones = [recorder.node_of(t) for t in buffers]
             together = vmap(run, in_dims=(0, 0 if stacked else None), randomness="different") if lanes > 1 else run
@@ -273,32 +272,26 @@ def _quiet(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-class ClassLosses(TorchFunctionMode):
-    """Computes plain losses of integer classes by gathering: torch's own rule for them imports symbolic algebra, a second."""
+_PLAIN = {"weight": None, "size_average": None, "reduce": None, "label_smoothing": 0.0, "reduction": "none"}
+_CLASS_LOSSES = {f: inspect.signature(f) for f in (F.cross_entropy, F.nll_loss)}
 
-    DEFAULTS: ClassVar[dict[str, Any]] = {"weight": None, "size_average": None, "reduce": None, "label_smoothing": 0.0}
-    SIGNATURES: ClassVar[dict[Any, inspect.Signature]] = {
-        f: inspect.signature(f) for f in (F.cross_entropy, F.nll_loss)
-    }
 
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call `func`, or what stands in for it."""
-        if func not in self.SIGNATURES:
-            return func(*args, **(kwargs or {}))
-        bound = self.SIGNATURES[func].bind(*args, **(kwargs or {}))
-        bound.apply_defaults()
-        given = bound.arguments
-        outputs, targets = given["input"], given["target"]
-        plain = all(given[name] == default for name, default in self.DEFAULTS.items() if name in given)
-        plain = plain and targets.dtype == torch.int64 and given["reduction"] == "none" and outputs.dim() > 1
-        if not plain or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
-            return func(*args, **(kwargs or {}))
-        log_probabilities = outputs.log_softmax(1) if func is F.cross_entropy else outputs
-        counted = targets != given["ignore_index"]
-        chosen = log_probabilities.gather(1, torch.where(counted, targets, 0).unsqueeze(1)).squeeze(1)
-        return torch.where(counted, -chosen, 0.0)
+def class_losses(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Compute plain losses of integer classes by gathering: torch's own rule for them under vmap imports symbolic algebra, a second."""
+    if func not in _CLASS_LOSSES:
+        return func(*args, **kwargs)
+    bound = _CLASS_LOSSES[func].bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    outputs, targets = given["input"], given["target"]
+    plain = all(given[name] == value for name, value in _PLAIN.items() if name in given)
+    plain = plain and targets.dtype == torch.int64 and outputs.dim() > 1
+    if not plain or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
+        return func(*args, **kwargs)
+    log_probabilities = outputs.log_softmax(1) if func is F.cross_entropy else outputs
+    counted = targets != given["ignore_index"]
+    chosen = log_probabilities.gather(1, torch.where(counted, targets, 0).unsqueeze(1)).squeeze(1)
+    return torch.where(counted, -chosen, 0.0)
 
 
 _MEMBERS = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
