@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
 
 from workbench.train.lanes.draws import GENERATORS, draw_per_lane
 from workbench.train.lanes.passes import clean_up, constants, dead_code
@@ -60,16 +60,25 @@ class LaneProgram:
 
 def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, StepResult, int]:
     """Return a graph as a function of its inputs, what it returns for the example, and its peak bytes; constants are computed here."""
-    once, calls = constants(graph), _calls(graph)
-    nodes = [node for node in calls if node not in once]
-    output: Any = graph.output_node().args[0]
-    results = set(graph.output_node().all_input_nodes)
-    values = dict(example)
-    callables = _run([*(node for node in calls if node in once), *nodes], values, kept={*once, *results})
-    known = {n: values[n] for n in once if n in results or any(user not in once for user in n.users)}
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    function = _write_function(nodes, inputs=inputs, output=output, constants=known, callables=callables)
-    return function, fx.node.map_arg(output, lambda n: values[n]), _peak_bytes(nodes, results)
+    once, output = constants(graph), graph.output_node()
+    results, values = set(output.all_input_nodes), dict(example)
+    nodes = [node for node in _calls(graph) if node not in once]
+    calls = [*(node for node in _calls(graph) if node in once), *nodes]
+    for node, function in _run(calls, values, kept={*once, *results}).items():
+        node.target = function
+    result: Any = fx.node.map_arg(output.args[0], lambda n: values[n])
+    peak_bytes = _peak_bytes(nodes, results)
+    known = [node for node in once if node in results or any(user not in once for user in node.users)]
+    with graph.inserting_before(next(iter(graph.nodes))):
+        for number, node in enumerate(known):
+            node.replace_all_uses_with(graph.placeholder(f"known_{number}"))
+    for node in [node for node in reversed(graph.nodes) if node in once]:
+        graph.erase_node(node)
+    code = graph.python_code("self")  # it frees each tensor after its last use
+    dotted = r"\btorch(?:\.\w+)+"  # looked up once, not at every call
+    world = code.globals | {n.replace(".", "_"): eval(n, code.globals) for n in re.findall(dotted, code.src)}
+    exec(re.sub(dotted, lambda found: found[0].replace(".", "_"), code.src), world)
+    return partial(world["forward"], None, *(values[node] for node in known)), result, peak_bytes
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
@@ -133,49 +142,6 @@ def _peak_bytes(nodes: Sequence[fx.Node], results: set[fx.Node]) -> int:
         peak = max(peak, now)
         now -= freed[number]
     return peak
-
-
-def _write_function(
-    nodes: Sequence[fx.Node],
-    *,
-    inputs: Sequence[fx.Node],
-    output: Any,
-    constants: Mapping[fx.Node, Any],
-    callables: Mapping[fx.Node, Function],
-) -> Function:
-    """Return a function that runs `nodes` in order and frees each tensor after its last use."""
-    names = {node: f"v{number}" for number, node in enumerate((*inputs, *constants, *nodes))}
-    world: dict[str, Any] = {names[node]: value for node, value in constants.items()}
-    known: dict[int, str] = {}
-
-    def text(value: Any) -> str:
-        """Return the source of a value; what has none is put into the world that the function runs in."""
-        if isinstance(value, fx.Node):
-            return names[value]
-        if isinstance(value, (list, tuple)):
-            return "[" + ", ".join(map(text, value)) + "]"
-        if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
-            return repr(value)
-        name = known.setdefault(id(value), f"w{len(known)}")
-        world[name] = value
-        return name
-
-    returned = {leaf for leaf in tree_leaves(output) if isinstance(leaf, fx.Node)}
-    dying = _last_uses(nodes, {*constants, *returned})
-    lines = []
-    for node in nodes:
-        if node.target is operator.getitem:
-            call = f"{text(node.args[0])}[{node.args[1]}]"
-        else:
-            given = [*map(text, node.args), *(f"{name}={text(value)}" for name, value in node.kwargs.items())]
-            call = f"{text(callables[node])}({', '.join(given)})"
-        lines.append(f"{names[node]} = {call}")
-        if node in dying:
-            lines.append("del " + ", ".join(names[n] for n in dying[node]))
-    body = "\n ".join([*lines, f"return {text(output)}"])
-    exec(f"def run({', '.join(names[n] for n in inputs)}):\n {body}", world)
-    run: Function = world["run"]
-    return run
 
 
 def _check(expected: StepResult, found: StepResult) -> None:
