@@ -86,6 +86,11 @@ def lr_values(config: TrainConfig) -> np.ndarray:
     return values
 
 
+def cap_steps(total_steps: int, cap_frac: float) -> int:
+    """Return the longest warmup that a baseline of `total_steps` may get (F3.10)."""
+    return math.floor(cap_frac * total_steps * (1 + 1e-9))
+
+
 def prepend_warmup(config: TrainConfig, warmup_steps: int) -> TrainConfig:
     """Return `config` lengthened by a ramp of `warmup_steps`; what came after it is untouched (F3.11, F3.13)."""
     return config.replace(

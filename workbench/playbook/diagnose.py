@@ -20,7 +20,7 @@ from workbench.record.folder import write_atomic
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
-from workbench.schedules import prepend_warmup
+from workbench.schedules import cap_steps, prepend_warmup
 from workbench.studies.session import Session, open_session
 from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
 from workbench.topics.architecture.study import collect_architecture
@@ -58,7 +58,7 @@ from workbench.topics.recommendation.study import Proof, collect_replaced
 from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
-from workbench.topics.warmup.diagnose import cap_steps, diagnose_warmup
+from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.study import WarmupStudy
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload

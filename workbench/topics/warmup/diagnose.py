@@ -337,11 +337,6 @@ NextRun = tuple[Literal["short", "full"], int]
 """The run that answers the next question: its kind and its warmup in steps."""
 
 
-def cap_steps(total_steps: int, cap_frac: float) -> int:
-    """Return the longest warmup that a baseline of `total_steps` may get (F3.10)."""
-    return math.floor(cap_frac * total_steps * (1 + 1e-9))
-
-
 def next_run(search: WarmupSearch, *, cap: int, refine_ratio: float = 2.0) -> NextRun | None:
     """Return the run to make next, after the short trials of a list of lengths; None when the shortest is known.
 

@@ -12,11 +12,11 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.panels.controls import Answer, Choice, Control, Slider, controls_panel, needs, nothing
 from workbench.plots.frames import field_of
 from workbench.plots.render import Draw
-from workbench.schedules import prepend_warmup
+from workbench.schedules import cap_steps, prepend_warmup
 from workbench.topics.clipping.figures import plot_grad_norm
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.topics.schedule.figures import mark_warmup, plot_schedule
-from workbench.topics.warmup.diagnose import cap_steps, diagnose_warmup
+from workbench.topics.warmup.diagnose import diagnose_warmup
 
 ALT = "The learning rate at each step with a warmup, beside the trace of the nearest trial that was run."
 

@@ -13,12 +13,12 @@ from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.errors import ConfigError
 from workbench.record.roles import Role
-from workbench.schedules import prepend_warmup
+from workbench.schedules import cap_steps, prepend_warmup
 from workbench.studies.base import Study
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.topics.stability.study import InstabilityStudy
-from workbench.topics.warmup.diagnose import NextRun, WarmupSearch, cap_steps, next_run, read_searches, warmup_signs
+from workbench.topics.warmup.diagnose import NextRun, WarmupSearch, next_run, read_searches, warmup_signs
 
 MIN_TRIAL_STEPS = 10
 """A curve of fewer steps cannot be judged."""
