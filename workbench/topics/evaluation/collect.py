@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 from torch.utils.data import IterableDataset
 
 from workbench.config import TrainConfig
@@ -33,7 +31,7 @@ from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import eval_mode
 from workbench.train.example_values import ExampleValues, evaluation_batch, example_values
-from workbench.train.forward import DispatchObserver, autocast, explained, per_example
+from workbench.train.forward import autocast, explained, peak_bytes, per_example
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
@@ -297,49 +295,3 @@ def memory_per_example(workload: Workload, config: TrainConfig, device: torch.de
                 peaks.append(peak_bytes(once, device))
             found[f"{name}_bytes_per_example"] = (peaks[1] - peaks[0]) / small
     return found
-
-
-def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """Return the most bytes that tensors made by `function` take at a time, on top of those that are there before.
-
-    On CUDA the allocator counts; elsewhere the storages of all results do, so what an operation needs inside itself is not seen.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        function()
-        torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
-    live = _LiveStorages()
-    with DispatchObserver(live.meet):
-        function()
-    return int(live.peak)
-
-
-class _LiveStorages:
-    """Adds up the storages that operations make, for as long as each of them lives."""
-
-    def __init__(self) -> None:
-        self.live = self.peak = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
-
-    def meet(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Make a call, and count what it made; what was there before does not count."""
-        self._meet((args, kwargs), new=False)
-        result = func(*args, **kwargs)
-        self._meet(result, new=True)
-        self.peak = max(self.peak, self.live)
-        return result
-
-    def _meet(self, values: Any, *, new: bool) -> None:
-        for storage in (leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)):
-            key = storage._cdata
-            if key not in self._known:
-                size = storage.nbytes() if new else 0
-                self.live += size
-                self._known[key] = weakref.ref(storage, partial(self._forget, key, size))
-
-    def _forget(self, key: int, size: int, _: Any) -> None:
-        self.live -= size
-        del self._known[key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from workbench.train.forward import peak_bytes
 from workbench.train.lanes.draws import GENERATORS, draw_per_lane
 from workbench.train.lanes.passes import clean_up, constants, dead_code
-from workbench.train.lanes.recorder import CannotBatch, TensorMeta, base_of, meta
+from workbench.train.lanes.recorder import CannotBatch, TensorMeta
 from workbench.train.lanes.step import BatchLayout, Objective, Recorded, StepResult, module_state, record
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
@@ -46,7 +46,7 @@ class LaneProgram:
         with torch.no_grad():
             clean_up(graph, lambda: _run(_calls(graph), dict(example), kept=set()), lanes=lanes, device=device)
             generators[0].set_state(recorded.random_state)
-            self._call, result, self.peak_bytes = _lower(graph, example)
+            self._call, result, self.peak_bytes = _lower(graph, example, device)
         if not self.draws or lanes == 1:  # several lanes drew from one generator while they were recorded
             _check(recorded.result, result)
         self.changes = [place for place, buffer in enumerate(result.buffers) if buffer is not None]
@@ -58,7 +58,7 @@ class LaneProgram:
         return StepResult(*self._call(*lane, *batch, *((generators,) if self.draws else ())))
 
 
-def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, StepResult, int]:
+def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any], device: torch.device) -> tuple[Function, StepResult, int]:
     """Return a graph as a function of its inputs, what it returns for the example, and its peak bytes; constants are computed here."""
     once, output = constants(graph), graph.output_node()
     results, values = set(output.all_input_nodes), dict(example)
@@ -67,7 +67,6 @@ def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, S
     for node, function in _run(calls, values, kept={*once, *results}).items():
         node.target = function
     result: Any = fx.node.map_arg(output.args[0], lambda n: values[n])
-    peak_bytes = _peak_bytes(nodes, results)
     known = [node for node in once if node in results or any(user not in once for user in node.users)]
     with graph.inserting_before(next(iter(graph.nodes))):
         for number, node in enumerate(known):
@@ -78,7 +77,9 @@ def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, S
     dotted = r"\btorch(?:\.\w+)+"  # looked up once, not at every call
     world = code.globals | {n.replace(".", "_"): eval(n, code.globals) for n in re.findall(dotted, code.src)}
     exec(re.sub(dotted, lambda found: found[0].replace(".", "_"), code.src), world)
-    return partial(world["forward"], None, *(values[node] for node in known)), result, peak_bytes
+    function = partial(world["forward"], None, *(values[node] for node in known))
+    inputs = [example[node] for node in graph.nodes if node in example and node.op == "placeholder"]
+    return function, result, peak_bytes(partial(function, *inputs), device)
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
@@ -88,14 +89,15 @@ def _calls(graph: fx.Graph) -> list[fx.Node]:
 def _run(nodes: Sequence[fx.Node], values: dict[fx.Node, Any], *, kept: set[fx.Node]) -> dict[fx.Node, Function]:
     """Run nodes in order, put the values of those in `kept` into `values`, and return what each can be called by."""
     callables: dict[fx.Node, Function] = {}
-    dying = _last_uses(nodes, kept)
+    last = {each: node for node in nodes for each in (node, *node.all_input_nodes)}
     for node in nodes:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         callables[node], values[node] = _first_that_works(node, args, kwargs)
         if isinstance(values[node], Tensor):
             node.meta["tensor"] = TensorMeta.of(values[node])
-        for each in dying.get(node, ()):
-            del values[each]
+        for each in (node, *node.all_input_nodes):
+            if last[each] is node and each not in kept:
+                del values[each]
     return callables
 
 
@@ -116,32 +118,6 @@ def _first_that_works(node: fx.Node, args: Any, kwargs: Any) -> tuple[Function, 
                 except Exception:  # it takes the arguments in another order, or not at all
                     break
     return target, target(*args, **kwargs)
-
-
-def _last_uses(nodes: Sequence[fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Return node -> what is not needed after it, `kept` aside."""
-    last = {each: node for node in nodes for each in (node, *node.all_input_nodes)}
-    dying: dict[fx.Node, list[fx.Node]] = defaultdict(list)
-    for each, node in last.items():
-        if each not in kept:
-            dying[node].append(each)
-    return dying
-
-
-def _peak_bytes(nodes: Sequence[fx.Node], results: set[fx.Node]) -> int:
-    """Return the most bytes that the tensors made by `nodes` take at a time."""
-    last = {base_of(each): number for number, node in enumerate(nodes) for each in (node, *node.all_input_nodes)}
-    made = [n for n in nodes if base_of(n) is n and "tensor" in n.meta]
-    size = {n: math.prod(meta(n).shape) * meta(n).dtype.itemsize for n in made}
-    freed: dict[int, int] = defaultdict(int)
-    for base in last.keys() - {base_of(node) for node in results}:
-        freed[last[base]] += size.get(base, 0)
-    now = peak = 0
-    for number, node in enumerate(nodes):
-        now += size.get(node, 0)
-        peak = max(peak, now)
-        now -= freed[number]
-    return peak
 
 
 def _check(expected: StepResult, found: StepResult) -> None:
@@ -223,12 +199,3 @@ class LanePrograms:
                 raise CannotBatch(str(found))
             self._recent[key] = found
         return self._recent[key]
-
-    def lanes_that_fit(
-        self, layout: BatchLayout, batch: Sequence[Tensor], *, lanes: int, threads: int, objective: Objective, room: int | None
-    ) -> int:  # fmt: skip
-        """Return how many of the wanted lanes a call may take where calls on `threads` threads may take `room` bytes; None is no bound."""
-        if room is None or lanes == 1:
-            return lanes
-        single = self.get(layout, batch, lanes=1, stacked=False, objective=objective)
-        return max(1, min(lanes, room // max(1, single.peak_bytes * threads)))

@@ -128,8 +128,12 @@ class VmapGradients:
         return min(self._lanes_per_call, len(self._stack))
 
     def _lanes_that_fit(self, layout: Any, tensors: Sequence[Tensor], objective: Objective) -> int:
-        how: dict[str, Any] = {"threads": self._threads, "objective": objective, "room": self._room}
-        return self._programs.lanes_that_fit(layout, tensors, lanes=self._largest_call(), **how)
+        """Return how many lanes a call may take, so that those in progress take no more than the room."""
+        lanes = self._largest_call()
+        if self._room is None or lanes == 1:
+            return lanes
+        single = self._programs.get(layout, tensors, lanes=1, stacked=False, objective=objective)
+        return max(1, min(lanes, self._room // max(1, single.peak_bytes * self._threads)))
 
     def _step(self, batches: Sequence[MicroBatches]) -> LaneLoss:
         stack, weighted = self._stack, self._workload.weights is not None
