@@ -27,7 +27,6 @@ class _Draw:
     Attributes:
         op: as a single trial calls it, with `args` and `kwargs`.
         tensors: place of each tensor among them, and its strides in a single trial, which decide which number lands where.
-        stacked: whether the tensors given have a lane axis.
         fills: whether the first tensor is filled in place.
     """
 
@@ -37,12 +36,11 @@ class _Draw:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: tuple[tuple[int, tuple[int, ...]], ...]
-    stacked: bool
     fills: bool
 
     def __call__(self, generators: Sequence[torch.Generator], *tensors: Tensor) -> Any:
         """Return the result, stacked where there is a lane axis; the first tensor where it is filled."""
-        if not self.stacked:
+        if len(generators) == 1:
             return self._draw(generators[0], tensors)
         rows = [self._lane(lane, generator, tensors) for lane, generator in enumerate(generators)]
         if self.fills:
@@ -112,7 +110,7 @@ def draw_per_lane(graph: fx.Graph, alone: fx.Graph, *, lanes: int, device: torch
         kwargs = {name: value for name, value in plain.kwargs.items() if name != "generator"}
         places = tuple((place, about.stride) for place, about in one)
         with graph.inserting_before(node):
-            draw = _Draw(plain.target, tuple(theirs), kwargs, places, stacked=lanes > 1, fills=fills)
+            draw = _Draw(plain.target, tuple(theirs), kwargs, places, fills=fills)
             new = graph.call_function(draw, (generators, *tensors))
         new.meta = dict(node.meta) | {"random": True}
         if fills:
