@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,9 +82,14 @@ class Modes:
             if not self._given and (model is None or not any(id(p) in trained for p in model.parameters())):
                 del self._roots[key]
 
-    def attach(self, tell: Any) -> list[RemovableHandle]:
+    def attach(self, tell: Callable[[nn.Module, tuple[Any, ...]], None]) -> list[RemovableHandle]:
         """Have the known models themselves tell of their forward passes."""
-        return [model.register_forward_pre_hook(tell) for model in self.roots()]
+        return [
+            module.register_forward_pre_hook(passes.entered, with_kwargs=True)
+            for model in self.roots()
+            for passes in [_Passes(model, tell)]
+            for module in (model, *_parts(model))
+        ]
 
     def names(self) -> dict[int, str]:
         """Return the id of each parameter of the models and its name."""
@@ -101,6 +106,33 @@ class Modes:
             root.end_of_run(self._run, loader=self._run_loader)
         self._run = 0
         return {"models": [root.to_dict(self._trained_from) for root in self._roots.values()]}
+
+
+class _Passes:
+    """Tells of the forward passes of one model: its calls or, where it is never called as a whole, those of the part that comes first."""
+
+    def __init__(self, model: nn.Module, tell: Callable[[nn.Module, tuple[Any, ...]], None]) -> None:
+        self._model, self._tell = weakref.ref(model), tell
+        self._whole = False
+        self._first: dict[bool, int] = {}
+
+    def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        model = self._model()
+        self._whole = self._whole or module is model
+        first = id(model) if self._whole else self._first.setdefault(torch.is_grad_enabled(), id(module))
+        if model is not None and id(module) == first:
+            self._tell(model, (*args, kwargs))
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the parts of a model that have parameters and are called."""
+    for part in model.children():
+        if isinstance(part, (nn.ModuleList, nn.ModuleDict)):
+            yield from _parts(part)
+        elif next(part.parameters(), None) is not None:
+            yield part
 
 
 class _Root:

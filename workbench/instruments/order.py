@@ -81,7 +81,9 @@ class Order:
 
     def stepped(self, number: int) -> None:
         """Take in that an optimizer's step has ended; a closure's backward passes count to it."""
+        self._steps[number].at_backward = self._backwards
         if number == 0:
+            self._factors = []
             order = _folded(self._tokens)
             if order in self._orders or len(self._orders) < MAX_ORDERS:
                 self._orders[order] += 1

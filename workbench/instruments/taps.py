@@ -10,6 +10,7 @@ import functools
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -63,6 +64,7 @@ class Taps:
         self.listeners: list[Listener] = []
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._due: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in a step whose closure has not returned yet
         self.on_fault: Callable[[Listener, Exception], None] = lambda _, __: None
 
     def add(self, listener: Listener) -> None:
@@ -91,8 +93,8 @@ class Taps:
 
     def _install(self) -> None:
         self._replace(torch.autograd, "backward", self._backward)
-        self._handle(register_optimizer_step_pre_hook(lambda optimizer, *_: self._tell("step_begins", optimizer)))
-        self._handle(register_optimizer_step_post_hook(lambda optimizer, *_: self._tell("step_ends", optimizer)))
+        self._handle(register_optimizer_step_pre_hook(self._step_begins))
+        self._handle(register_optimizer_step_post_hook(self._step_ends))
         for owner in (Optimizer, nn.Module):
             self._replace(owner, "zero_grad", self._zero_grad)
         for kind in ("clip_grad_norm_", "clip_grad_value_"):
@@ -133,6 +135,33 @@ class Taps:
 
     def _handle(self, handle: RemovableHandle) -> None:
         self._undo.append(handle.remove)
+
+    def _step_begins(
+        self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Tell that a step begins; where a closure makes the gradients, as with Lightning and LBFGS, as soon as it has made them."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if torch.compiler.is_compiling() or not callable(closure):
+            self._tell("step_begins", optimizer)
+            return None
+        self._due.add(optimizer)
+
+        @functools.wraps(closure, updated=())
+        def told(*inner: Any, **named: Any) -> Any:
+            loss = closure(*inner, **named)
+            self._settle_due(optimizer)
+            return loss
+
+        return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": told})
+
+    def _step_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        self._settle_due(optimizer)
+        self._tell("step_ends", optimizer)
+
+    def _settle_due(self, optimizer: Optimizer) -> None:
+        if optimizer in self._due:
+            self._due.discard(optimizer)
+            self._tell("step_begins", optimizer)
 
     def _replace(self, owner: Any, name: str, tapped: Callable[..., Any]) -> None:
         original = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)

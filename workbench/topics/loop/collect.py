@@ -77,7 +77,15 @@ def watch(
     check_integer("every", every)
     if steps is not None:
         check_integer("steps", steps)
-    return WatchedRun(models, optimizers, out, name=name, note=note, steps=steps, every=every)
+    return WatchedRun(
+        models, [_innermost(each) for each in optimizers], out, name=name, note=note, steps=steps, every=every
+    )
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer whose `step` does the work, where others are wrapped around it, as Accelerate's and Lightning's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _innermost(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 class WatchedRun:

@@ -133,7 +133,8 @@ def _accumulation(first: Facts, lines: Mapping[str, str], evidence: Facts) -> Fi
             advice=[f"Divide the loss by the number of passes, loss / {passes}, before backward()."],
         )  # fmt: skip
     partial_sums = [float(sums[str(p)]) for p in short if str(p) in sums]
-    if partial_sums and min(partial_sums) < 0.75:
+    averaged = abs(total - 1.0) < 0.25  # else it is divided by something else, as by the tokens of the whole window
+    if averaged and partial_sums and min(partial_sums) < 0.75:
         return say(
             "warn", f"Some updates are made after {min(short)} passes instead of {passes}, with losses divided by {passes} all the same{_where(lines, 'step0')}: their gradient "
             "is too small.", value=min(partial_sums), unit="times the mean", threshold=1.0, evidence=evidence,

@@ -1,0 +1,167 @@
+"""Loops that call torch in a roundabout way, as trainers of other libraries do: closures, wrapped optimizers, models called by their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import workbench as wb
+
+STEPS = 12
+
+
+class Parted(nn.Module):
+    """A model whose parts are called, never it itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 2)
+
+    def loss(self, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return F.cross_entropy(self.head(self.body(inputs)), targets, reduction=reduction)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Hands everything on to another optimizer, as Accelerate's does; like it, without the constructor of its base."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, 4, generator=draw), torch.randint(0, 2, (16,), generator=draw)) for _ in range(2 * STEPS)]
+
+
+Loop = Callable[[Parted, torch.optim.Optimizer], list[tuple[float, float]]]
+
+
+def in_closures(model: Parted, optimizer: torch.optim.Optimizer) -> list[tuple[float, float]]:
+    """Return loss and gradient norm before clipping of every update; all of a pass is in the closure, as in Lightning."""
+    seen = []
+    for inputs, targets in batches()[:STEPS]:
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            loss = model.loss(inputs, targets)
+            optimizer.zero_grad()
+            loss.backward()
+            seen.append((loss.item(), float(nn.utils.clip_grad_norm_(model.parameters(), 0.1))))
+            return loss
+
+        optimizer.step(closure)
+    return seen
+
+
+def plainly(model: Parted, optimizer: torch.optim.Optimizer) -> list[tuple[float, float]]:
+    seen = []
+    for inputs, targets in batches()[:STEPS]:
+        optimizer.zero_grad()
+        loss = model.loss(inputs, targets)
+        loss.backward()
+        seen.append((loss.item(), float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))))
+        optimizer.step()
+    return seen
+
+
+def trained(
+    loop: Loop, out: Path | None, rule: Callable[..., torch.optim.Optimizer], *, evaluation: bool = False
+) -> tuple[Any, list[tuple[float, float]], Tensor]:
+    torch.manual_seed(0)
+    model = Parted().train(not evaluation)
+    optimizer = rule(model.parameters())
+    run = None
+    if out is None:
+        seen = loop(model, optimizer)
+    else:
+        with wb.watch(model, optimizer, out=out) as run:
+            seen = loop(model, optimizer)
+    return run, seen, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize("loop", [in_closures, plainly])
+@pytest.mark.parametrize("rule", [torch.optim.Adam, lambda p: Wrapper(torch.optim.Adam(p))], ids=["plain", "wrapped"])
+def test_every_update_is_recorded_and_none_changed(loop: Loop, rule: Any, tmp_path: Path) -> None:
+    run, seen, weights = trained(loop, tmp_path / "run", rule)
+    _, alone, same = trained(loop, None, rule)
+    assert torch.equal(weights, same)
+    assert seen == alone
+    steps = run.record.steps
+    assert steps["loss"].tolist() == [loss for loss, _ in seen]
+    assert steps["grad_norm"].tolist() == pytest.approx([norm for _, norm in seen], rel=1e-5)
+    found = run.diagnose()
+    assert {
+        f.code: f.summary for f in found if f.code.startswith(("loop", "clipping")) and f.status in ("warn", "fail")
+    } == {}
+    assert found["loop.repeated_batch"].status == "ok", "the inputs of each update were seen"
+
+
+def test_lbfgs_gives_the_loss_it_begins_an_update_with(tmp_path: Path) -> None:
+    firsts = []
+
+    def loop(model: Parted, optimizer: torch.optim.Optimizer) -> list[tuple[float, float]]:
+        for inputs, targets in batches()[:STEPS]:
+            seen = []
+
+            def closure(inputs: Tensor = inputs, targets: Tensor = targets, seen: list[float] = seen) -> Tensor:
+                optimizer.zero_grad()
+                loss = model.loss(inputs, targets)
+                loss.backward()
+                seen.append(loss.item())
+                return loss
+
+            optimizer.step(closure)
+            firsts.append(seen[0])
+        return []
+
+    run, _, _ = trained(loop, tmp_path / "run", lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3))
+    assert run.record.steps["loss"].tolist() == firsts
+    found = run.diagnose()
+    assert [found[code].status for code in ("loop.repeated_step", "loop.accumulation_scale")] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_the_mode_of_a_model_is_seen_where_only_its_parts_are_called(evaluation: bool, tmp_path: Path) -> None:
+    run, _, _ = trained(plainly, tmp_path / "run", torch.optim.Adam, evaluation=evaluation)
+    found = run.diagnose()["loop.eval_mode_in_training"]
+    assert found.status == ("fail" if evaluation else "ok")
+    assert "Does not apply" not in found.summary
+
+
+@pytest.mark.parametrize("by", ["examples", "passes"])
+def test_a_last_window_that_is_shorter_counts_where_the_loss_is_divided_by_the_usual_length(
+    by: str, tmp_path: Path
+) -> None:
+    """Hugging Face's Trainer divides a sum by the examples of the whole window: right, however many passes there are."""
+
+    def loop(model: Parted, optimizer: torch.optim.Optimizer) -> list[tuple[float, float]]:
+        for first in range(0, len(batches()) - 1, 4):
+            window = batches()[first : first + (4 if first else 2)]
+            for inputs, targets in window:
+                if by == "examples":
+                    loss = model.loss(inputs, targets, "sum") / sum(len(t) for _, t in window)
+                else:
+                    loss = model.loss(inputs, targets) / 4
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return []
+
+    run, _, _ = trained(loop, tmp_path / "run", torch.optim.Adam)
+    assert run.diagnose()["loop.accumulation_scale"].status == ("ok" if by == "examples" else "warn")
