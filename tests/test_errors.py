@@ -9,6 +9,7 @@ import pytest
 
 import workbench as wb
 from workbench.errors import StudyInterrupted, UsageError, WorkloadError
+from workbench.notebook.runner import run_notebook
 
 
 def raised(source: str, tmp_path: Path) -> list[str]:
@@ -17,7 +18,7 @@ def raised(source: str, tmp_path: Path) -> list[str]:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbformat.write(notebook, tmp_path / "raises.ipynb")
     with pytest.raises(wb.errors.NotebookError):
-        wb.run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb", cwd=tmp_path)
+        run_notebook(tmp_path / "raises.ipynb", output=tmp_path / "done.ipynb", cwd=tmp_path)
     done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
     outputs = [o for cell in done.cells for o in cell.get("outputs", []) if o.output_type == "error"]
     return "\n".join(outputs[-1].traceback).splitlines()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -43,11 +45,10 @@ QUESTIONS = {
 }  # fmt: skip
 STUDIES = QUESTIONS - {"data", "periodicity", "predictions", "schedule", "tracking"}
 OTHERS = {
-    "Diagnosis", "Finding", "StudyInterrupted", "StudyRecord", "TrainConfig", "Trainer", "TrialRecord",
-    "WorkbenchError", "Workload", "__version__", "classification", "curves_panel", "describe_notebook", "diagnose",
-    "errors", "export_studies", "find_notebook", "hooks", "how_trained", "language_model", "list_studies",
-    "list_workloads", "live_view", "load_workload", "open", "plot_proof", "plot_trial_curves", "read_verdict",
-    "regression", "run_notebook", "run_notebooks", "schedules", "set_note", "show_study", "studies_panel",
+    "Diagnosis", "Finding", "StudyRecord", "TrainConfig", "Trainer", "TrialRecord",
+    "Workload", "__version__", "classification", "curves_panel", "diagnose",
+    "errors", "export_studies", "hooks", "how_trained", "language_model", "list_studies",
+    "list_workloads", "live_view", "load_workload", "open",     "regression", "run_notebooks", "schedules", "set_note", "studies_panel",
     "summarise", "write_report",
 }  # fmt: skip
 
@@ -68,3 +69,16 @@ def test_every_public_name_resolves_and_others_are_refused(name: str) -> None:
         assert all(callable(getattr(value, member)) for member in value.__all__)
         with pytest.raises(AttributeError, match="no_such_name"):
             value.no_such_name  # noqa: B018
+
+
+def test_every_public_name_stands_in_a_page() -> None:
+    """In full, `wb.data.audit`, or by its last word alone where that is no word of English: `draw_sample`, `UsageError`."""
+    pages = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        pages += "".join(line for cell in json.loads(path.read_text())["cells"] for line in [*cell["source"], "\n"])
+    words = set(re.findall(r"\w+", pages))
+    names = [(name, f"wb.{name}") for name in workbench.__all__ if name != "__version__"]
+    for owner, full in list(names):
+        names += [(name, f"{full}.{name}") for name in getattr(getattr(workbench, owner), "__all__", ())]
+    plain = [full for name, full in names if name not in words or re.fullmatch("[a-z]+", name)]
+    assert [full for full in plain if not re.search(rf"{re.escape(full)}\b", pages)] == []

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
-from workbench.schedules import cosine, join, linear, linear_warmup, lr_values, prepend_warmup
+from workbench.schedules import join, linear_warmup, lr_values, prepend_warmup, shaped
 
 
 def config(**changes: object) -> TrainConfig:
@@ -50,10 +50,11 @@ def test_a_schedule_of_the_users_own_gets_progress() -> None:
 
 
 def test_join_counts_the_second_from_the_joint() -> None:
-    both = join(linear_warmup(5), linear(10), at=5)
+    falling = shaped(lambda progress: 1 - progress, 10)
+    both = join(linear_warmup(5), falling, at=5)
     assert [both(k) for k in (0, 4, 5, 10, 15)] == pytest.approx([0, 0.8, 1.0, 0.5, 0.0])
-    assert join(linear(9), lambda step: 5.0 + step, at=3)(3) == 5.0, "the joint is the second's"
-    assert cosine(10)(25) == pytest.approx(0.0), "progress stays within [0, 1]"
+    assert join(falling, lambda step: 5.0 + step, at=3)(3) == 5.0, "the joint is the second's"
+    assert falling(25) == 0.0, "progress stays within [0, 1]"
 
 
 @pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])

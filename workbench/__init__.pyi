@@ -2,14 +2,11 @@
 
 from workbench import errors, schedules
 from workbench.config import TrainConfig
-from workbench.errors import StudyInterrupted, WorkbenchError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.ledger.studies import export_studies, list_studies, set_note
 from workbench.notebook.batch import run_notebooks
-from workbench.notebook.runner import describe_notebook, find_notebook, read_verdict, run_notebook
 from workbench.playbook.diagnose import diagnose
-from workbench.plots.loss import plot_trial_curves
 from workbench.record.read import StudyRecord, TrialRecord, how_trained
 from workbench.record.read import open_record as open
 from workbench.report.summary import summarise
@@ -31,7 +28,6 @@ from workbench.topics.optimizers import topic as optimizers
 from workbench.topics.parameter_server import topic as ps
 from workbench.topics.periodicity import topic as periodicity
 from workbench.topics.predictions import topic as predictions
-from workbench.topics.recommendation.figures import plot_proof
 from workbench.topics.schedule import topic as schedule
 from workbench.topics.stability import topic as stability
 from workbench.topics.tracking import topic as tracking
@@ -41,7 +37,6 @@ from workbench.train.trainer import Trainer
 from workbench.views.curves import curves_panel
 from workbench.views.live import live_view
 from workbench.views.studies import studies_panel
-from workbench.views.summary import show_study
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification, language_model, regression
 from workbench.workloads.registry import list_workloads, load_workload
@@ -50,12 +45,10 @@ __version__: str
 __all__ = [
     "Diagnosis",
     "Finding",
-    "StudyInterrupted",
     "StudyRecord",
     "TrainConfig",
     "Trainer",
     "TrialRecord",
-    "WorkbenchError",
     "Workload",
     "__version__",
     "architecture",
@@ -67,12 +60,10 @@ __all__ = [
     "comparison",
     "curves_panel",
     "data",
-    "describe_notebook",
     "diagnose",
     "errors",
     "evaluation",
     "export_studies",
-    "find_notebook",
     "hooks",
     "hosts",
     "how_trained",
@@ -87,18 +78,13 @@ __all__ = [
     "open",
     "optimizers",
     "periodicity",
-    "plot_proof",
-    "plot_trial_curves",
     "predictions",
     "ps",
-    "read_verdict",
     "regression",
-    "run_notebook",
     "run_notebooks",
     "schedule",
     "schedules",
     "set_note",
-    "show_study",
     "stability",
     "studies_panel",
     "summarise",

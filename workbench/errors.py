@@ -12,7 +12,6 @@ from pathlib import Path
 __all__ = [
     "CheckpointError", "ClusterError", "ConfigError", "DataError", "DeviceError", "NotebookError", "RecordError",
     "StudyInterrupted", "TargetError", "UnknownNameError", "UsageError", "WorkbenchError", "WorkloadError",
-    "callers_line", "in_one_line", "nearest",
 ]  # fmt: skip
 
 

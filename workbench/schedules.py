@@ -14,31 +14,14 @@ import numpy as np
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 
-__all__ = [
-    "constant", "cosine", "join", "linear", "linear_warmup", "lr_values", "prepend_warmup", "schedule_of", "shaped",
-]  # fmt: skip
+__all__ = ["lr_values", "prepend_warmup"]
 
 Schedule = Callable[[int], float]
 _SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,  # noqa: ARG005
     "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),  # Loshchilov and Hutter, 2017
 }
-
-
-def constant() -> Schedule:
-    """Return the schedule that is 1 at every step."""
-    return lambda step: 1.0  # noqa: ARG005
-
-
-def linear(total_steps: int) -> Schedule:
-    """Return the straight line from 1 at step 0 to 0 at `total_steps`."""
-    return shaped(_SHAPES["linear"], total_steps)
-
-
-def cosine(total_steps: int) -> Schedule:
-    """Return half a cosine from 1 at step 0 to 0 at `total_steps` (Loshchilov and Hutter, 2017)."""
-    return shaped(_SHAPES["cosine"], total_steps)
 
 
 def shaped(shape: Callable[[float], float], total_steps: int) -> Schedule:

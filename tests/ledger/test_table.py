@@ -67,7 +67,7 @@ def test_optuna_is_not_needed(root: Path, tmp_path: Path) -> None:
         f"wb.export_studies({str(tmp_path / 't.csv')!r}, {str(tmp_path)!r})\n"
         "import os; os.environ['WORKBENCH_LEDGER'] = 'sqlite:////tmp/none.db'\n"
         "try: wb.Trainer().run(small_workload(), out='other')\n"
-        "except wb.WorkbenchError as error: print(error)\n"
+        "except wb.errors.WorkbenchError as error: print(error)\n"
         "assert not os.path.exists('other')"
     )
     done = subprocess.run(

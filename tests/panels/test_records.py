@@ -16,6 +16,7 @@ from tests.helpers.study_folders import write_study
 from tests.helpers.workloads import small_workload
 from tests.panels.test_live import Page, same_curves
 from workbench.findings.diagnosis import Diagnosis
+from workbench.notebook.runner import run_notebook
 from workbench.playbook import diagnosis_of
 from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.study import LRSweep
@@ -83,7 +84,7 @@ def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: P
     cells = [f"import workbench as wb\nrecord = wb.open({str(study)!r})", "record", "record.trial(0)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     nbformat.write(notebook, tmp_path / "opens.ipynb")
-    done = nbformat.read(wb.run_notebook(tmp_path / "opens.ipynb", output=tmp_path / "done.ipynb"), as_version=4)
+    done = nbformat.read(run_notebook(tmp_path / "opens.ipynb", output=tmp_path / "done.ipynb"), as_version=4)
     assert done.cells[0].outputs == []
     for cell in done.cells[1:]:
         picture, sentence, verdict = cell.outputs

@@ -7,6 +7,8 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import workbench as wb
+import workbench
 from tests.helpers.evaluations import paused, predicted, with_offline
 from tests.helpers.host_facts import job
 from tests.helpers.records import diagnosis, empty, one_trial, study
@@ -35,15 +37,18 @@ from workbench.topics.checkpoints.early_stopping import stop_with_patience
 from workbench.topics.evaluation.sample_size import selection_gaps
 from workbench.topics.optimizers.rule_forms import explain_rule
 
-PUBLIC = [
-    getattr(owner, name)
-    for owner in (wb, *(getattr(wb, n) for n in wb.__all__))
-    for name in getattr(owner, "__all__", ())
-]
+PACKAGE = Path(workbench.__file__).parent
 plots = SimpleNamespace(
-    **{found.__name__: found for found in PUBLIC if getattr(found, "__name__", "").startswith("plot_")}
+    **{
+        name: figure
+        for path in [PACKAGE / "plots" / "loss.py", *PACKAGE.glob("topics/*/figures.py")]
+        for name, figure in vars(
+            import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+        ).items()
+        if name.startswith("plot_") and path.samefile(inspect.getsourcefile(figure) or "")
+    }
 )
-"""Every public figure by the name of its function."""
+"""Every figure by the name of its function."""
 
 Draw = Callable[[Any, Diagnosis | None, Axes | None], Axes]
 

@@ -20,7 +20,7 @@ from workbench.findings.finding import Finding
 from workbench.plots.style import why_not_measured
 from workbench.record.json_values import to_json
 from workbench.topics.batch_norm.diagnose import NormArm, better_arms
-from workbench.topics.batch_norm.replicas import CODES
+from workbench.topics.batch_norm.replicas import CODES, statistics_layout
 
 
 def judged(*args: Any, **facts: Any) -> Diagnosis:
@@ -175,7 +175,7 @@ def test_a_loss_and_a_variance_that_depend_on_the_device_are_found(
     ("batch_size", "hosts", "asked"), list(itertools.product([64], [1, 2, 8], [2, 16, 64, 256, None]))
 )
 def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, asked: int | None) -> None:
-    layout = wb.batch_norm.layout(batch_size, hosts, asked)
+    layout = statistics_layout(batch_size, hosts, asked)
     each = batch_size // hosts
     wanted = each if asked is None else min(asked, batch_size)
     groups: list[int] = []  # join hosts until a statistic has what it asks for
@@ -190,7 +190,7 @@ def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, 
     assert ("merge them" in layout.words) == (len(groups) > 1)
     assert (f"{layout.left_out:.0%} of the examples make no" in layout.words) == (wanted < each * groups[0])
     with pytest.raises(UsageError, match=f"cannot be split over hosts={hosts + 2}"):
-        wb.batch_norm.layout(2 * (hosts + 2) + 1, hosts + 2, asked)
+        statistics_layout(2 * (hosts + 2) + 1, hosts + 2, asked)
 
 
 # Figures.

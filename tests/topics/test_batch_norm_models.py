@@ -25,6 +25,7 @@ from workbench.topics.batch_norm.collect import collect_batch_norm, measure_devi
 from workbench.topics.batch_norm.diagnose import read_norm_arms
 from workbench.topics.batch_norm.replicas import CODES
 from workbench.topics.batch_norm.statistics import batch_statistics, running_statistics, statistics_set
+from workbench.workloads.batch_norm import ghost_batch_norm
 from workbench.train.distributed import batch_norm as distributed
 from workbench.workloads.base import Workload, first_of_batch
 from workbench.workloads.losses import classification
@@ -384,7 +385,7 @@ def test_the_last_batch_of_an_epoch_may_be_small_and_one_of_one_is_a_fault_and_n
     small, one = (TensorDataset(torch.cat([x for (x,) in loader(11)])[: 640 + rest]) for rest in (3, 1))
     found = audited(model, DataLoader(small, batch_size=64))["batch_norm.small_batch"]
     assert (found.status, found.value) == ("ok", 64)
-    asked = audited(wb.batch_norm.ghost(copy.deepcopy(model), 64), DataLoader(small, batch_size=64))[
+    asked = audited(ghost_batch_norm(copy.deepcopy(model), 64), DataLoader(small, batch_size=64))[
         "batch_norm.ghost_size"
     ]
     assert (asked.status, asked.value) == ("ok", 64)
@@ -401,7 +402,7 @@ def test_a_synchronised_layer_counts_the_examples_of_all_processes(
 ) -> None:
     model: Any = nn.Sequential(nn.BatchNorm1d(4))
     if stat_examples is not None:
-        wb.batch_norm.ghost(model, stat_examples)
+        ghost_batch_norm(model, stat_examples)
     model = warmed(wb.batch_norm.synchronise(model), loader(60, examples=8))
     assert audited(model, loader(20, examples=8))["batch_norm.small_batch"].value == 8
     monkeypatch.setattr(distributed, "place", lambda _: (0, 4))

@@ -1,18 +1,17 @@
-"""Offline and online rows beside the periodic ones, and checkpoints that give their metric in another process (P2.1 to P2.3, P2.13)."""
+"""Offline rows beside the periodic ones, and checkpoints that give their metric in another process (P2.1 to P2.3, P2.13)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError, UnknownNameError, UsageError, WorkloadError
 from workbench.record.folder import lock
-from workbench.record.read import TrialRecord, open_record, periodic_rows
-from workbench.topics.evaluation.offline import evaluate_offline, export_program, load_trained, serve_requests
+from workbench.record.read import TrialRecord, periodic_rows
+from workbench.topics.evaluation.offline import evaluate_offline, export_program, load_trained
 from workbench.train.evaluation import evaluate
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -75,42 +74,6 @@ def test_what_cannot_be_evaluated_offline_says_why(trial: TrialRecord, workload:
         __import__("shutil").rmtree(path)
     with pytest.raises(RecordError, match="no checkpoint is there in trials 0"):
         evaluate_offline(workload, trial)
-
-
-# served requests
-
-REQUESTS = [(0.000, 5), (0.001, 2), (0.002, 5), (0.050, 12), (0.051, 0), (0.052, 1), (0.053, 3)]
-
-
-def test_requests_are_served_in_order_in_small_batches(trial: TrialRecord, workload: Workload) -> None:
-    served = serve_requests(workload, trial, REQUESTS, max_batch=3, max_wait_s=0.01)
-    assert served["batch"].tolist() == [0, 0, 0, 1, 1, 1, 2]
-    assert served["served_s"].tolist() == pytest.approx([0.002] * 3 + [0.052] * 3 + [0.063])
-    model = load_trained(workload, trial)
-    x, y = (t[[e for _, e in REQUESTS]] for t in workload.validation_data.tensors)
-    with torch.no_grad():
-        exact = (model(x.double()).squeeze(-1) - y.double()).square().numpy()
-    np.testing.assert_allclose(served["loss"], exact, rtol=1e-12)
-    online = open_record(trial.path).evals.query("setting == 'online'")
-    assert online["num_examples"].tolist() == [7, 7]
-    assert online["step"].tolist() == [trial.best().step] * 2
-    assert online[online["metric"] == "loss"]["value"].item() == pytest.approx(exact.mean(), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("requests", "said"),
-    [
-        ([], "requests is empty"),
-        ([(1.0, 0), (0.5, 1)], r"requests\[1\] comes at 0.5 s"),
-        ([(0.0, 13)], r"requests\[0\] asks for example 13; there are 0 to 12"),
-        ([(float("nan"), 1)], r"requests\[0\]"),
-    ],
-)
-def test_requests_that_cannot_be_are_refused(
-    trial: TrialRecord, workload: Workload, requests: list[tuple[float, int]], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        serve_requests(workload, trial, requests)
 
 
 # exported programs

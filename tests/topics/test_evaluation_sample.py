@@ -28,7 +28,7 @@ from workbench.record.read import StudyRecord
 from workbench.topics.evaluation.collect import collect_validation_set, compared_pairs, measure_evaluation, pair_facts
 from workbench.topics.evaluation.diagnose_sample import CODES
 from workbench.topics.evaluation.sample_size import selection_gap, simulate_selection
-from workbench.topics.evaluation.skew import worst_skew
+from workbench.topics.evaluation.skew import skew_tests, worst_skew
 from workbench.train.example_values import ExampleValues
 from workbench.workloads.base import Workload
 
@@ -85,7 +85,7 @@ def asked(**changes: Any) -> dict[str, Any]:
 
 def test_what_a_healthy_set_is_found_to_be_also_after_json() -> None:
     for planted, verdict in (("at random", "ok"), ("its beginning", "fail")):
-        facts = HEALTHY | {"skew": {"tests": wb.evaluation.skew_tests(TAKEN[planted], **KNOWN), "size": 200, "of": 569}}
+        facts = HEALTHY | {"skew": {"tests": skew_tests(TAKEN[planted], **KNOWN), "size": 200, "of": 569}}
         found, again = said(facts), json.loads(dumps(facts))
         assert found.verdict == verdict
         assert found.to_dict()["findings"] == said(again).to_dict()["findings"]
@@ -251,7 +251,7 @@ def test_the_best_of_many_flatters_itself_by_the_closed_form() -> None:
 
 def test_two_classes_exactly_as_the_hypergeometric_distribution_says() -> None:
     mask = taken([0, 1, 2, 3, 4, 30, 31, 32, 33, 34], 40)
-    found, law = wb.evaluation.skew_tests(mask, labels=np.arange(40) < 6)[0], stats.hypergeom(40, 6, 10)
+    found, law = skew_tests(mask, labels=np.arange(40) < 6)[0], stats.hypergeom(40, 6, 10)
     far = [k for k in range(7) if abs(k - 1.5) >= abs(5 - 1.5) - 1e-9]
     assert (found["test"], found["p"]) == ("exact", pytest.approx(law.pmf(far).sum(), abs=2e-3))
 
@@ -260,7 +260,7 @@ def test_the_interval_of_the_metric_covers_and_knows_that_the_set_is_finite() ->
     rng = np.random.default_rng(2)
     values = rng.normal(size=60)
     masks = [taken(rng.choice(60, 45, replace=False), 60) for _ in range(300)]
-    found = [wb.evaluation.skew_tests(mask, metrics={"m": values})[0] for mask in masks]
+    found = [skew_tests(mask, metrics={"m": values})[0] for mask in masks]
     truth = values.std(ddof=1) / math.sqrt(45) * math.sqrt(1 - 45 / 60)
     assert found[0]["se"] == pytest.approx(truth)
     assert np.std([t["difference"] for t in found]) == pytest.approx(truth, rel=0.12)
@@ -273,18 +273,16 @@ def test_planted_skew_is_found_and_named_after_holm_and_bonferroni() -> None:
     found = worst_skew([*tests, {"kind": "metric", "name": "m", "p": 0.02}])
     adjusted = [(t["name"], round(t["p_adjusted"], 6)) for t in found]
     assert adjusted == [("m", 0.04), ("1", 0.06), ("2", 0.12), ("0", 1.0)]
-    by_value = wb.evaluation.skew_tests(
-        taken(np.argsort(ROWS[:, 4])[:150]), features=ROWS, feature_names=list("abcdef")
-    )
+    by_value = skew_tests(taken(np.argsort(ROWS[:, 4])[:150]), features=ROWS, feature_names=list("abcdef"))
     worst = worst_skew(by_value)[0]
     assert (worst["kind"], worst["name"], worst["p_adjusted"] < 1e-6) == ("feature", "e", True)
-    worst = worst_skew(wb.evaluation.skew_tests(taken(np.argsort(LOSSES)[:400]), **KNOWN))[0]
+    worst = worst_skew(skew_tests(taken(np.argsort(LOSSES)[:400]), **KNOWN))[0]
     assert (worst["kind"], worst["high"] < 0) == ("metric", True)
-    assert worst_skew(wb.evaluation.skew_tests(np.ones(SIZE, dtype=bool), **KNOWN))[0]["p_adjusted"] == 1.0
+    assert worst_skew(skew_tests(np.ones(SIZE, dtype=bool), **KNOWN))[0]["p_adjusted"] == 1.0
     with pytest.raises(UsageError, match="the sample has 0 examples"):
-        wb.evaluation.skew_tests(np.zeros(5, dtype=bool))
+        skew_tests(np.zeros(5, dtype=bool))
     with pytest.raises(DataError, match=r"must be \(examples, features\)"):
-        wb.evaluation.skew_tests(np.ones(5, dtype=bool), features=np.zeros((5, 2, 2)))
+        skew_tests(np.ones(5, dtype=bool), features=np.zeros((5, 2, 2)))
 
 
 class Slow(Dataset[Any]):

@@ -101,7 +101,7 @@ class StopsAt(wb.hooks.Hook):
 def test_an_interrupted_study_goes_on_and_ends_the_same(tmp_path: Path, study: Any, workload: Any) -> None:
     whole = study.run(workload, wb.Trainer(device="cpu"), out=tmp_path / "whole")
     total = int(whole.trials["steps_run"].sum())
-    with pytest.raises(wb.StudyInterrupted):
+    with pytest.raises(wb.errors.StudyInterrupted):
         study.run(workload, wb.Trainer(device="cpu", hooks=[StopsAt(0.5 * total)]), out=tmp_path / "s")
     rest = StopsAt(math.inf)
     again = study.run(workload, wb.Trainer(device="cpu", hooks=[rest]), out=tmp_path / "s")

@@ -12,6 +12,7 @@ from torch import nn
 import workbench as wb
 from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
 from workbench.errors import ConfigError, UsageError
+from workbench.workloads.batch_norm import ghost_batch_norm
 from workbench.train.distributed.batch_norm import SynchronisedBatchNorm
 from workbench.train.lanes.recorder import CannotBatch, Recorder
 
@@ -119,9 +120,7 @@ def test_alone_it_is_batch_norm_and_its_state_fits_torch() -> None:
 
 
 def test_a_model_is_converted_in_one_line() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Sequential(wb.batch_norm.ghost(nn.BatchNorm2d(2), 5))
-    )
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Sequential(ghost_batch_norm(nn.BatchNorm2d(2), 5)))
     parameters, names = list(model.parameters()), list(model.state_dict())
     model = wb.batch_norm.synchronise(model)  # type: ignore[assignment]
     layers = [module for module in model.modules() if isinstance(module, SynchronisedBatchNorm)]

@@ -104,8 +104,8 @@ class StudyRecord:
     def evals(self) -> pd.DataFrame:
         """One row an evaluated metric; at step k, k updates have been made: 0 is before training.
 
-        setting is "periodic" for what training evaluated itself, "offline" for `evaluate_offline`, "online" for served
-        requests (P2.1 to P2.3); `subset` names the part of the split that was evaluated, "" is all of it.
+        setting is "periodic" for what training evaluated itself, "offline" for `evaluate_offline` (P2.2, P2.3); `subset`
+        names the part of the split that was evaluated, "" is all of it.
         """
         table = self._rows("evals", EVAL_COLUMNS)
         return table.assign(subset=table["subset"].fillna("") if "subset" in table else "")

@@ -136,37 +136,10 @@ def _indices(examples: int | Sequence[int], size: int, seed: int) -> list[int]:
     return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationSample:
-    """A part of a dataset under a name.
-
-    Attributes:
-        data: the part, a torch `Subset`; its attribute `sample_id` is the name as well.
-        id: twelve hexadecimal digits of a hash of the indices: two samples with the same name are the same examples.
-        how: "stratified" or "random".
-        seed: that drew it.
-    """
-
-    data: Subset[Any]
-    id: str
-    size: int
-    how: str
-    seed: int
-
-    @property
-    def indices(self) -> list[int]:
-        """Where its examples stand in the full set, in increasing order."""
-        return list(self.data.indices)
-
-    def __repr__(self) -> str:
-        """Return id, size and how it was drawn."""
-        return f"EvaluationSample({self.id!r}, {self.size} examples, {self.how}, seed {self.seed})"
-
-
 def draw_sample(
     data: Any, size: int, *, how: How = "random", labels: Sequence[int] | npt.NDArray[Any] | None = None, seed: int = 0
-) -> EvaluationSample:
-    """Return `size` examples of a dataset, drawn without replacement; the same arguments give the same ones.
+) -> Subset[Any]:
+    """Return `size` examples of a dataset, drawn without replacement, in their order; the same arguments give the same ones.
 
     Args:
         data: the full set, map-style.
@@ -196,10 +169,7 @@ def draw_sample(
                 f"labels have shape {known.shape}, but the full set has {total} examples: give one class each."
             )
         chosen = _stratified(known, int(size), rng)
-    part: Subset[Any] = Subset(data, sorted(int(i) for i in chosen))
-    name = sample_id(part.indices)
-    setattr(part, "sample_id", name)  # noqa: B010 - whoever evaluates on it can write down what it was
-    return EvaluationSample(data=part, id=name, size=len(part), how=how, seed=seed)
+    return Subset(data, sorted(int(i) for i in chosen))
 
 
 def check_drawable(data: Any) -> None:
@@ -208,11 +178,6 @@ def check_drawable(data: Any) -> None:
         raise DataError(
             f"{type(data).__name__} has no index to draw a sample by: make it map-style, with __len__ and __getitem__."
         )
-
-
-def sampled_workload(workload: Workload, sample: EvaluationSample) -> Workload:
-    """Return the workload with a sample of its validation set, drawn by `draw_sample`, in place of it."""
-    return workload.replace(validation_data=sample.data)
 
 
 def sample_id(indices: Sequence[int]) -> str:

@@ -252,7 +252,7 @@ def _loss_function(session: Session) -> Callable[[nn.Module, Mapping[str, Moment
     workload, config = session.workload, session.config
     data: Any = workload.validation_data
     if hasattr(data, "__getitem__") and len(data) > MOST_EXAMPLES:
-        workload = workload.replace(validation_data=draw_sample(data, MOST_EXAMPLES).data)
+        workload = workload.replace(validation_data=draw_sample(data, MOST_EXAMPLES))
     settings: dict[str, Any] = {"batch_size": config.evaluation_batch, "precision": config.precision}
 
     def loss(model: nn.Module, statistics: Mapping[str, Moments]) -> float:

@@ -9,10 +9,10 @@ from workbench.lazy import lazily
 from workbench.topics.checkpoints.diagnose import CODES
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints as diagnose
 from workbench.topics.checkpoints.figures import plot_checkpoints as plot
-from workbench.topics.checkpoints.figures import plot_early_stopping, plot_patience
+from workbench.topics.checkpoints.figures import plot_early_stopping
 
 if TYPE_CHECKING:
-    from workbench.topics.checkpoints.early_stopping import early_stopping, stop_with_patience
+    from workbench.topics.checkpoints.early_stopping import early_stopping
     from workbench.topics.checkpoints.panel import checkpoints_panel as panel
     from workbench.topics.checkpoints.resume import audit_checkpoint as audit
     from workbench.topics.checkpoints.resume import audit_resume
@@ -32,8 +32,6 @@ __all__ = [
     "panel",
     "plot",
     "plot_early_stopping",
-    "plot_patience",
-    "stop_with_patience",
 ]
 
 TOPIC = Topic(

@@ -12,11 +12,10 @@ from workbench.topics.data.diagnose_rows import CODES
 if TYPE_CHECKING:
     from workbench.curves.class_counts import class_counts
     from workbench.topics.data.collect import audit_data as audit
-    from workbench.topics.data.overlap import find_overlap
     from workbench.workloads.subsets import draw_sample
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
-__all__ = ["audit", "class_counts", "diagnose", "draw_sample", "find_overlap"]
+__all__ = ["audit", "class_counts", "diagnose", "draw_sample"]
 
 TOPIC = Topic(name="data", codes=CODES)

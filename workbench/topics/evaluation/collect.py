@@ -106,7 +106,7 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
         pairs = pairs[:1]  # fewer pairs before fewer examples
     each = allowed // sum(n is not None for n in pairs[0])
     if len(data) > each and not isinstance(data, IterableDataset):
-        small = workload.replace(**{f"{split}_data": draw_sample(data, each).data})
+        small = workload.replace(**{f"{split}_data": draw_sample(data, each)})
     with isolated_rng():
         of_trial = partial(_trial_values, small, session, record)
         values = [(of_trial(a), None if b is None else of_trial(b)) for a, b in pairs]
@@ -243,7 +243,7 @@ def measure_evaluation(
         DataError: the split has no index to draw by.
     """
     data = workload.validation_data
-    part = workload.replace(validation_data=draw_sample(data, min(len(data), BATCHES * batch_size), seed=0).data)
+    part = workload.replace(validation_data=draw_sample(data, min(len(data), BATCHES * batch_size), seed=0))
     timed: list[list[tuple[float, int]]] = []
     with torch.no_grad(), isolated_rng(), eval_mode(model):
         for _ in range(ROUNDS + 1):

@@ -1,37 +1,31 @@
-"""Checkpoints after training: loaded or exported (P2.13), evaluated on whole splits (P2.2), or serving a stream of requests (P2.1)."""
+"""Checkpoints after training: loaded or exported (P2.13), evaluated on whole splits (P2.2)."""
 
 from __future__ import annotations
 
 import inspect
-import math
-import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import nn
-from torch.utils.data import Subset
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.errors import CheckpointError, DataError, RecordError, UsageError, WorkbenchError, WorkloadError
+from workbench.errors import CheckpointError, RecordError, UsageError, WorkbenchError, WorkloadError
 from workbench.ledger.push import pusher
 from workbench.record.folder import read_json
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.train.batches import eval_batches, resolve_device
 from workbench.train.checkpoint import load_model
-from workbench.train.evaluation import Evaluation, eval_mode, evaluate, evaluation_columns, mean_over, values_each
+from workbench.train.evaluation import Evaluation, eval_mode, evaluate, evaluation_columns
 from workbench.train.example_values import evaluation_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
-from workbench.workloads.items import in_its_own_order
 from workbench.workloads.subsets import whole
 
 
@@ -115,88 +109,6 @@ def evaluate_checkpoints(
 
 def _add_rows(writer: StudyWriter, found: Sequence[Evaluation], **place: Any) -> None:
     writer.evals.add(evaluation_columns([{**place, **evaluation._asdict(), "subset": ""} for evaluation in found]))
-
-
-def serve_requests(
-    workload: Workload,
-    trial: TrialRecord,
-    requests: Sequence[tuple[float, int]],
-    *,
-    step: int | None = None,
-    split: str = "validation",
-    max_batch: int = 8,
-    max_wait_s: float = 0.01,
-) -> pd.DataFrame:
-    """Serve a stream of requests with a checkpoint, add rows with the setting "online" to the study, and return what was served.
-
-    Time is the requests' own: nothing waits. A batch is served when it is full or when its oldest request has waited for
-    `max_wait_s`.
-
-    Args:
-        requests: (time in seconds, index of an example of the split) in the order of time.
-        step: of the checkpoint; None is the best one (P4.5).
-        max_batch: requests served together, at most.
-        max_wait_s: that a request waits for others.
-
-    Returns:
-        One row a request: time_s, example, batch, served_s, loss, and every metric.
-
-    Raises:
-        UsageError: no request, or one out of order or for an example that is not there.
-        DataError: the split cannot be indexed.
-        CheckpointError: there is no such checkpoint.
-    """
-    full = whole(workload)
-    data = full.data(split)
-    if in_its_own_order(data):
-        raise DataError(
-            f"workload {workload.name!r}: requests ask for examples by index, and the {split} split is iterable only."
-        )
-    if not len(requests):
-        raise UsageError("requests is empty: give at least one (time in seconds, index of an example).")
-    times, examples = [float(at) for at, _ in requests], [int(example) for _, example in requests]
-    for place, (at, example) in enumerate(zip(times, examples, strict=True)):
-        if not math.isfinite(at) or (place and at < times[place - 1]):
-            raise UsageError(f"requests[{place}] comes at {at} s, before the one ahead of it: sort them by time.")
-        if not 0 <= example < len(data):
-            raise UsageError(f"requests[{place}] asks for example {example}; there are 0 to {len(data) - 1}.")
-    if max_batch < 1 or not max_wait_s >= 0:
-        raise UsageError(f"max_batch={max_batch} must be at least 1, and max_wait_s={max_wait_s} at least 0.")
-    path = best_checkpoint(trial) if step is None else trial.folder / "checkpoints" / f"step-{step:08d}"
-    model = load_trained(full, path)
-    precision = trained_with(full, path).precision
-    start = time.perf_counter()
-    served, weights = [], []
-    for number, (first, end, at) in enumerate(_batches(times, max_batch=max_batch, max_wait_s=max_wait_s)):
-        part = full.replace(**{f"{split}_data": Subset(data, examples[first:end])})
-        ((columns, weight),) = values_each(
-            part, [model], split=split, batch_size=end - first, device=torch.device("cpu"), precision=precision
-        )
-        rows = {"time_s": times[first:end], "example": examples[first:end], "batch": number, "served_s": at}
-        served.append(pd.DataFrame(rows | {name: values.numpy() for name, values in columns.items()}))
-        weights.append(weight)
-    table = pd.concat(served, ignore_index=True)
-    seconds, weight = time.perf_counter() - start, torch.cat(weights)
-    found = [
-        mean_over(name, torch.from_numpy(table[name].to_numpy(dtype=np.float64, copy=True)), weight, seconds)
-        for name in ("loss", *full.metrics)
-    ]
-    with closing(StudyWriter.reopen(trial.path, when_closed=pusher())) as writer:
-        made = int(path.name.removeprefix("step-"))
-        _add_rows(writer, found, trial=trial.number, step=made, split=split, setting="online")
-    return table
-
-
-def _batches(times: Sequence[float], *, max_batch: int, max_wait_s: float) -> Iterator[tuple[int, int, float]]:
-    """Yield (first, end, time) of the batches as they are served."""
-    first = 0
-    while first < len(times):
-        closes = times[first] + max_wait_s
-        end = first
-        while end < len(times) and end - first < max_batch and times[end] <= closes:
-            end += 1
-        yield first, end, times[end - 1] if end - first == max_batch else closes
-        first = end
 
 
 def load_trained(workload: Workload, checkpoint: str | Path | TrialRecord, *, device: str = "cpu") -> nn.Module:

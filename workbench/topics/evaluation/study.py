@@ -29,7 +29,15 @@ from workbench.topics.evaluation.sample_size import detectable_difference, size_
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.example_values import ExampleValues, evaluation_batch, example_values
 from workbench.train.hooks import Pause
-from workbench.workloads.subsets import How, check_drawable, check_examples, draw_sample, periodic_subset, subset_of
+from workbench.workloads.subsets import (
+    How,
+    check_drawable,
+    check_examples,
+    draw_sample,
+    periodic_subset,
+    sample_id,
+    subset_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +178,6 @@ class EvaluationSampleStudy(Study):
         sample = draw_sample(data, size, how=how, labels=by, seed=self.sample_seed)
         mask = np.zeros(len(full[0].weights), dtype=bool)
         mask[sample.indices] = True
-        said = {"id": sample.id, "size": sample.size, "how": sample.how, "seed": sample.seed}
+        said = {"id": sample_id(sample.indices), "size": size, "how": how, "seed": self.sample_seed}
         counted = class_facts(session.workload, *(values.only(mask) for values in full))
         return {"sample": said, "skew": sample_facts(full[0], mask, str(facts["metric"])), **counted}

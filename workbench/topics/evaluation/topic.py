@@ -18,14 +18,13 @@ from workbench.topics.evaluation.proxy import CODES as PROXY_CODES
 
 if TYPE_CHECKING:
     from workbench.topics.evaluation.check import check_evaluation as check
-    from workbench.topics.evaluation.offline import evaluate_offline, serve_requests
+    from workbench.topics.evaluation.offline import evaluate_offline
     from workbench.topics.evaluation.sample_size import detectable_difference, examples_needed, selection_gaps
     from workbench.topics.evaluation.sample_size import evaluation_sizes as sizes
-    from workbench.topics.evaluation.skew import skew_tests
     from workbench.topics.evaluation.study import EvaluationSampleStudy as SampleStudy
     from workbench.topics.evaluation.study import EvaluationStudy as Study
     from workbench.train.evaluation import evaluate
-    from workbench.workloads.subsets import periodic_subset, sampled_workload
+    from workbench.workloads.subsets import periodic_subset
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
@@ -45,11 +44,8 @@ __all__ = [
     "plot_sample",
     "plot_selection_gap",
     "plot_timed",
-    "sampled_workload",
     "selection_gaps",
-    "serve_requests",
     "sizes",
-    "skew_tests",
 ]
 
 TOPIC = Topic(
