@@ -48,6 +48,20 @@ def test_rows_that_are_no_examples_are_padding_whose_value_one_case_tells_the_ot
         assert case["predicted_bias"] == pytest.approx(case["bias"], rel=1e-9)
 
 
+def test_padding_that_is_worth_what_the_last_batch_is_worth_is_still_padding() -> None:
+    """In batches of 3 it gives what a mean of batch means gives; those of 4 tell the two apart."""
+    pad, falling = 1.0, np.arange(7.0, 0.0, -1.0)
+    padded = (
+        (3, (28 + 2 * pad) / 9, [[0, 1, 2], [3, 4, 5], [6, -1, -1]]),
+        (4, (28 + pad) / 8, [[0, 1, 2, 3], [4, 5, 6, -1]]),
+    )
+    found = diagnose_evaluation_cases(facts(*padded, values=falling))["evaluation.weighting"]
+    assert [case["fault"] for case in found.evidence["cases"]] == ["counted padding"] * 2
+    means = (3, (6 + 3 + 1) / 3, padded[0][2]), (4, (5.5 + 2) / 2, padded[1][2])
+    found = diagnose_evaluation_cases(facts(*means, values=falling))["evaluation.weighting"]
+    assert [case["fault"] for case in found.evidence["cases"]] == ["mean of batch means"] * 2
+
+
 def unknown(observed: float, *batches: list[int]) -> dict[str, Any]:
     given = facts((3, observed, list(batches)))
     given["cases"][0]["by_order"] = True

@@ -27,7 +27,7 @@ from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord
 from workbench.topics.evaluation.collect import collect_validation_set, compared_pairs, measure_evaluation, pair_facts
 from workbench.topics.evaluation.diagnose_sample import CODES
-from workbench.topics.evaluation.sample_size import selection_gap, simulate_selection
+from workbench.topics.evaluation.sample_size import climbing_gap, selection_gap, simulate_climbing, simulate_selection
 from workbench.topics.evaluation.skew import skew_tests, worst_skew
 from workbench.train.example_values import ExampleValues
 from workbench.workloads.base import Workload
@@ -247,6 +247,13 @@ def test_the_best_of_many_flatters_itself_by_the_closed_form() -> None:
     assert set(table["how"]) == {"best of equal models", "rounds that build on each other"}
     assert table["gap"].tolist() == pytest.approx(table["expected"].tolist(), abs=4 * table["se"].max())
     assert table["expected"].max() > 8 * table["se"].max(), "more than chance"
+
+
+@pytest.mark.parametrize("n", [20, 50])
+def test_rounds_that_build_on_each_other_climb_as_the_closed_form_says_where_few_examples_change(n: int) -> None:
+    gaps = simulate_climbing(n, 30, repeats=500, held_out=1000, seed=1)
+    climbed = gaps[:, [5, 30]] - gaps[:, :1]
+    assert climbed.mean(0) == pytest.approx(climbing_gap(n, 30)[[5, 30]], rel=0.08)
 
 
 def test_two_classes_exactly_as_the_hypergeometric_distribution_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.helpers import simulated_records as simulated
 from tests.helpers.workloads import small_workload
 from workbench.topics.lr_sweep.collect import measure_critical_lr
 from workbench.train.stacked_weights import build_model
@@ -138,3 +140,40 @@ def test_within_ten_percent_of_the_parabola(optimizer: Any, scale: float) -> Non
     assert found.value == pytest.approx(exact, rel=0.1)
     assert found.below <= exact <= found.above
     assert found.forwards < 20
+
+
+def tried(level: Callable[[float], float], **fields: Any) -> list[float]:
+    """The lrs that a sweep around a critical lr of 1 asks for, where a run falls from 2 to `level(lr)`."""
+    trials: list[Any] = []
+
+    def read() -> Any:
+        return simulated.record(trials, total_steps=50, peak_lr=1.0, facts={"chance_loss": 2.0})
+
+    config = wb.TrainConfig(peak_lr=1.0, total_steps=50, batch_size=1000)
+    for requests in wb.lr_sweep.Study(**fields).rounds(config, read, critical=lambda: 1.0):
+        for request in requests:
+            lr = request.config.peak_lr
+            loss = np.linspace(2.0, level(lr), 50)
+            trials.append(simulated.trial(loss, lr, stage=request.role))
+        assert len(trials) < 60, "the search does not end"
+    return sorted(trial["lr"] for trial in trials)
+
+
+@pytest.mark.parametrize("blind_decades", [6.0, 4.0])
+def test_where_nothing_learns_the_whole_range_is_searched_and_no_more(blind_decades: float) -> None:
+    lrs, reach = tried(lambda lr: 2.0, blind_decades=blind_decades), 10 ** (blind_decades / 2)
+    assert reach / 4 < lrs[-1] <= reach
+    assert reach / 4 < 1 / lrs[0] <= reach
+
+
+@pytest.mark.parametrize("decades", [12.0, 4.0])
+def test_where_lower_is_better_the_whole_range_is_searched_and_no_more(decades: float) -> None:
+    lrs = tried(lambda lr: 1 + 0.05 * math.log10(lr * 1e8), decades=decades)
+    assert 10 ** (decades / 2) / 4 < 1 / lrs[0] <= 10 ** (decades / 2)
+
+
+@pytest.mark.parametrize("far_ratio", [64.0, 8.0])
+def test_where_nothing_is_unstable_lrs_far_above_the_best_are_tried(far_ratio: float) -> None:
+    best = 0.25
+    lrs = tried(lambda lr: 1 + 0.1 * abs(math.log10(lr / best)), far_ratio=far_ratio)
+    assert far_ratio / 4 < lrs[-1] <= far_ratio, "above the baseline's lr, which is the larger one"

@@ -178,7 +178,9 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
     allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
     allowed *= max(spread, float(np.abs(values).max()) * 1e-2)
     padded = zip(facts["cases"], _pads(facts, values), strict=True)
-    cases = [_case(case, values, weights, allowed, pad) for case, pad in padded]
+    cases = _cases(
+        facts["cases"], [_predictions(case, values, weights, pad) for case, pad in padded], len(values), allowed
+    )
     because = None
     if float(facts.get("random") or 0.0) > allowed:
         differs = f"differs by {facts['random']:.3g} between two looks at one batch"
@@ -193,24 +195,47 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
     return weighting, _coverage(cases, facts, values_tell=because is None)
 
 
-def _case(case: Facts, values: Floats, weights: Floats, allowed: float, pad: float | None) -> dict[str, Any]:
-    """Return one case with the fault that explains it; `pad` is what a row that is no example adds, as another case tells."""
+def _predictions(case: Facts, values: Floats, weights: Floats, pad: float | None) -> dict[str, float]:
+    """Return what each fault would give in a case; `pad` is what a row that is no example adds, as another case tells."""
+    predicted, rows = _predicted(values, weights, case["batches"]), [i for batch in case["batches"] for i in batch]
+    strange = rows.count(-1)
+    if pad is not None and 0 < strange < len(rows):
+        predicted[PADDING] += strange * pad / len(rows)
+    return predicted
+
+
+def _cases(
+    cases: Sequence[Facts], predicted: Sequence[dict[str, float]], examples: int, allowed: float
+) -> list[dict[str, Any]]:
+    """Return each case with the fault that explains it; where padding was seen, of several the one that explains most cases."""
+    found = [math.nan if case["observed"] is None else float(case["observed"]) for case in cases]
+    fits = [
+        [name for name, v in each.items() if abs(v - seen) <= allowed]
+        for each, seen in zip(predicted, found, strict=True)
+    ]
+    often = Counter(name for each in fits for name in each)
+    told = []
+    for case, each, some in zip(cases, predicted, fits, strict=True):
+        fault = some[0] if some else UNEXPLAINED
+        if fault != EXACT and any(-1 in batch for batch in case["batches"]):
+            fault = max(some, key=often.__getitem__, default=UNEXPLAINED)
+        told.append(_case(case, each, examples, fault))
+    return told
+
+
+def _case(case: Facts, predicted: dict[str, float], examples: int, fault: str) -> dict[str, Any]:
     batches = case["batches"]
-    predicted = _predicted(values, weights, batches)
     observed = math.nan if case["observed"] is None else float(case["observed"])
     counts = Counter(i for batch in batches for i in batch)
     strange = counts.pop(-1, 0)
     copies = sum(len(batch) - len(set(batch)) for batch in ([i for i in batch if i >= 0] for batch in batches))
     seen = sum(counts.values())
-    if strange and pad is not None and seen:
-        predicted[PADDING] = (predicted[PADDING] * (seen + strange) + strange * pad) / (seen + strange)
-    fault = next((name for name, value in predicted.items() if abs(value - observed) <= allowed), UNEXPLAINED)
     repeated = seen - len(counts)
     if not seen and not math.isfinite(observed):
         fault = ROWS
     elif fault == ROWS and repeated and repeated == copies:  # copies beside their originals fill up a batch
         predicted[PADDING], fault = predicted[ROWS], PADDING
-    expected, dropped = predicted[EXACT], len(values) - len(counts)
+    expected, dropped = predicted[EXACT], examples - len(counts)
     if fault == EXACT and strange >= dropped:  # the model was given these examples in another form, and each counts
         strange, dropped = strange - dropped, 0
     return {

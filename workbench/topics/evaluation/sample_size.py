@@ -202,18 +202,18 @@ def simulate_climbing(
 def climbing_gap(n: float, rounds: int, *, accuracy: float = 0.9, changed: float = 0.05) -> Floats:
     """Return the gap that `simulate_climbing` comes to in expectation, round by round, shape (rounds + 1,).
 
-    At a gap g a round moves the validation accuracy by a normal draw with mean -c g and variance c (p (1 - p) + (p + g)(1 - p - g) +
-    (1 - c) g^2) / n, p being the accuracy and c the share that changes, and is kept where that is above half an example.
+    At a gap g a round turns n c (1 - p - g) p examples right and n c (p + g)(1 - p) wrong on average, p being the accuracy and c the share
+    that changes. Both numbers are Poisson, for few of the examples change, and the round is kept where the first is the larger one.
     """
     gap = np.zeros(rounds + 1)
     for k in range(rounds):
-        g = gap[k]
-        seen = min(accuracy + g, 1.0)
-        variance = changed * (accuracy * (1 - accuracy) + seen * (1 - seen) + (1 - changed) * g**2) / n
-        sd, mean, least = math.sqrt(variance), -changed * g, 0.5 / n
-        z = (mean - least) / sd
-        kept = mean * stats.norm.cdf(z) + sd * stats.norm.pdf(z)  # E[x; x > least] of a normal draw
-        gap[k + 1] = min(g + max(float(kept), 0.0), 1 - accuracy)
+        seen = min(accuracy + gap[k], 1.0)
+        better, worse = n * changed * (1 - seen) * accuracy, n * changed * seen * (1 - accuracy)
+        most = max(better - worse, 0.0) + 10 * math.sqrt(better + worse) + 10
+        kept = (
+            stats.skellam.sf(np.arange(most), max(better, 1e-12), max(worse, 1e-12)).sum() / n
+        )  # E[x; x > 0] = P(x > 0) + P(x > 1) + ...
+        gap[k + 1] = min(gap[k] + float(kept), 1 - accuracy)
     return gap
 
 
