@@ -10,7 +10,7 @@ import pytest
 from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.data.diagnose_shift import label_shift, train_validation_shift
-from workbench.topics.generalisation.diagnose import Gap
+from workbench.topics.evaluation.diagnose_generalisation import Gap
 
 _USED = inspect.signature(diagnose_data).parameters
 LIMITS = {

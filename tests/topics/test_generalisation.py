@@ -18,9 +18,9 @@ from tests.helpers.workloads import small_workload
 from workbench.findings.audited import Audit
 from workbench.findings.finding import Finding
 from workbench.studies.session import open_session
-from workbench.topics.generalisation.collect import collect_generalisation
-from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap, diagnose_underfit, gap_of
-from workbench.topics.preflight.collect import collect_preflight
+from workbench.topics.evaluation.collect_generalisation import collect_generalisation
+from workbench.topics.evaluation.diagnose_generalisation import diagnose_generalisation_gap, diagnose_underfit, gap_of
+from workbench.topics.one_batch.collect_preflight import collect_preflight
 
 CODE = "evaluation.generalisation_gap"
 FITS = "evaluation.underfits"

@@ -20,11 +20,11 @@ from workbench.config import TrainConfig
 from workbench.record.json_values import to_json
 from workbench.topics.one_batch.batch import first_batch
 from workbench.topics.one_batch.collect import collect_one_batch
+from workbench.topics.one_batch.collect_preflight import collect_preflight
 from workbench.topics.one_batch.diagnose import CODES, diagnose_one_batch
+from workbench.topics.one_batch.diagnose_preflight import diagnose_preflight
 from workbench.topics.one_batch.losses import find_loss
 from workbench.topics.one_batch.probes import find_coupling, find_layers, find_modes, find_spread, find_unused
-from workbench.topics.preflight.collect import collect_preflight
-from workbench.topics.preflight.diagnose import diagnose_preflight
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification, regression
 from workbench.workloads.registry import load_workload

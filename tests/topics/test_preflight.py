@@ -19,8 +19,8 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.findings.audited import Audit
 from workbench.topics.data.collect import collect_data
-from workbench.topics.preflight.collect import collect_preflight
-from workbench.topics.preflight.diagnose import diagnose_preflight, spoilt_splits
+from workbench.topics.one_batch.collect_preflight import collect_preflight
+from workbench.topics.one_batch.diagnose_preflight import diagnose_preflight, spoilt_splits
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification
 

@@ -35,24 +35,24 @@ from workbench.topics.data.collect import collect_data
 from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.evaluation.check import collect_own_evaluation
 from workbench.topics.evaluation.collect import collect_validation_set
+from workbench.topics.evaluation.collect_generalisation import collect_generalisation
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
+from workbench.topics.evaluation.diagnose_generalisation import diagnose_generalisation_gap, diagnose_underfit
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
 from workbench.topics.evaluation.offline import evaluate_checkpoints
-from workbench.topics.generalisation.collect import collect_generalisation
-from workbench.topics.generalisation.diagnose import diagnose_generalisation_gap, diagnose_underfit
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
 from workbench.topics.one_batch.collect import collect_one_batch
+from workbench.topics.one_batch.collect_preflight import collect_preflight
 from workbench.topics.one_batch.diagnose import diagnose_one_batch
 from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
+from workbench.topics.one_batch.diagnose_preflight import diagnose_preflight, misnumbered
 from workbench.topics.one_batch.parameters import collect_parameters
 from workbench.topics.optimizers.constants import diagnose_replaced
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.periodicity.diagnose import diagnose_periodicity
-from workbench.topics.preflight.collect import collect_preflight
-from workbench.topics.preflight.diagnose import diagnose_preflight, misnumbered
 from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
 from workbench.topics.recommendation.study import Proof, collect_replaced
 from workbench.topics.schedule.diagnose import diagnose_schedule

@@ -12,7 +12,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose_rows import CODES, duplicates, leakage, unshuffled, weak_shuffle
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
-from workbench.topics.generalisation.diagnose import gap_of
+from workbench.topics.evaluation.diagnose_generalisation import gap_of
 
 Facts = Mapping[str, Any]
 _STANDARDISE = (

@@ -12,7 +12,7 @@ from scipy import stats
 
 from workbench.findings.finding import Finding, Status
 from workbench.topics.data.diagnose_rows import CODES
-from workbench.topics.generalisation.diagnose import HARM, Gap
+from workbench.topics.evaluation.diagnose_generalisation import HARM, Gap
 
 Facts = Mapping[str, Any]
 
@@ -29,7 +29,6 @@ _CHANCE, _MOVED = (
     0.15,
 )  # chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)
 _SAME_CONSTANTS = "Prepare both splits by the same code and with the same constants, taken from the training split."
-_FEWEST_CLASSES = 5  # with fewer, classes that overlap have as even a tail as wrong labels
 
 
 def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
@@ -277,27 +276,3 @@ def _at_chance(found: Facts, trained: Facts, *, alpha: float = 1e-3) -> bool | N
     if constant is None or found.get("loss") is None:
         return None
     return bool(found["loss"] > constant - 3 * found["se"])
-
-
-def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest: int = 20) -> dict[str, float] | None:
-    """Return what share of the labels is wrong at random; None where they do not look so.
-
-    Examples that are hard to tell apart have labels among the few classes that come into question. Labels that are wrong at random fall
-    on all others alike, those that come into question last as well: where the ranks that the yardsticks give to the labels
-    have such an even tail behind a first place that is mostly right.
-
-    Args:
-        share: of wrong labels, from which on it matters (rule of thumb).
-        even: the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb).
-        fewest: labels in the lower half.
-    """
-    ranks = (facts.get("yardsticks") or {}).get("ranks")
-    if not ranks or len(ranks) < _FEWEST_CLASSES:
-        return None
-    counts = np.array(ranks, dtype=np.float64)
-    half = (len(counts) - 1) // 2
-    upper, lower = counts[1 : len(counts) - half], counts[len(counts) - half :]
-    wrong = float(lower.mean()) * (len(counts) - 1) / counts.sum()
-    if wrong < share or lower.sum() < fewest or counts[0] < counts.sum() / 2 or lower.mean() < even * upper.mean():
-        return None
-    return {"share": float(wrong), "right": float(counts[0] / counts.sum())}

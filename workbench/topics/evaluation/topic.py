@@ -8,6 +8,7 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.lazy import lazily
 from workbench.topics.evaluation.diagnose import CODES
 from workbench.topics.evaluation.diagnose import diagnose_evaluation as diagnose
+from workbench.topics.evaluation.diagnose_generalisation import CODES as GENERALISATION_CODES
 from workbench.topics.evaluation.diagnose_sample import CODES as SAMPLE_CODES
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample as diagnose_sample
 from workbench.topics.evaluation.figures import plot_class_recall, plot_selection_gap
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 TOPIC = Topic(
-    name="evaluation", codes={**CODES, **SAMPLE_CODES, **PROXY_CODES},
+    name="evaluation", codes={**CODES, **SAMPLE_CODES, **PROXY_CODES, **GENERALISATION_CODES},
     figures=(
         Figure(
             name="evaluation", kind="evaluation", codes=("evaluation.bad_proxy",), draw=plot,

@@ -1,1 +1,1 @@
-"""What one batch tells before training."""
+"""What the data, the fresh model, one step and one batch tell before training."""

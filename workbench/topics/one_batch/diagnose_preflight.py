@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from workbench.curves.instability import chance_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, named
-from workbench.topics.data.diagnose_shift import wrong_labels
 
 CODES = Codes({
     "data.nonfinite": "F1.1", "data.labels": "F1.1", "init.loss": "F2.4", "loop.no_gradient": "F1.1", "loop.no_update": "F1.1",
@@ -22,6 +23,7 @@ _SMALLER = (
 )
 _NO_STEP = "the data holds values that are not finite, so no step was taken"
 Facts = Mapping[str, Any]
+_FEWEST_CLASSES = 5  # with fewer, classes that overlap have as even a tail as wrong labels
 
 
 def diagnose_preflight(
@@ -266,3 +268,27 @@ def _share_of_parameters(facts: Facts, names: Sequence[str]) -> float:
     """Return the share of the trained parameters in these tensors."""
     sizes = facts.get("sizes", {})
     return float(sum(sizes.get(name, 0) for name in names) / max(1, facts["parameters"]))
+
+
+def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest: int = 20) -> dict[str, float] | None:
+    """Return what share of the labels is wrong at random; None where they do not look so.
+
+    Examples that are hard to tell apart have labels among the few classes that come into question. Labels that are wrong at random fall
+    on all others alike, those that come into question last as well: where the ranks that the yardsticks give to the labels
+    have such an even tail behind a first place that is mostly right.
+
+    Args:
+        share: of wrong labels, from which on it matters (rule of thumb).
+        even: the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb).
+        fewest: labels in the lower half.
+    """
+    ranks = (facts.get("yardsticks") or {}).get("ranks")
+    if not ranks or len(ranks) < _FEWEST_CLASSES:
+        return None
+    counts = np.array(ranks, dtype=np.float64)
+    half = (len(counts) - 1) // 2
+    upper, lower = counts[1 : len(counts) - half], counts[len(counts) - half :]
+    wrong = float(lower.mean()) * (len(counts) - 1) / counts.sum()
+    if wrong < share or lower.sum() < fewest or counts[0] < counts.sum() / 2 or lower.mean() < even * upper.mean():
+        return None
+    return {"share": float(wrong), "right": float(counts[0] / counts.sum())}

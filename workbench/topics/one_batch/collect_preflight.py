@@ -12,7 +12,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from workbench.config import TrainConfig
 from workbench.errors import TargetError, WorkloadError
-from workbench.topics.preflight.diagnose import misnumbered, spoilt_splits
+from workbench.topics.one_batch.diagnose_preflight import misnumbered, spoilt_splits
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.example_values import evaluation_batch, float_tensors
 from workbench.train.forward import autocast, explained, per_example

@@ -1,1 +1,0 @@
-"""Does what was learned hold on validation, and was anything learned?"""

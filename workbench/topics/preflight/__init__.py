@@ -1,1 +1,0 @@
-"""Is the workload in order before anything is trained?"""
