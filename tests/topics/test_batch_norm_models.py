@@ -25,9 +25,9 @@ from workbench.topics.batch_norm.collect import collect_batch_norm, measure_devi
 from workbench.topics.batch_norm.diagnose import read_norm_arms
 from workbench.topics.batch_norm.replicas import CODES
 from workbench.topics.batch_norm.statistics import batch_statistics, running_statistics, statistics_set
-from workbench.workloads.batch_norm import ghost_batch_norm
 from workbench.train.distributed import batch_norm as distributed
 from workbench.workloads.base import Workload, first_of_batch
+from workbench.workloads.batch_norm import ghost_batch_norm
 from workbench.workloads.losses import classification
 
 MEAN, SD = 3.0, 2.0

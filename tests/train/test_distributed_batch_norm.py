@@ -12,9 +12,9 @@ from torch import nn
 import workbench as wb
 from tests.helpers.batch_norm_processes import EQUAL, KINDS, SIZES, data, run_processes, small_net, trained, whole_batch
 from workbench.errors import ConfigError, UsageError
-from workbench.workloads.batch_norm import ghost_batch_norm
 from workbench.train.distributed.batch_norm import SynchronisedBatchNorm
 from workbench.train.lanes.recorder import CannotBatch, Recorder
+from workbench.workloads.batch_norm import ghost_batch_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}

@@ -75,10 +75,8 @@ def count_classes(labels: npt.ArrayLike, correct: npt.ArrayLike, *, classes: int
 def class_counts(
     after: RecordLike | Sequence[Mapping[str, Any]],
     before: Sequence[Mapping[str, Any]] | None = None,
-    *,
-    confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Return one row a class: total, correct, recall with its interval, and what changed, in examples.
+    """Return one row a class: total, correct, recall with its 95 % interval, and what changed, in examples.
 
     Args:
         after: rows of `count_classes`, or a study whose facts hold them.
@@ -95,18 +93,18 @@ def class_counts(
         before = facts.get("classes_before") if before is None else before
         after = facts.get("classes") or []
     earlier = {int(row["class"]): row for row in before or ()}
-    rows = [_class_row(row, earlier.get(int(row["class"])), confidence) for row in after]
+    rows = [_class_row(row, earlier.get(int(row["class"]))) for row in after]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values(["total", "class"], ignore_index=True)
 
 
-def _class_row(row: Mapping[str, Any], earlier: Mapping[str, Any] | None, confidence: float) -> dict[str, Any]:
+def _class_row(row: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
     total, correct = int(row["total"]), int(row["correct"])
     if earlier is not None and int(earlier["total"]) != total:
         raise UsageError(
             f"class {row['class']} has {total} examples in one evaluation and {earlier['total']} in the other: compare "
             "evaluations of the same examples."
         )
-    low, high = wilson(correct, total, confidence=confidence)
+    low, high = wilson(correct, total)
     recall = correct / total if total else math.nan
     delta = (correct - int(earlier["correct"])) / total if earlier is not None and total else math.nan
     return {

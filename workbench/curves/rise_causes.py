@@ -91,7 +91,7 @@ def _outlier(values: FloatArray, first: int, last: int, window: int, ratio: floa
 
 
 def seen_at_interval(
-    item: TrialVerdict, evals: pd.DataFrame, interval: int, *, split: str = "train", rise_frac: float = 0.1
+    item: TrialVerdict, evals: pd.DataFrame, interval: int, *, rise_frac: float = 0.1
 ) -> dict[str, Any]:
     """Tell whether evaluating every `interval` steps would have shown the rise that every step shows (F1.10).
 
@@ -99,10 +99,10 @@ def seen_at_interval(
         evals: the record's evaluations; the training loss of each step stands in where they are sparser than steps.
         rise_frac: a sampled rise is seen when it is this share of what the samples fell by in all (rule of thumb).
     """
-    rows = evals[(evals["trial"] == item.curve.trial) & (evals["split"] == split) & (evals["metric"] == "loss")]
+    rows = evals[(evals["trial"] == item.curve.trial) & (evals["split"] == "train") & (evals["metric"] == "loss")]
     rows = rows.sort_values("step")
     steps, values = rows["step"].to_numpy(dtype=np.int64), rows["value"].to_numpy(dtype=np.float64)
-    source = f"{split} loss evaluated at every step"
+    source = "train loss evaluated at every step"
     if steps.size < 0.9 * item.curve.loss.size:
         steps, values, source = np.arange(item.curve.loss.size), item.curve.loss, "training loss of every step"
     sampled = values[steps % interval == 0]

@@ -29,6 +29,12 @@ from workbench.plots.style import (
 )
 from workbench.record.json_values import number
 
+ABOVE, SPACING = 3, 1.4
+"""Learning rates that are drawn above lr* ("just above" has no number in F1.7), and the ratio between neighbours: half a grid step of factor
+two (rules of thumb)."""
+MOST = 8
+"""Learning rates that are drawn where lr* is not known: more cannot be told apart (rule of thumb)."""
+
 
 def plot_lr_sweep(
     record: Record, diagnosis: Diagnosis | None = None, *, mark: float | None = None, ax: Axes | None = None
@@ -70,12 +76,8 @@ def plot_lr_sweep(
 def plot_loss_curves(
     record: Record,
     *,
-    lrs: Sequence[float] | None = None,
     trials: Sequence[int] | None = None,
     diagnosis: Diagnosis | None = None,
-    above: int = 3,
-    spacing: float = 1.4,
-    most: int = 8,
     mark: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
@@ -85,22 +87,18 @@ def plot_loss_curves(
     curve goes up for a stretch instead of down, jumps and does not come back, or ends in a cross (diverged).
 
     Args:
-        lrs: learning rates to draw; of the sweep's trials at each, one for each seed.
-        trials: trials to draw, instead.
-        diagnosis: where neither is given, its `lr.best` says which: lr* and the next `above` trained ones above it.
-            Without it trials at no more than `most` learning rates are drawn, the lowest and the highest among them.
-        above: how many learning rates above lr*; "just above" has no number in F1.7, three is a rule of thumb.
-        spacing: ratio between neighbours; 1.4 is half a grid step of factor two (rule of thumb).
-        most: how many learning rates to draw where lr* is not known; more cannot be told apart (rule of thumb).
+        trials: numbers of the trials to draw; None is one for each seed at the learning rates that `diagnosis` says.
+        diagnosis: its `lr.best` says lr*, and the next trained ones above it are drawn with it. Without it trials at no more than
+            eight learning rates are drawn, the lowest and the highest among them.
         mark: a learning rate whose curves lie over all others, which are drawn alike.
 
     Source: F1.7; F1.8 for what to look for.
     """
     with drawing(ax) as axes:
         best, trained = best_lr(diagnosis)
-        chosen = lrs is None and trials is None and np.isfinite(best)
+        chosen = trials is None and np.isfinite(best)
         if trials is None:
-            trials = _trials_to_draw(record, lrs, trained, above=above, spacing=spacing, most=most)
+            trials = _trials_to_draw(record, trained)
         curves = []
         for index, trial in enumerate(trials):
             limit = number(field_of(record, trial, "max_grad_norm"))
@@ -166,24 +164,21 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
         ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")
 
 
-def _trials_to_draw(
-    record: Record, lrs: Sequence[float] | None, best: float, *, above: int, spacing: float, most: int
-) -> list[int]:
-    """Trials at the given lrs; at lr* and the next `above` of the sweep; else at `most` lrs. One for each lr and seed.
+def _trials_to_draw(record: Record, best: float) -> list[int]:
+    """Trials at lr* and the next `ABOVE` lrs of the sweep; where lr* is not known, at `MOST` lrs. One for each lr and seed.
 
-    The next lrs are each at least `spacing` times the one before; where none lies so far above, the last of those nearer by.
+    The next lrs are each at least `SPACING` times the one before; where none lies so far above, the last of those nearer by.
     """
     stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
-    if lrs is None:
-        grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)]).tolist()
-        spread = np.unique(np.linspace(0, len(grid) - 1, min(most, len(grid))).round().astype(int))
-        lrs = [best]
-        for lr in grid:
-            if len(lrs) <= above and lr >= spacing * lrs[-1]:
-                lrs.append(lr)
-        nearer = [lr for lr in grid if lr > best * (1 + 1e-9)]
-        lrs = [*lrs, *nearer[-1:]] if len(lrs) == 1 and above else lrs
-        lrs = [grid[i] for i in spread] if np.isnan(best) else lrs
+    grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)]).tolist()
+    spread = np.unique(np.linspace(0, len(grid) - 1, min(MOST, len(grid))).round().astype(int))
+    lrs = [best]
+    for lr in grid:
+        if len(lrs) <= ABOVE and lr >= SPACING * lrs[-1]:
+            lrs.append(lr)
+    nearer = [lr for lr in grid if lr > best * (1 + 1e-9)]
+    lrs = [*lrs, *nearer[-1:]] if len(lrs) == 1 else lrs
+    lrs = [grid[i] for i in spread] if np.isnan(best) else lrs
     kept: dict[tuple[float, Any], int] = {}
     for lr in lrs:
         for trial in trials_at(record, lr, *stages):

@@ -84,9 +84,7 @@ def plot_probe(
     return axes
 
 
-def plot_confirm(
-    record: Record, diagnosis: Diagnosis | None = None, *, trials: Sequence[int] | None = None, ax: Axes | None = None
-) -> Axes:
+def plot_confirm(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
     """Draw the training loss of the runs at 5 and 10 times the best learning rate, beside the run at the best.
 
     Sick: the loss falls steadily and then rises of a sudden; that is optimisation instability. Not that sign: a loss
@@ -95,9 +93,8 @@ def plot_confirm(
     `lr.best` of the diagnosis adds the run at the best lr, `stability.mid` what each run shows, and its jump. Source: F1.13.
     """
     with drawing(ax) as axes:
-        shown = trials_in(record, "confirm") if trials is None else list(trials)
         best, trained = best_lr(diagnosis)
-        shown = [t for t in shown if np.isfinite(curve(record, t, "loss")[1]).any()]
+        shown = [t for t in trials_in(record, "confirm") if np.isfinite(curve(record, t, "loss")[1]).any()]
         if not shown:
             return not_measured(axes, "the record has no run far above the best learning rate")
         at_best = (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]
