@@ -40,16 +40,15 @@ def test_version_is_that_of_the_project() -> None:
 
 QUESTIONS = {
     "architecture", "batch_norm", "batch_size", "checkpoints", "clipping", "comparison", "data", "evaluation",
-    "hosts", "input", "lr_sweep", "optimizers", "periodicity", "predictions", "ps", "schedule", "stability",
+    "hosts", "input", "loop", "lr_sweep", "optimizers", "periodicity", "predictions", "ps", "schedule", "stability",
     "tracking", "warmup",
 }  # fmt: skip
-STUDIES = QUESTIONS - {"data", "periodicity", "predictions", "schedule", "tracking"}
+STUDIES = QUESTIONS - {"data", "loop", "periodicity", "predictions", "schedule", "tracking"}
 OTHERS = {
-    "Diagnosis", "Finding", "StudyRecord", "TrainConfig", "Trainer", "TrialRecord",
-    "Workload", "__version__", "classification", "curves_panel", "diagnose",
-    "errors", "export_studies", "hooks", "how_trained", "language_model", "list_studies",
-    "list_workloads", "live_view", "load_workload", "open",     "regression", "run_notebooks", "schedules", "set_note", "studies_panel",
-    "summarise", "write_report",
+    "Diagnosis", "Finding", "StudyRecord", "TrainConfig", "Trainer", "TrialRecord", "Workload", "__version__",
+    "classification", "curves_panel", "diagnose", "errors", "export_studies", "hooks", "how_trained", "language_model",
+    "list_studies", "list_workloads", "live_view", "load_workload", "open", "regression", "run_notebooks", "schedules",
+    "set_note", "studies_panel", "summarise", "watch", "write_report",
 }  # fmt: skip
 
 
