@@ -16,6 +16,7 @@ from workbench.topics.batch_norm import topic as batch_norm
 from workbench.topics.batch_size import topic as batch_size
 from workbench.topics.checkpoints import topic as checkpoints
 from workbench.topics.clipping import topic as clipping
+from workbench.topics.comparison import topic as comparison
 from workbench.topics.data import topic as data
 from workbench.topics.evaluation import topic as evaluation
 from workbench.topics.hosts import topic as hosts
@@ -23,7 +24,6 @@ from workbench.topics.input import topic as input
 from workbench.topics.loop import topic as loop
 from workbench.topics.loop.collect import watch
 from workbench.topics.lr_sweep import topic as lr_sweep
-from workbench.topics.modification import topic as comparison
 from workbench.topics.optimizers import topic as optimizers
 from workbench.topics.parameter_server import topic as ps
 from workbench.topics.periodicity import topic as periodicity

@@ -19,7 +19,7 @@ import matplotlib as mpl
 import torch
 
 import workbench as wb
-from workbench.topics.modification.diagnose import Arms
+from workbench.topics.comparison.diagnose import Arms
 from workbench.workloads.sklearn_data import deep_residual, digits_resnet
 from workbench.workloads.source_text import source_text
 

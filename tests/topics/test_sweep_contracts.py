@@ -18,8 +18,8 @@ from tests.helpers.workloads import small_workload
 from workbench.record.json_values import dumps
 from workbench.topics.batch_size.diagnose import CODES as BATCH_SIZE
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
+from workbench.topics.comparison.diagnose import CODES as COMPARISON
 from workbench.topics.lr_sweep.diagnose import CODES as LR
-from workbench.topics.modification.diagnose import CODES as COMPARISON
 from workbench.topics.optimizers.constants import CODES as REPLACED
 from workbench.topics.optimizers.constants import diagnose_replaced
 from workbench.topics.optimizers.diagnose import CODES as OPTIMIZERS

@@ -1,1 +1,1 @@
-"""Does training wait for its data?"""
+"""Does training wait for its data loader, and why?"""

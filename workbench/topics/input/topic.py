@@ -1,4 +1,4 @@
-"""Does training wait for its data?"""
+"""Does training wait for its data loader, and why?"""
 
 from __future__ import annotations
 

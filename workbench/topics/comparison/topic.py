@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Topic
 from workbench.lazy import lazily
-from workbench.topics.modification.diagnose import CODES
-from workbench.topics.modification.diagnose import diagnose_modification as diagnose
-from workbench.topics.modification.figures import plot_modification as plot
+from workbench.topics.comparison.diagnose import CODES
+from workbench.topics.comparison.diagnose import diagnose_modification as diagnose
+from workbench.topics.comparison.figures import plot_modification as plot
 
 if TYPE_CHECKING:
-    from workbench.topics.modification.study import ModificationStudy as Study
+    from workbench.topics.comparison.study import ModificationStudy as Study
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = ["Study", "diagnose", "plot"]
-TOPIC = Topic(name="modification", codes=CODES)
+TOPIC = Topic(name="comparison", codes=CODES)

@@ -11,8 +11,8 @@ from workbench.checks import check_integer
 from workbench.errors import ConfigError
 from workbench.schedules import cap_steps, prepend_warmup
 from workbench.studies.session import at_length
+from workbench.topics.comparison.diagnose import Arms
 from workbench.topics.lr_sweep.study import LRSweep
-from workbench.topics.modification.diagnose import Arms
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload

@@ -23,7 +23,7 @@ from tests.helpers.simulated_arms import (
     recovering,
 )
 from tests.helpers.simulated_records import record, trial
-from workbench.topics.modification.diagnose import CODES, Arms
+from workbench.topics.comparison.diagnose import CODES, Arms
 from workbench.workloads.analytic import valley
 
 LOW, HIGH, CURE = tuple(CODES)

@@ -26,7 +26,7 @@ from workbench.plots.style import (
     short,
 )
 from workbench.record.json_values import number
-from workbench.topics.modification.diagnose import diagnose_modification
+from workbench.topics.comparison.diagnose import diagnose_modification
 
 LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "baseline": ("baseline", {"color": BASELINE, "linestyle": "-", "marker": "s", "markersize": 9}),
