@@ -46,7 +46,10 @@ class LaneProgram:
         with torch.no_grad():
             clean_up(graph, lambda: _run(_calls(graph), dict(example), kept=set()), lanes=lanes, device=device)
             generators[0].set_state(recorded.random_state)
-            self._call, result, self.peak_bytes = _lower(graph, example, device)
+            self._call, result = _lower(graph, example)
+            inputs = [value for node, value in example.items() if node.op == "placeholder"]
+            # of one lane; how many lanes share a call is decided by it
+            self.peak_bytes = peak_bytes(lambda: self._call(*inputs), device) if lanes == 1 else None
         if not self.draws or lanes == 1:  # several lanes drew from one generator while they were recorded
             _check(recorded.result, result)
         self.changes = [place for place, buffer in enumerate(result.buffers) if buffer is not None]
@@ -58,8 +61,8 @@ class LaneProgram:
         return StepResult(*self._call(*lane, *batch, *((generators,) if self.draws else ())))
 
 
-def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any], device: torch.device) -> tuple[Function, StepResult, int]:
-    """Return a graph as a function of its inputs, what it returns for the example, and its peak bytes; constants are computed here."""
+def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any]) -> tuple[Function, StepResult]:
+    """Return a graph as a function of its inputs, and what it returns for the example; constants are computed here."""
     once, output = constants(graph), graph.output_node()
     results, values = set(output.all_input_nodes), dict(example)
     nodes = [node for node in _calls(graph) if node not in once]
@@ -77,9 +80,7 @@ def _lower(graph: fx.Graph, example: Mapping[fx.Node, Any], device: torch.device
     dotted = r"\btorch(?:\.\w+)+"  # looked up once, not at every call
     world = code.globals | {n.replace(".", "_"): eval(n, code.globals) for n in re.findall(dotted, code.src)}
     exec(re.sub(dotted, lambda found: found[0].replace(".", "_"), code.src), world)
-    function = partial(world["forward"], None, *(values[node] for node in known))
-    inputs = [example[node] for node in graph.nodes if node in example and node.op == "placeholder"]
-    return function, result, peak_bytes(partial(function, *inputs), device)
+    return partial(world["forward"], None, *(values[node] for node in known)), result
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:

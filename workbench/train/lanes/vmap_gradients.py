@@ -133,7 +133,7 @@ class VmapGradients:
         if self._room is None or lanes == 1:
             return lanes
         single = self._programs.get(layout, tensors, lanes=1, stacked=False, objective=objective)
-        return max(1, min(lanes, self._room // max(1, single.peak_bytes * self._threads)))
+        return max(1, min(lanes, self._room // max(1, (single.peak_bytes or 0) * self._threads)))
 
     def _step(self, batches: Sequence[MicroBatches]) -> LaneLoss:
         stack, weighted = self._stack, self._workload.weights is not None
