@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -195,8 +195,11 @@ class ReferenceNorms:
         return max_grad_norm_of(self.item.curve.config) is not None
 
     def threshold(self, percentile: float) -> ClipThreshold:
-        """Return `choose_threshold` of these norms."""
-        return choose_threshold(self.norms, percentile=percentile, first=self.first, end=self.end)
+        """Return `choose_threshold` of these norms; its first and last step are those of the run."""
+        found, at = choose_threshold(self.norms, percentile=percentile, first=self.first, end=self.end), self.item.curve.at
+        if not self.first < self.end <= at.size:
+            return found
+        return replace(found, first_step=int(at[self.first]), last_step=int(at[self.end - 1]))
 
 
 def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceNorms | None:
@@ -217,9 +220,10 @@ def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceN
         return (found.lost, clipped, not curve.point, not curve.finished, *other_lr, level, curve.trial)
 
     item = min(usable, key=preference)
-    rises = [(rise.onset_step, rise.back_step) for rise in item.verdict.rises]
+    row = item.curve.row
+    rises = [(row(r.onset_step), None if r.back_step is None else row(r.back_step)) for r in item.verdict.rises]
     norms = _norms(item)
-    warmup = int(item.curve.config.get("warmup_steps") or 0)
+    warmup = row(int(item.curve.config.get("warmup_steps") or 0))
     first, end = steady_stretch(_arrival(norms), warmup_steps=warmup, rises=rises, skip_frac=skip_frac)
     return ReferenceNorms(item=item, norms=norms, first=first, end=end)
 
@@ -317,7 +321,7 @@ def _late(item: TrialVerdict, *, tail_frac: float = 0.1, peak_frac: float = 0.9)
     lr = item.curve.steps["lr"].to_numpy(dtype=np.float64, na_value=np.nan)
     high = np.flatnonzero(lr >= peak_frac * np.nanmax(lr)) if np.isfinite(lr).any() else np.arange(lr.size)
     late = np.zeros(lr.size, dtype=bool)
-    late[high[-max(1, round(tail_frac * item.curve.total_steps)) :]] = True
+    late[high[-max(1, round(tail_frac * item.curve.planned_rows)) :]] = True
     return late
 
 

@@ -150,7 +150,9 @@ class _Curve:
     progress: float
     best_end: float
     reached: float
+    at: FloatArray
     total_steps: int
+    total_rows: int
     ended_nonfinite: bool
     full_batch: bool
     limits: CurveThresholds
@@ -185,6 +187,7 @@ def classify_curve(
     study_best_end: float | None = None,
     loss_ref: float | None = None,
     chance: float | None = None,
+    at: ArrayLike | None = None,
     thresholds: CurveThresholds = USUAL,
 ) -> CurveVerdict:
     """Say when a training-loss curve became unstable and what came of it.
@@ -203,21 +206,26 @@ def classify_curve(
         study_progress, study_best_end: what the best trial of the study learned, and the lowest end loss; None takes this run's own.
         loss_ref: loss before the first update; None takes `loss[0]`.
         chance: loss of guessing, where known: below it only the distance to it counts as learned.
+        at: the step of each loss, ascending, where not every step was logged, shape (steps,); every step that the verdict names is one
+            of these, and stretches are counted in logged losses. None is 0, 1, 2, ...
     """
     raw, limits = np.asarray(loss, dtype=np.float64).ravel(), thresholds
     finite, ended_nonfinite = fill_gaps(raw)
-    total = max(int(total_steps or raw.size), 1)
+    places = np.arange(raw.size, dtype=np.float64) if at is None else np.asarray(at, dtype=np.float64).ravel()
+    total = max(int(total_steps or (places[-1] + 1 if raw.size else 1)), 1)
+    rows = planned_rows(places, total)
     if raw.size and not math.isfinite(raw[0]):
         reason = "The loss is non-finite before the first update: the learning rate is not the cause."
-        return CurveVerdict(when="early", outcome="divergent", onset_step=0, end_loss=math.inf, reason=reason)
+        return CurveVerdict(when="early", outcome="divergent", onset_step=int(places[0]), end_loss=math.inf, reason=reason)
     if not ended_nonfinite and finite.size < limits.min_steps:
-        reason = f"{finite.size} steps are too few to tell; {limits.min_steps} are needed."
+        what = "steps" if rows == total else "logged losses"
+        reason = f"{finite.size} {what} are too few to tell; {limits.min_steps} are needed."
         return CurveVerdict(when="none", outcome="not_measured", reason=reason)
     start = float(finite[0]) if loss_ref is None or not math.isfinite(loss_ref) else float(loss_ref)
     se = None if loss_se is None else np.asarray(loss_se, dtype=np.float64).ravel()
     step_noise = noise_per_step(finite, se, full_batch=full_batch)
     smoothed, noise, width = smooth(
-        finite, step_noise, loss_ref=start, total_steps=total, progress=study_progress, full_batch=full_batch,
+        finite, step_noise, loss_ref=start, total_steps=rows, progress=study_progress, full_batch=full_batch,
         max_noise_frac=limits.max_noise_frac,
     )  # fmt: skip
     trough = np.minimum.accumulate(np.minimum(smoothed, start))
@@ -231,12 +239,22 @@ def classify_curve(
     curve = _Curve(
         loss=finite, smoothed=smoothed, trough=trough, noise=noise[lowest], step_noise=step_noise[lowest], width=width, loss_ref=start,
         needed=np.maximum(np.maximum(limits.rise_frac * learned, limits.study_frac * progress), spread),
-        back=trough + limits.recover_frac * learned + spread, ignorance=level, progress=progress, total_steps=total,
+        back=trough + limits.recover_frac * learned + spread, ignorance=level, progress=progress,
+        at=places, total_steps=total, total_rows=rows,
         best_end=end if study_best_end is None else min(float(study_best_end), level),
         reached=-math.inf if study_best_end is None else float(study_best_end) + near + unsure,
         ended_nonfinite=ended_nonfinite, full_batch=full_batch, limits=limits,
     )  # fmt: skip
     return _verdict(curve, _find_rises(curve, memory))
+
+
+def planned_rows(at: ArrayLike, total_steps: int) -> int:
+    """Return how many losses a run of `total_steps` has, logged as often as those at the steps `at`, ascending."""
+    places = np.asarray(at, dtype=np.float64)
+    if places.size < 2:
+        return max(total_steps, 1)
+    spacing = (places[-1] - places[0]) / (places.size - 1)
+    return max(1, round(places.size * total_steps / float(places[-1] + spacing)))
 
 
 def _tail(size: int, limits: CurveThresholds) -> int:
@@ -252,7 +270,7 @@ def _find_rises(curve: _Curve, memory: float) -> list[Rise]:
     hot |= (bare >= np.maximum(curve.needed, limits.noise_sds * curve.step_noise)) & (bare > 0)
     if memory > 0:
         swing = min(limits.memory_spans / (1.0 - memory), limits.memory_frac * curve.total_steps)
-        hot &= (np.arange(curve.loss.size) > swing) | (curve.smoothed >= curve.loss_ref)
+        hot &= (curve.at[: curve.loss.size] > swing) | (curve.smoothed >= curve.loss_ref)
     sure = curve.smoothed > curve.loss_ref + limits.study_frac * curve.progress
     found: list[tuple[int, int]] = []
     for first, last in _runs(hot):
@@ -265,7 +283,7 @@ def _find_rises(curve: _Curve, memory: float) -> list[Rise]:
         if found:
             began, ended = found[-1]
             back = np.flatnonzero(curve.smoothed[ended:first] <= curve.back[began])
-            if not (back.size > 0 and first - (ended + int(back[0])) > limits.calm_frac * curve.total_steps):
+            if not (back.size > 0 and first - (ended + int(back[0])) > limits.calm_frac * curve.total_rows):
                 found[-1] = (began, last)
                 continue
         found.append((first, last))
@@ -281,7 +299,7 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _rise(curve: _Curve, first: int, last: int, *, final: bool) -> Rise:
-    onset = _onset(curve, first)
+    onset = int(curve.at[_onset(curve, first)])
     after = np.flatnonzero(curve.smoothed[last + 1 :] <= curve.back[first])
     peak = first + int(np.argmax(curve.loss[first : last + 1]))
     nonfinite = final and curve.ended_nonfinite
@@ -289,10 +307,10 @@ def _rise(curve: _Curve, first: int, last: int, *, final: bool) -> Rise:
         when="early" if onset <= curve.limits.early_frac * curve.total_steps else "mid",
         outcome=_outcome(curve, first) if final else "recovered",
         onset_step=onset,
-        peak_step=None if nonfinite else peak,
+        peak_step=None if nonfinite else int(curve.at[peak]),
         peak_loss=math.inf if nonfinite else float(curve.loss[peak]),
         trough_loss=float(curve.trough[first]),
-        back_step=last + 1 + int(after[0]) if after.size else None,
+        back_step=int(curve.at[last + 1 + int(after[0])]) if after.size else None,
     )
 
 
@@ -302,7 +320,7 @@ def _onset(curve: _Curve, first: int) -> int:
     near, far = (np.flatnonzero(curve.rise[: first + 1] <= max(f * needed, 2.0 * noise)) for f in (0.1, 0.01))
     if not near.size:
         return 0
-    recent = far[far >= near[-1] - 0.02 * curve.total_steps]
+    recent = far[far >= near[-1] - 0.02 * curve.total_rows]
     onset = int(recent[-1] if recent.size else near[-1])
     stop = min(first, onset + curve.width - 1)
     bare = curve.loss[onset : stop + 1] - curve.trough[first]

@@ -35,10 +35,10 @@ def rise_cause(
     Returns:
         cause (None: the record cannot tell), outlier_step, outlier_ratio, jump_step, lead_steps.
     """
-    jump = _jump_step(curve, rise)
+    jump, onset = _jump_row(curve, rise), curve.row(rise.onset_step)
     found: dict[str, Any] = dict.fromkeys(("cause", "outlier_step", "outlier_ratio", "jump_step", "lead_steps"))
-    found["jump_step"] = jump
-    first, last = max(0, rise.onset_step - slack), min(max(jump, rise.onset_step + 1), curve.loss.size - 1)
+    found["jump_step"] = int(curve.at[jump])
+    first, last = max(0, onset - slack), min(max(jump, onset + 1), curve.loss.size - 1)
     lr, norms, updates = (_column(curve, name) for name in ("lr", "grad_norm", "update_norm"))
     if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * curve.lr):
         return found | {"cause": "schedule"}
@@ -46,11 +46,12 @@ def rise_cause(
         seen = None if values is None else _outlier(values, first, last, window, outlier_ratio)
         if values is None or seen is None:
             continue
-        step, cause = seen["outlier_step"], "optimizer_state"
+        row, cause = seen["outlier_step"], "optimizer_state"
+        seen["outlier_step"] = int(curve.at[row])
         if values is norms:
-            sudden = step == 0 or values[step] >= 0.5 * outlier_ratio * values[step - 1]
+            sudden = row == 0 or values[row] >= 0.5 * outlier_ratio * values[row - 1]
             cause = "data" if sudden else "curvature"
-        return found | seen | {"cause": cause, "lead_steps": jump - step}
+        return found | seen | {"cause": cause, "lead_steps": int(curve.at[jump] - curve.at[row])}
     return found
 
 
@@ -61,15 +62,15 @@ def _column(curve: TrialCurve, name: str) -> FloatArray | None:
     return values if np.isfinite(values).any() else None
 
 
-def _jump_step(curve: TrialCurve, rise: Rise) -> int:
-    """Return the first of two steps in a row whose loss stands halfway up the rise."""
-    stop = rise.back_step or curve.loss.size
-    part = np.nan_to_num(curve.loss[rise.onset_step : stop], nan=math.inf)
+def _jump_row(curve: TrialCurve, rise: Rise) -> int:
+    """Return the first of two rows in succession whose loss stands halfway up the rise."""
+    onset, stop = curve.row(rise.onset_step), curve.row(rise.back_step) if rise.back_step else curve.loss.size
+    part = np.nan_to_num(curve.loss[onset:stop], nan=math.inf)
     finite = part[np.isfinite(part)]
     level = rise.trough_loss + 0.5 * (float(np.median(finite)) - rise.trough_loss) if finite.size else rise.trough_loss
     up = part > max(level, rise.trough_loss)
     both = np.flatnonzero(up & np.append(up[1:], True))
-    return rise.onset_step + (int(both[0]) if both.size else 0)
+    return onset + (int(both[0]) if both.size else 0)
 
 
 def _jumps(values: FloatArray, ratio: float, floor: float) -> bool:
@@ -104,8 +105,9 @@ def seen_at_interval(
     steps, values = rows["step"].to_numpy(dtype=np.int64), rows["value"].to_numpy(dtype=np.float64)
     source = "train loss evaluated at every step"
     if steps.size < 0.9 * item.curve.loss.size:
-        steps, values, source = np.arange(item.curve.loss.size), item.curve.loss, "training loss of every step"
-    sampled = values[steps % interval == 0]
+        dense = item.curve.planned_rows >= item.curve.total_steps
+        steps, values, source = item.curve.at, item.curve.loss, f"training loss of every {'' if dense else 'logged '}step"
+    sampled = values[np.unique(steps // interval, return_index=True)[1]]  # the first of each interval
     sampled = sampled[np.isfinite(sampled)]
     if sampled.size < 2:
         return {"interval": interval, "missed": True, "source": source}

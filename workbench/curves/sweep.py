@@ -113,7 +113,7 @@ def objective(curve: TrialCurve, *, tail_frac: float = 0.1) -> float:
 
 
 def _tail(curve: TrialCurve, tail_frac: float) -> int:
-    return max(1, round(tail_frac * curve.total_steps))
+    return max(1, round(tail_frac * curve.planned_rows))
 
 
 def paired_difference(one: TrialCurve, other: TrialCurve, *, tail_frac: float = 0.1) -> tuple[float, float]:
@@ -123,7 +123,7 @@ def paired_difference(one: TrialCurve, other: TrialCurve, *, tail_frac: float = 
     """
     if one.diverged or other.diverged:
         return (0.0 if other.diverged else math.inf) if one.diverged else -math.inf, 0.0
-    n = _tail(one, tail_frac)
+    n = min(_tail(one, tail_frac), _tail(other, tail_frac))
     difference = one.loss[-n:] - other.loss[-n:]
     return float(np.mean(difference)), 0.0 if one.full_batch and other.full_batch else _mean_se(difference)
 
@@ -183,7 +183,7 @@ def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_n
     """
     se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
     if table.level < table.loss_ref:
-        later, error = mean_and_error([c.loss[c.total_steps // 2 :] for c in curves])
+        later, error = mean_and_error([c.loss[c.planned_rows // 2 :] for c in curves])
         below = not table.noise_free and table.level - later > _NOISE_SDS * max(error, se / 4)
         return table.progress > _NOISE_SDS * se or below
     worse_below = any(
@@ -238,7 +238,7 @@ def _start_noise(peers: Sequence[TrialCurve]) -> float:
     """Return the standard error of the initial loss, mean over the seeds."""
     found = []
     for curve in peers:
-        head = curve.loss[: max(10, curve.total_steps // 10)]
+        head = curve.loss[: max(10, curve.planned_rows // 10)]
         head = head[np.isfinite(head)]
         if head.size:
             found.append(float(noise_per_step(head, curve.loss_se, full_batch=curve.full_batch)[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.instability import CurveVerdict, classify_curve, ignorance
+from workbench.curves.instability import CurveVerdict, classify_curve, ignorance, planned_rows
+from workbench.record.json_values import number
 from workbench.record.roles import POINTS
 
 FloatArray = NDArray[np.float64]
@@ -83,6 +85,20 @@ class TrialCurve:
         field = memory_field(name)
         return (0.0 if name == "sgd" else 0.9) if field is None else float(self.config.get(field, 0.9))
 
+    @cached_property
+    def at(self) -> NDArray[np.int64]:
+        """The step of each row: 0, 1, 2, ... of our own trainers, fewer of them where a log was written every so many steps."""
+        return self.steps["step"].to_numpy(dtype=np.int64)
+
+    @cached_property
+    def planned_rows(self) -> int:
+        """Rows that a run of the planned length has."""
+        return planned_rows(self.at, self.total_steps)
+
+    def row(self, step: int) -> int:
+        """Return the first row that is not before a step."""
+        return int(np.searchsorted(self.at, step))
+
     @property
     def diverged(self) -> bool:
         """The run ended non-finite."""
@@ -91,7 +107,7 @@ class TrialCurve:
     @property
     def finished(self) -> bool:
         """The run reached its planned length or became non-finite."""
-        return self.diverged or self.loss.size >= self.total_steps
+        return self.diverged or self.loss.size >= self.planned_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +170,8 @@ def curves_of(
         known = "loss_se" in rows.columns
         curves.append(TrialCurve(
             trial=int(row["trial"]), stage=str(row["stage"]), point=str(row["stage"]) in points, state=str(row["state"]),
-            lr=float(row["peak_lr"]), seed=int(row["seed"]), config={str(k): v for k, v in row.items()}, total_steps=int(row["total_steps"]),
-            full_batch=float(row["batch_size"]) >= float(row.get("train_examples", math.inf)), loss=loss,
+            lr=number(row["peak_lr"]), seed=int(row["seed"]), config={str(k): v for k, v in row.items()}, total_steps=int(row["total_steps"]),
+            full_batch=number(row["batch_size"]) >= number(row.get("train_examples", math.inf)), loss=loss,
             loss_se=rows["loss_se"].to_numpy(dtype=np.float64) if known else np.full(loss.size, np.nan), steps=rows, chance=chance,
         ))  # fmt: skip
     return sorted(curves, key=lambda c: c.trial)
@@ -188,16 +204,16 @@ def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve]) -> list[Tri
     """
     longest = max((c.loss.size for c in peers), default=0)
     best_ends: dict[int, float] = {}
-    for steps in {min(curve.total_steps, longest) for curve in curves} if len(peers) > 1 else ():
+    for steps in {min(curve.planned_rows, longest) for curve in curves} if len(peers) > 1 else ():
         tail = max(1, round(0.1 * steps))
         ends = [float(np.median(c.loss[steps - tail : steps])) for c in peers if c.loss.size >= steps]
         best_ends |= {steps: min(finite)} if (finite := [e for e in ends if math.isfinite(e)]) else {}
     verdicts = []
     for curve, start in zip(curves, initial_losses(curves, peers), strict=True):
-        best_end = best_ends.get(min(curve.total_steps, longest))
+        best_end = best_ends.get(min(curve.planned_rows, longest))
         verdict = classify_curve(
             curve.loss, loss_se=curve.loss_se, full_batch=curve.full_batch, total_steps=curve.total_steps, memory=curve.memory,
-            loss_ref=start, chance=curve.chance, study_best_end=best_end,
+            loss_ref=start, chance=curve.chance, study_best_end=best_end, at=curve.at,
             study_progress=None if best_end is None else ignorance(start, curve.chance) - best_end,
         )  # fmt: skip
         verdicts.append(TrialVerdict(curve=curve, verdict=verdict))

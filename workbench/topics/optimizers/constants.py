@@ -257,8 +257,9 @@ def _rises(item: TrialVerdict, field: str, memory: float, before_steps: int) -> 
         return
     ratios = staleness(steps["grad_norm"].to_numpy(dtype=np.float64), memory)
     for rise in item.verdict.rises:
-        low = max(rise.onset_step - before_steps - half, 0)
-        window = ratios[low : rise.onset_step + 2 + half]
+        onset = item.curve.row(rise.onset_step)
+        low = max(onset - before_steps - half, 0)
+        window = ratios[low : onset + 2 + half]
         if np.isfinite(window).any():
             at = int(np.nanargmax(window))
             yield StaleMoment(item, rise, field, memory, low + at, float(window[at]))
