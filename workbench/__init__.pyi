@@ -5,8 +5,10 @@ from workbench.config import TrainConfig
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.ledger.studies import export_studies, list_studies, set_note
+from workbench.logs.read import read_log
 from workbench.notebook.batch import run_notebooks
 from workbench.playbook.diagnose import diagnose
+from workbench.playbook.judge import judge
 from workbench.record.read import StudyRecord, TrialRecord, how_trained
 from workbench.record.read import open_record as open
 from workbench.report.summary import summarise
@@ -68,6 +70,7 @@ __all__ = [
     "hosts",
     "how_trained",
     "input",
+    "judge",
     "language_model",
     "list_studies",
     "list_workloads",
@@ -80,6 +83,7 @@ __all__ = [
     "periodicity",
     "predictions",
     "ps",
+    "read_log",
     "regression",
     "run_notebooks",
     "schedule",

@@ -13,13 +13,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench import __version__
-from workbench.cli.commands import FAILED, INTERRUPTED, USAGE, diagnose, hosts, input_pipeline, report, serve, studies
+from workbench.cli.commands import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    diagnose,
+    hosts,
+    input_pipeline,
+    judge,
+    report,
+    serve,
+    studies,
+)
 from workbench.cli.help import EXIT_CODES, HELP, MAIN_HELP
 from workbench.cli.notebooks import describe, lab, list_all, run
 from workbench.errors import UsageError, WorkbenchError
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "diagnose": diagnose,
+    "judge": judge,
     "input": input_pipeline,
     "list": list_all,
     "describe": describe,

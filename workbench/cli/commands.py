@@ -1,4 +1,4 @@
-"""`workbench diagnose`, `input`, `hosts`, `report`, `studies` and `ps`: what they call, what they print at the end, and their exit codes."""
+"""`workbench diagnose`, `judge`, `input`, `hosts`, `report`, `studies` and `ps`: what they call, what they print at the end, and their exit codes."""
 
 from __future__ import annotations
 
@@ -91,6 +91,47 @@ def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
         print(f"\nWhat to try next{more}:")
     for number, line in enumerate(left[:most], start=1):
         print(textwrap.fill(f"{number}. {line}", width=100, subsequent_indent="   "))
+
+
+def judge(args: argparse.Namespace) -> int:
+    """Read logs of runs made elsewhere, and print the verdict, what would help and what was read."""
+    from workbench.logs.read import read_log
+    from workbench.playbook.judge import judge as judged
+    from workbench.playbook.judge import without_the_rest
+
+    record = read_log(
+        args.path,
+        loss=args.loss,
+        lr=_number_or_name(args.lr),
+        step=args.step,
+        grad_norm=args.grad_norm,
+        validation=args.validation,
+        max_grad_norm=args.max_grad_norm,
+        total_steps=args.steps,
+    )
+    diagnosis = judged(record, out=args.out, command=_typed(args))
+    told, rest = without_the_rest(diagnosis)
+    print(told.brief)
+    if advice := told.advised():
+        print(advice)
+    print(f"\nRead:      {record}")
+    for log in record.facts["log"]:
+        for note in log["notes"]:
+            print(textwrap.fill(f"Note:      {log['file']}: {note}.", 100, subsequent_indent=" " * 11))
+    print(
+        f"Not told:  {rest} more codes need the model or its data, which no log holds: workbench diagnose, on a workload"
+    )
+    if diagnosis.path is not None:
+        print(f"Report:    {diagnosis.path / 'report.html'}")
+    return exit_code(diagnosis.verdict, args.fail_on)
+
+
+def _number_or_name(text: str | None) -> str | float | None:
+    """Return a learning rate that was typed as a number, else the name of a column."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
 
 
 def input_pipeline(args: argparse.Namespace) -> int:

@@ -78,6 +78,33 @@ Behind the colon stands the name of a Workload in that file, or of a function th
 nothing. The same command again resumes.
 next: open the report; `workbench studies` puts it beside the others.""",
     ),
+    "judge": Command(
+        line="what do the logs of a training made elsewhere show?",
+        options=(
+            _option("path", "PATH", "a log, or a folder with one or several; several are trials of one sweep", nargs="+"),
+            _option("--loss", "NAME", "column of the training loss (default: by its usual names)"),
+            _option("--lr", "NAME", "column of the learning rate, or the learning rate where it was constant"),
+            _option("--step", "NAME", "column of the step"),
+            _option("--grad-norm", "NAME", "column of the gradient's norm before clipping"),
+            _option("--validation", "NAME", "column of the validation loss"),
+            _option("--max-grad-norm", "X", "norm at which gradients were clipped", type=float),
+            _option("--steps", "N", "planned updates of a run (default: the log's own)", type=int),
+            _option("--out", "DIR", "a new folder for a study with diagnosis.json and report.html"),
+            _FAIL_ON,
+        ),
+        description="""\
+Reads CSV files, JSON lines, TensorBoard event files, offline runs of W&B, Lightning's metrics.csv and Hugging Face's
+trainer_state.json. Judges what loss, learning rate, gradient norm and validation values show: instability, the
+schedule, clipping, overfitting, and from several runs the best learning rate. What they cannot show is not measured.""",
+        epilog="""\
+examples:
+  workbench judge lightning_logs/version_0
+  workbench judge outputs/checkpoint-500 --fail-on fail    # in CI: 3 when it fails
+  workbench judge runs/lr_0.01 runs/lr_0.03 runs/lr_0.1    # three event files: a sweep
+  workbench judge metrics.csv --loss ce --lr 0.001 --out runs/judged
+
+next: workbench diagnose, which trains a workload, measures what no log holds.""",
+    ),
     "input": Command(
         line="does training wait for its data, why, and what would help?",
         options=(

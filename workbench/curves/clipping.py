@@ -196,7 +196,10 @@ class ReferenceNorms:
 
     def threshold(self, percentile: float) -> ClipThreshold:
         """Return `choose_threshold` of these norms; its first and last step are those of the run."""
-        found, at = choose_threshold(self.norms, percentile=percentile, first=self.first, end=self.end), self.item.curve.at
+        found, at = (
+            choose_threshold(self.norms, percentile=percentile, first=self.first, end=self.end),
+            self.item.curve.at_steps,
+        )
         if not self.first < self.end <= at.size:
             return found
         return replace(found, first_step=int(at[self.first]), last_step=int(at[self.end - 1]))
@@ -318,7 +321,8 @@ def _late(item: TrialVerdict, *, tail_frac: float = 0.1, peak_frac: float = 0.9)
 
     Only steps with `peak_frac` of the largest lr count: a decayed lr leaves nothing to be masked (rule of thumb).
     """
-    lr = item.curve.steps["lr"].to_numpy(dtype=np.float64, na_value=np.nan)
+    table = item.curve.steps
+    lr = table["lr"].to_numpy(dtype=np.float64, na_value=np.nan) if "lr" in table else np.full(len(table), np.nan)
     high = np.flatnonzero(lr >= peak_frac * np.nanmax(lr)) if np.isfinite(lr).any() else np.arange(lr.size)
     late = np.zeros(lr.size, dtype=bool)
     late[high[-max(1, round(tail_frac * item.curve.planned_rows)) :]] = True

@@ -150,7 +150,7 @@ class _Curve:
     progress: float
     best_end: float
     reached: float
-    at: FloatArray
+    at_steps: FloatArray
     total_steps: int
     total_rows: int
     ended_nonfinite: bool
@@ -216,7 +216,9 @@ def classify_curve(
     rows = planned_rows(places, total)
     if raw.size and not math.isfinite(raw[0]):
         reason = "The loss is non-finite before the first update: the learning rate is not the cause."
-        return CurveVerdict(when="early", outcome="divergent", onset_step=int(places[0]), end_loss=math.inf, reason=reason)
+        return CurveVerdict(
+            when="early", outcome="divergent", onset_step=int(places[0]), end_loss=math.inf, reason=reason
+        )
     if not ended_nonfinite and finite.size < limits.min_steps:
         what = "steps" if rows == total else "logged losses"
         reason = f"{finite.size} {what} are too few to tell; {limits.min_steps} are needed."
@@ -240,7 +242,7 @@ def classify_curve(
         loss=finite, smoothed=smoothed, trough=trough, noise=noise[lowest], step_noise=step_noise[lowest], width=width, loss_ref=start,
         needed=np.maximum(np.maximum(limits.rise_frac * learned, limits.study_frac * progress), spread),
         back=trough + limits.recover_frac * learned + spread, ignorance=level, progress=progress,
-        at=places, total_steps=total, total_rows=rows,
+        at_steps=places, total_steps=total, total_rows=rows,
         best_end=end if study_best_end is None else min(float(study_best_end), level),
         reached=-math.inf if study_best_end is None else float(study_best_end) + near + unsure,
         ended_nonfinite=ended_nonfinite, full_batch=full_batch, limits=limits,
@@ -270,7 +272,7 @@ def _find_rises(curve: _Curve, memory: float) -> list[Rise]:
     hot |= (bare >= np.maximum(curve.needed, limits.noise_sds * curve.step_noise)) & (bare > 0)
     if memory > 0:
         swing = min(limits.memory_spans / (1.0 - memory), limits.memory_frac * curve.total_steps)
-        hot &= (curve.at[: curve.loss.size] > swing) | (curve.smoothed >= curve.loss_ref)
+        hot &= (curve.at_steps[: curve.loss.size] > swing) | (curve.smoothed >= curve.loss_ref)
     sure = curve.smoothed > curve.loss_ref + limits.study_frac * curve.progress
     found: list[tuple[int, int]] = []
     for first, last in _runs(hot):
@@ -299,7 +301,7 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _rise(curve: _Curve, first: int, last: int, *, final: bool) -> Rise:
-    onset = int(curve.at[_onset(curve, first)])
+    onset = int(curve.at_steps[_onset(curve, first)])
     after = np.flatnonzero(curve.smoothed[last + 1 :] <= curve.back[first])
     peak = first + int(np.argmax(curve.loss[first : last + 1]))
     nonfinite = final and curve.ended_nonfinite
@@ -307,10 +309,10 @@ def _rise(curve: _Curve, first: int, last: int, *, final: bool) -> Rise:
         when="early" if onset <= curve.limits.early_frac * curve.total_steps else "mid",
         outcome=_outcome(curve, first) if final else "recovered",
         onset_step=onset,
-        peak_step=None if nonfinite else int(curve.at[peak]),
+        peak_step=None if nonfinite else int(curve.at_steps[peak]),
         peak_loss=math.inf if nonfinite else float(curve.loss[peak]),
         trough_loss=float(curve.trough[first]),
-        back_step=int(curve.at[last + 1 + int(after[0])]) if after.size else None,
+        back_step=int(curve.at_steps[last + 1 + int(after[0])]) if after.size else None,
     )
 
 

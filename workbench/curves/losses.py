@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.judged import judged
-from workbench.curves.sweep import SweepTable, mean_and_error
+from workbench.curves.sweep import LRPoint, SweepTable, mean_and_error
 from workbench.curves.trial_curves import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
@@ -118,12 +118,14 @@ def nothing_learns(
     if table.learned and table.best is not None:
         best = table.points[table.best]
         level = "chance" if table.level < table.loss_ref else "the initial loss"
-        summary = f"At lr {best.lr:.4g} the training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}."
+        at = f"At lr {best.lr:.4g} the" if math.isfinite(best.lr) else "The"
+        summary = f"{at} training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}."
         return CODES.finding(CODE, "ok", summary, evidence=evidence | {"end_loss": best.loss})
     finite = [p for p in table.points if math.isfinite(p.loss)]
-    if len(table.points) < 2 or not finite:
-        reason = "every learning rate tried became non-finite" if table.points else "nothing was trained"
-        reason = "one learning rate was trained" if len(table.points) == 1 else reason
+    if len(table.points) == 1 and finite:
+        return _one_lr(judged(record).curves, finite[0], evidence, noise_sds)
+    if not finite:
+        reason = "every learning rate tried became non-finite" if table.points else "no run was trained to its end"
         return CODES.not_measured(CODE, reason, evidence=evidence)
     point = min(finite, key=lambda p: p.loss)
     curves = [curve for curve in judged(record).curves if curve.trial in point.trials]
@@ -148,6 +150,55 @@ def nothing_learns(
     ]
     summary = f"No learning rate learns anything in {table.total_steps} steps: {held}."
     return CODES.finding(CODE, "fail", summary, evidence=evidence, advice=advice)
+
+
+def _one_lr(
+    curves: Sequence[TrialCurve],
+    point: LRPoint,
+    evidence: dict[str, Any],
+    noise_sds: float,
+    *,
+    min_rows: int = 50,
+    short_frac: float = 0.1,
+) -> Finding:
+    """Tell whether the runs at the one lr that was tried fall at all: the second half of their losses against the first tenth.
+
+    Args:
+        min_rows: fewer losses than this tell nothing (rule of thumb).
+        short_frac: standard errors that are a larger share of the loss leave room for a fall that is not seen (rule of thumb).
+    """
+    mine = [curve for curve in curves if curve.trial in point.trials]
+    unknown = partial(CODES.not_measured, CODE, evidence=evidence)
+    if min(curve.loss.size for curve in mine) < min_rows:
+        return unknown("one learning rate was trained")
+    if any(curve.at_steps[0] > 2 * (curve.at_steps[-1] - curve.at_steps[0]) / (curve.loss.size - 1) for curve in mine):
+        return unknown(f"the losses begin at step {mine[0].at_steps[0]:,}, and what was learned before is not known")
+    (head, head_se), (half, half_se) = (
+        mean_and_error([c.loss[part] for c in mine for part in [slice(round(a * c.loss.size), round(b * c.loss.size))]])
+        for a, b in ((0.0, 0.1), (0.5, 1.0))
+    )
+    error = noise_sds * math.hypot(head_se, half_se)
+    at = f" at lr {point.lr:.4g}" if math.isfinite(point.lr) else ""
+    shown = f"{head:.4g} in the first tenth of the losses, {half:.4g} in their second half"
+    evidence = evidence | {"first_tenth": head, "second_half": half, "error": error}
+    if head - half > error:
+        return CODES.finding(CODE, "ok", f"The training loss falls{at}: {shown}.", evidence=evidence)
+    if not error <= short_frac * abs(half):
+        return CODES.not_measured(CODE, f"the loss is too noisy to tell: {shown}", evidence=evidence)
+    advice = [
+        "Check that inputs and targets belong together, and that the optimizer has the model's parameters.",
+        "Try learning rates ten times smaller and larger; fit a handful of examples first.",
+    ]
+    known = next(
+        (f"; guessing among {k} classes costs {math.log(k):.4g}" for k in _CLASSES if abs(half - math.log(k)) < 0.02),
+        "",
+    )
+    summary = f"The training loss does not fall{at}: {shown}{known}. Nothing is learned, or nothing was left to learn."
+    return CODES.finding(CODE, "warn", summary, evidence=evidence, advice=advice)
+
+
+_CLASSES = (2, 3, 4, 5, 10, 20, 100, 1000)
+"""Numbers of classes that are common, whose loss of guessing is worth naming."""
 
 
 def nothing_clear(table: SweepTable) -> str:

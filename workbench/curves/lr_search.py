@@ -119,8 +119,8 @@ def lr_best(
     equal = _as_good(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
     bracket = unstable_bracket(table, above=points[equal[0]].lr)
     top = math.inf if bracket is None else bracket.upper
-    equal = [i for i in equal if points[i].lr < top]
-    best = table.best if points[table.best].lr < top else min(equal, key=lambda i: points[i].above_best)
+    equal = [i for i in equal if not points[i].lr >= top]  # the lr of a log may be unknown
+    best = table.best if not points[table.best].lr >= top else min(equal, key=lambda i: points[i].above_best)
     chosen, reason = _lower_neighbour(table, best) if table.noise_free else _middle(table, equal, own)
     among = {*equal, chosen, best}
     low = high = chosen

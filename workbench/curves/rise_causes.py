@@ -37,7 +37,7 @@ def rise_cause(
     """
     jump, onset = _jump_row(curve, rise), curve.row(rise.onset_step)
     found: dict[str, Any] = dict.fromkeys(("cause", "outlier_step", "outlier_ratio", "jump_step", "lead_steps"))
-    found["jump_step"] = int(curve.at[jump])
+    found["jump_step"] = int(curve.at_steps[jump])
     first, last = max(0, onset - slack), min(max(jump, onset + 1), curve.loss.size - 1)
     lr, norms, updates = (_column(curve, name) for name in ("lr", "grad_norm", "update_norm"))
     if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * curve.lr):
@@ -47,11 +47,11 @@ def rise_cause(
         if values is None or seen is None:
             continue
         row, cause = seen["outlier_step"], "optimizer_state"
-        seen["outlier_step"] = int(curve.at[row])
+        seen["outlier_step"] = int(curve.at_steps[row])
         if values is norms:
             sudden = row == 0 or values[row] >= 0.5 * outlier_ratio * values[row - 1]
             cause = "data" if sudden else "curvature"
-        return found | seen | {"cause": cause, "lead_steps": int(curve.at[jump] - curve.at[row])}
+        return found | seen | {"cause": cause, "lead_steps": int(curve.at_steps[jump] - curve.at_steps[row])}
     return found
 
 
@@ -65,7 +65,7 @@ def _column(curve: TrialCurve, name: str) -> FloatArray | None:
 def _jump_row(curve: TrialCurve, rise: Rise) -> int:
     """Return the first of two rows in succession whose loss stands halfway up the rise."""
     onset, stop = curve.row(rise.onset_step), curve.row(rise.back_step) if rise.back_step else curve.loss.size
-    part = np.nan_to_num(curve.loss[onset:stop], nan=math.inf)
+    part = np.nan_to_num(curve.loss[onset:stop], nan=math.inf, posinf=math.inf)
     finite = part[np.isfinite(part)]
     level = rise.trough_loss + 0.5 * (float(np.median(finite)) - rise.trough_loss) if finite.size else rise.trough_loss
     up = part > max(level, rise.trough_loss)
@@ -106,7 +106,11 @@ def seen_at_interval(
     source = "train loss evaluated at every step"
     if steps.size < 0.9 * item.curve.loss.size:
         dense = item.curve.planned_rows >= item.curve.total_steps
-        steps, values, source = item.curve.at, item.curve.loss, f"training loss of every {'' if dense else 'logged '}step"
+        steps, values, source = (
+            item.curve.at_steps,
+            item.curve.loss,
+            f"training loss of every {'' if dense else 'logged '}step",
+        )
     sampled = values[np.unique(steps // interval, return_index=True)[1]]  # the first of each interval
     sampled = sampled[np.isfinite(sampled)]
     if sampled.size < 2:

@@ -86,18 +86,18 @@ class TrialCurve:
         return (0.0 if name == "sgd" else 0.9) if field is None else float(self.config.get(field, 0.9))
 
     @cached_property
-    def at(self) -> NDArray[np.int64]:
+    def at_steps(self) -> NDArray[np.int64]:
         """The step of each row: 0, 1, 2, ... of our own trainers, fewer of them where a log was written every so many steps."""
         return self.steps["step"].to_numpy(dtype=np.int64)
 
     @cached_property
     def planned_rows(self) -> int:
         """Rows that a run of the planned length has."""
-        return planned_rows(self.at, self.total_steps)
+        return planned_rows(self.at_steps, self.total_steps)
 
     def row(self, step: int) -> int:
         """Return the first row that is not before a step."""
-        return int(np.searchsorted(self.at, step))
+        return int(np.searchsorted(self.at_steps, step))
 
     @property
     def diverged(self) -> bool:
@@ -213,7 +213,7 @@ def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve]) -> list[Tri
         best_end = best_ends.get(min(curve.planned_rows, longest))
         verdict = classify_curve(
             curve.loss, loss_se=curve.loss_se, full_batch=curve.full_batch, total_steps=curve.total_steps, memory=curve.memory,
-            loss_ref=start, chance=curve.chance, study_best_end=best_end, at=curve.at,
+            loss_ref=start, chance=curve.chance, study_best_end=best_end, at=curve.at_steps,
             study_progress=None if best_end is None else ignorance(start, curve.chance) - best_end,
         )  # fmt: skip
         verdicts.append(TrialVerdict(curve=curve, verdict=verdict))

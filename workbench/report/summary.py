@@ -54,12 +54,12 @@ def _trained(record: Any) -> str:
     steps = f", {int(trials['steps_run'].sum()):,} steps together" if known else ""
     states = Counter(str(state) for state in trials["state"])
     lrs = trials["peak_lr"][trials["state"] == "diverged"] if "peak_lr" in trials else trials["state"][:0]
-    where = " at larger learning rates" if len(lrs) and lrs.min() > config.get("peak_lr", math.inf) else ""
+    where = " at larger learning rates" if len(lrs) and lrs.min() > (config.get("peak_lr") or math.inf) else ""
     diverged = f" {counted(states['diverged'], 'run')}{where} ended non-finite." if states["diverged"] else ""
     left = _left(record)
     unfinished = f" Not complete: {left}; the same command goes on from there." if left else ""
     base = (
-        f"{config.get('optimizer', 'the optimizer')}, lr {number_text(config.get('peak_lr'))}, "
+        f"{config.get('optimizer') or 'the optimizer'}, lr {number_text(config.get('peak_lr'))}, "
         f"batch size {number_text(config.get('batch_size'))}, {number_text(config.get('total_steps'))} steps"
     )
     return f"{counted(len(trials), 'run')}{steps}; the baseline is {base}.{diverged}{unfinished}"

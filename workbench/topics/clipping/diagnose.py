@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -80,6 +81,11 @@ def diagnose_clipping(
     return Diagnosis.of(study, [*findings, nonfinite_norms(study)])
 
 
+def _named(lr: float) -> str:
+    """Name a learning rate; a log may not know it."""
+    return f"lr {lr:.4g}" if math.isfinite(lr) else "the learning rate"
+
+
 def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio: float) -> Finding:
     evidence: dict[str, Any] = asdict(chosen) | {"windows": list(chosen.windows)}
     evidence |= dict.fromkeys(("trial", "lr", "loss", "reference_clipped", "reference_outcome"))
@@ -92,7 +98,8 @@ def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio:
     if chosen.threshold is None or found is None:
         return CODES.not_measured("clipping.threshold", str(chosen.reason), evidence=evidence)
     typical = f", {chosen.ratio:.3g} times the median {chosen.median:.3g}" if chosen.ratio else ""
-    where = f"steps {chosen.first_step:,} to {chosen.last_step:,} at lr {found.item.curve.lr:.4g}"
+    at = f" at lr {found.item.curve.lr:.4g}" if math.isfinite(found.item.curve.lr) else ""
+    where = f"steps {chosen.first_step:,} to {chosen.last_step:,}{at}"
     notes = ""
     if chosen.all_steps is not None and not 1 / drift_ratio <= chosen.all_steps / chosen.threshold <= drift_ratio:
         notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
@@ -137,7 +144,7 @@ class _Clipped:
         code, lead = "clipping.cures", self.lead
         rows = tuple(row for row in lead.rows if row["twin"] is not None)
         if not rows:
-            return CODES.not_measured(code, f"lr {lead.lr:.4g} was not run without clipping", evidence=self.evidence)
+            return CODES.not_measured(code, f"{_named(lead.lr)} was not run without clipping", evidence=self.evidence)
         lead = replace(lead, rows=rows)
         evidence = self.evidence | {"ladder": [self._row(one) for one in self.ladder]}
         found = partial(CODES.finding, code, evidence=evidence)
@@ -187,7 +194,8 @@ class _Clipped:
             CODES.finding, "clipping.aggressive", value=clip_frac, unit=unit, threshold=self.aggressive_frac,
             evidence=self.evidence | {"lead": self.why},
         )  # fmt: skip
-        shown = f"{clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}, lr {lead.lr:.4g}"
+        at = f", lr {lead.lr:.4g}" if math.isfinite(lead.lr) else ""
+        shown = f"{clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}{at}"
         if clip_frac < self.aggressive_frac:
             return found("ok", f"{shown}.")
         if self.why == "own" and all(row["twin_lasting"] is False for row in lead.rows):
@@ -210,7 +218,7 @@ class _Clipped:
         code, lead = "clipping.masks_lr", self.lead
         answers = [masks(row, self.edge) for row in lead.rows]
         if all(answer is None for answer in answers):
-            why = f"whether lr {lead.lr:.4g} is stable without clipping is not known; run it without, or sweep"
+            why = f"whether {_named(lead.lr)} is stable without clipping is not known; run it without, or sweep"
             if self.edge is not None or any(row["twin"] is not None for row in lead.rows):
                 why = f"at lr {lead.lr:.4g} training still comes down when it ends"
             return CODES.not_measured(code, why, evidence=self.evidence)

@@ -116,7 +116,8 @@ def diagnose_generalisation_gap(
     gap, best = gap_of(facts), gap_of(facts, at="selected")
     if gap is None or start is None:
         return judged("ok", "The baseline has learned too little on training examples for a gap to open.")
-    said = f"Loss {gap.validation:.3g} on validation and {gap.train:.3g} on training examples, both in evaluation mode"
+    how = found.get("how", "both in evaluation mode")
+    said = f"Loss {gap.validation:.3g} on validation and {gap.train:.3g} on training examples, {how}"
     held, learned = found["selected"]["validation"]["loss"], start - gap.train
     judged = partial(judged, value=gap.share, threshold=lost)
     if gap.share >= 1 - carried and gap.z >= _SURE and not (_finite(held) and start - held >= carried * learned):

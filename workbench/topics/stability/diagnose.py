@@ -155,7 +155,8 @@ class _Instability:
     def vouching(self, code: str) -> list[TrialVerdict]:
         """Return the judged trials from the baseline's lr to lr*, or back, that ran long enough to have shown the code."""
         low, *_, high = sorted([self.baseline, self.baseline if self.star is None else self.star])
-        here = [item for item in self.judged if low * (1 - 1e-9) <= item.curve.lr <= high * (1 + 1e-9)]
+        limits = low * (1 - 1e-9), high * (1 + 1e-9)
+        here = [i for i in self.judged if i.curve.trial in self.own or limits[0] <= i.curve.lr <= limits[1]]
         return [item for item in here if not (code in _LATER and item.curve.diverged and item.verdict.when == "early")]
 
 
@@ -221,27 +222,35 @@ def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interva
 
 def _silent(study: _Instability, far: _Hit | None) -> str:
     """Return why a code that was not seen at the lrs that matter may be there nevertheless."""
-    star = "" if study.star is None else f" or at lr* = {study.star:.4g}"
-    reason = f"no trial at the baseline's lr {study.baseline:.4g}{star} could be judged"
+    star = "" if study.star is None else f"at lr* = {study.star:.4g}"
+    base = f"at the baseline's lr {study.baseline:.4g}" if study.baseline else ""
+    reason = (
+        f"no trial {' or '.join(w for w in (base, star) if w) or 'at a learning rate that matters'} could be judged"
+    )
     short = next((item.verdict.reason for item in study.items if item.verdict.outcome == "not_measured"), None)
     if study.vouching("stability.early"):
         reason += ", unless it was lost early"
     if short is not None:
         reason += f" ({short[0].lower()}{short[1:].rstrip('.')})"
-    return reason if far is None else f"{reason}; it was seen at lr {far.item.curve.lr:.4g}"
+    return reason if far is None else f"{reason}; it was seen{_at_lr(far.item.curve.lr)}"
+
+
+def _at_lr(lr: float) -> str:
+    """Name a learning rate; a log may not know it."""
+    return f" at lr {lr:.4g}" if math.isfinite(lr) else ""
 
 
 def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, Any], cost: str) -> str:
     at = f" from step {lead.step}" if lead.step is not None else ""
     where = {
-        "own": cost, "other": "", "below": f", above the baseline's {study.baseline:.4g}",
+        "own": cost, "other": "", "below": f", above the baseline's {study.baseline:.4g}" if study.baseline else ", no higher than lr*",
         "near": f", just above lr* = {study.star or math.nan:.4g}", "far": ", far above the lrs that matter: by nature",
     }[lead.zone]  # fmt: skip
     if lead.zone in ("below", "near") and study.harmful is False:
         where += ", but no fix tried gains anything: harmless"
     trials = {row["trial"] for row in evidence["hits"]}
     more = f" ({len(trials)} trials in all)" if len(trials) > 1 else ""
-    text = f"{_NAME[code]}{at} at lr {lead.item.curve.lr:.4g}{where}{more}."
+    text = f"{_NAME[code]}{at}{_at_lr(lead.item.curve.lr)}{where}{more}."
     if lead.zone == "other":
         runs = sum(item.curve.trial in study.own for item in study.judged)
         own = f"{'the one run' if runs == 1 else f'{runs} runs'} of the baseline's own config (lr {study.baseline:.4g})"

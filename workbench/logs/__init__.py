@@ -1,0 +1,1 @@
+"""Logs of runs made elsewhere, read as records that every diagnosis of curves takes."""

@@ -1,0 +1,83 @@
+"""`read_log`: logs of one or several runs, whoever wrote them, as one record."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import pandas as pd
+
+from workbench.errors import RecordError, UsageError
+from workbench.logs.columns import find_columns
+from workbench.logs.find import logs_at
+from workbench.logs.raw import RawLog, columns_of
+from workbench.logs.record import LogRecord, read_run, record_of
+
+Source: TypeAlias = "str | os.PathLike[str] | pd.DataFrame"
+
+
+def read_log(
+    path: Source | Sequence[Source],
+    *,
+    loss: str | None = None,
+    lr: str | float | None = None,
+    step: str | None = None,
+    grad_norm: str | None = None,
+    validation: str | None = None,
+    max_grad_norm: float | None = None,
+    total_steps: int | None = None,
+) -> LogRecord:
+    """Return the logs of runs made elsewhere as a record that `wb.judge` and every diagnosis of curves takes.
+
+    Read are CSV files, JSON lines, TensorBoard's event files, offline runs of W&B, Lightning's `metrics.csv`, Hugging Face's
+    `trainer_state.json`, folders with one of these, and DataFrames. Several of them, or a folder of runs, are several trials; with
+    different learning rates they are a sweep. Columns are found by their usual names.
+
+    Args:
+        path: a file, a folder, a frame, or several of them.
+        loss, step, grad_norm, validation: names of the columns with the training loss, the step, the norm of the gradient before
+            clipping, and the validation loss.
+        lr: name of the column with the learning rate, or the learning rate itself where it was constant and not logged.
+        max_grad_norm: threshold that gradients were clipped at.
+        total_steps: planned length of a run; None takes what the log says, else its last step.
+
+    Raises:
+        RecordError: there is no log, or it cannot be read.
+        UnknownNameError: a column that was named is not there.
+    """
+    if isinstance(lr, (int, float)) and not (math.isfinite(lr) and lr > 0):
+        raise UsageError(f"lr={lr!r} must be above 0, or the name of a column.")
+    if total_steps is not None and total_steps < 1:
+        raise UsageError(f"total_steps={total_steps!r} must be at least 1.")
+    several = isinstance(path, Sequence) and not isinstance(path, str)
+    sources: Sequence[Source] = path if several else [path]  # type: ignore[assignment,list-item]
+    if not len(sources):
+        raise UsageError("no log was given: give a file, a folder, a DataFrame, or several of them.")
+    logs = [log for place, source in enumerate(sources) for log in _logs(source, place)]
+    column = lr if isinstance(lr, str) else None
+    runs = [
+        read_run(
+            log, find_columns(log, loss=loss, lr=column, step=step, grad_norm=grad_norm, validation=validation),
+            own_lr=float(lr) if isinstance(lr, (int, float)) else None,
+        )
+        for log in logs
+    ]  # fmt: skip
+    first = logs[0].path
+    name = first.parent.name or first.name if first.name in ("metrics.csv", "trainer_state.json") else first.name
+    if len(logs) > 1:
+        common = os.path.commonpath([os.path.abspath(log.path.parent) for log in logs])
+        name = f"{len(logs)} logs in {Path(common).name or common}"
+    return record_of(runs, max_grad_norm=max_grad_norm, total_steps=total_steps, workload=name, path=first)
+
+
+def _logs(source: Source, place: int) -> list[RawLog]:
+    if not isinstance(source, pd.DataFrame):
+        return logs_at(Path(source))
+    if source.empty:
+        raise RecordError("the DataFrame has no row: nothing was logged.")
+    frame = source if isinstance(source.index, pd.RangeIndex) or source.index.name is None else source.reset_index()
+    name = Path(f"frame {place}" if place else "frame")
+    return [RawLog(path=name, columns=columns_of(frame), rows=len(frame), text=True)]
