@@ -1,6 +1,7 @@
 """The public names and where each lives; `__init__.py` imports it when a name is first used."""
 
 from workbench import errors, schedules
+from workbench.adapters import callbacks
 from workbench.config import TrainConfig
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
@@ -56,6 +57,7 @@ __all__ = [
     "architecture",
     "batch_norm",
     "batch_size",
+    "callbacks",
     "checkpoints",
     "classification",
     "clipping",

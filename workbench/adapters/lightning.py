@@ -1,0 +1,54 @@
+"""`WatchCallback` for the Trainer of `lightning` or `pytorch_lightning`: what `wb.callbacks.lightning` returns."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from workbench.adapters.watching import Watching, libraries
+from workbench.topics.loop.collect import WatchedRun
+
+_BASE: Any = type("_Base", tuple(module.Callback for module in libraries("lightning.pytorch", "pytorch_lightning")), {})
+
+
+class WatchCallback(_BASE):
+    """Records every `fit`, from after the sanity check to its end; `validate`, `test` and `predict` alone record nothing."""
+
+    def __init__(self, out: str | Path | None = None, *, name: str | None = None, note: str | None = None, every: int = 50) -> None:  # fmt: skip
+        super().__init__()
+        self._watching = Watching(out, name=name, note=note, every=every)
+        self._known: dict[str, Any] = {}
+
+    @property
+    def run(self) -> WatchedRun | None:
+        """The run in progress, or else the last one."""
+        return self._watching.run
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            self._watching.begin(pl_module, trainer.optimizers, steps=_planned(trainer, pl_module))
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._known = dict(trainer.callback_metrics)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        found, known = trainer.callback_metrics, self._known
+        self._watching.log({name: value for name, value in found.items() if value is not known.get(name)})
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._watching.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._watching.end(exception)
+
+
+def _planned(trainer: Any, module: Any) -> int | None:
+    """Return how many updates are left; None where Lightning cannot tell."""
+    if not module.automatic_optimization:
+        return None
+    try:
+        left = trainer.estimated_stepping_batches - trainer.global_step
+    except Exception:  # it refuses, as for a changing accumulation: that is no reason to end a training
+        return None
+    return int(left) if math.isfinite(left) else None

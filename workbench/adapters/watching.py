@@ -1,0 +1,96 @@
+"""`Watching`: a watched run that a trainer's callbacks begin, feed and end."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.topics.loop.collect import WatchedRun, watch
+
+_SPLITS = {"val": "validation", "valid": "validation", "validation": "validation", "eval": "validation", "test": "test", "train": "train"}  # fmt: skip
+_PREFIX = re.compile(rf"({'|'.join(_SPLITS)})[_/.\- ]+(.+)")
+
+
+class Watching:
+    """One watched run after another, each from `begin` to `end`; between them nothing is recorded and nothing goes wrong.
+
+    A second training goes into a folder of its own, "mine-2" beside "mine", whoever made the first.
+
+    Attributes:
+        run: the run in progress, or else the last one; None before the first.
+    """
+
+    def __init__(self, out: str | Path | None, *, name: str | None, note: str | None, every: int) -> None:
+        self._out, self._options = out, {"name": name, "note": note, "every": every}
+        self._open = False
+        self.run: WatchedRun | None = None
+
+    def begin(self, model: Any, optimizers: Sequence[Any], *, steps: int | None) -> None:
+        """Begin to record; `steps` updates are planned where they are known and more than none."""
+        self.end()
+        out = None if self._out is None else _free(Path(self._out))
+        options: dict[str, Any] = self._options | {"steps": steps if steps and steps > 0 else None}
+        self.run = watch(model, optimizers, out, **options).__enter__()
+        self._open = True
+        atexit.register(self._at_exit)
+
+    def log(self, metrics: Mapping[str, Any], *, split: str = "validation") -> None:
+        """Record numbers under their names; "val_loss", "eval/loss" and the like are of the validation split, others of `split`."""
+        if not self._open or self.run is None:
+            return
+        values: dict[str, Any] = {}
+        for name, value in metrics.items():
+            where, metric = (_SPLITS[found[1]], found[2]) if (found := _PREFIX.fullmatch(name)) else (split, name)
+            with suppress(TypeError, ValueError, RuntimeError):  # texts, lists, tensors of several elements
+                values[f"{where}_{metric}"] = float(value)
+        if values:
+            self.run.log(**values)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Write the rest; a second call does nothing."""
+        if self._open and self.run is not None:
+            self._open = False
+            atexit.unregister(self._at_exit)
+            self.run.__exit__(None if error is None else type(error), error, None)
+
+    def _at_exit(self) -> None:
+        """A trainer that tells nobody of an exception is left with one: the last that nobody caught, where there is one."""
+        self.end(getattr(sys, "last_value", None) or WorkbenchError("the training did not come to its end"))
+
+
+def _free(out: Path) -> Path:
+    """Return the folder, or the first of "mine-2", "mine-3" ... that holds no study yet."""
+    number, found = 1, out
+    while (found / "study.json").exists():
+        number += 1
+        found = out.with_name(f"{out.name}-{number}")
+    return found
+
+
+def libraries(*names: str) -> list[ModuleType]:
+    """Return those of these modules that the program has imported, else the first that is installed.
+
+    Raises:
+        WorkbenchError: none of them is installed.
+    """
+    loaded = [module for name in names if (module := sys.modules.get(name)) is not None]
+    for name in () if loaded else names:
+        try:
+            return [importlib.import_module(name)]
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    if not loaded:
+        packages = [name.partition(".")[0] for name in names]
+        raise WorkbenchError(
+            f"this callback needs {' or '.join(packages)}, which is not installed: pip install {packages[0]}."
+        )
+    return loaded
