@@ -5,11 +5,13 @@ from workbench.adapters import callbacks
 from workbench.config import TrainConfig
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
+from workbench.instruments.log import log
 from workbench.ledger.studies import export_studies, list_studies, set_note
 from workbench.logs.read import read_log
 from workbench.notebook.batch import run_notebooks
 from workbench.playbook.diagnose import diagnose
 from workbench.playbook.judge import judge
+from workbench.playbook.program import diagnose_program
 from workbench.record.read import StudyRecord, TrialRecord, how_trained
 from workbench.record.read import open_record as open
 from workbench.report.summary import summarise
@@ -65,6 +67,7 @@ __all__ = [
     "curves_panel",
     "data",
     "diagnose",
+    "diagnose_program",
     "errors",
     "evaluation",
     "export_studies",
@@ -78,6 +81,7 @@ __all__ = [
     "list_workloads",
     "live_view",
     "load_workload",
+    "log",
     "loop",
     "lr_sweep",
     "open",

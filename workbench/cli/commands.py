@@ -45,6 +45,12 @@ def diagnose(args: argparse.Namespace) -> int:
         )
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+    if args.program is not None:
+        return _show_diagnosis(_program(args), args.fail_on)
+    if args.workload is None:
+        raise UsageError(
+            "give a WORKLOAD, or a command that trains behind --, as in `workbench diagnose -- python train.py`."
+        )
     trainer = None
     if args.trainer == "parameter_server":
         from workbench.parameter_server.training.trainer import ParameterServerTrainer
@@ -66,6 +72,29 @@ def diagnose(args: argparse.Namespace) -> int:
         command=_typed(args),
         progress=True,
     )
+    return _show_diagnosis(diagnosis, args.fail_on)
+
+
+def _program(args: argparse.Namespace) -> Diagnosis:
+    """Diagnose a command, with the options that are for one."""
+    from workbench.playbook.program import diagnose_program
+
+    wrong = next((n for n in ("workload", "address") if getattr(args, n)), None) or (
+        "executor" if args.executor != "local" else None
+    )
+    if wrong is not None or args.trainer != "local":
+        raise UsageError(
+            f"{wrong or '--trainer'} is for a WORKLOAD, and a command stands behind --: leave one of them out."
+        )
+    return diagnose_program(
+        args.program, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
+        redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
+        command=_typed(args), progress=True,
+    )  # fmt: skip
+
+
+def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None) -> int:
+    """Print a diagnosis, what to change and try, and what it cost; return the exit code."""
     print(diagnosis.brief)
     if diagnosis.recommendation:
         print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
@@ -80,7 +109,7 @@ def diagnose(args: argparse.Namespace) -> int:
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")
-    return exit_code(diagnosis.verdict, args.fail_on)
+    return exit_code(diagnosis.verdict, fail_on)
 
 
 def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:

@@ -50,7 +50,7 @@ HELP = {
     "diagnose": Command(
         line="is this workload's training healthy, and which config is better?",
         options=(
-            _option("workload", "WORKLOAD", "bundled name, package.module:attribute or file.py:attribute"),
+            _option("workload", "WORKLOAD", "bundled name, package.module:attribute or file.py:attribute; or a command behind --", nargs="?"),
             _option("--out", "DIR", "folder of the study (default: a new one in runs/)"),
             _option("--steps", "N", "updates of a trial (default: the workload's own)", type=int),
             _option("--study", "NAME", "name of the study (default: that of its folder)"),
@@ -61,6 +61,14 @@ HELP = {
             _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
             _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local",
                 choices=("local", "parameter_server")),
+            _option("--metric", "M", "of a command: 'val loss ([0-9.]+)' in its output, or a name given to wb.log"),
+            _option("--metric-mode", "D", "of a command: min or max (default: by the metric's name)", choices=("min", "max")),
+            _option("--redirect", "PATH", "of a command: what it writes to; each run gets an empty one", action="append", default=[]),
+            _option("--copy", None, "of a command: run each trial in a copy of this folder", action="store_true"),
+            _option("--seed-arg", "ARG", "of a command: its own argument for the seed, as --seed"),
+            _option("--jobs", "N", "of a command: runs at a time (default: 1)", type=int, default=1),
+            _option("--threads", "N", "of a command: threads of each run (default: its own)", type=int),
+            _option("--timeout", "S", "of a command: seconds that a run may take", type=float),
             _FAIL_ON,
         ),
         description="""\
@@ -69,6 +77,8 @@ a probe that looks at every step, then the fixes that the signs call for, compar
 Writes diagnosis.json, report.html and figures/ into the study's folder and prints a config to paste.""",
         epilog="""\
 examples:
+  workbench diagnose -- python train.py --epochs 3    # your script as it is, nothing changed
+  workbench diagnose --metric 'val loss ([0-9.]+)' -- torchrun --nproc-per-node 2 train.py
   workbench diagnose digits_cnn
   workbench diagnose mine.py:workload --steps 2000 --note "after the new augmentation"
   workbench diagnose package.module:workload --device cuda --fail-on fail    # in CI: 3 when it fails

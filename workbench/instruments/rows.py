@@ -19,14 +19,14 @@ class StepRows:
     """
 
     def __init__(self, sink: Callable[[Mapping[str, list[float]]], None], *, block: int = 200) -> None:
-        self._sink, self._block = sink, block
+        self._sink, self.block = sink, block
         self._rows: list[dict[str, Value]] = []
         self.names: dict[str, None] = {}
 
     def add(self, row: dict[str, Value]) -> None:
         """Keep a row; its tensors must have one element and must not be changed later."""
         self._rows.append(row)
-        if len(self._rows) >= self._block:
+        if len(self._rows) >= self.block:
             self.flush()
 
     def flush(self) -> None:

@@ -24,6 +24,10 @@ def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
         from workbench.playbook.diagnose import diagnose_record  # it trains, and so brings torch
 
         return diagnose_record(record)
+    if isinstance(record, StudyRecord) and kind == "program":
+        from workbench.playbook.program import judge_program
+
+        return judge_program(record)
     own = STUDIES[kind].diagnose if kind in STUDIES else None
     if own is not None:
         return own(record)

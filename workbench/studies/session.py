@@ -27,6 +27,7 @@ from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
+from workbench.train.lane import check_lanes
 from workbench.train.trainer import AnyTrainer, Trainer, fingerprint
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
@@ -71,6 +72,10 @@ class Session:
         from its record goes on exactly as it would have without the interruption.
         """
         return StudyRecord(self.writer.record.path, frozenset(self._seen))
+
+    def check(self, configs: Sequence[TrainConfig]) -> dict[str, int]:
+        """Return the number of examples of each split; `ConfigError` for a config that cannot be trained."""
+        return check_lanes(self.workload, configs)
 
     def trial(self, config: TrainConfig, *, stage: str) -> TrialRecord:
         """Run one trial, or return it from the folder where it is complete already."""

@@ -33,7 +33,6 @@ from workbench.record.roles import Role
 from workbench.studies.base import Study
 from workbench.studies.session import Session, at_length
 from workbench.topics.lr_sweep.collect import measure_chance, measure_critical_lr
-from workbench.train.lane import check_lanes
 
 
 class TrialRequest(NamedTuple):
@@ -55,7 +54,7 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
     if not unique:
         return []
     session.collect("chance_loss", lambda: measure_chance(session.workload, session.config, session.device))
-    sizes = check_lanes(session.workload, list(unique))
+    sizes = session.check(list(unique))
     mixed = len(set(unique.values())) > 1
     for config, stage in unique.items() if mixed else ():  # a trial keeps the stage that it was first written down with
         session.writer.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])

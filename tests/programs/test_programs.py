@@ -1,0 +1,210 @@
+"""A command that trains is run as it is, changed at its optimizer's boundary alone, and nothing of its folder is overwritten."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.cli import main
+from workbench.errors import UsageError, WorkbenchError
+from workbench.playbook.program import diagnose_program
+from workbench.programs.command import Command, Outcome, check_command, run_command
+
+SCRIPT = """
+import sys, torch
+torch.manual_seed(3)
+lr = float(sys.argv[1]) if len(sys.argv) > 1 else 0.1
+factor, warmup, limit, end = (float(a) for a in (sys.argv[2:] + ["1", "0", "0", "20"][len(sys.argv[2:]):]))
+w = torch.nn.Parameter(torch.randn(5))
+a = torch.tensor([1.0, 0.5, 0.2, 0.1, 0.05])
+optimizer = torch.optim.SGD([w], lr=lr, momentum=0.9)
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+for k in range(20):
+    if k >= end:
+        break
+    optimizer.zero_grad()
+    loss = 0.5 * (a * (w + 0.1 * torch.randn(5)) ** 2).sum()
+    loss.backward()
+    if limit:
+        torch.nn.utils.clip_grad_norm_([w], limit)
+    kept = optimizer.param_groups[0]["lr"]
+    optimizer.param_groups[0]["lr"] = kept * factor * (k / warmup if k < warmup else 1.0)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = kept
+    schedule.step()
+    print(f"step {k} value {loss.item():.9g}")
+"""
+NOTHING: dict[str, Any] = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": None, "seed": 0}
+
+
+def folder(tmp_path: Path, text: str = SCRIPT) -> Path:
+    place = tmp_path / "mine"
+    place.mkdir(exist_ok=True)
+    (place / "train.py").write_text(textwrap.dedent(text))
+    return place
+
+
+def run(place: Path, scratch: Path, *arguments: str, **changes: Any) -> Outcome:
+    known = {name: changes.pop(name) for name in list(changes) if name in NOTHING}
+    command = Command(words=check_command(["python", "train.py", *arguments], place), folder=place, **changes)
+    return run_command(command, scratch, NOTHING | known, threads=1)
+
+
+def alone(place: Path, *arguments: str) -> list[float]:
+    done = subprocess.run(
+        [sys.executable, "train.py", *arguments], cwd=place, capture_output=True, text=True, check=True
+    )
+    return [float(line.split()[-1]) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "twin"),
+    [
+        ({}, ()),
+        ({"factor": 2.0}, ("0.1", "2")),
+        ({"warmup_steps": 8}, ("0.1", "1", "8")),
+        ({"max_grad_norm": 0.3}, ("0.1", "1", "0", "0.3")),
+        ({"factor": 0.5, "stop_after": 12}, ("0.1", "0.5", "0", "0", "12")),
+    ],
+)
+def test_a_change_is_what_the_program_would_have_done_by_itself(
+    tmp_path: Path, changes: dict[str, Any], twin: tuple[str, ...]
+) -> None:
+    place = folder(tmp_path)
+    outcome = run(place, tmp_path / "run", **changes)
+    np.testing.assert_allclose(outcome.columns["loss"], alone(place, *twin), rtol=1e-6)
+    assert outcome.code == 0
+    assert [path.name for path in place.iterdir()] == ["train.py"]
+
+
+def test_a_seed_moves_the_one_that_the_program_sets(tmp_path: Path) -> None:
+    place = folder(tmp_path)
+    first, again, other = (run(place, tmp_path / str(i), seed=seed) for i, seed in enumerate((0, 0, 1)))
+    assert first.columns["loss"] == again.columns["loss"] != other.columns["loss"]
+    assert first.facts["seeded"] == ["train.py:3"]
+
+
+def test_metrics_are_read_from_the_output_at_their_update(tmp_path: Path) -> None:
+    outcome = run(folder(tmp_path), tmp_path / "run", patterns={"value": r"value ([0-9.e+-]+)"})
+    assert [row["update"] for row in outcome.metrics] == list(range(1, 21))
+    np.testing.assert_allclose([row["value"] for row in outcome.metrics], outcome.columns["loss"], rtol=1e-5)
+
+
+WRITES = """
+import os, torch
+os.makedirs("out", exist_ok=True)
+w = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([w], lr=0.1)
+for _ in range(6):
+    optimizer.zero_grad()
+    (w ** 2).sum().backward()
+    optimizer.step()
+torch.save(w, "out/model.pt")
+open("new.txt", "w").write("new")
+"""
+
+
+@pytest.mark.parametrize("how", [{"redirect": ("out",)}, {"copy": True}])
+def test_nothing_that_was_there_before_is_overwritten(tmp_path: Path, how: dict[str, Any]) -> None:
+    place = folder(tmp_path, WRITES)
+    (place / "out").mkdir()
+    (place / "out" / "model.pt").write_bytes(b"precious")
+    refused = run(place, tmp_path / "refused")
+    assert refused.refused == {"path": "out/model.pt", "line": "train.py:10"}
+    assert run(place, tmp_path / "run", **how).code == 0
+    assert (place / "out" / "model.pt").read_bytes() == b"precious"
+    assert not (place / "new.txt").exists()
+    with pytest.raises(UsageError, match="--redirect out"):
+        diagnose_program(["python", "train.py"], tmp_path / "study", folder=place)
+
+
+def test_what_a_program_leaves_running_is_ended(tmp_path: Path) -> None:
+    text = "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\nprint('child', child.pid)"
+    outcome = run(folder(tmp_path, text), tmp_path / "run")
+    pid = int(outcome.tail.split()[-1])
+    status = Path("/proc", str(pid), "stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "error", "message"),
+    [
+        ("", [], UsageError, "nothing stands behind --"),
+        ("", ["no-such-program"], UsageError, "no program 'no-such-program'"),
+        ("", ["python", "other.py"], UsageError, r"no file 'other.py' .*train.py"),
+        ("raise ValueError('no data')", ["python", "train.py"], WorkbenchError, "exit code 1.*no data"),
+        ("input()", ["python", "train.py"], WorkbenchError, "EOFError"),
+        ("print('hello')", ["python", "train.py"], WorkbenchError, "without a step of a torch optimizer.*hello"),
+        (
+            "import sys; sys.stdout.buffer.write(bytes(range(256)))",
+            ["python", "train.py"],
+            WorkbenchError,
+            "without a step",
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_diagnosed_says_why(
+    tmp_path: Path, text: str, words: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        diagnose_program(words, tmp_path / "study", folder=folder(tmp_path, text))
+    assert not (tmp_path / "study" / "study.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [("accuracy ([0-9.]+)", "matches no line"), ("val loss", "no group"), ("(", "regular expression")],
+)
+def test_a_metric_that_is_not_there_is_told_with_what_is(tmp_path: Path, metric: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        diagnose_program(["python", "train.py"], tmp_path / "study", folder=folder(tmp_path), metric=metric)
+
+
+QUADRATIC = """
+import torch
+a = torch.tensor([1.0, 0.3, 0.01])
+w = torch.nn.Parameter(torch.tensor([1.0, -1.0, 1.0]))
+optimizer = torch.optim.SGD([w], lr=0.4)
+for _ in range(100):
+    optimizer.zero_grad()
+    (0.5 * (a * w ** 2).sum()).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_unstable_lr_of_a_scripted_quadratic_is_two_over_its_curvature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder(tmp_path, QUADRATIC))
+    assert (
+        main(
+            [
+                "diagnose",
+                "--out",
+                "runs/one",
+                "--seeds",
+                "1",
+                "--threads",
+                "1",
+                "--jobs",
+                "2",
+                "--",
+                "python",
+                "train.py",
+            ]
+        )
+        == 0
+    )
+    findings = {f["code"]: f for f in json.loads(Path("runs/one/diagnosis.json").read_text())["findings"]}
+    assert findings["lr.unstable"]["value"] == pytest.approx(2.0, rel=0.05)
+    assert findings["loop.no_zero_grad"]["status"] == "ok"
+    assert Path("runs/one/report.html").exists()
+    assert "Reproduce: workbench diagnose" in capsys.readouterr().out

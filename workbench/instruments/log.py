@@ -1,0 +1,26 @@
+"""`log`: values that a training program reports itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+_LISTENERS: list[Callable[[Mapping[str, float]], None]] = []
+
+
+def log(**values: float | Tensor) -> None:
+    """Report values of the update in progress to whoever observes this program, such as `wb.log(validation_loss=0.31)`; else nothing happens.
+
+    `workbench diagnose -- python train.py` selects and compares by what is logged; `loss` stands in for the loss that `backward`
+    is called on.
+    """
+    plain = {name: float(value) for name, value in values.items()} if _LISTENERS else {}
+    for listener in _LISTENERS:
+        listener(plain)
+
+
+def listen(listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+    """Call `listener` with everything that is logged, until what is returned is called."""
+    _LISTENERS.append(listener)
+    return lambda: _LISTENERS.remove(listener)

@@ -1,0 +1,220 @@
+"""`diagnose_program`: the playbook for a command that trains, with no change to it (F1, F2, F3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workbench.curves.judged import judged
+from workbench.curves.seed_comparison import by_faults
+from workbench.findings.causes import causes_first
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Codes
+from workbench.programs.command import Command, check_command
+from workbench.programs.session import ProgramSession, metric_of, open_program
+from workbench.programs.trainer import ProgramTrainer
+from workbench.record.folder import write_atomic
+from workbench.record.json_values import dumps
+from workbench.record.read import StudyRecord, open_record
+from workbench.record.roles import Role
+from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.study import ClippingStudy
+from workbench.topics.input.diagnose import diagnose_input_share
+from workbench.topics.loop.diagnose import diagnose_loop
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
+from workbench.topics.lr_sweep.own_lr import settled_by_proof
+from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
+from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
+from workbench.topics.recommendation.study import Proof
+from workbench.topics.schedule.diagnose import diagnose_schedule
+from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.study import InstabilityStudy
+
+CODES = Codes({"batch_size.noise_scale": "F6.5"})
+_SHORT, _LEAST = 0.125, 40
+"""Share of the updates, and updates at least, of a short run that says where to look (rules of thumb)."""
+_CONFIRMED = 10.0
+"""Times lr* up to which a training that is unstable needs no confirmation run (F1.13)."""
+_EXACT, _ROUGH = 0.05, 0.25
+"""Width of the bracket around `lr.unstable`: on minibatches another seed moves it by more than a finer one would tell (rule of thumb)."""
+_START_SHARE = 0.3
+"""Share of the time that a run may spend before its first update for short runs to pay (rule of thumb)."""
+_BAD_START = ("lr.probabilistic", "stability.early", "stability.early_recovers", "lr.too_high", "lr.nothing_learns")
+_MID = ("stability.mid", "stability.spike")
+
+
+def diagnose_program(
+    words: Sequence[str],
+    out: str | Path | None = None,
+    *,
+    folder: str | Path = ".",
+    steps: int | None = None,
+    metric: str | None = None,
+    metric_mode: str | None = None,
+    seeds: int = 3,
+    seed_arg: str | None = None,
+    redirect: Sequence[str] = (),
+    copy: bool = False,
+    jobs: int = 1,
+    threads: int | None = None,
+    timeout_s: float | None = None,
+    name: str | None = None,
+    note: str | None = None,
+    command: str | None = None,
+    progress: bool = False,
+) -> Diagnosis:
+    """Walk the playbook for a command that trains, such as `["python", "train.py"]`: verdict, evidence, and the lines to change.
+
+    The command is run as it is, and again with learning rates times a factor, with a warmup, with its gradients clipped, under other
+    seeds, and ended early: all at the boundary of its optimizer. Each run is in a folder of its own; no file of `folder` is overwritten.
+    Runs are compared by their training loss, or by `metric`.
+
+    Args:
+        words: the command.
+        out: the study's folder; None is a new one under `runs/`.
+        folder: where the command is run from.
+        steps: updates after which every run is ended; None lets the program end by itself.
+        metric: what runs are compared by: a pattern whose first group is the value in a line that the program prints, such as
+            "val loss ([0-9.]+)", or the name of a value that it gives to `wb.log`.
+        metric_mode: "min" or "max"; None tells by the name.
+        seeds: runs of the baseline and of a candidate that prove it, under seeds that had no part in choosing it; 1 proves nothing.
+        seed_arg: the program's own argument for its seed, such as "--seed"; None moves the seeds that it sets by the trial's.
+        redirect: files and folders that the program writes to; each run gets an empty one.
+        copy: give each run a copy of the folder instead of links to its files.
+        jobs: runs at a time.
+        threads: of torch in each run; None leaves it to the program.
+        timeout_s: that a run may take.
+
+    Raises:
+        UsageError: the command does not exist, or would overwrite a file of `folder`.
+        WorkbenchError: it fails by itself, or never steps a torch optimizer.
+        StudyInterrupted: Ctrl-C; the same call goes on.
+    """
+    where = Path(folder).resolve()
+    patterns, select, mode = metric_of(metric, metric_mode)
+    given = Command(
+        words=check_command(words, where),
+        folder=where,
+        redirect=tuple(redirect),
+        copy=copy,
+        seed_arg=seed_arg,
+        patterns=patterns,
+        timeout_s=timeout_s,
+    )
+    trainer = ProgramTrainer(jobs=jobs, threads=threads)
+    options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
+    with open_program(given, trainer, out, steps=steps, select=select, mode=mode, seeds=seeds, **options) as session:
+        _walk(session, Proof(seeds=seeds) if seeds > 1 else None)
+        record = session.record
+        diagnosis = judge_program(record)
+        write_atomic(record.path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+    from workbench.report.write import write_report
+
+    write_report(open_record(record.path), diagnosis, record.path / "report.html")
+    return diagnosis
+
+
+def _walk(session: ProgramSession, proof: Proof | None) -> None:
+    session.trial(session.config, stage=Role.BASELINE)
+    if any(f.status == "fail" for f in diagnose_loop(session.record)):
+        return  # mend it first: no comparison of learning rates holds until then
+    config = session.config
+    program: Any = session.workload
+    # A short run is worth its start only where the start is short beside the training.
+    least = _LEAST if session.record.facts["program"]["start_share"] < _START_SHARE else config.total_steps
+    sweep = LRSweep(
+        refinements=0,
+        lanes=2,
+        short_frac=_SHORT,
+        min_short_steps=least,
+        max_short_frac=2 * _SHORT,
+        tolerance=_EXACT if program.full_batch else _ROUGH,
+    )
+    sweep.extend(session)
+    swept = diagnose_lr_sweep(session.record)
+    edge, star = swept["lr.unstable"].evidence.get("upper"), swept["lr.best"].value
+    seen = (
+        edge is not None and star is not None and edge <= _CONFIRMED * star
+    )  # the runs at the edge tell what those beyond it would
+    InstabilityStudy(
+        confirm_all=False,
+        confirm_multiples=() if seen else (5.0, 10.0),
+        fixes=(),
+        sweep=sweep,
+        probe_steps=max(_LEAST, config.total_steps // 4),
+    ).extend(session)
+    known = judge_program(session.record)
+    if by_faults(known):
+        return
+    bad = any(known[code].status in ("warn", "fail") for code in _BAD_START if code in known)
+    if bad and config.total_steps >= 10:
+        run_round(session, [TrialRequest(Role.FIX, config.replace(warmup_steps=max(1, config.total_steps // 10)))])
+    if bad or any(known[code].status in ("warn", "fail") for code in _MID if code in known):
+        ClippingStudy(percentiles=(90.0, 50.0), halvings=0, peak_lr=config.peak_lr, tries=1, at_once=False).extend(
+            session
+        )
+    if proof is None:
+        return
+    for _ in range(2):
+        known = judge_program(session.record)
+        found = screen(session.record, known)
+        if not found["promising"]:
+            return
+        changed = config_of(session.record, found["recommended"]["trials"][0])
+        candidate = config.replace(**{name: changed[name] for name in CHANGEABLE})
+        if found["untried"]:
+            run_round(session, [TrialRequest(Role.MARGIN, candidate.replace(peak_lr=1.5 * candidate.peak_lr))])
+            continue
+        proof.extend(session, candidate)
+        return
+
+
+def judge_program(record: StudyRecord) -> Diagnosis:
+    """Return the diagnosis of a command's study that is on disk."""
+    study = judged(record)
+    found = (
+        diagnose_loop(record)
+        + diagnose_lr_sweep(study)
+        + diagnose_instability(study)
+        + diagnose_schedule(study, restarts_planned=True)
+    )
+    found += diagnose_input_share(record)
+    if "clipping_lr" in record.facts:
+        found += diagnose_clipping(study)
+    reason = "a program makes its batches itself, so their size cannot be varied from outside; change it by the program's own argument, and diagnose that"
+    found += Diagnosis.of(record, [CODES.not_measured("batch_size.noise_scale", reason)])
+    recommendation = recommend(study, found)
+    found = settled_by_proof(record, found, recommendation)
+    recommendation |= {"paste": lines_to_change(record, recommendation)}
+    found = replace(
+        found,
+        findings=causes_first(found.findings),
+        cost=cost_of(record),
+        recommendation=recommendation,
+        path=record.path,
+        command=record.command,
+    )
+    left = [step.line for step in next_steps(record, found) if not step.done and not step.tried]
+    return replace(found, recommendation=recommendation | {"next": left})
+
+
+def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> str:
+    """Return what to write into the program: its learning rates times a factor, a warmup, a clipping threshold."""
+    changes = {name: recommendation["config"][name] for name in recommendation["changed"]}
+    lines = record.facts["loop"]["order"]["lines"]
+    at = {token: f"  # {lines[token]}" if lines.get(token) else "" for token in ("step0", "backward")}
+    told = []
+    own = float(record.config["peak_lr"])
+    if "peak_lr" in changes:
+        factor = float(changes["peak_lr"]) / own
+        told.append(f"lr: {own:.4g} -> {float(changes['peak_lr']):.4g}, every group's times {factor:.4g}")
+    if "max_grad_norm" in changes and changes["max_grad_norm"] is not None:
+        told.append(
+            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {float(changes['max_grad_norm']):.4g}){at['backward']}, after backward"
+        )
+    if "warmup_steps" in changes:
+        steps = int(changes["warmup_steps"])
+        told.append(f"warmup: lr times min(1, step / {steps}) for the first {steps} steps{at['step0']}")
+    return "\n".join(told) if told else "nothing: the program's own settings are the ones to keep"

@@ -1,0 +1,87 @@
+"""`Change`: what is done to a program's updates, on top of what it does itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workbench.instruments.norms import total_norm
+
+
+class Stopped(SystemExit):
+    """The program has made the updates that it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass
+class Change:
+    """Learning rates times a factor and a linear warmup, gradients clipped once more, an end after so many updates.
+
+    A factor of 1 without the rest changes nothing: the program runs as it does alone.
+
+    Attributes:
+        factor: on the learning rate of every group of every optimizer, on top of the program's own schedule.
+        warmup_steps: update k of the first so many has its learning rate times k / warmup_steps.
+        max_grad_norm: threshold of the L2 norm of each optimizer's gradients, after the program's own clipping; None is off.
+        stop_after: updates; None lets the program end by itself.
+        at_end: called once before the program is ended.
+    """
+
+    factor: float = 1.0
+    warmup_steps: int = 0
+    max_grad_norm: float | None = None
+    stop_after: int | None = None
+    at_end: Callable[[], None] = lambda: None
+    diverged: bool = False
+    _kept: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+
+    def set_lr(self, optimizer: Optimizer, update: int) -> None:
+        """Change the learning rates of an update that is about to be made."""
+        factor = self.factor
+        if update < self.warmup_steps:
+            factor *= update / self.warmup_steps
+        if factor == 1.0:
+            return
+        for group in optimizer.param_groups:
+            lr = group.get("lr")
+            if isinstance(lr, Tensor):
+                self._kept.append((group, lr.clone()))
+                lr.mul_(factor)
+            elif lr is not None:
+                self._kept.append((group, lr))
+                group["lr"] = lr * factor
+
+    def clip(self, gradients: Sequence[Tensor]) -> Tensor | None:
+        """Shorten the gradients in place to `max_grad_norm`; return whether they were longer."""
+        if self.max_grad_norm is None or not gradients:
+            return None
+        norm = total_norm(gradients)
+        if norm is None:
+            return None
+        with torch.no_grad():
+            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            for gradient in gradients:
+                gradient.detach().mul_(scale.to(gradient.device, gradient.dtype))
+        return norm > self.max_grad_norm
+
+    def reset_lr(self, optimizer: Optimizer) -> None:  # noqa: ARG002
+        """Put the program's own learning rates back, as its schedulers go on from them."""
+        for group, lr in self._kept:
+            if isinstance(lr, Tensor):
+                group["lr"].copy_(lr)
+            else:
+                group["lr"] = lr
+        self._kept.clear()
+
+    def updated(self, updates: int) -> None:
+        """End the program where it has made its updates, or where its loss has been non-finite."""
+        if self.diverged or (self.stop_after is not None and updates >= self.stop_after):
+            self.at_end()
+            raise Stopped

@@ -1,0 +1,263 @@
+"""What runs inside a program that is being diagnosed: begins with the import of torch, ends with the process.
+
+Everything goes to the trial's scratch folder: `rows.jsonl` (blocks of columns), `metrics.jsonl`, `facts.json`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.instruments.caller import own_line
+from workbench.instruments.facts import WINDOW
+from workbench.instruments.log import listen
+from workbench.instruments.observer import LoopObserver
+from workbench.instruments.taps import TAPS
+from workbench.programs.change import Change
+
+BLOCK = 100
+_SWALLOWED = 3
+"""Times that a program may catch its end before it is ended without being asked."""
+
+
+def begin(path: str) -> None:
+    """Begin to observe this process as the trial file at `path` says; a fault of ours is written down and changes nothing."""
+    try:
+        _Observed(json.loads(Path(path).read_text(encoding="utf-8"))).install()
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            Path(path).with_name("fault.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+
+
+class _Observed:
+    """One process of the program; the first one whose optimizer steps writes, of several ranks rank 0."""
+
+    def __init__(self, trial: Mapping[str, Any]) -> None:
+        self._folder = Path(trial["folder"])
+        self._trial = trial
+        self._pid = os.getpid()
+        self._writes: bool | None = None if os.environ.get("RANK", "0") == "0" else False
+        self._change = Change(
+            factor=trial["factor"], warmup_steps=trial["warmup_steps"], max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
+            at_end=self._finish,
+        )  # fmt: skip
+        self._observer = LoopObserver(self._take, intervention=self._change)
+        self._observer.rows.block = BLOCK
+        self._handles: list[Any] = []
+        self._finished = False
+        self._ends = 0
+        self._seeded: list[str] = []
+        self._optimizer: dict[str, Any] = {}
+        self._fault = ""
+        self._learned = False
+        self._first_update = 0.0
+        self._lock = threading.Lock()
+
+    def install(self) -> None:
+        seed = int(self._trial["seed"])
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        self._watch_seeds(seed)
+        TAPS.on_fault = self._on_fault
+        TAPS.add(self._observer)
+        self._handles.append(TAPS.watch_modules())
+        TAPS.watch_criteria()
+        listen(self._logged)
+        Guard(self._trial["guarded"], self._trial["scratch"], self._folder).install()
+        for name in ("stdout", "stderr"):
+            setattr(sys, name, _Lines(getattr(sys, name), self._trial["patterns"], self._metric))
+        atexit.register(self._finish)
+
+    def _watch_seeds(self, seed: int) -> None:
+        """Note where the program seeds a generator itself, and move its seed by the trial's: the baseline's is 0."""
+
+        def moved(original: Any) -> Any:
+            def call(given: Any = None, *args: Any, **kwargs: Any) -> Any:
+                where = own_line()
+                if where:
+                    if where not in self._seeded and len(self._seeded) < 5:
+                        self._seeded.append(where)
+                    if isinstance(given, int):
+                        given += seed
+                return original(given, *args, **kwargs)
+
+            return call
+
+        torch.manual_seed = moved(torch.manual_seed)
+        random.seed = moved(random.seed)
+        if "numpy" in sys.modules:
+            numpy = sys.modules["numpy"]
+            numpy.random.seed = moved(numpy.random.seed)
+
+    # ---- what is written
+
+    def _take(self, columns: Mapping[str, list[float]]) -> None:
+        if os.getpid() != self._pid or self._writes is False:
+            return
+        if self._writes is None:
+            self._writes = self._claim()
+            if not self._writes:
+                return
+        with self._lock, (self._folder / "rows.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(columns) + "\n")
+        if not self._first_update:
+            self._first_update = time.time() - sum(columns["step_time_s"][1:])
+        losses = columns.get("loss") or []
+        self._learned = self._learned or any(map(math.isfinite, losses))
+        self._change.diverged = self._learned and len(losses) > 2 and not any(map(math.isfinite, losses[-3:]))
+        if (
+            self._observer.updates >= WINDOW and self._handles
+        ):  # by now the models are known: they tell of themselves, which costs less
+            self._handles.pop().remove()
+            self._observer.facts.modes.attach(self._observer.entered)
+
+    def _claim(self) -> bool:
+        try:
+            with (self._folder / "claimed").open("x", encoding="utf-8") as file:
+                file.write(str(self._pid))
+        except FileExistsError:
+            return False
+        return True
+
+    def _metric(self, name: str, value: float) -> None:
+        if os.getpid() != self._pid or self._writes is False:
+            return
+        row = {"update": self._observer.updates, "name": name, "value": value}
+        with self._lock, (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _logged(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            if name == "loss":
+                self._observer.log(loss=value)
+            else:
+                self._metric(name, float(value))
+
+    def _on_fault(self, _: Any, error: Exception) -> None:
+        self._fault = f"{type(error).__name__}: {error}"
+
+    def _finish(self) -> None:
+        """Write the rest, once; a program that caught its end several times is ended here."""
+        self._ends += 1
+        if self._ends > _SWALLOWED:
+            os._exit(0)
+        if os.getpid() != self._pid or self._finished:
+            return
+        self._finished = self._ends > 0
+        facts = self._observer.facts
+        facts.ended = self._change.stop_after is None or self._observer.updates < self._change.stop_after
+        with contextlib.suppress(Exception):
+            self._observer.rows.flush()
+        if self._writes is not True:
+            return
+        found = {
+            "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
+            "seeded": self._seeded, "fault": self._fault, "world": int(os.environ.get("WORLD_SIZE", "1")), "threads": torch.get_num_threads(), "first_update": self._first_update,
+        }  # fmt: skip
+        temporary = self._folder / ".facts.json"
+        temporary.write_text(json.dumps(found), encoding="utf-8")
+        temporary.replace(self._folder / "facts.json")
+
+
+class _Lines:
+    """A text stream that looks for metrics in the lines that go through it."""
+
+    def __init__(self, stream: Any, patterns: Mapping[str, str], found: Any) -> None:
+        self._stream, self._found = stream, found
+        self._patterns = [(name, re.compile(pattern)) for name, pattern in patterns.items()]
+        self._open = ""
+
+    def write(self, text: str) -> int:
+        """Write through, and look at the lines that are whole now."""
+        done: int = self._stream.write(text)
+        if self._patterns and isinstance(text, str):
+            self._open += text
+            *lines, self._open = re.split(r"[\r\n]", self._open)
+            for line in lines:
+                self._look(line)
+        return done
+
+    def _look(self, line: str) -> None:
+        for name, pattern in self._patterns:
+            match = pattern.search(line)
+            if match:
+                with contextlib.suppress(ValueError, IndexError):
+                    self._found(name, float(match[1]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Guard:
+    """Refuses to open a file for writing that is the person's own: it was there before, below `guarded`, and not in `scratch`."""
+
+    def __init__(self, guarded: str, scratch: str, folder: Path) -> None:
+        self._guarded, self._scratch, self._folder = (
+            os.path.join(os.path.realpath(p), "") for p in (guarded, scratch, folder)
+        )
+        self._busy = False
+
+    def install(self) -> None:
+        """Begin; Python keeps an audit hook for good."""
+        sys.addaudithook(self._heard)
+        original = torch.save
+
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(f, (str, os.PathLike)):
+                self._check(os.fspath(f))
+            return original(obj, f, *args, **kwargs)
+
+        torch.save = save
+
+    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or self._busy:
+            return
+        path, mode, flags = arguments[:3]
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return
+        writes = (
+            any(c in mode for c in "wa+")
+            if isinstance(mode, str)
+            else bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
+        )
+        if writes:
+            self._busy = True
+            try:
+                self._check(os.fsdecode(path))
+            finally:
+                self._busy = False
+
+    def _check(self, path: str) -> None:
+        real = os.path.realpath(path)
+        if (
+            real.startswith((self._scratch, self._folder))
+            or not real.startswith(self._guarded)
+            or not os.path.isfile(real)
+        ):
+            return
+        with contextlib.suppress(OSError):
+            note = os.path.join(self._folder, "refused.json")
+            if not os.path.exists(note):
+                descriptor = os.open(note, os.O_WRONLY | os.O_CREAT, 0o600)
+                os.write(
+                    descriptor, json.dumps({"path": os.path.relpath(real, self._guarded), "line": own_line()}).encode()
+                )
+                os.close(descriptor)
+        raise PermissionError(
+            f"{path} is a file of yours: while a program is diagnosed nothing that was there before is written"
+        )

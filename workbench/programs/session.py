@@ -1,0 +1,147 @@
+"""`open_program`: a study whose trials are runs of a command, begun with an unchanged one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from workbench.config import TrainConfig
+from workbench.errors import UsageError
+from workbench.programs.command import Command, Outcome
+from workbench.programs.own_config import own_config, own_optimizer, own_schedule
+from workbench.programs.trainer import Program, ProgramTrainer, first_run, write_outcome
+from workbench.progress import progress_bar
+from workbench.record.folder import default_folder, read_json
+from workbench.record.roles import Role
+from workbench.record.write import StudyWriter
+from workbench.studies.session import Session
+
+_AFAR = 16.0
+"""How far above the program's own lr short runs begin to look, as a factor (rule of thumb)."""
+_MAXIMISED = (
+    "acc",
+    "accuracy",
+    "auc",
+    "bleu",
+    "f1",
+    "iou",
+    "map",
+    "precision",
+    "r2",
+    "recall",
+    "reward",
+    "return",
+    "score",
+    "top1",
+    "top5",
+)
+
+
+def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str, str]:
+    """Return the patterns to look for, what is selected by and in which direction."""
+    if mode not in (None, "min", "max"):
+        raise UsageError(f"metric_mode={mode!r} must be 'min' or 'max'.")
+    if metric is None:
+        return {}, "train/loss", "min"
+    try:
+        groups = re.compile(metric).groups
+    except re.error as error:
+        raise UsageError(
+            f"--metric {metric!r} is no regular expression ({error}); an example: 'val loss ([0-9.]+)'."
+        ) from error
+    label = re.sub(r"\W+", "_", re.split(r"\(", metric)[0]).strip("_").lower() or "metric"
+    words = re.split(r"_", label)
+    mode = mode or ("max" if any(word in _MAXIMISED for word in words) else "min")
+    if groups == 0 and re.fullmatch(r"\w+", metric):
+        return {}, f"validation/{metric}", mode  # the program gives it to wb.log
+    if groups == 0:
+        raise UsageError(f"--metric {metric!r} has no group that holds the value; write it as 'val loss ([0-9.]+)'.")
+    return {label: metric}, f"validation/{label}", mode
+
+
+@contextmanager
+def open_program(
+    given: Command, trainer: ProgramTrainer, out: str | Path | None, *, steps: int | None, select: str, mode: str, seeds: int, name: str | None,
+    note: str | None, **options: Any,
+) -> Iterator[ProgramSession]:  # fmt: skip
+    """Open a study of the command: run it unchanged first, or read what an interrupted call has found."""
+    path = Path(out) if out is not None else default_folder(given.name, "program")
+    settings = {
+        "words": list(given.words), "folder": str(given.folder), "steps": steps, "select": select, "mode": mode, "seeds": seeds,
+        "seed_arg": given.seed_arg, "redirect": list(given.redirect), "copy": given.copy,
+    }  # fmt: skip
+    outcome = None
+    if (path / "study.json").exists():
+        config = TrainConfig.from_dict(_revived(read_json(path / "study.json")["config"]))
+        full = bool(read_json(path / "study.json")["facts"].get("full_batch"))
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".first-", dir=path.parent))
+        try:
+            outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        _check_metric(given, outcome, select)
+        config = own_config(outcome, select=select, select_mode=mode)
+        loaders = outcome.facts["loop"]["loaders"]
+        full = loaders["compared"] > 1 and loaders["same"] == loaders["compared"]
+    writer = StudyWriter.open(
+        path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
+        note=note or f"diagnosis of `{' '.join(given.words[-3:])}`", command=options.get("command"),
+    )  # fmt: skip
+    program = Program(command=given, config=config, full_batch=full)
+    try:
+        if outcome is not None:
+            trial = writer.trial(
+                config.to_dict(), stage=Role.BASELINE, train_examples=config.batch_size if full else 10**9
+            )
+            write_outcome(trial, config, outcome)
+            facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
+            facts["start_share"] = outcome.start_s / outcome.seconds
+            writer.add_facts(
+                loop=outcome.facts["loop"], program=facts, full_batch=full, chance_loss=None, initial_critical_lr=_AFAR * config.peak_lr,
+                initial_critical_lr_found=False, own_config=config.to_dict(),
+            )  # fmt: skip
+        with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
+            yield ProgramSession(program, config, trainer=trainer, executor=None, writer=writer, bar=bar)  # type: ignore[arg-type]
+        writer.finish()
+    finally:
+        writer.close()
+
+
+def _revived(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored fields with the functions that stand for the program's own."""
+    found = dict(fields)
+    for name, value in (("optimizer", own_optimizer), ("schedule", own_schedule)):
+        if ":" in str(found[name]):
+            found[name] = value
+    return found
+
+
+def _check_metric(command: Command, outcome: Outcome, select: str) -> None:
+    metric = select.split("/", 1)[1]
+    if select == "train/loss" or any(row["name"] == metric for row in outcome.metrics):
+        return
+    told = sorted({str(row["name"]) for row in outcome.metrics})
+    if command.patterns:
+        raise UsageError(
+            f"--metric {next(iter(command.patterns.values()))!r} matches no line with a number that the program printed in {outcome.updates} updates. It printed "
+            f"last: {' '.join(outcome.tail.split()[-30:])}"
+        )
+    raise UsageError(
+        f"--metric {metric!r}: the program gave wb.log no such value{f'; it gave {told}' if told else ''}, and a pattern needs a group, 'val loss ([0-9.]+)'."
+    )
+
+
+class ProgramSession(Session):
+    """The trials of a command: nothing about its model is known beforehand."""
+
+    def check(self, configs: Sequence[TrainConfig]) -> dict[str, int]:
+        """Return how many examples there are: nobody knows, unless every update sees them all."""
+        program: Any = self.workload
+        return {"train": configs[0].batch_size if program.full_batch else 10**9}

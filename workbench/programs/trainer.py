@@ -1,0 +1,183 @@
+"""`Program` and `ProgramTrainer`: a command as a workload whose trials are runs of it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workbench.config import TrainConfig
+from workbench.errors import StudyInterrupted
+from workbench.programs.command import Command, Outcome, failure, run_command
+from workbench.progress import Progress
+from workbench.record.read import TrialRecord
+from workbench.record.write import StudyWriter, TrialWriter
+from workbench.train.hooks import Hook
+
+WINDOWS = 10
+"""Stretches of a run whose mean training loss stands in for evaluations where the program tells no metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A command and the config that its unchanged run shows.
+
+    Attributes:
+        config: `peak_lr` is the largest lr of the first parameter group, `total_steps` the updates of the whole run.
+        full_batch: whether every update sees the same examples, all of them.
+    """
+
+    command: Command
+    config: TrainConfig
+    full_batch: bool = False
+    minimised: bool = True
+
+    @property
+    def name(self) -> str:
+        """Return the name of the script or module."""
+        return self.command.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramTrainer:
+    """Runs the trials of a `Program`, each in processes of its own.
+
+    Attributes:
+        jobs: runs at a time.
+        threads: of torch in each; None leaves it to the program.
+    """
+
+    jobs: int = 1
+    threads: int | None = None
+    device: str = "cpu"
+    hooks: Sequence[Hook] = ()
+    track: int | Sequence[int] = 0
+    evaluate_also: Sequence[str] = ()
+
+    def run_trials(
+        self,
+        workload: Any,
+        configs: Sequence[TrainConfig],
+        study: StudyWriter,
+        *,
+        stage: str,
+        progress: Progress | None = None,
+    ) -> list[TrialRecord]:
+        """Run what is not finished yet and return all records, in the order of `configs`."""
+        program: Program = workload
+        examples = program.config.batch_size if program.full_batch else 10**9
+        writers = [study.trial(c.to_dict(), stage=stage, train_examples=examples) for c in configs]
+        todo = [(c, w) for c, w in zip(configs, writers, strict=True) if not w.finished]
+        with (
+            tempfile.TemporaryDirectory(prefix="runs-", dir=study.path) as scratch,
+            ThreadPoolExecutor(max(self.jobs, 1)) as pool,
+        ):
+            runs = [
+                pool.submit(self._run, program, config, Path(scratch) / str(writer.number)) for config, writer in todo
+            ]
+            try:
+                for (config, writer), run in zip(todo, runs, strict=True):
+                    outcome = run.result()
+                    write_outcome(writer, config, outcome, own=program.config)
+                    if progress is not None:
+                        progress(outcome.updates)
+            except KeyboardInterrupt:
+                for run in runs:
+                    run.cancel()
+                raise StudyInterrupted("what was measured is kept, and the same command goes on from there.") from None
+        return [writer.record for writer in writers]
+
+    def _run(self, program: Program, config: TrainConfig, scratch: Path) -> Outcome:
+        outcome = run_command(program.command, scratch, trial_of(config, program.config), threads=self.threads)
+        shutil.rmtree(scratch, ignore_errors=True)
+        return outcome
+
+
+def trial_of(config: TrainConfig, own: TrainConfig) -> dict[str, Any]:
+    """Return what is done to a run of the program so that it trains by `config`."""
+    return {
+        "factor": config.peak_lr / own.peak_lr,
+        "warmup_steps": config.warmup_steps,
+        "max_grad_norm": config.max_grad_norm,
+        "stop_after": config.total_steps if config.total_steps < own.total_steps else None,
+        "seed": config.shared_seed,
+    }
+
+
+def write_outcome(
+    writer: TrialWriter, config: TrainConfig, outcome: Outcome, *, own: TrainConfig | None = None
+) -> None:
+    """Write the rows of a run and how it ended.
+
+    A run that fails at a setting of ours where the unchanged one did not has diverged: losses and distributions that check their values
+    raise when a model leaves the finite.
+    """
+    columns = {name: list(values)[: config.total_steps] for name, values in outcome.columns.items()}
+    updates = len(columns.get("lr", ()))
+    losses = columns.get("loss", [])
+    changed = own is not None and (config.peak_lr, config.warmup_steps, config.max_grad_norm) != (
+        own.peak_lr,
+        own.warmup_steps,
+        own.max_grad_norm,
+    )
+    crashed = outcome.code != 0 and updates < config.total_steps
+    event: dict[str, Any] = {"steps_run": updates, "seconds": outcome.seconds, "gradients": "program", "lanes": 1}
+    if crashed:
+        event["said"] = " ".join(outcome.tail.split()[-40:])
+    diverged = bool(losses) and not math.isfinite(losses[-1])
+    if crashed and changed and updates and not diverged:
+        columns = {name: [*values, math.nan if name != "lr" else values[-1]] for name, values in columns.items()}
+        updates, diverged = updates + 1, True
+    writer.rewind(0)
+    if updates:
+        writer.study.steps.add({"trial": [writer.number] * updates, "step": list(range(updates)), **columns})
+    rows = evaluations(config, columns, outcome.metrics)
+    if rows:
+        names = ("step", "split", "metric", "value")
+        count = len(rows)
+        writer.study.evals.add(
+            {"trial": [writer.number] * count, **{name: [row[i] for row in rows] for i, name in enumerate(names)}, "setting": ["periodic"] * count,
+             "num_examples": [math.nan] * count, "num_correct": [math.nan] * count, "seconds": [math.nan] * count, "subset": [""] * count}
+        )  # fmt: skip
+    split, metric = config.select.split("/", 1)
+    chosen = [(row[3], row[0]) for row in rows if (row[1], row[2]) == (split, metric) and math.isfinite(row[3])]
+    if chosen:
+        value, step = (min if config.select_mode == "min" else max)(chosen)
+        event |= {"best_step": step, "best_value": value}
+    state = "diverged" if diverged else "complete" if not crashed else "failed"
+    writer.event("end", state=state, **event)
+    writer.study.flush()
+
+
+def evaluations(
+    config: TrainConfig, columns: Mapping[str, Sequence[float]], metrics: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, str, str, float]]:
+    """Return (step, split, metric, value) of what the program told, and the mean training loss of each tenth of the run."""
+    rows = [
+        (min(int(m["update"]), config.total_steps), "validation", str(m["name"]), float(m["value"])) for m in metrics
+    ]
+    losses = np.asarray(columns.get("loss", ()), dtype=np.float64)
+    width = max(config.total_steps // WINDOWS, 1)
+    for start in range(0, len(losses) - width + 1, width):
+        rows.append((start + width, "train", "loss", float(np.mean(losses[start : start + width]))))
+    return sorted(rows, key=lambda row: row[0])
+
+
+def first_run(command: Command, scratch: Path, *, steps: int | None, threads: int | None) -> Outcome:
+    """Run the command unchanged and return what was seen.
+
+    Raises:
+        WorkbenchError: it fails, or no update of an optimizer was seen.
+    """
+    trial = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": steps, "seed": 0}
+    outcome = run_command(replace(command, timeout_s=command.timeout_s), scratch, trial, threads=threads)
+    if not outcome.updates or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):
+        raise failure(command, outcome)
+    return outcome
