@@ -47,15 +47,11 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    program = None
-    if words[:1] == ["diagnose"] and "--" in words:
-        at = words.index("--")
-        program = words[at + 1 :]
     try:
-        args = build_parser().parse_args(words if program is None else words[:at])
+        args = build_parser().parse_args(words)
     except SystemExit as stop:  # argparse, after --help or a usage error
         return stop.code if isinstance(stop.code, int) else USAGE
-    args.words, args.program = words, program
+    args.words = words
     try:
         code: int = args.command(args)
         sys.stdout.flush()

@@ -45,8 +45,12 @@ def diagnose(args: argparse.Namespace) -> int:
         )
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
-    if args.program is not None:
-        return _show_diagnosis(_program(args), args.fail_on)
+    if "--" in args.words:
+        return _show_diagnosis(_program(args, args.words[args.words.index("--") + 1 :]), args.fail_on)
+    if args.rest:
+        raise UsageError(
+            f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains stands behind --."
+        )
     if args.workload is None:
         raise UsageError(
             "give a WORKLOAD, or a command that trains behind --, as in `workbench diagnose -- python train.py`."
@@ -75,19 +79,20 @@ def diagnose(args: argparse.Namespace) -> int:
     return _show_diagnosis(diagnosis, args.fail_on)
 
 
-def _program(args: argparse.Namespace) -> Diagnosis:
+def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     """Diagnose a command, with the options that are for one."""
     from workbench.playbook.program import diagnose_program
 
-    wrong = next((n for n in ("workload", "address") if getattr(args, n)), None) or (
-        "executor" if args.executor != "local" else None
-    )
-    if wrong is not None or args.trainer != "local":
-        raise UsageError(
-            f"{wrong or '--trainer'} is for a WORKLOAD, and a command stands behind --: leave one of them out."
-        )
+    given = {
+        "WORKLOAD": [args.workload, *args.rest] not in (list(words), [None]),
+        "--address": args.address is not None,
+    }
+    given |= {"--executor": args.executor != "local", "--trainer": args.trainer != "local"}
+    wrong = next((name for name, there in given.items() if there), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong} is for a workload, and a command stands behind --: leave one of them out.")
     return diagnose_program(
-        args.program, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
+        words, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
         redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
         command=_typed(args), progress=True,
     )  # fmt: skip

@@ -51,6 +51,7 @@ HELP = {
         line="is this workload's training healthy, and which config is better?",
         options=(
             _option("workload", "WORKLOAD", "bundled name, package.module:attribute or file.py:attribute; or a command behind --", nargs="?"),
+            _option("rest", "ARG", "of a command", nargs="*"),
             _option("--out", "DIR", "folder of the study (default: a new one in runs/)"),
             _option("--steps", "N", "updates of a trial (default: the workload's own)", type=int),
             _option("--study", "NAME", "name of the study (default: that of its folder)"),
