@@ -15,7 +15,7 @@ import pytest
 from workbench.topics.registry import TOPICS
 
 ROOT = Path(__file__).parents[1]
-TRAINING = r"(workloads|instruments|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
+TRAINING = r"(workloads|instruments|programs|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
 DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|panel)"
 HOME = {
     "torch": TRAINING,
