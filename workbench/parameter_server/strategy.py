@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
+from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
 from workbench.parameter_server.servers.partitioners import check_placeable, num_shards, split_rows, trained_parameters
 from workbench.parameter_server.servers.placed import Part, PlacedModule
 from workbench.parameter_server.servers.server import Place
@@ -228,8 +229,6 @@ class ParameterServerStrategy(OneReplica):
         Raises:
             UsageError: there are `options`; see `DatasetCreator`.
         """
-        from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
-
         refuse_input_options("options", options)
         return DistributedDataset(dataset_fn, self.num_workers)
 

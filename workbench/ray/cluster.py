@@ -67,9 +67,8 @@ class RayCluster:
                     "include_dashboard": False,
                     "object_store_memory": OBJECT_STORE_BYTES,
                     "_temp_dir": leave.enter_context(cluster_folder()),
-                    "_system_config": {
-                        "worker_niceness": 0
-                    },  # as in this process; 15 starves them where others compute
+                    # as in this process; 15 starves them where others compute
+                    "_system_config": {"worker_niceness": 0},
                 }
                 while_starting.enter_context(patient())
             else:

@@ -85,9 +85,8 @@ class Portable(NamedTuple):
     """A module without its parametrizations, and what it takes to put them back."""
 
     plain: nn.Module  # each parametrized tensor a plain one
-    parametrizations: list[
-        tuple[str, str, list[nn.Module]]
-    ]  # path of the submodule, name of the tensor, what is applied to it in order
+    # path of the submodule, name of the tensor, what is applied to it in order
+    parametrizations: list[tuple[str, str, list[nn.Module]]]
     state: dict[str, Any]  # of the module with them
     frozen: set[str]  # names of parameters that need no gradient
 

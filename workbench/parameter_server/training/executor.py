@@ -42,7 +42,8 @@ class LocalExecutor:
         set_plane(identity, DirectPlane(lambda _: runtime))
         held = [Part(key, 0, parameter.numel()) for key, parameter in trained_parameters(module).items()]
         placed = PlacedModule(module, config, {0: held}, name="module", cluster=identity)
-        weakref.finalize(placed, _forget, identity)
+        for forget in (forget_plane, forget_replicas):
+            weakref.finalize(placed, forget, identity)
         placed.create()
         return placed
 
@@ -119,8 +120,3 @@ def trained(executor: Executor, tasks: Iterable[Task], buffers: BufferLog) -> It
         for number, made in results:
             buffers.note(made.worker, len(made.updates), made.buffers)
             yield number, made.updates
-
-
-def _forget(identity: str) -> None:
-    forget_plane(identity)
-    forget_replicas(identity)

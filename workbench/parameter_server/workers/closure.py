@@ -104,9 +104,8 @@ class Closure:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     output: RemoteValue[Any] = field(default_factory=RemoteValue)  # what `schedule` returned
-    cancel: threading.Event = field(
-        default_factory=threading.Event
-    )  # the same for all that were put since the last error
+    # the same for all that were put since the last error
+    cancel: threading.Event = field(default_factory=threading.Event)
     number: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:

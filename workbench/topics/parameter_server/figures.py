@@ -51,27 +51,16 @@ def plot_server_load(
             color, label = PALETTE[(0, 1, 4, 9, 7, 7)[place]], str(name)
             if name is None:
                 color, label = BASELINE, f"{len(order) - SHOWN} more"
-            bars: dict[str, Any] = {
-                "height": 0.6,
-                "edgecolor": INK,
-                "linewidth": 0.4,
-                "hatch": HATCHES[place],
-                "color": color,
-            }
-            axes.barh(np.arange(servers), total / steps / 1e3, left=ends, label=label, **bars)
+            at, widths = np.arange(servers), total / steps / 1e3
+            look: dict[str, Any] = {"edgecolor": INK, "hatch": HATCHES[place], "color": color}
+            axes.barh(at, widths, height=0.6, left=ends, label=label, linewidth=0.4, **look)
             ends += total / steps / 1e3
         axes.axvline(ends.mean(), color=INK, linestyle="--", label="mean of the servers")
         finding = diagnosis["ps.imbalance"] if diagnosis is not None and "ps.imbalance" in diagnosis else None
         if finding is not None and finding.status == "warn":
             worst = int(finding.evidence["server"])
-            marked: dict[str, Any] = {
-                "marker": ">",
-                "color": BAD,
-                "markersize": 9,
-                "linestyle": "none",
-                "clip_on": False,
-            }
-            axes.plot(ends[worst], worst, label=f"{finding.value:.2f} times the mean", **marked)
+            label = f"{finding.value:.2f} times the mean"
+            axes.plot(ends[worst], worst, ">", color=BAD, markersize=9, clip_on=False, label=label)
         axes.set_yticks(range(servers), [f"ps {k}" for k in range(servers)])
         axes.set_ylim(servers - 0.4, -0.6)
         axes.set(xlabel="KB a step, sent and received", ylabel="parameter server", title="Which server carries what")
@@ -152,14 +141,8 @@ def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
             axes.plot(one.index, one, marker=marker, linestyle=style, color=color, label=label)
             flat = saturation(one.index, one.to_numpy())
             if flat is not None:
-                ring: dict[str, Any] = {
-                    "marker": "o",
-                    "markersize": 15,
-                    "fillstyle": "none",
-                    "color": BAD,
-                    "linestyle": "none",
-                }
-                axes.plot(flat, one[flat], label=f"saturated at {flat} worker{'s' * (flat != 1)}", **ring)
+                label = f"saturated at {flat} worker{'s' * (flat != 1)}"
+                axes.plot(flat, one[flat], "o", color=BAD, markersize=15, fillstyle="none", label=label)
         first = rates[lines[0]].sort_index()
         ideal = np.array([first.index[0], max(int(table["workers"].max()), first.index[0] + 1)])
         rate, proportional = first.iloc[0] / first.index[0] * ideal, "in proportion to the workers"

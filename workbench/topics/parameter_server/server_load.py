@@ -90,16 +90,12 @@ def imbalance(facts: Mapping[str, Any], *, limit: float, least_apply: float) -> 
     if measure == "requests" and not heavy["trained"] and not heavy["sharded"]:
         advice, clause = "Do without the variable that everybody asks for: see ps.hotspot.", "T13.3"
     elif heavy["sharded"]:
-        advice, clause = (
-            (
-                "Shuffle the vocabulary before ids are given out (StringLookup.shuffled), so that frequent words do not share a shard."
-            ),
-            "T13.4",
-        )
+        clause = "T13.4"
+        advice = "Shuffle the vocabulary before ids are given out (StringLookup.shuffled), so that frequent words do not share a shard."
     else:
-        advice, clause = (
-            (f"Split large variables over the servers: {SPLIT}, or MinSizePartitioner, which leaves small ones whole."),
-            "T13.2",
+        clause = "T13.2"
+        advice = (
+            f"Split large variables over the servers: {SPLIT}, or MinSizePartitioner, which leaves small ones whole."
         )
     uneven = f"ps {server} has {worst:.2f} times the mean load of {servers} servers in {MEASURES[measure]}, most of it {heavy['carrier']}."
     return replace(CODES.finding("ps.imbalance", "warn", uneven, advice=(advice,), **numbers), clause=clause)
