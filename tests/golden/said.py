@@ -9,6 +9,7 @@ import re
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import matplotlib as mpl
 
@@ -31,13 +32,18 @@ def said_of(folder: Path) -> dict[str, Any]:
     record = open_record(folder)
     diagnosis = diagnosis_of(record)
     known = {k: v for k, v in diagnosis.to_dict().items() if k not in ("path", "command")}
-    page = write_report(record, diagnosis, folder / "report.html").read_text()
+    with patch.object(Figure, "savefig", _nothing):  # the numbers are read from the figures themselves, below
+        page = write_report(record, diagnosis, folder / "report.html").read_text()
     return {
         "diagnosis": known,
         "summary": summarise(record, diagnosis),
         "report": _text(page.replace(str(folder), "FOLDER")),
         "figures": {figure.name: _numbers(figure, record, diagnosis) for figure in FIGURES},
     }
+
+
+def _nothing(figure: Figure, file: Any, **_: Any) -> None:
+    file.write("<svg></svg>")
 
 
 def helps() -> dict[str, str]:

@@ -43,3 +43,16 @@ def small_workload(
     return Workload(
         build_model=build_model, loss=loss, config=TrainConfig(**(settings | (config or {}))), **(defaults | fields)
     )
+
+
+class Having(nn.Module):
+    """A model of these modules, parameters and other attributes, from a function of it and its inputs."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.said = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.said(self, *inputs)

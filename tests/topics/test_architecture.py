@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 import workbench as wb
 from tests.helpers.records import MemoryRecord, empty
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import Having, small_workload
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, WorkloadError
 from workbench.findings.diagnosis import Diagnosis
@@ -49,21 +49,8 @@ def joins_of(model: nn.Module, *inputs: Tensor) -> list[Join]:
     return find_joins(trace_dataflow(model, lambda: model(*inputs), inputs))
 
 
-class Function(nn.Module):
-    """A model of a few layers, from a function of them and the input."""
-
-    def __init__(self, function: Callable[..., Any], **layers: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
-
-
-def two_layers(function: Callable[..., Any], **more: nn.Module | nn.Parameter) -> Function:
-    return Function(function, one=nn.Linear(8, 8), two=nn.Linear(8, 8), **more)
+def two_layers(function: Callable[..., Any], **more: nn.Module | nn.Parameter) -> Having:
+    return Having(function, one=nn.Linear(8, 8), two=nn.Linear(8, 8), **more)
 
 
 def branch(m: Any, x: Tensor) -> Tensor:
@@ -261,21 +248,16 @@ def test_everything_is_left_as_it_was(error: type[BaseException] | None) -> None
     assert state() == before
 
 
-class Dropped(nn.Module):
+def dropped(zero: bool) -> nn.Module:
     """A branch that is dropped as a whole in training, by chance."""
-
-    def __init__(self, *, zero: bool) -> None:
-        super().__init__()
-        self.one, self.head = nn.Linear(3, 3), nn.Linear(3, 1)
-        self.scale = nn.Parameter(torch.zeros(()) if zero else torch.ones(()))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(x + (0.0 if self.training else 1.0) * self.scale * self.one(x))
+    scale = nn.Parameter(torch.zeros(()) if zero else torch.ones(()))
+    function = lambda m, x: m.head(x + (0.0 if m.training else 1.0) * m.scale * m.one(x))  # noqa: E731
+    return Having(function, one=nn.Linear(3, 3), head=nn.Linear(3, 1), scale=scale)
 
 
 @pytest.mark.parametrize("zero", [True, False])
 def test_a_branch_that_was_dropped_by_chance_does_not_begin_at_zero(zero: bool) -> None:
-    (join,) = facts_of(lambda: Dropped(zero=zero))["joins"]
+    (join,) = facts_of(lambda: dropped(zero))["joins"]
     assert (join["branch_rms"] == 0, join["zero_parameters"]) == (zero, ("scale",) if zero else ())
 
 
@@ -285,7 +267,7 @@ def test_what_cannot_be_traced_says_why() -> None:
         raise RuntimeError("cannot be told\nin one line")
 
     def model(call: Any) -> Callable[[], nn.Module]:
-        return lambda: Function(call, one=nn.Linear(3, 4), norm=nn.LayerNorm(4))
+        return lambda: Having(call, one=nn.Linear(3, 4), norm=nn.LayerNorm(4))
 
     before = torch.get_rng_state()
     assert facts_of(model(raises))["reason"] == "the forward pass cannot be traced (RuntimeError: cannot be told)"
@@ -371,22 +353,15 @@ def test_a_practice_that_is_missing_is_an_alarm_only_where_training_shows_a_sign
 GRID = [0.03, 0.06, 0.12, 0.24, 0.48, 0.96]
 
 
-class Chain(nn.Module):
-    """y = curvature^(1/2) * w x: the loss 1/2 y^2 has this curvature, and gradient descent is stable iff lr * curvature < 2."""
-
-    def __init__(self, curvature: float) -> None:
-        super().__init__()
-        self.curvature = curvature
-        self.w = nn.Parameter(torch.ones(1, 1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return math.sqrt(self.curvature) * (x @ self.w)
-
-
 def chain(depth: int, steep: float = 1.0) -> Workload:
-    data = TensorDataset(torch.ones(2, 1, dtype=torch.float64))
+    """y = curvature^(1/2) * w x: the loss 1/2 y^2 has this curvature, and gradient descent is stable iff lr * curvature < 2."""
+    data, slope = TensorDataset(torch.ones(2, 1, dtype=torch.float64)), math.sqrt(steep * depth)
+
+    def build() -> nn.Module:
+        return Having(lambda m, x: slope * (x @ m.w), w=nn.Parameter(torch.ones(1, 1, dtype=torch.float64)))
+
     return Workload(
-        name=f"chain_{depth}", build_model=lambda: Chain(steep * depth), train_data=data, validation_data=data,
+        name=f"chain_{depth}", build_model=build, train_data=data, validation_data=data,
         loss=half_squared_length, config=TrainConfig(optimizer="sgd", peak_lr=0.1, total_steps=200, batch_size=2),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import workbench as wb
 from tests.helpers.simulated_batches import OWN_LR, STEPS, batches, level
 from tests.helpers.simulated_records import record
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import Having, small_workload
 from workbench.topics.batch_size.arms import next_points, read_arms
 from workbench.topics.batch_size.collect import NoiseScale, measure_noise_scale
 from workbench.topics.batch_size.diagnose import CODES, diagnose_noise_scale, equivalence
@@ -159,15 +159,9 @@ DIM, ERROR, NOISE_NOISE = 20, 0.5, 1.0
 CPU = torch.device("cpu")
 
 
-class Fixed(nn.Module):
+def fixed(error: float) -> nn.Module:
     """A linear model that is off by `error` in every weight."""
-
-    def __init__(self, error: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((DIM,), error))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
+    return Having(lambda m, x: x @ m.weight, weight=nn.Parameter(torch.full((DIM,), error)))
 
 
 def regression(
@@ -181,7 +175,7 @@ def regression(
         return scale * (outputs - batch[1]).square()
 
     return wb.Workload(
-        name="regression", build_model=lambda: Fixed(error), train_data=TensorDataset(x, y),
+        name="regression", build_model=lambda: fixed(error), train_data=TensorDataset(x, y),
         validation_data=TensorDataset(x[:100], y[:100]), loss=loss,
         config=wb.TrainConfig(optimizer="sgd", peak_lr=1e-4, total_steps=10, batch_size=batch_size),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import workbench as wb
 from tests.helpers.simulated_records import record
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import Having, small_workload
 from workbench.errors import ConfigError, UsageError
 from workbench.findings.audited import Audit
 from workbench.record.json_values import dumps
@@ -186,17 +186,6 @@ def test_scale(name: str) -> None:
     assert ("of 400 training examples" in finding.summary) == ("far row" in name)
 
 
-class Net(nn.Module):
-    """A linear model behind a function of its inputs."""
-
-    def __init__(self, before: Any) -> None:
-        super().__init__()
-        self.head, self.before = nn.Linear(20, 2), before
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(self.before(x))
-
-
 def coded(values: Any, code: float, share: float) -> Tensor:
     missing = np.random.default_rng(0).random(values.shape) < share
     return torch.tensor(np.where(missing, code, values)).float()
@@ -210,7 +199,7 @@ def coded(values: Any, code: float, share: float) -> Tensor:
 def test_a_model_may_mend_its_inputs_itself(rows: Tensor, cure: Any) -> None:
     for before, status in ((cure, "ok"), (lambda x: x, "warn")):
         data, config = TensorDataset(rows, Y), {"precision": None}
-        build = lambda b=before: Net(b)  # noqa: E731
+        build = lambda b=before: Having(lambda m, x: m.head(b(x)), head=nn.Linear(20, 2))  # noqa: E731
         workload = small_workload(train_data=data, validation_data=data, build_model=build, config=config)
         found = wb.data.diagnose(record([], facts={"data": collect_data(workload)}))
         assert found["data.scale"].status == status
@@ -287,18 +276,14 @@ def test_bad_arguments(call: Any, error: type[Exception], words: str) -> None:
 
 
 def test_ratings_of_items_by_users_are_no_classes_of_users() -> None:
-    class Factors(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.user, self.item = nn.Embedding(40, 1), nn.Embedding(30, 1)
-
-        def forward(self, user: Tensor, item: Tensor) -> Tensor:
-            return (self.user(user) + self.item(item)).squeeze(-1)
+    def build() -> nn.Module:
+        parts = {"user": nn.Embedding(40, 1), "item": nn.Embedding(30, 1)}
+        return Having(lambda m, user, item: (m.user(user) + m.item(item)).squeeze(-1), **parts)
 
     taste = torch.randn(40, 1, generator=G) + torch.randn(1, 30, generator=G) + 0.3 * torch.randn(40, 30, generator=G)
     cells = [(c // 30, c % 30, float(taste[c // 30, c % 30])) for c in torch.randperm(1200, generator=G).tolist()]
     data = small_workload(
-        build_model=Factors, train_data=cells[:1000], validation_data=cells[1000:], metrics={},
+        build_model=build, train_data=cells[:1000], validation_data=cells[1000:], metrics={},
         forward=lambda model, batch: model(batch[0], batch[1]), loss=lambda outputs, batch: (outputs - batch[2]) ** 2,
         config={"precision": "float32"},
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import workbench as wb
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import Having, small_workload
 from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.topics.evaluation.check import collect_own_evaluation
 from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
@@ -223,17 +223,12 @@ def test_our_own_evaluation_passes_its_own_check_on_1_2_and_4_hosts() -> None:
 
 
 def test_a_model_that_looks_at_the_batch_is_found_without_a_function() -> None:
-    class Centred(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x - x.mean(0))
+    def centred() -> nn.Module:
+        return Having(lambda m, x: m.layer(x - x.mean(0)), layer=nn.Linear(3, 1))
 
     healthy = diagnose_evaluation_cases(collect_own_evaluation(workload_of(), CPU))
     assert [f.status for f in healthy] == ["ok", "ok"]
-    sick = diagnose_evaluation_cases(collect_own_evaluation(workload_of(build_model=Centred), CPU))
+    sick = diagnose_evaluation_cases(collect_own_evaluation(workload_of(build_model=centred), CPU))
     assert sick["evaluation.weighting"].status == "fail"
 
 

@@ -95,16 +95,9 @@ def test_without_a_finished_baseline_nothing_is_called_healthy() -> None:
         assert gap_of(facts) is None
 
 
-class Frozen(nn.Module):
+def frozen() -> nn.Module:
     """Batch norm whose running statistics never hear of the data: evaluation is another model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3, momentum=0.0)
-        self.body = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(self.norm(x))
+    return nn.Sequential(nn.BatchNorm1d(3, momentum=0.0), nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
 @contextlib.contextmanager
@@ -119,7 +112,7 @@ def test_evaluation_mode_that_is_another_model(tmp_path: Any, shift: float, stat
     x = torch.randn(96, 3, generator=torch.Generator().manual_seed(0)).double()
     data = TensorDataset(shift + x, x.sum(1))
     config = {"optimizer": "adam", "peak_lr": 0.02, "total_steps": 300, "batch_size": 24}
-    workload = small_workload(build_model=Frozen, train_data=data, validation_data=data, config=config)
+    workload = small_workload(build_model=frozen, train_data=data, validation_data=data, config=config)
     with studied(workload, tmp_path) as session:
         before = torch.get_rng_state()
         session.facts(generalisation=collect_generalisation(session))

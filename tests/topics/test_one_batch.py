@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from tests.helpers.simulated_records import record, trial
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import Having, small_workload
 from workbench.config import TrainConfig
 from workbench.record.json_values import to_json
 from workbench.topics.one_batch.batch import first_batch
@@ -35,19 +35,6 @@ X = torch.randn(160, 12, generator=DRAWS)
 CLASS = (X[:, :4] @ torch.randn(4, 3, generator=DRAWS)).argmax(1)
 NUMBER = X[:, 0] + X[:, 1] * X[:, 2] + 0.1 * torch.randn(160, generator=DRAWS)
 SERIES = torch.randn(160, 9, 2, generator=DRAWS)
-
-
-class Having(nn.Module):
-    """A module whose forward pass is a function of it and its input."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.said = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.said(self, x)
 
 
 def mlp(inputs: int = 12, outputs: int = 3, *, act: Callable[[], nn.Module] = nn.ReLU, depth: int = 2, extra: Any = ()) -> nn.Sequential:  # fmt: skip

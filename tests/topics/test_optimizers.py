@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
+from tests.helpers.workloads import Having
 from workbench.topics.optimizers.constants import diagnose_replaced, staleness
 from workbench.topics.optimizers.rule_ranges import read_ranges
 from workbench.workloads.analytic import quadratic
@@ -327,21 +328,15 @@ def test_a_second_moment_out_of_date_is_told_from_an_unstable_lr(tmp_path: Path)
     assert count(record, beta2=0.9) == 0
 
 
-class Apart(nn.Module):
+def apart() -> nn.Module:
     """1/2 |theta - 1|^2: weight decay w moves the minimum to 1 / (1 + w)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
-
-    def forward(self, batch: Tensor) -> Tensor:
-        loss: Tensor = 0.5 * (self.theta - 1).square().sum()
-        return loss.expand(len(batch))
+    theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    return Having(lambda m, batch: 0.5 * (m.theta - 1).square().sum().expand(len(batch)), theta=theta)
 
 
 @pytest.mark.parametrize(("decay", "status"), [(3.0, "warn"), (0.1, "ok")])
 def test_weight_decay_shrinks_by_what_the_formula_says(tmp_path: Path, decay: float, status: str) -> None:
-    workload = quadratic(optimizer="sgd", peak_lr=0.1, total_steps=200).replace(build_model=Apart)
+    workload = quadratic(optimizer="sgd", peak_lr=0.1, total_steps=200).replace(build_model=apart)
     workload = workload.replace(loss=lambda outputs, batch: outputs, config=workload.config.replace(weight_decay=decay))
     diagnosis, record = run(workload, tmp_path / "s", optimizers=("sgd",), lrs=(0.02, 0.1), seeds=1)
     finding = diagnosis["optimizers.weight_decay_shrinks"]

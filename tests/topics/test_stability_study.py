@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import workbench as wb
-from tests.helpers.workloads import small_workload
+from tests.helpers.workloads import Having, small_workload
 from workbench.workloads.analytic import Quadratic, catapult, eigenvalues, half_squared_length, quadratic
 
 SEEDS = range(2)
@@ -113,24 +113,21 @@ EDGE = {True: 2 * STEEP / math.sinh(STEEP), False: 2.0}
 """The lr beyond which the first step leads further up the opposite wall."""
 
 
-class Valley(nn.Module):
-    """Returns cosh(steep) - 1 + 0.005 slow^2, or with `curved` False steep^2 / 2 + 0.005 slow^2, for every example."""
+def walls(curved: bool) -> nn.Module:
+    """Return cosh(steep) - 1 + 0.005 slow^2, or with `curved` False steep^2 / 2 + 0.005 slow^2, for every example."""
 
-    def __init__(self, curved: bool) -> None:
-        super().__init__()
-        self.curved = curved
-        self.steep = nn.Parameter(torch.tensor(STEEP, dtype=torch.float64))
-        self.slow = nn.Parameter(torch.tensor(SLOW, dtype=torch.float64))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        wall = torch.cosh(m.steep) - 1 if curved else 0.5 * m.steep**2
+        return (wall + 0.5 * SLOW_CURVATURE * m.slow**2).expand(len(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        wall = torch.cosh(self.steep) - 1 if self.curved else 0.5 * self.steep**2
-        return (wall + 0.5 * SLOW_CURVATURE * self.slow**2).expand(len(x))
+    starts = {"steep": STEEP, "slow": SLOW}
+    return Having(forward, **{k: nn.Parameter(torch.tensor(v, dtype=torch.float64)) for k, v in starts.items()})
 
 
 def valley(curved: bool) -> wb.Workload:
     data = TensorDataset(torch.zeros(2, 1, dtype=torch.float64))
     return wb.Workload(
-        name="valley", build_model=lambda: Valley(curved), train_data=data, validation_data=data,
+        name="valley", build_model=lambda: walls(curved), train_data=data, validation_data=data,
         loss=lambda outputs, batch: outputs,
         config=wb.TrainConfig(optimizer="sgd", peak_lr=LRS[curved][0], total_steps=STEPS, batch_size=2),
     )  # fmt: skip
