@@ -43,7 +43,7 @@ def said_of(folder: Path) -> dict[str, Any]:
 
 
 def _nothing(figure: Figure, file: Any, **_: Any) -> None:
-    file.write("<svg></svg>")
+    file.write('<svg viewBox="0 0 1 1"></svg>')
 
 
 def helps() -> dict[str, str]:
