@@ -16,7 +16,7 @@ from torch.distributions import Normal
 from torch.utils.data import TensorDataset
 
 import workbench as wb
-from tests.helpers.workloads import Having, small_net, small_workload, squared
+from tests.helpers.workloads import small_net, small_workload, squared
 from tests.playbook.test_playbook import QUICK
 from workbench.record.read import read_events
 from workbench.train.batches import train_batches
@@ -36,8 +36,13 @@ def odd(
     )  # fmt: skip
 
 
-def encoder() -> nn.Module:
-    return Having(lambda m, x: torch.sigmoid(m.out(m.wide(x).exp())), wide=nn.Linear(8, 32), out=nn.Linear(32, 8))
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.out = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.out(self.wide(x).exp()))
 
 
 def reconstruction(outputs: Tensor, batch: Any) -> Tensor:
@@ -53,7 +58,7 @@ def bounded(outputs: Tensor, batch: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("workload", "raised"),
     [
-        (lambda: odd(encoder, reconstruction), ()),
+        (lambda: odd(Encoder, reconstruction), ()),
         (lambda: small_workload(loss=bounded), ("ValueError: the scale is too large",)),
     ],
     ids=["a loss that asserts on NaN", "one that asserts on finite outputs"],
@@ -136,13 +141,16 @@ def token_loss(outputs: Tensor, batch: Any) -> Tensor:
     return losses.sum(1) / (batch[1] > 0).sum(1)
 
 
-def views(noise: float = 0.0) -> nn.Module:
+class Views(nn.Module):
     """Two views of each example on the unit sphere."""
 
-    def forward(m: Any, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(F.normalize(m.embed(x + noise * torch.randn_like(x)), dim=1) for _ in range(2))
+    def __init__(self, noise: float = 0.0) -> None:
+        super().__init__()
+        self.embed, self.noise = nn.Linear(8, 8, bias=False), noise
 
-    return Having(forward, embed=nn.Linear(8, 8, bias=False))
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = (F.normalize(self.embed(x + self.noise * torch.randn_like(x)), dim=1) for _ in range(2))
+        return first, second
 
 
 def in_batch_negatives(outputs: Any, batch: Any) -> Tensor:
@@ -189,17 +197,11 @@ def test_a_legal_workload_is_diagnosed_to_the_end(tmp_path: Path, case: str) -> 
     assert np.isfinite(evals.loc[evals["trial"] == 0, "value"]).all(), "the person's own training"
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-4], ids=["views", "random views"])
-def test_a_loss_that_couples_examples_is_evaluated_in_batches_of_training(tmp_path: Path, noise: float) -> None:
+@pytest.mark.parametrize("views", [Views, lambda: Views(1e-4)], ids=["views", "random views"])
+def test_a_loss_that_couples_examples_is_evaluated_in_batches_of_training(tmp_path: Path, views: Any) -> None:
     """Where all examples are alike, telling one out of n costs log(n): log(16) in training, log(128) in one evaluation of all."""
     alike = TensorDataset(torch.ones(128, 8), torch.zeros(128))
-    workload = odd(
-        lambda: views(noise),
-        in_batch_negatives,
-        train_data=alike,
-        validation_data=alike,
-        config={"eval_every_steps": 24},
-    )
+    workload = odd(views, in_batch_negatives, train_data=alike, validation_data=alike, config={"eval_every_steps": 24})
     record = wb.Trainer().run(workload, out=tmp_path / "s")
     first = record.evals[record.evals["step"] == 0]["value"].to_list()
     assert first == pytest.approx([np.log(16)], abs=1e-3)

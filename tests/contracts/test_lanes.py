@@ -52,7 +52,7 @@ def workload(
     x = torch.randn(96, FEATURES, generator=generator).to(dtype)
     y = (x[:, :CLASSES] + 0.3 * torch.randn(96, CLASSES, generator=generator).to(dtype)).argmax(1)
     data: Any = (Noisy if augmented else TensorDataset)(x[:64], y[:64])
-    base: dict[str, Any] = {"peak_lr": 0.02, "total_steps": 100, "batch_size": 16, "eval_every_steps": 50}
+    base: dict[str, Any] = {"peak_lr": 0.02, "total_steps": 200, "batch_size": 16, "eval_every_steps": 100}
     return classification(
         name=model,
         build_model=lambda: lane_models.MODELS[model]().to(dtype),
