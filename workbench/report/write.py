@@ -135,7 +135,10 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     else:
         said = "It is the baseline's own: nothing asks for a change."
     paste = str(found.get("paste") or "")
-    if paste.startswith("TrainConfig("):
+    of_program = getattr(record, "study", {}).get("kind") == "program"
+    if of_program and paste:
+        source = paste
+    elif paste.startswith("TrainConfig("):
         source = f"from workbench import TrainConfig\n\nconfig = {paste}"
     elif paste:
         source = f"# workload is the one of this report: its config holds functions of its own, which stay.\nconfig = {paste}"
@@ -151,6 +154,7 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     return {
         "said": said,
         "reason": found.get("reason") or "",
+        "title": "Lines to change" if of_program else "Recommended config",
         "source": source,
         "columns": ("", "baseline", "recommended" if found.get("adopted") else "candidate, not adopted"),
         "rows": fields + results if found.get("candidate") else [],
