@@ -20,7 +20,7 @@ def begun(out: Path) -> tuple[Watching, nn.Linear, torch.optim.Optimizer]:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watching = Watching(out, name=None, note=None, every=50)
-    watching.begin(model, [optimizer], steps=None)
+    watching.begin(model, [optimizer])
     return watching, model, optimizer
 
 
@@ -66,7 +66,7 @@ def test_metrics_are_filed_under_the_split_that_their_name_says(tmp_path: Path) 
 def test_a_second_training_has_a_folder_of_its_own_and_ends_one_that_was_left_open(tmp_path: Path) -> None:
     watching, model, optimizer = begun(tmp_path / "run")
     update(model, optimizer)
-    watching.begin(model, [optimizer], steps=2)
+    watching.begin(model, [optimizer])
     for _ in range(2):
         update(model, optimizer)
     watching.end(KeyboardInterrupt())

@@ -25,9 +25,23 @@ class WatchCallback(_BASE):
         """The run in progress, or else the last one."""
         return self._watching.run
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if not (trainer.enable_validation and trainer.num_sanity_val_steps):
+            self._begin(trainer, pl_module)
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        self._begin(trainer, pl_module)
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if (
+            not self._watching.open
+        ):  # resumed, where the sanity check is left out; the loader has begun, and its draws are not seen
+            self._begin(trainer, pl_module)
+        self._watching.plan(_planned(trainer, pl_module))  # asked earlier, it would make the loaders before their time
+
+    def _begin(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            self._watching.begin(pl_module, trainer.optimizers, steps=_planned(trainer, pl_module))
+            self._watching.begin(pl_module, trainer.optimizers)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._known = dict(trainer.callback_metrics)

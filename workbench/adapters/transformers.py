@@ -41,7 +41,8 @@ class WatchCallback(_BASE):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if state.is_world_process_zero:
-            self._watching.begin(about["model"], [about["optimizer"]], steps=state.max_steps - state.global_step)
+            self._watching.begin(about["model"], [about["optimizer"]])
+            self._watching.plan(state.max_steps - state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **about: Any) -> None:
         self._watching.log({name: value for name, value in logs.items() if not _ITS_OWN.fullmatch(name)}, split="train")

@@ -26,25 +26,32 @@ class Watching:
 
     Attributes:
         run: the run in progress, or else the last one; None before the first.
+        open: whether one is in progress.
     """
 
     def __init__(self, out: str | Path | None, *, name: str | None, note: str | None, every: int) -> None:
         self._out, self._options = out, {"name": name, "note": note, "every": every}
-        self._open = False
+        self.open = False
         self.run: WatchedRun | None = None
 
-    def begin(self, model: Any, optimizers: Sequence[Any], *, steps: int | None) -> None:
-        """Begin to record; `steps` updates are planned where they are known and more than none."""
+    def begin(self, model: Any, optimizers: Sequence[Any]) -> None:
+        """Begin to record."""
         self.end()
-        out = None if self._out is None else _free(Path(self._out))
-        options: dict[str, Any] = self._options | {"steps": steps if steps and steps > 0 else None}
-        self.run = watch(model, optimizers, out, **options).__enter__()
-        self._open = True
+        options: dict[str, Any] = dict(self._options)
+        self.run = watch(
+            model, optimizers, None if self._out is None else _free(Path(self._out)), **options
+        ).__enter__()
+        self.open = True
         atexit.register(self._at_exit)
+
+    def plan(self, steps: int | None) -> None:
+        """Say how many updates are planned, where that is known and more than none."""
+        if self.open and self.run is not None and steps and steps > 0:
+            self.run.plan(steps)
 
     def log(self, metrics: Mapping[str, Any], *, split: str = "validation") -> None:
         """Record numbers under their names; "val_loss", "eval/loss" and the like are of the validation split, others of `split`."""
-        if not self._open or self.run is None:
+        if not self.open or self.run is None:
             return
         values: dict[str, Any] = {}
         for name, value in metrics.items():
@@ -56,8 +63,8 @@ class Watching:
 
     def end(self, error: BaseException | None = None) -> None:
         """Write the rest; a second call does nothing."""
-        if self._open and self.run is not None:
-            self._open = False
+        if self.open and self.run is not None:
+            self.open = False
             atexit.unregister(self._at_exit)
             self.run.__exit__(None if error is None else type(error), error, None)
 

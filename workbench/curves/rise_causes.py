@@ -40,7 +40,7 @@ def rise_cause(
     found["jump_step"] = int(curve.at_steps[jump])
     first, last = max(0, onset - slack), min(max(jump, onset + 1), curve.loss.size - 1)
     lr, norms, updates = (_column(curve, name) for name in ("lr", "grad_norm", "update_norm"))
-    if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * curve.lr):
+    if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * min(curve.lr, _largest(lr[:first], curve.lr))):
         return found | {"cause": "schedule"}
     for values in () if norms is None else (norms, updates):
         seen = None if values is None else _outlier(values, first, last, window, outlier_ratio)
@@ -60,6 +60,11 @@ def _column(curve: TrialCurve, name: str) -> FloatArray | None:
         return None
     values = curve.steps[name].to_numpy(dtype=np.float64)
     return values if np.isfinite(values).any() else None
+
+
+def _largest(values: FloatArray, otherwise: float) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if finite.size else otherwise
 
 
 def _jump_row(curve: TrialCurve, rise: Rise) -> int:

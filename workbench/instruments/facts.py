@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.criteria import Criteria
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
-from workbench.instruments.surroundings import Loaders, Schedulers
+from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor
 
 WINDOW = 200
 """Updates in which everything is looked at; afterwards only what may begin later, and on the cadence (rule of thumb)."""
@@ -31,6 +32,7 @@ class LoopFacts:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria = Schedulers(), Loaders(), Criteria()
+        self.batches = Batches()
         self.updates, self.ended = 0, False
         self._memory: list[tuple[int, int]] = []
 
@@ -43,9 +45,10 @@ class LoopFacts:
         """Take in that a call was made."""
         self.order.add(name, line=self.near)
 
-    def drew(self, loader: Any) -> None:  # noqa: D102
+    def drew(self, loader: Any, draws: Draws) -> None:  # noqa: D102
         self.order.add("draw", line=False)
         self.loaders.drew(loader)
+        self.batches.drew(draws)
 
     def loader_begins(self, loader: Any) -> None:  # noqa: D102
         self.loaders.begins(loader)
@@ -54,14 +57,20 @@ class LoopFacts:
         kind = self.modes.entered(module, loader=self.loaders.last)
         if kind is not None:
             self.order.add(kind, line=self.near)
-        if kind == "forward" and self.near:
-            self.loaders.fed(args)
+        if kind == "forward":
+            first = first_tensor(args)
+            self.batches.fed(first)
+            if self.near:
+                self.loaders.fed(first)
+        elif kind == "evaluate":
+            self.batches.evaluated()
 
     def compared(self, name: str, inputs: Any, target: Any) -> None:  # noqa: D102
         self.criteria.compared(name, inputs, target)
 
     def backward_begins(self, losses: Any, untouched: bool) -> None:  # noqa: D102
         self.modes.backward(loader=self.loaders.last)
+        self.batches.backward()
         self.order.backward(losses, kept=untouched, near=self.near)
 
     def zeroed(self, number: int | None) -> None:  # noqa: D102
@@ -77,11 +86,15 @@ class LoopFacts:
     def step_begins(self, number: int, optimizer: Optimizer) -> None:  # noqa: D102
         if self.near or self.updates % EVERY == 0:
             self.parameters.look(number, optimizer)
+        if number == 0:
+            self.batches.step_begins(optimizer)
         self.order.step(number, empty=self.parameters.empty, line=self.near)
 
     def step_ends(self, number: int) -> None:  # noqa: D102
         self.order.stepped(number)
         self.loaders.stepped(near=self.near)
+        if number == 0:
+            self.batches.stepped()
 
     def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:  # noqa: D102
         self.parameters.moved(updates)
@@ -111,6 +124,7 @@ class LoopFacts:
             "schedulers": self.schedulers.to_dict(),
             "loaders": self.loaders.to_dict(),
             "criteria": self.criteria.to_dict(),
+            "batches": self.batches.to_dict(),
             "memory": [list(pair) for pair in self._memory],
         }
 

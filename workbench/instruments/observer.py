@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from workbench.instruments.batches import Draws
 from workbench.instruments.facts import LoopFacts
 from workbench.instruments.norms import each_norm, gradients_of, total_norm
 from workbench.instruments.rows import StepRows, Value
@@ -61,8 +62,9 @@ class LoopObserver:
         every: int = 50,
         intervention: Intervention | None = None,
     ) -> None:
-        self.rows = StepRows(sink)
         self.facts = LoopFacts(models)
+        self._sink = sink
+        self.rows = StepRows(self._hand_on)
         self.updates = 0
         self._only = [weakref.ref(optimizer) for optimizer in optimizers]
         self._every = every
@@ -84,10 +86,10 @@ class LoopObserver:
 
     # ---- what a loop does, in its order
 
-    def drew(self, loader: Any, waited: float) -> None:  # noqa: D102
+    def drew(self, loader: Any, waited: float, draws: Draws) -> None:  # noqa: D102
         self._waited += waited
         self._drew = True
-        self.facts.drew(loader)
+        self.facts.drew(loader, draws)
 
     def loader_begins(self, loader: Any) -> None:  # noqa: D102
         self.facts.loader_begins(loader)
@@ -167,6 +169,10 @@ class LoopObserver:
         self._marks = self._current_marks()
 
     # ---- rows
+
+    def _hand_on(self, columns: Mapping[str, list[float]]) -> None:
+        self.facts.batches.read(columns)
+        self._sink(columns)
 
     def log(self, **values: Value) -> None:
         """Add values to the row of the update in progress; `loss` stands in for the one that `backward` was called on."""

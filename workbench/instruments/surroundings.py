@@ -97,9 +97,8 @@ class Loaders:
             }
         return self._seen[key]
 
-    def fed(self, args: tuple[Any, ...]) -> None:
-        """Take in what a model is trained on: a number that other examples would hardly give."""
-        first = _first_tensor(args)
+    def fed(self, first: Tensor | None) -> None:
+        """Take in the first tensor that a model is trained on: a number that other examples would hardly give."""
         if first is not None and len(self._prints) < MAX_PRINTS and not self._fed:
             first = first.detach()
             flat = first.reshape(-1)[: 2**16]
@@ -127,9 +126,9 @@ class Loaders:
         }
 
 
-def _first_tensor(value: Any) -> Tensor | None:
+def first_tensor(value: Any) -> Tensor | None:
     """Return the first tensor that holds something in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return value if value.numel() and not value.is_sparse else None
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+    return next((found for part in parts if (found := first_tensor(part)) is not None), None)

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
+
+from workbench.instruments.batches import Draws
 
 
 class Listener(Protocol):
@@ -37,7 +39,7 @@ class Listener(Protocol):
     def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def scheduled(self, scheduler: Any) -> None: ...  # noqa: D102
     def loader_begins(self, loader: Any) -> None: ...  # noqa: D102
-    def drew(self, loader: Any, waited: float) -> None: ...  # noqa: D102
+    def drew(self, loader: Any, waited: float, draws: Draws) -> None: ...  # noqa: D102
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None: ...  # noqa: D102
     def compared(self, name: str, inputs: Any, target: Any) -> None: ...  # noqa: D102
 
@@ -64,6 +66,7 @@ class Taps:
         self.listeners: list[Listener] = []
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._opening: tuple[Any, Draws | None] = (None, None)  # the sampler of the iteration that begins just now
         self._due: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in a step whose closure has not returned yet
         self.on_fault: Callable[[Listener, Exception], None] = lambda _, __: None
 
@@ -108,6 +111,7 @@ class Taps:
             if isinstance(found, type) and issubclass(found, lr_scheduler.LRScheduler) and "step" in vars(found):
                 self._replace(found, "step", self._schedule)
         self._replace(DataLoader, "__iter__", self._iterate)
+        self._replace(BatchSampler, "__iter__", self._sample)
 
     def watch_modules(self) -> RemovableHandle:
         """Tell of the forward pass of every module until the handle is removed, which costs a little for each."""
@@ -216,7 +220,20 @@ class Taps:
 
     def _iterate(self, original: Any, loader: Any) -> Any:
         self._tell("loader_begins", loader)
-        return _TimedIterator(original(loader), loader, self._tell)
+        draws = Draws()
+        in_order = getattr(loader, "in_order", True) or not loader.num_workers
+        self._opening = (loader.batch_sampler if in_order else None, draws)
+        try:
+            batches = original(loader)
+        finally:
+            self._opening = (None, None)
+        return _TimedIterator(batches, loader, draws, self._tell)
+
+    def _sample(self, original: Any, sampler: BatchSampler) -> Any:
+        """Note what the sampler of an iteration that begins will choose; one that changes what its base chooses does not tell."""
+        batches, (wanted, draws) = original(sampler), self._opening
+        plain = type(sampler).__iter__ is BatchSampler.__iter__
+        return _noted(batches, draws) if plain and draws is not None and sampler is wanted else batches
 
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         loss = original(*args, **kwargs)
@@ -226,19 +243,30 @@ class Taps:
         return loss
 
 
-class _TimedIterator:
-    """A loader's iterator that says how long each batch was waited for."""
+def _noted(batches: Iterator[list[Any]], draws: Draws) -> Iterator[list[Any]]:
+    for batch in batches:
+        draws.ahead.append(list(batch))
+        yield batch
 
-    def __init__(self, batches: Iterator[Any], loader: Any, tell: Callable[..., None]) -> None:
-        self._batches, self._loader, self._told = batches, loader, tell
+
+class _TimedIterator:
+    """A loader's iterator that says how long each batch was waited for, and which examples it holds."""
+
+    def __init__(self, batches: Iterator[Any], loader: Any, draws: Draws, tell: Callable[..., None]) -> None:
+        self._batches, self._loader, self._draws, self._told = batches, loader, draws, tell
 
     def __iter__(self) -> _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        began = time.perf_counter()
-        batch = next(self._batches)
-        self._told("drew", self._loader, time.perf_counter() - began)
+        began, draws = time.perf_counter(), self._draws
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            draws.exhausted = True
+            raise
+        draws.current = draws.ahead.popleft() if draws.ahead else None
+        self._told("drew", self._loader, time.perf_counter() - began, draws)
         return batch
 
     def __len__(self) -> int:

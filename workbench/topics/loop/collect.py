@@ -139,6 +139,11 @@ class WatchedRun:
         except (OSError, WorkbenchError) as fault:
             self._tell_once(fault)
 
+    def plan(self, steps: int) -> None:
+        """Say how many updates are planned, where that is known only after the watch began."""
+        check_integer("steps", steps)
+        self._steps = steps
+
     def log(self, *, split: str = "validation", **values: Value) -> None:
         """Record values of the update in progress.
 

@@ -13,6 +13,7 @@ from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
+from workbench.curves.spikes import first_update, told
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.errors import RecordError
 from workbench.findings.advice import Kind, advise
@@ -261,6 +262,8 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
     if code == "stability.spike":
         cause = evidence.get("cause")
         text += f" Likely cause: {cause}." if cause else " Cause: not measured."
+    if evidence.get("update") and lead.zone == "own":
+        text += told(evidence["update"])
     return text
 
 
@@ -272,6 +275,9 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interv
     if code in _LATER:
         empty = {"cause": None, "lead_steps": None}
         evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty
+        facts = study.record.facts
+        if lead and lead.rise and facts.get("loop"):
+            evidence["update"] = first_update(lead.item.curve, lead.rise, facts)
     if code == "stability.mid":
         confirm = [i for i in study.items if i.curve.stage == Role.CONFIRM]
         evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]

@@ -1,0 +1,112 @@
+"""With which update a rise of the loss begins: its learning rate, its batch, and whether the optimizer's second moment was up to its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.curves.instability import Rise
+from workbench.curves.trial_curves import TrialCurve
+
+FloatArray = NDArray[np.float64]
+_WITH_SECOND_MOMENT = ("adam", "adamw", "nadam")
+
+
+def first_update(
+    curve: TrialCurve, rise: Rise, facts: Mapping[str, Any], *, lr_jump: float = 1.5, norm_ratio: float = 5.0, loss_sds: float = 6.0,
+    window: int = 50, slack: int = 5,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Return what is known of the update that a rise begins with; None where no update around its onset stands out.
+
+    It is the first of those, from `slack` before the onset to the loss's peak, whose learning rate, gradient norm or loss does.
+
+    Args:
+        facts: the loop's, as `wb.watch` leaves them; empty where nobody noted batches.
+        lr_jump: times that of the update before that makes a learning rate stand out.
+        norm_ratio: times the median of the `window` updates before the onset that makes a gradient norm stand out.
+        loss_sds: distance from their median, in their standard deviations, that makes a loss stand out (rules of thumb, all five).
+
+    Returns:
+        update; loss, grad_norm and lr with the medians before the onset; examples (indices of the loader's dataset, the first 256) of size;
+        batch, where no sampler told: shape and sum of its first values; second_moment_ratio: squared gradient over the optimizer's second moment before it, both
+        summed over the parameters: about 1 in quiet training.
+    """
+    onset = curve.row(rise.onset_step)
+    stop = onset + 2 if rise.peak_step is None else curve.row(rise.peak_step) + 1
+    start = max(0, onset - slack)
+    rows = range(max(start, 1), min(max(stop, onset + 2), curve.loss.size))
+    before = slice(max(0, start - window), start)
+    loss, norm, lr = curve.loss, _column(curve, "grad_norm"), _column(curve, "lr")
+    usual = {"loss": _median(loss[before]), "grad_norm": _median(norm[before]), "lr": _median(lr[before])}
+    noise = 1.4826 * _median(np.abs(loss[before] - usual["loss"]))
+    noise = max(noise, 1e-3 * abs(usual["loss"]))
+    for row in rows:
+        out = loss[row] > usual["loss"] + loss_sds * noise or not math.isfinite(loss[row])
+        if lr[row] >= lr_jump * lr[row - 1] > 0 or norm[row] >= norm_ratio * usual["grad_norm"] > 0 or out:
+            break
+    else:
+        return None
+    update = int(curve.at_steps[row])
+    loop = facts.get("loop") or {}
+    notes = {note["update"]: note for note in (loop.get("batches") or {}).get("updates", ())}
+    found: dict[str, Any] = {"update": update}
+    for name, values in (("loss", loss), ("grad_norm", norm), ("lr", lr)):
+        found |= {name: float(values[row]), f"{name}_before": usual[name]}
+    found |= {name: notes.get(update, {}).get(name) for name in ("examples", "size", "batch")}
+    return found | {"second_moment_ratio": _second_moment_ratio(curve, row, loop)}
+
+
+def told(found: Mapping[str, Any], *, most: int = 8) -> str:
+    """Return the update in a sentence, with `most` of its examples."""
+    said = []
+    for name, word in (("lr", "learning rate"), ("loss", "loss"), ("grad_norm", "gradient norm")):
+        value, before = found[name], found[f"{name}_before"]
+        if value > 1.5 * before:
+            said.append(f"{word} {value:.3g}, {before:.3g} before")
+    if found["examples"] is not None:
+        shown = ", ".join(str(i) for i in found["examples"][:most])
+        more = found["size"] - most
+        said.append(f"examples {shown}{f' and {more} more' if more > 0 else ''}")
+    elif found["batch"] is not None and found["batch"]["sum"] is not None:
+        shape, total = tuple(found["batch"]["shape"]), found["batch"]["sum"]
+        said.append(f"a batch of shape {shape} whose first 4,096 values sum to {total:.6g}")
+    if (found["second_moment_ratio"] or 0.0) > 10.0:
+        said.append(f"a squared gradient {found['second_moment_ratio']:.3g} times the optimizer's second moment")
+    return f" It begins with update {found['update']}: {'; '.join(said)}." if said else ""
+
+
+def _second_moment_ratio(curve: TrialCurve, row: int, loop: Mapping[str, Any]) -> float | None:
+    """Follow the sum of Adam's second moment, which is a moving average of the squared gradient norms that the optimizer was given."""
+    if curve.config.get("optimizer") not in _WITH_SECOND_MOMENT or row < 1:
+        return None
+    beta = float(curve.config.get("beta2", 0.999))
+    norm = _column(curve, "grad_norm")[: row + 1]
+    limits = [
+        float(text.split()[1]) for text in ((loop.get("order") or {}).get("limits") or {}) if text.startswith("clip ")
+    ]
+    clipped = _column(curve, "clipped")[: row + 1] > 0
+    if clipped.any() and len(limits) != 1:
+        return None
+    squares = np.where(clipped, limits[0] if limits else 0.0, norm) ** 2
+    begun = (loop.get("batches") or {}).get("second_moment") or {"sum": 0.0, "steps": 0.0}
+    moment, count = float(begun["sum"]), float(begun["steps"])
+    for square in squares[:-1][np.isfinite(squares[:-1])]:
+        moment, count = beta * moment + (1.0 - beta) * float(square), count + 1
+    if moment <= 0 or count < 1 or not math.isfinite(squares[-1]):
+        return None
+    return float(squares[-1] / (moment / (1.0 - beta**count)))
+
+
+def _column(curve: TrialCurve, name: str) -> FloatArray:
+    if name not in curve.steps.columns:
+        return np.full(curve.loss.size, math.nan)
+    return curve.steps[name].to_numpy(dtype=np.float64)
+
+
+def _median(values: FloatArray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size >= 5 else math.nan

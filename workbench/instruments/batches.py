@@ -1,0 +1,158 @@
+"""`Batches`: which examples the last updates were made on, kept for those that stand out."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+MEMORY = 512
+"""Updates whose batches are remembered; rows are read in blocks of fewer."""
+MAX_KEPT = 40
+MAX_EXAMPLES = 256
+WINDOW = 50
+_DIGESTED = 4096
+
+
+class Draws:
+    """What one iterator over a loader has drawn: `current` are the indices of its last batch, None where its sampler does not tell."""
+
+    def __init__(self) -> None:
+        self.ahead: deque[list[Any]] = deque()  # chosen by the sampler and not handed out yet
+        self.current: list[Any] | None = None
+        self.exhausted = False
+
+
+class Batches:
+    """Notes the batch of every update, and keeps the notes of updates with an outlying loss, gradient norm or learning rate.
+
+    A batch is known by the indices that the loader's own batch sampler chose or, where it is another, by shape and sum of the first
+    values that the model was given.
+
+    Args:
+        loss_sds: distance from the median of the updates before, in their standard deviations, that makes a loss stand out.
+        norm_ratio: times their median that makes a gradient norm stand out.
+        lr_ratio: times that of the update before that makes a learning rate stand out (rules of thumb, all three low: notes are no alarm).
+    """
+
+    def __init__(self, *, loss_sds: float = 6.0, norm_ratio: float = 3.0, lr_ratio: float = 1.5) -> None:
+        self._loss_sds, self._norm_ratio, self._lr_ratio = loss_sds, norm_ratio, lr_ratio
+        self._drawn: weakref.WeakKeyDictionary[Draws, deque[list[Any] | None]] = weakref.WeakKeyDictionary()
+        self._ahead: bool | None = None  # the loop draws one batch more than it has used, as Accelerate's does
+        self._passes, self._updates, self._read = 0, 0, 0
+        self._fed: tuple[list[int], Tensor | None] | None = None
+        self._notes: deque[dict[str, Any]] = deque(maxlen=MEMORY)
+        self._kept: list[tuple[float, int, dict[str, Any]]] = []
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+        self._lr = math.nan
+        self._moment: dict[str, float] | None = None
+
+    def drew(self, draws: Draws) -> None:
+        """Take in that a batch was drawn."""
+        drawn = self._drawn.pop(draws, deque[list[Any] | None](maxlen=MEMORY))
+        drawn.append(draws.current)
+        self._drawn[draws] = drawn  # again, so that the one that drew last stands last
+
+    def fed(self, first: Tensor | None) -> None:
+        """Take in the first tensor that a model is trained on, for its shape; its values are looked at where no sampler tells."""
+        if first is None or self._fed is not None:
+            return
+        drawn = self._in_use()[1]
+        if drawn and drawn[-1] is not None:
+            self._fed = (list(first.shape), None)
+            return
+        with torch.no_grad():
+            self._fed = (list(first.shape), first.detach().reshape(-1)[:_DIGESTED].float().sum())
+
+    def evaluated(self) -> None:
+        """Take in that a model ran without gradient: what was drawn last was not for training."""
+        for drawn in list(self._drawn.values())[-1:]:
+            drawn.clear()
+
+    def _in_use(self) -> tuple[Draws | None, deque[list[Any] | None]]:
+        """Return who drew last of those that drew since the last update, evaluations apart, and what."""
+        used = [(draws, drawn) for draws, drawn in self._drawn.items() if drawn]
+        return used[-1] if used else (None, deque())
+
+    def backward(self) -> None:
+        """Take in a backward pass."""
+        self._passes += 1
+
+    def step_begins(self, optimizer: Optimizer) -> None:
+        """Read what a resumed optimizer's second moment sums to, before the first update."""
+        if self._updates or self._moment is not None:
+            return
+        found = [s for s in optimizer.state.values() if isinstance(s, dict) and type(s.get("exp_avg_sq")) is Tensor]
+        total = sum(float(s["exp_avg_sq"].sum()) for s in found)
+        self._moment = {"sum": total, "steps": max((float(s.get("step", 0)) for s in found), default=0.0)}
+
+    def stepped(self) -> None:
+        """Take in that an update was made."""
+        draws, drawn = self._in_use()
+        if self._ahead is None:
+            self._ahead = len(drawn) == self._passes + 1
+        left = [drawn.pop()] if self._ahead and drawn and draws is not None and not draws.exhausted else []
+        used = list(drawn)[-max(self._passes, 1) :]
+        for other in self._drawn.values():
+            other.clear()
+        drawn.extend(left)
+        known = [part for part in used if part is not None]
+        fits = self._fed is None or (bool(known) and len(known[0]) in self._fed[0])
+        examples = [index for part in known for index in part] if known and len(known) == len(used) and fits else None
+        self._notes.append({"update": self._updates, "examples": examples, "batch": self._fed})
+        self._updates, self._passes, self._fed = self._updates + 1, 0, None
+
+    def read(self, columns: Mapping[str, Sequence[float]]) -> None:
+        """Look at the rows of the next updates, and keep the notes of those that stand out."""
+        count = len(next(iter(columns.values()), ()))
+        notes = {note["update"]: note for note in self._notes}
+        for i in range(count):
+            loss, norm, lr = (columns[name][i] if name in columns else math.nan for name in ("loss", "grad_norm", "lr"))
+            score = self._score(loss, norm, lr)
+            if score > 1.0 and (note := notes.get(self._read)) is not None:
+                self._kept.append((-score, self._read, note))
+            self._read += 1
+        self._kept = sorted(self._kept, key=lambda kept: kept[:2])[:MAX_KEPT]
+
+    def _score(self, loss: float, norm: float, lr: float) -> float:
+        """Return by how many of its limits an update stands out, 0 where nothing is known."""
+        scores = [0.0]
+        if len(self._losses) >= 5:
+            level = median(self._losses)
+            noise = max(1.4826 * median(abs(x - level) for x in self._losses), 1e-3 * abs(level), 1e-12)
+            scores += [(loss - level) / (self._loss_sds * noise) if math.isfinite(loss) else math.inf]
+        if len(self._norms) >= 5 and (usual := median(self._norms)) > 0:
+            scores += [norm / (self._norm_ratio * usual) if math.isfinite(norm) else 0.0]
+        if self._lr > 0 and math.isfinite(lr):
+            scores += [lr / (self._lr_ratio * self._lr)]
+        for value, into in ((loss, self._losses), (norm, self._norms)):
+            if math.isfinite(value):
+                into.append(value)
+        self._lr = lr
+        return max(scores)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the kept notes in the order of their updates, and the second moment before the first, as JSON values."""
+        return {
+            "updates": [_told(note) for _, _, note in sorted(self._kept, key=lambda k: k[1])],
+            "second_moment": self._moment,
+        }
+
+
+def _told(note: Mapping[str, Any]) -> dict[str, Any]:
+    examples, fed = note["examples"], note["batch"]
+    digest = None if fed is None or fed[1] is None else float(fed[1])
+    batch = None if examples is not None or fed is None else {"shape": fed[0], "sum": digest}
+    plain = None if examples is None else [i if isinstance(i, (int, str)) else str(i) for i in examples]
+    return {
+        "update": note["update"], "examples": None if plain is None else plain[:MAX_EXAMPLES],
+        "size": None if plain is None else len(plain), "batch": batch,
+    }  # fmt: skip
