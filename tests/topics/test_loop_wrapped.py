@@ -165,3 +165,18 @@ def test_a_last_window_that_is_shorter_counts_where_the_loss_is_divided_by_the_u
 
     run, _, _ = trained(loop, tmp_path / "run", torch.optim.Adam)
     assert run.diagnose()["loop.accumulation_scale"].status == ("ok" if by == "examples" else "warn")
+
+
+def test_two_optimizers_that_share_their_examples_repeat_no_batch(tmp_path: Path) -> None:
+    """As in a GAN, whose generator runs on the same noise for its own update and for the discriminator's."""
+    torch.manual_seed(0)
+    made, judge = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 4)), nn.Linear(4, 2)
+    rules = [torch.optim.Adam(model.parameters()) for model in (made, judge)]
+    with wb.watch([made, judge], rules, out=tmp_path / "run") as run:
+        for inputs, targets in batches()[:STEPS]:
+            for rule in rules:
+                rule.zero_grad()
+                F.cross_entropy(judge(made(inputs)), targets).backward()
+                rule.step()
+    assert len(run.record.steps) == STEPS
+    assert run.diagnose()["loop.repeated_batch"].status == "ok"

@@ -92,8 +92,8 @@ class LoopFacts:
 
     def step_ends(self, number: int) -> None:  # noqa: D102
         self.order.stepped(number)
-        self.loaders.stepped(near=self.near)
         if number == 0:
+            self.loaders.stepped(near=self.near)
             self.batches.stepped()
 
     def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:  # noqa: D102
