@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
 
@@ -172,8 +173,9 @@ def test_two_optimizers_that_share_their_examples_repeat_no_batch(tmp_path: Path
     torch.manual_seed(0)
     made, judge = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 4)), nn.Linear(4, 2)
     rules = [torch.optim.Adam(model.parameters()) for model in (made, judge)]
+    data = TensorDataset(*(torch.cat(parts) for parts in zip(*batches()[:STEPS], strict=True)))
     with wb.watch([made, judge], rules, out=tmp_path / "run") as run:
-        for inputs, targets in batches()[:STEPS]:
+        for inputs, targets in DataLoader(data, 16):
             for rule in rules:
                 rule.zero_grad()
                 F.cross_entropy(judge(made(inputs)), targets).backward()
