@@ -10,6 +10,7 @@ from workbench.ledger.studies import export_studies, list_studies, set_note
 from workbench.logs.read import read_log
 from workbench.notebook.batch import run_notebooks
 from workbench.playbook.diagnose import diagnose
+from workbench.playbook.function import diagnose_function
 from workbench.playbook.judge import judge
 from workbench.playbook.program import diagnose_program
 from workbench.record.read import StudyRecord, TrialRecord, how_trained
@@ -67,6 +68,7 @@ __all__ = [
     "curves_panel",
     "data",
     "diagnose",
+    "diagnose_function",
     "diagnose_program",
     "errors",
     "evaluation",

@@ -6,6 +6,7 @@ import inspect
 import os
 import site
 import sysconfig
+from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INSTALLED = tuple(
@@ -14,12 +15,12 @@ _INSTALLED = tuple(
 )
 
 
-def own_line() -> str:
+def own_line(frame: FrameType | None = None) -> str:
     """Return "file.py:31" of the innermost frame that belongs neither to this package nor to an installed one; "" where there is none.
 
-    The file is given as seen from the working directory where it lies below it.
+    It begins at `frame`, None is here. The file is given as seen from the working directory where it lies below it.
     """
-    frame = inspect.currentframe()
+    frame = frame or inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_PACKAGE, *_INSTALLED, "<frozen", "<string>")):

@@ -10,10 +10,10 @@ _LISTENERS: list[Callable[[Mapping[str, float]], None]] = []
 
 
 def log(**values: float | Tensor) -> None:
-    """Report values of the update in progress to whoever observes this program, such as `wb.log(validation_loss=0.31)`; else nothing happens.
+    """Report values of the update in progress to whoever observes this program or loop, such as `wb.log(validation_loss=0.31)`; else nothing happens.
 
     `workbench diagnose -- python train.py` selects and compares by what is logged; `loss` stands in for the loss that `backward`
-    is called on.
+    is called on. Inside `with wb.watch(...)` it is the same as `run.log`.
     """
     plain = {name: float(value) for name, value in values.items()} if _LISTENERS else {}
     for listener in _LISTENERS:

@@ -14,7 +14,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes
 from workbench.programs.command import Command, check_command
 from workbench.programs.session import ProgramSession, metric_of, open_program
-from workbench.programs.trainer import ProgramTrainer
+from workbench.programs.trainer import ProgramTrainer, Repeatable
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord, open_record
@@ -105,7 +105,14 @@ def diagnose_program(
     )
     trainer = ProgramTrainer(jobs=jobs, threads=threads)
     options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
-    with open_program(given, trainer, out, steps=steps, select=select, mode=mode, seeds=seeds, **options) as session:
+    return walk(given, trainer, out, steps=steps, select=select, mode=mode, seeds=seeds, **options)
+
+
+def walk(
+    given: Repeatable, trainer: ProgramTrainer, out: str | Path | None, *, seeds: int, **options: Any
+) -> Diagnosis:
+    """Walk the playbook for a training that is run as it is, and write verdict and report into its study's folder."""
+    with open_program(given, trainer, out, seeds=seeds, **options) as session:
         _walk(session, Proof(seeds=seeds) if seeds > 1 else None)
         record = session.record
         diagnosis = judge_program(record)

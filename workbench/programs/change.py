@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,7 @@ class Change:
     stop_after: int | None = None
     at_end: Callable[[], None] = lambda: None
     diverged: bool = False
+    _learned: bool = False
     _kept: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
 
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
@@ -79,6 +81,11 @@ class Change:
             else:
                 group["lr"] = lr
         self._kept.clear()
+
+    def saw(self, losses: Sequence[float]) -> None:
+        """Take in the losses of updates in a row: a training that was finite and ends in non-finite ones has diverged."""
+        self._learned = self._learned or any(map(math.isfinite, losses))
+        self.diverged = self._learned and len(losses) > 2 and not any(map(math.isfinite, losses[-3:]))
 
     def updated(self, updates: int) -> None:
         """End the program where it has made its updates, or where its loss has been non-finite."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import math
 import os
-import random
 import re
 import sys
 import threading
@@ -27,6 +25,7 @@ from workbench.instruments.log import listen
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.programs.change import Change
+from workbench.programs.seeds import move_seeds, set_seeds
 
 BLOCK = 100
 _SWALLOWED = 3
@@ -62,17 +61,13 @@ class _Observed:
         self._seeded: list[str] = []
         self._optimizer: dict[str, Any] = {}
         self._fault = ""
-        self._learned = False
         self._first_update = 0.0
         self._lock = threading.Lock()
 
     def install(self) -> None:
         seed = int(self._trial["seed"])
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
-        self._watch_seeds(seed)
+        set_seeds(seed)
+        self._seeded, _ = move_seeds(seed)
         TAPS.on_fault = self._on_fault
         TAPS.add(self._observer)
         self._handles.append(TAPS.watch_modules())
@@ -82,27 +77,6 @@ class _Observed:
         for name in ("stdout", "stderr"):
             setattr(sys, name, _Lines(getattr(sys, name), self._trial["patterns"], self._metric))
         atexit.register(self._finish)
-
-    def _watch_seeds(self, seed: int) -> None:
-        """Note where the program seeds a generator itself, and move its seed by the trial's: the baseline's is 0."""
-
-        def moved(original: Any) -> Any:
-            def call(given: Any = None, *args: Any, **kwargs: Any) -> Any:
-                where = own_line()
-                if where:
-                    if where not in self._seeded and len(self._seeded) < 5:
-                        self._seeded.append(where)
-                    if isinstance(given, int):
-                        given += seed
-                return original(given, *args, **kwargs)
-
-            return call
-
-        torch.manual_seed = moved(torch.manual_seed)
-        random.seed = moved(random.seed)
-        if "numpy" in sys.modules:
-            numpy = sys.modules["numpy"]
-            numpy.random.seed = moved(numpy.random.seed)
 
     # ---- what is written
 
@@ -117,9 +91,7 @@ class _Observed:
             file.write(json.dumps(columns) + "\n")
         if not self._first_update:
             self._first_update = time.time() - sum(columns["step_time_s"][1:])
-        losses = columns.get("loss") or []
-        self._learned = self._learned or any(map(math.isfinite, losses))
-        self._change.diverged = self._learned and len(losses) > 2 and not any(map(math.isfinite, losses[-3:]))
+        self._change.saw(columns.get("loss") or [])
         if (
             self._observer.updates >= WINDOW and self._handles
         ):  # by now the models are known: they tell of themselves, which costs less

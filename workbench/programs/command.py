@@ -44,6 +44,7 @@ class Command:
     seed_arg: str | None = None
     patterns: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -56,6 +57,31 @@ class Command:
             if "-m" in self.words[:-1]
             else Path(self.words[0]).name
         )
+
+    @property
+    def shown(self) -> str:
+        """Return what is run, in short."""
+        return " ".join(self.words[-3:])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what tells this command from another one, as JSON values."""
+        return {
+            "words": list(self.words), "folder": str(self.folder), "seed_arg": self.seed_arg, "redirect": list(self.redirect), "copy": self.copy,
+        }  # fmt: skip
+
+    def run(self, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:
+        """Run it once, see `run_command`."""
+        return run_command(self, scratch, trial, threads=threads)
+
+    def stop(self) -> None:
+        """End the runs that are under way."""
+        for job in tuple(self.running):
+            _end(job)
+
+    def failure(self, outcome: Outcome) -> WorkbenchError:
+        """Return the error that says why a run is of no use, and what to do."""
+        return failure(self, outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,17 +170,19 @@ def run_command(command: Command, scratch: Path, trial: Mapping[str, Any], *, th
         job = subprocess.Popen(
             words, cwd=place, env=_environment(path, command.folder, threads), start_new_session=True, **streams
         )
+        command.running.add(job)
         try:
             code = job.wait(timeout=command.timeout_s)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
         finally:
+            command.running.discard(job)
             _end(job)
     seconds = time.perf_counter() - began
     facts = _read(told / "facts.json") or {}
     refused = _read(told / "refused.json")
     return Outcome(
-        columns=_columns(told / "rows.jsonl"), metrics=_lines(told / "metrics.jsonl"), facts=facts, code=code,
+        columns=joined(_lines(told / "rows.jsonl")), metrics=_lines(told / "metrics.jsonl"), facts=facts, code=code,
         seconds=seconds, start_s=max(facts.get("first_update", started) - started, 0.0), tail=_tail(told / "output.txt"), refused=refused,
     )  # fmt: skip
 
@@ -236,9 +264,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _columns(path: Path) -> dict[str, list[float]]:
-    """Return the blocks of rows joined; a column that a block lacks is NaN there."""
-    blocks = _lines(path)
+def joined(blocks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Return blocks of rows as one; a column that a block lacks is NaN there."""
     names = list(dict.fromkeys(name for block in blocks for name in block))
     columns: dict[str, list[float]] = {name: [] for name in names}
     for block in blocks:

@@ -1,4 +1,4 @@
-"""`open_program`: a study whose trials are runs of a command, begun with an unchanged one."""
+"""`open_program`: a study whose trials are runs of a command or a function, begun with an unchanged one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Any
 
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
-from workbench.programs.command import Command, Outcome
+from workbench.programs.command import Outcome
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule
-from workbench.programs.trainer import Program, ProgramTrainer, first_run, write_outcome
+from workbench.programs.trainer import Program, ProgramTrainer, Repeatable, first_run, write_outcome
 from workbench.progress import progress_bar
-from workbench.record.folder import default_folder, read_json
+from workbench.record.folder import default_folder, read_json, unfinished
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.studies.session import Session
 
 _AFAR = 16.0
 """How far above the program's own lr short runs begin to look, as a factor (rule of thumb)."""
+LOGGED = "validation_loss"
+"""What runs are compared by where it is logged and nothing else was asked for."""
 _MAXIMISED = (
     "acc",
     "accuracy",
@@ -52,7 +54,7 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
         groups = re.compile(metric).groups
     except re.error as error:
         raise UsageError(
-            f"--metric {metric!r} is no regular expression ({error}); an example: 'val loss ([0-9.]+)'."
+            f"metric={metric!r} is no regular expression ({error}); an example: 'val loss ([0-9.]+)'."
         ) from error
     label = re.sub(r"\W+", "_", re.split(r"\(", metric)[0]).strip("_").lower() or "metric"
     words = re.split(r"_", label)
@@ -60,21 +62,19 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
     if groups == 0 and re.fullmatch(r"\w+", metric):
         return {}, f"validation/{metric}", mode  # the program gives it to wb.log
     if groups == 0:
-        raise UsageError(f"--metric {metric!r} has no group that holds the value; write it as 'val loss ([0-9.]+)'.")
+        raise UsageError(f"metric={metric!r} has no group that holds the value; write it as 'val loss ([0-9.]+)'.")
     return {label: metric}, f"validation/{label}", mode
 
 
 @contextmanager
 def open_program(
-    given: Command, trainer: ProgramTrainer, out: str | Path | None, *, steps: int | None, select: str, mode: str, seeds: int, name: str | None,
+    given: Repeatable, trainer: ProgramTrainer, out: str | Path | None, *, steps: int | None, select: str, mode: str, seeds: int, name: str | None,
     note: str | None, **options: Any,
 ) -> Iterator[ProgramSession]:  # fmt: skip
-    """Open a study of the command: run it unchanged first, or read what an interrupted call has found."""
-    path = Path(out) if out is not None else default_folder(given.name, "program")
-    settings = {
-        "words": list(given.words), "folder": str(given.folder), "steps": steps, "select": select, "mode": mode, "seeds": seeds,
-        "seed_arg": given.seed_arg, "redirect": list(given.redirect), "copy": given.copy,
-    }  # fmt: skip
+    """Open a study of a command or a function: run it unchanged first, or read what an interrupted call has found."""
+    settings = given.settings | {"steps": steps, "select": select, "mode": mode, "seeds": seeds}
+    begun = unfinished(given.name, "program", {"workload": given.name, "settings": settings})
+    path = Path(out) if out is not None else begun or default_folder(given.name, "program")
     outcome = None
     if (path / "study.json").exists():
         config = TrainConfig.from_dict(_revived(read_json(path / "study.json")["config"]))
@@ -86,13 +86,15 @@ def open_program(
             outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+        if select == "train/loss" and any(row["name"] == LOGGED for row in outcome.metrics):
+            select = f"validation/{LOGGED}"
         _check_metric(given, outcome, select)
         config = own_config(outcome, select=select, select_mode=mode)
         loaders = outcome.facts["loop"]["loaders"]
         full = loaders["compared"] > 1 and loaders["same"] == loaders["compared"]
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
-        note=note or f"diagnosis of `{' '.join(given.words[-3:])}`", command=options.get("command"),
+        note=note or f"diagnosis of `{given.shown}`", command=options.get("command"), call=options.get("call"),
     )  # fmt: skip
     program = Program(command=given, config=config, full_batch=full)
     try:
@@ -123,18 +125,18 @@ def _revived(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_metric(command: Command, outcome: Outcome, select: str) -> None:
+def _check_metric(command: Repeatable, outcome: Outcome, select: str) -> None:
     metric = select.split("/", 1)[1]
     if select == "train/loss" or any(row["name"] == metric for row in outcome.metrics):
         return
     told = sorted({str(row["name"]) for row in outcome.metrics})
     if command.patterns:
         raise UsageError(
-            f"--metric {next(iter(command.patterns.values()))!r} matches no line with a number that the program printed in {outcome.updates} updates. It printed "
+            f"metric={next(iter(command.patterns.values()))!r} matches no line with a number that the program printed in {outcome.updates} updates. It printed "
             f"last: {' '.join(outcome.tail.split()[-30:])}"
         )
     raise UsageError(
-        f"--metric {metric!r}: the program gave wb.log no such value{f'; it gave {told}' if told else ''}, and a pattern needs a group, 'val loss ([0-9.]+)'."
+        f"metric={metric!r}: the program gave wb.log no such value{f'; it gave {told}' if told else ''}, and a pattern needs a group, 'val loss ([0-9.]+)'."
     )
 
 

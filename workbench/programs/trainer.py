@@ -1,21 +1,21 @@
-"""`Program` and `ProgramTrainer`: a command as a workload whose trials are runs of it."""
+"""`Program` and `ProgramTrainer`: a command or a function as a workload whose trials are runs of it."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.errors import StudyInterrupted
-from workbench.programs.command import Command, Outcome, failure, run_command
+from workbench.errors import StudyInterrupted, WorkbenchError
+from workbench.programs.command import Outcome
 from workbench.progress import Progress
 from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter, TrialWriter
@@ -25,36 +25,65 @@ WINDOWS = 10
 """Stretches of a run whose mean training loss stands in for evaluations where the program tells no metric."""
 
 
+class Repeatable(Protocol):
+    """A training that is run as it is, as often as is needed: a `Command` or a `Function`."""
+
+    @property
+    def name(self) -> str:
+        """Return a short name, also of the study's folder."""
+
+    @property
+    def shown(self) -> str:
+        """Return what is run, in short."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what tells it from another one, as JSON values."""
+
+    @property
+    def patterns(self) -> Mapping[str, str]:
+        """Return the name of each metric that is looked for in what it prints, and its pattern."""
+
+    def run(self, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:
+        """Run it once, changed as `trial` says (see `trial_of`), and return what was seen."""
+
+    def stop(self) -> None:
+        """End the runs that are under way in other processes."""
+
+    def failure(self, outcome: Outcome) -> WorkbenchError:
+        """Return the error that says why a run is of no use, and what to do."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A command and the config that its unchanged run shows.
+    """What is run and the config that its unchanged run shows.
 
     Attributes:
         config: `peak_lr` is the largest lr of the first parameter group, `total_steps` the updates of the whole run.
         full_batch: whether every update sees the same examples, all of them.
     """
 
-    command: Command
+    command: Repeatable
     config: TrainConfig
     full_batch: bool = False
     minimised: bool = True
 
     @property
     def name(self) -> str:
-        """Return the name of the script or module."""
+        """Return the name of the script, module or function."""
         return self.command.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramTrainer:
-    """Runs the trials of a `Program`, each in processes of its own.
+    """Runs the trials of a `Program`.
 
     Attributes:
-        jobs: runs at a time.
+        jobs: runs at a time, each in processes of its own; None runs one after the other in this thread.
         threads: of torch in each; None leaves it to the program.
     """
 
-    jobs: int = 1
+    jobs: int | None = 1
     threads: int | None = None
     device: str = "cpu"
     hooks: Sequence[Hook] = ()
@@ -75,27 +104,35 @@ class ProgramTrainer:
         examples = program.config.batch_size if program.full_batch else 10**9
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=examples) for c in configs]
         todo = [(c, w) for c, w in zip(configs, writers, strict=True) if not w.finished]
-        with (
-            tempfile.TemporaryDirectory(prefix="runs-", dir=study.path) as scratch,
-            ThreadPoolExecutor(max(self.jobs, 1)) as pool,
-        ):
-            runs = [
-                pool.submit(self._run, program, config, Path(scratch) / str(writer.number)) for config, writer in todo
-            ]
+        with tempfile.TemporaryDirectory(prefix="runs-", dir=study.path) as scratch:
+            places = [(config, Path(scratch) / str(writer.number)) for config, writer in todo]
             try:
-                for (config, writer), run in zip(todo, runs, strict=True):
-                    outcome = run.result()
+                for (config, writer), outcome in zip(todo, self._outcomes(program, places), strict=True):
                     write_outcome(writer, config, outcome, own=program.config)
                     if progress is not None:
                         progress(outcome.updates)
             except KeyboardInterrupt:
-                for run in runs:
-                    run.cancel()
-                raise StudyInterrupted("what was measured is kept, and the same command goes on from there.") from None
+                raise StudyInterrupted(
+                    f"what was measured is kept in {study.path}, and the same call goes on from there."
+                ) from None
         return [writer.record for writer in writers]
 
+    def _outcomes(self, program: Program, places: Sequence[tuple[TrainConfig, Path]]) -> Iterator[Outcome]:
+        if self.jobs is None:
+            yield from (self._run(program, config, scratch) for config, scratch in places)
+            return
+        with ThreadPoolExecutor(max(self.jobs, 1)) as pool:
+            runs = [pool.submit(self._run, program, config, scratch) for config, scratch in places]
+            try:
+                yield from (run.result() for run in runs)
+            except BaseException:
+                for run in runs:
+                    run.cancel()
+                program.command.stop()
+                raise
+
     def _run(self, program: Program, config: TrainConfig, scratch: Path) -> Outcome:
-        outcome = run_command(program.command, scratch, trial_of(config, program.config), threads=self.threads)
+        outcome = program.command.run(scratch, trial_of(config, program.config), threads=self.threads)
         shutil.rmtree(scratch, ignore_errors=True)
         return outcome
 
@@ -170,14 +207,14 @@ def evaluations(
     return sorted(rows, key=lambda row: row[0])
 
 
-def first_run(command: Command, scratch: Path, *, steps: int | None, threads: int | None) -> Outcome:
-    """Run the command unchanged and return what was seen.
+def first_run(command: Repeatable, scratch: Path, *, steps: int | None, threads: int | None) -> Outcome:
+    """Run it unchanged and return what was seen.
 
     Raises:
         WorkbenchError: it fails, or no update of an optimizer was seen.
     """
     trial = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": steps, "seed": 0}
-    outcome = run_command(replace(command, timeout_s=command.timeout_s), scratch, trial, threads=threads)
+    outcome = command.run(scratch, trial, threads=threads)
     if not outcome.updates or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):
-        raise failure(command, outcome)
+        raise command.failure(outcome)
     return outcome

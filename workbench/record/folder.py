@@ -34,11 +34,11 @@ def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Pa
 
 
 def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path = "runs") -> Path | None:
-    """Return the newest folder under `root` in which this very study was begun and not finished, if there is one."""
+    """Return the newest folder under `root` in which a study with all that is `wanted` was begun and not finished, if there is one."""
     for path in sorted(Path(root).glob(f"{workload}-{stem}-*/study.json"), reverse=True):
         with contextlib.suppress(RecordError):
             study = read_json(path)
-            same = isinstance(study, dict) and all(study.get(key) == wanted[key] for key in _IDENTITY)
+            same = isinstance(study, dict) and all(study.get(key) == value for key, value in wanted.items())
             if same and "finished" not in study and not is_locked(path.parent):
                 return path.parent
     return None

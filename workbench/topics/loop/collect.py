@@ -19,6 +19,7 @@ from workbench.checks import check_integer
 from workbench.errors import UsageError, WorkbenchError, in_one_line
 from workbench.findings.diagnosis import Diagnosis
 from workbench.instruments.facts import WINDOW
+from workbench.instruments.log import listen
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.own_config import config_fields
 from workbench.instruments.rows import Value
@@ -127,6 +128,7 @@ class WatchedRun:
         TAPS.add(self._observer)
         self._handles = self._observer.facts.modes.attach(self._entered)
         self._undo_criteria = TAPS.watch_criteria()
+        self._unlisten = listen(self._told)
         return self
 
     def __exit__(
@@ -208,6 +210,9 @@ class WatchedRun:
         self._writer.steps.add(columns)
         self._writer.flush()
 
+    def _told(self, values: Mapping[str, Any]) -> None:
+        self._guarded(lambda: self.log(**values))
+
     def _guarded(self, does: Any) -> None:
         try:
             does()
@@ -224,6 +229,7 @@ class WatchedRun:
 
     def _detach(self) -> None:
         TAPS.remove(self._observer)
+        self._unlisten()
         for handle in self._handles:
             handle.remove()
         if self._undo_criteria is not None:

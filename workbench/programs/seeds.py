@@ -1,0 +1,59 @@
+"""The seeds of a trial, and those that a program sets itself."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workbench.instruments.caller import own_line
+
+MAX_PLACES = 5
+
+
+class Seed(int):
+    """The seed of a trial, in the hands of a program: it is used as it is, where others are moved by it."""
+
+
+def set_seeds(seed: int) -> None:
+    """Seed the generators of torch, Python and NumPy, as far as they are imported."""
+    for owner, name in _owners():
+        getattr(owner, name)(seed)
+
+
+def move_seeds(seed: int) -> tuple[list[str], Callable[[], None]]:
+    """Add `seed` to every seed that a person's own code sets, until what is returned is called; the baseline's is 0.
+
+    Returns the places of the code that set one, which grows, and what puts the functions back.
+    """
+    places: list[str] = []
+
+    def moved(original: Any) -> Any:
+        def call(given: Any = None, *args: Any, **kwargs: Any) -> Any:
+            where = own_line()
+            if where:
+                if where not in places and len(places) < MAX_PLACES:
+                    places.append(where)
+                if isinstance(given, int) and not isinstance(given, Seed):
+                    given += seed
+            return original(given, *args, **kwargs)
+
+        return call
+
+    kept = [(owner, name, getattr(owner, name)) for owner, name in _owners()]
+    for owner, name, original in kept:
+        setattr(owner, name, moved(original))
+
+    def undo() -> None:
+        for owner, name, original in kept:
+            setattr(owner, name, original)
+
+    return places, undo
+
+
+def _owners() -> list[tuple[Any, str]]:
+    found: list[tuple[Any, str]] = [(torch, "manual_seed"), (random, "seed")]
+    return [*found, (sys.modules["numpy"].random, "seed")] if "numpy" in sys.modules else found
