@@ -79,6 +79,7 @@ READ = pd.DataFrame(
 )
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
+    "plot_loop": lambda r, d, ax: plots.plot_loop(r, d, ax=ax),
     "plot_loss_curves": lambda r, d, ax: plots.plot_loss_curves(r, diagnosis=d, ax=ax),
     "plot_checkpoints": lambda r, d, ax: plots.plot_checkpoints(r, d, ax=ax),
     "plot_early_stopping": lambda r, d, ax: plots.plot_early_stopping(r, d, ax=ax),

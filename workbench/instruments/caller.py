@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import site
@@ -22,14 +23,18 @@ def own_line(frame: FrameType | None = None) -> str:
     """
     frame = frame or inspect.currentframe()
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, *_INSTALLED, "<frozen", "<string>")):
-            return f"{_shown(name)}:{frame.f_lineno}"
+        shown = _shown(frame.f_code.co_filename)
+        if shown is not None:
+            return f"{shown}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _shown(path: str) -> str:
+@functools.cache
+def _shown(path: str) -> str | None:
+    """Return how a file of a person's own is named, None for one of this package or an installed one."""
+    if path.startswith((_PACKAGE, *_INSTALLED, "<frozen", "<string>")):
+        return None
     if "ipykernel" in path or path.startswith("<"):
         return "cell"
     near = os.path.relpath(path) if os.path.isabs(path) else path

@@ -30,7 +30,14 @@ class Criteria:
         if row["calls"] > MAX_CALLS:
             return
         if name in _ELEMENTWISE and isinstance(target, Tensor) and inputs.shape != target.shape:
-            row["broadcast"] = [list(inputs.shape), list(target.shape)]
+            both = torch.Size(torch.broadcast_shapes(inputs.shape, target.shape))  # type: ignore[no-untyped-call]
+            if both.numel() > max(inputs.numel(), target.numel()):
+                row["broadcast"] = [list(inputs.shape), list(target.shape)]
+        if name == "binary_cross_entropy_with_logits" and inputs.numel() > 1 and inputs.is_floating_point():
+            with torch.no_grad():
+                least, most = inputs.detach().float().aminmax()
+                unit = (least >= 0) & (most <= 1) & (least < most)
+                self._values.setdefault(name, []).append(torch.stack([unit, torch.zeros_like(unit), unit]).float())
         if (
             name in ("cross_entropy", "nll_loss")
             and inputs.ndim >= 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.criteria import Criteria
+from workbench.instruments.graphs import Graphs
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
@@ -21,6 +22,7 @@ WINDOW = 200
 """Updates in which everything is looked at; afterwards only what may begin later, and on the cadence (rule of thumb)."""
 EVERY = 50
 MEMORY_EVERY = 10
+"""Updates between two looks at the process's memory, ten times as many after the window."""
 
 
 class LoopFacts:
@@ -31,15 +33,11 @@ class LoopFacts:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
-        self.schedulers, self.loaders, self.criteria = Schedulers(), Loaders(), Criteria()
+        self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches = Batches()
-        self.updates, self.ended = 0, False
+        self.updates, self.ended, self.given = 0, False, 0
+        self.near = True  # whether everything is looked at
         self._memory: list[tuple[int, int]] = []
-
-    @property
-    def near(self) -> bool:
-        """Whether everything is looked at."""
-        return self.updates < WINDOW
 
     def token(self, name: str) -> None:
         """Take in that a call was made."""
@@ -54,7 +52,7 @@ class LoopFacts:
         self.loaders.begins(loader)
 
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
-        kind = self.modes.entered(module, loader=self.loaders.last)
+        kind = self.modes.entered(module)
         if kind is not None:
             self.order.add(kind, line=self.near)
         if kind == "forward":
@@ -68,10 +66,13 @@ class LoopFacts:
     def compared(self, name: str, inputs: Any, target: Any) -> None:  # noqa: D102
         self.criteria.compared(name, inputs, target)
 
-    def backward_begins(self, losses: Any, untouched: bool) -> None:  # noqa: D102
-        self.modes.backward(loader=self.loaders.last)
+    def backward_begins(self, losses: Any, touched: Iterable[int]) -> None:  # noqa: D102
+        self.modes.backward(self.loaders.drawn())
+        self.loaders.trained()
         self.batches.backward()
-        self.order.backward(losses, kept=untouched, near=self.near)
+        self.order.backward(losses, touched=touched, near=self.near)
+        if self.near:
+            self.graphs.backward(losses)
 
     def zeroed(self, number: int | None) -> None:  # noqa: D102
         self.order.add("zero" if number is None else f"zero{number}", line=self.near)
@@ -80,15 +81,21 @@ class LoopFacts:
         self.order.clipped(kind, limit, line=self.near)
 
     def scheduled(self, scheduler: Any, updates: int) -> None:  # noqa: D102
-        if self.schedulers.stepped(scheduler, updates):
+        if self.schedulers.stepped(scheduler, updates, skipped=self.order.scaled):
             self.order.add("schedule", line=self.near)
 
-    def step_begins(self, number: int, optimizer: Optimizer) -> None:  # noqa: D102
+    def step_begins(self, number: int, optimizer: Optimizer, *, altered: bool = False) -> None:  # noqa: D102
+        empty = False
         if self.near or self.updates % EVERY == 0:
-            self.parameters.look(number, optimizer)
+            empty = self.parameters.look(number, optimizer, self.graphs.leaves.values())
         if number == 0:
             self.batches.step_begins(optimizer)
-        self.order.step(number, empty=self.parameters.empty, line=self.near)
+        self.order.step(number, empty=empty, line=self.near, altered=altered)
+
+    def stepped_elsewhere(self, optimizer: Optimizer) -> None:
+        """Take in that an optimizer steps that is not observed."""
+        if self.near:
+            self.parameters.elsewhere(optimizer)
 
     def step_ends(self, number: int) -> None:  # noqa: D102
         self.order.stepped(number)
@@ -100,11 +107,11 @@ class LoopFacts:
         self.parameters.moved(updates)
 
     def updated(self, updates: int, optimizer: Optimizer) -> None:  # noqa: D102
-        self.updates = updates
+        self.updates, self.near = updates, updates < WINDOW
         if updates == WINDOW:
             self.criteria.settle()
             self.modes.settle({id(p) for group in optimizer.param_groups for p in group["params"]})
-        if updates % MEMORY_EVERY == 0 and (used := resident_bytes()) is not None:
+        if updates % (MEMORY_EVERY if self.near else 10 * MEMORY_EVERY) == 0 and (used := resident_bytes()) is not None:
             self._memory.append((updates, used))
             if len(self._memory) > 2000:
                 del self._memory[1::2]
@@ -118,13 +125,15 @@ class LoopFacts:
         return {
             "updates": self.updates,
             "ended": self.ended,
+            "optimizers_given": self.given,
             "order": self.order.to_dict(),
-            "modes": self.modes.to_dict(),
+            "modes": self.modes.to_dict(self.loaders, self.loaders.drawn()),
             "parameters": self.parameters.to_dict(self.modes),
             "schedulers": self.schedulers.to_dict(),
             "loaders": self.loaders.to_dict(),
             "criteria": self.criteria.to_dict(),
             "batches": self.batches.to_dict(),
+            "graphs": self.graphs.to_dict(),
             "memory": [list(pair) for pair in self._memory],
         }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,7 +13,12 @@ from torch.utils.hooks import RemovableHandle
 from workbench.instruments.caller import own_line
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_RATES = ("p", "drop_prob", "drop_p", "dropout")
 MAX_ROOTS = 16
+
+
+class _Trains(Protocol):
+    def is_trained_on(self, loader: int | None) -> bool: ...
 
 
 class Modes:
@@ -24,17 +29,10 @@ class Modes:
         self._roots: dict[int, _Root] = {}
         self._inner: set[int] = set()
         self._last: _Root | None = None
-        self._run = 0  # forward passes without gradient since the last backward pass
-        self._run_loader: int | None = None
-        self._trained_from: set[int | None] = set()
-        self._backwards = 0
+        self._passes = 0  # forward passes without gradient since the last backward pass
+        self._entered = 0
         for model in models:
             self._add(model)
-
-    @property
-    def given(self) -> bool:
-        """Whether models were named, so that no other is looked for."""
-        return self._given
 
     def roots(self) -> Iterator[nn.Module]:
         """Iterate over the models that are still alive."""
@@ -48,7 +46,7 @@ class Modes:
         root = self._roots[id(model)] = _Root(model)
         return root
 
-    def entered(self, module: nn.Module, *, loader: int | None) -> str | None:
+    def entered(self, module: nn.Module) -> str | None:
         """Return "forward" or "evaluate" for the forward pass of a whole model, None for one of its parts."""
         root = self._roots.get(id(module))
         if root is None:
@@ -56,24 +54,28 @@ class Modes:
             if known or next(module.parameters(), None) is None:
                 return None
             root = self._add(module)
-        learns = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if learns:
+        self._entered += 1
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             self._last = root
             return "forward"
-        self._run += 1
-        self._run_loader = loader
+        self._passes += 1
         root.look_at_evaluation()
         return "evaluate"
 
-    def backward(self, *, loader: int | None) -> None:
-        """Take in that a backward pass begins: what ran forward last is what trains."""
-        self._backwards += 1
-        self._trained_from.add(loader)
-        for root in list(self._roots.values()):
-            root.end_of_run(self._run, loader=self._run_loader)
-        self._run = 0
-        if self._last is not None:
-            self._last.look_at_training()
+    def backward(self, drawn: Mapping[int, int]) -> None:
+        """Take in that a backward pass begins: what ran forward last is what trains. `drawn` are the batches since the one before."""
+        self._end_of_run(drawn)
+        seen = [self._last] if self._last is not None else list(self._roots.values()) if self._given else []
+        for root in seen:  # of a model whose parts are called one by one only its mode is known
+            root.look_at_training()
+
+    def _end_of_run(self, drawn: Mapping[int, int]) -> None:
+        if self._passes:
+            loader = max(drawn, key=lambda key: drawn[key], default=None)
+            whose = loader if loader is not None and drawn[loader] * 2 >= self._passes else None
+            for root in self._roots.values():
+                root.end_of_run(self._passes, loader=whose)
+            self._passes = 0
 
     def settle(self, trained: set[int]) -> None:
         """Forget models of which no parameter is trained."""
@@ -100,12 +102,10 @@ class Modes:
             for name, p in m.named_parameters()
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, loaders: _Trains, drawn: Mapping[int, int] | None = None) -> dict[str, Any]:
         """Return what was seen of each model, as JSON values."""
-        for root in list(self._roots.values()):
-            root.end_of_run(self._run, loader=self._run_loader)
-        self._run = 0
-        return {"models": [root.to_dict(self._trained_from) for root in self._roots.values()]}
+        self._end_of_run(drawn or {})
+        return {"entered": self._entered, "models": [root.to_dict(loaders) for root in self._roots.values()]}
 
 
 class _Passes:
@@ -140,54 +140,63 @@ class _Root:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model)
-        self.kind = type(model).__name__
-        self._random = [(name, module) for name, module in model.named_modules() if _depends_on_mode(module)]
-        self._random = [(name, weakref.ref(module)) for name, module in self._random]
-        self.trained = self.trained_in_eval = self.evaluated = self.evaluated_in_train = 0
-        self._wrong_run: list[str] = []
-        self._loaders: dict[int | None, int] = {}
-        self._runs = 0
+        self._random = [
+            (name, weakref.ref(module)) for name, module in model.named_modules() if _depends_on_mode(module)
+        ]
+        self.trained = self.trained_in_eval = 0
+        self._wrong: list[str] = []
+        self._evaluated = False
+        self._runs: dict[tuple[int | None, bool, bool], int] = {}  # by loader, several passes, and training mode
         self.lines: dict[str, str] = {}
 
     def _training(self) -> list[str]:
         return [name for name, ref in self._random if (module := ref()) is not None and module.training]
 
     def look_at_training(self) -> None:
-        """Count a pass that is trained on; it is in evaluation mode where nothing that depends on the mode is in training mode."""
+        """Count a pass that is trained on.
+
+        It is in evaluation mode where the model as a whole is, and nothing in it that depends on the mode is in training mode. Parts that are
+        set to evaluation mode within a model in training mode are meant to be: frozen ones.
+        """
         self.trained += 1
-        if self._random and not self._training():
+        if self._random and not self._in_training() and not self._training():
             self.trained_in_eval += 1
             if "eval" not in self.lines:
                 self.lines["eval"] = own_line()
 
+    def _in_training(self) -> bool:
+        """Tell the mode of the model, within wrappers that hold it and nothing else."""
+        model = self.model()
+        while model is not None and model.training and len(inner := list(model.children())) == 1:
+            model = inner[0]
+        return model is not None and model.training
+
     def look_at_evaluation(self) -> None:
-        """Count a pass without gradient, and what of it is in training mode."""
-        self.evaluated += 1
-        self._wrong_run = self._training()
-        if self._wrong_run and "train" not in self.lines:
+        """Note of a pass without gradient what of it is in training mode."""
+        self._evaluated = True
+        self._wrong = self._training()
+        if self._wrong and "train" not in self.lines:
             self.lines["train"] = own_line()
 
     def end_of_run(self, passes: int, *, loader: int | None) -> None:
-        """Take in that so many passes without gradient stood in a row."""
-        if passes < 2:
-            self._wrong_run = []
-            return
-        self._runs += 1
-        if self._wrong_run:
-            self.evaluated_in_train += 1
-            self._loaders[loader] = self._loaders.get(loader, 0) + 1
-        self._wrong_run = []
+        """Take in that so many passes without gradient stood in a row, on batches of this loader."""
+        if self._evaluated:
+            key = (loader, passes > 1, bool(self._wrong))
+            self._runs[key] = self._runs.get(key, 0) + 1
+        self._wrong, self._evaluated = [], False
 
-    def to_dict(self, trained_from: set[int | None]) -> dict[str, Any]:
-        apart = sum(
-            count for loader, count in self._loaders.items() if loader is not None and loader not in trained_from
-        )
+    def to_dict(self, loaders: _Trains) -> dict[str, Any]:
+        """Return the counts; an evaluation is several passes in a row, or one on a loader that is not trained on."""
+        apart = {key: not loaders.is_trained_on(key[0]) and key[0] is not None for key in self._runs}
+        runs = {key: count for key, count in self._runs.items() if key[1] or apart[key]}
         model = self.model()
-        training = model is not None and model.training
         return {
-            "model": self.kind, "depends_on_mode": [name for name, _ in self._random][:5], "trained": self.trained,
-            "trained_in_eval": self.trained_in_eval, "runs": self._runs, "runs_in_train": self.evaluated_in_train,
-            "runs_in_train_apart": apart, "runs_in_train_no_loader": self._loaders.get(None, 0), "training": training, "lines": self.lines,
+            "model": "a model that is gone" if model is None else type(model).__name__,
+            "depends_on_mode": [name for name, _ in self._random][:5], "trained": self.trained, "trained_in_eval": self.trained_in_eval,
+            "runs": sum(runs.values()), "runs_in_train": sum(count for key, count in runs.items() if key[2]),
+            "runs_in_train_apart": sum(count for key, count in runs.items() if key[2] and apart[key]),
+            "runs_in_train_no_loader": sum(count for key, count in runs.items() if key[2] and key[0] is None),
+            "training": model is not None and model.training, "lines": self.lines,
         }  # fmt: skip
 
 
@@ -196,9 +205,7 @@ def _depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, _NORMS):
         affine = list(module.parameters(recurse=False))
         return module.track_running_stats and (not affine or any(p.requires_grad for p in affine))
-    if "Drop" not in type(module).__name__:
+    if "Drop" not in type(module).__name__ and not isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
         return False
-    rate = next(
-        (v for name in ("p", "drop_prob", "drop_p") if isinstance(v := getattr(module, name, None), float)), 0.0
-    )
+    rate = next((v for name in _RATES if isinstance(v := getattr(module, name, None), float)), 0.0)
     return rate > 0.0

@@ -19,16 +19,17 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return the L2 norm over all elements, a tensor of shape (); None without tensors, or where they are spread over processes."""
-    if not tensors or any(type(t) is not Tensor and not isinstance(t, nn.Parameter) for t in tensors):
+    if not tensors or not {type(t) for t in tensors} <= {Tensor, nn.Parameter}:
         return None
     first = tensors[0]
-    alike = all(t.dtype == first.dtype and t.device == first.device for t in tensors)
+    dtype, device = first.dtype, first.device
+    alike = all(t.dtype is dtype and t.device == device for t in tensors)
     with torch.no_grad():
-        if alike and sum(t.numel() for t in tensors) <= SMALL:
-            norm: Tensor = torch.linalg.vector_norm(torch.cat([t.detach().reshape(-1) for t in tensors]))
+        if alike and sum([t.numel() for t in tensors]) <= SMALL:
+            norm: Tensor = torch.cat([t.reshape(-1) for t in tensors]).norm()
         else:
             norm = nn.utils.get_total_norm([t.detach() for t in tensors])
-    return norm.float()
+    return norm if norm.dtype is torch.float32 else norm.float()
 
 
 def each_norm(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -20,6 +20,8 @@ from workbench.instruments.rows import StepRows, Value
 MAX_LAYERS = 64
 """Parameter tensors up to which each has a column of its own (rule of thumb)."""
 MAX_GROUPS = 8
+FIRST_LOOKS = (10, 25)
+"""Updates at which parameters are looked at besides those on the cadence: a warmup may leave the first one without effect."""
 Mark = tuple[Tensor, int] | None
 
 
@@ -66,10 +68,13 @@ class LoopObserver:
         self._sink = sink
         self.rows = StepRows(self._hand_on)
         self.updates = 0
-        self._only = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._only = bool(optimizers)
         self._every = every
         self._intervention = intervention
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        for optimizer in optimizers:
+            self._numbers[optimizer] = len(self._numbers)
+        self.facts.given = len(optimizers)
         self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
         self._pending: list[Tensor] = []
         self._logged: dict[str, Value] = {}
@@ -77,9 +82,10 @@ class LoopObserver:
         self._norms: list[tuple[int, float, Tensor]] = []  # id of the first parameter, limit and norm of each clipping
         self._exit_norm: Tensor | None = None
         self._needs_exit_norm = False
-        self._sample: list[weakref.ref[Tensor]] = []
-        self._marks: list[Mark] = []
-        self._waited, self._drew = 0.0, False
+        self._zeroes: weakref.WeakKeyDictionary[nn.Module, int | None] = weakref.WeakKeyDictionary()
+        self._samples: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._marks: dict[int, list[Mark]] = {}
+        self._waited, self._drew, self._dropped = 0.0, False, False
         self._last = time.perf_counter()
         self._before_values: list[Tensor] = []
         self._layers: list[tuple[str, Tensor]] = []
@@ -106,43 +112,59 @@ class LoopObserver:
         self.facts.token("scale")
 
     def backward_begins(self, losses: Any) -> None:  # noqa: D102
+        if self._dropped:  # by a GradScaler that skipped a step, as its gradients overflowed
+            self._pending, self._norms, self._exit_norm, self._dropped = [], [], None, False
         for loss in losses if isinstance(losses, (list, tuple)) else [losses]:
             if isinstance(loss, Tensor) and loss.numel() == 1:
                 plain = self._scaled.pop(id(loss), (None, loss.detach()))[1]
                 self._pending.append(plain)
-        self.facts.backward_begins(losses, _untouched(self._marks, self._current_marks()))
+        self.facts.backward_begins(losses, self._touched())
 
     def backward_ends(self) -> None:  # noqa: D102
         if self._needs_exit_norm and self._numbers:
             first = next(iter(self._numbers))
             self._exit_norm = total_norm(gradients_of(first))
-        self._marks = self._current_marks()
+        self._mark()
         self.facts.token("backward")
 
     def zeroed(self, owner: Optimizer | nn.Module) -> None:  # noqa: D102
-        self.facts.zeroed(self._numbers.get(owner) if isinstance(owner, Optimizer) else None)
+        number = self._number_of(owner)
+        self._dropped = bool(self._pending) and (self.facts.order.scaled or number == 0)
+        self.facts.zeroed(number)
+
+    def _number_of(self, owner: Optimizer | nn.Module) -> int | None:
+        """Return the number of an optimizer, or of the one that has a module's parameters; None where that is not known yet."""
+        if isinstance(owner, Optimizer):
+            return self._numbers.get(owner)
+        if owner not in self._zeroes and self._samples:
+            inside = {id(p) for p in owner.parameters()}
+            hits = [n for n, refs in self._samples.items() if any(id(ref()) in inside for ref in refs)]
+            self._zeroes[owner] = min(hits, default=None)
+        return self._zeroes.get(owner)
 
     def unscaled(self, optimizer: Optimizer) -> None:  # noqa: D102
         self.facts.token("unscale")
         if self._needs_exit_norm:
             self._exit_norm = total_norm(gradients_of(optimizer))
-        self._marks = self._current_marks()
+        self._mark()
 
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
         if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self._norms]:
             self._norms.append((first, limit, norm.detach()))
-        self._marks = self._current_marks()
+        self._mark()
 
     def scheduled(self, scheduler: Any) -> None:  # noqa: D102
         self.facts.scheduled(scheduler, self.updates)
 
     def step_begins(self, optimizer: Optimizer) -> None:  # noqa: D102
-        if self._only and not any(ref() is optimizer for ref in self._only):
+        if self._only and optimizer not in self._numbers:
+            self.facts.stepped_elsewhere(optimizer)
             return
         number = self._numbers.setdefault(optimizer, len(self._numbers))
         grads = gradients_of(optimizer)
-        self.facts.step_begins(number, optimizer)
+        altered = number in self._marks and self._is_touched(number)
+        self.facts.step_begins(number, optimizer, altered=altered)
         if self._intervention is not None:
             self._intervention.set_lr(optimizer, self.updates)
         self._describe(number, optimizer, grads)
@@ -160,13 +182,14 @@ class LoopObserver:
         if self._intervention is not None:
             self._intervention.reset_lr(optimizer)
         self.facts.step_ends(number)
-        self._pending, self._norms, self._exit_norm = [], [], None
+        self._pending, self._norms, self._exit_norm, self._dropped = [], [], None, False
         if number == 0:
             self._finish_row(optimizer)
-        if not self._sample:
+        if number not in self._samples:
             used = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-            self._sample = [weakref.ref(p) for p in sorted(used, key=lambda p: p.numel())[:2]]
-        self._marks = self._current_marks()
+            if used:
+                self._samples[number] = [weakref.ref(p) for p in sorted(used, key=lambda p: p.numel())[:2]]
+        self._mark()
 
     # ---- rows
 
@@ -188,18 +211,19 @@ class LoopObserver:
                 else torch.stack([p.reshape(()) for p in self._pending]).sum()
             )
             row[f"loss{where}"] = total
-        norm, clipped = self._unclipped(grads)
+        norm, clipped = self._unclipped(number, grads)
         if norm is not None:
             row[f"grad_norm{where}"] = norm
         if clipped is not None:
             row[f"clipped{where}"] = clipped
-        lrs = [group.get("lr", math.nan) for group in optimizer.param_groups]
-        row[f"lr{where}"] = _kept(lrs[0])
-        for place, lr in enumerate(lrs[1:MAX_GROUPS], start=1):
+        groups = optimizer.param_groups
+        row[f"lr{where}"] = _kept(groups[0].get("lr", math.nan))
+        lrs = [group.get("lr", math.nan) for group in groups[:MAX_GROUPS]] if len(groups) > 1 else []
+        for place, lr in enumerate(lrs[1:], start=1):
             if isinstance(lr, Tensor) or lr != lrs[0] or f"lr{where}/group{place}" in self.rows.names:
                 row[f"lr{where}/group{place}"] = _kept(lr)
 
-    def _unclipped(self, grads: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    def _unclipped(self, number: int, grads: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
         if self._norms:
             norms, limits = [n for _, _, n in self._norms], [limit for _, limit, _ in self._norms]
@@ -207,24 +231,32 @@ class LoopObserver:
             return (
                 norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.reshape(()) for n in norms]))
             ), clipped
-        if (
-            not _untouched(self._marks, self._current_marks()) and self._marks
+        if number in self._marks and self._is_touched(
+            number
         ):  # changed since the last pass, by something that was not seen
-            self._needs_exit_norm = True
-            if self._exit_norm is not None:
+            self._needs_exit_norm = self._needs_exit_norm or number == 0
+            if number == 0 and self._exit_norm is not None:
                 now = total_norm(grads)
                 return self._exit_norm, None if now is None else now < self._exit_norm * (1 - 1e-6)
             return None, None
-        return self._exit_norm if self._exit_norm is not None else total_norm(grads), None
+        return self._exit_norm if self._exit_norm is not None and number == 0 else total_norm(grads), None
 
-    def _current_marks(self) -> list[Mark]:
-        """Return two gradients and their versions, which every change in place raises; held, so that no other tensor takes their identity."""
-        grads = [None if (tensor := ref()) is None else tensor.grad for ref in self._sample]
-        return [None if grad is None else (grad, grad._version) for grad in grads]
+    def _mark(self) -> None:
+        """Keep two gradients of each optimizer and their versions, which every change in place raises; held, so that no other tensor takes their identity."""
+        for number, refs in self._samples.items():
+            self._marks[number] = _marks(refs)
+
+    def _touched(self) -> list[int]:
+        """Return the optimizers whose gradients are not what they were when they were marked."""
+        return [number for number in range(len(self._numbers)) if self._is_touched(number)]
+
+    def _is_touched(self, number: int) -> bool:
+        marks = self._marks.get(number)
+        return marks is None or not _untouched(self._samples[number], marks)
 
     def _snapshot(self, optimizer: Optimizer) -> None:
         """Keep the parameters, on the cadence, so that the update can be measured."""
-        if self.updates % self._every:
+        if self.updates % self._every and self.updates not in FIRST_LOOKS:
             return
         params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if any(type(p) not in (Tensor, nn.Parameter) for p in params):
@@ -265,7 +297,19 @@ def _kept(value: Any) -> Value:
     return value.detach().clone() if isinstance(value, Tensor) else float(value)
 
 
-def _untouched(before: Sequence[Mark], now: Sequence[Mark]) -> bool:
+def _marks(refs: Sequence[weakref.ref[Tensor]]) -> list[Mark]:
+    found: list[Mark] = []
+    for ref in refs:
+        tensor = ref()
+        grad = None if tensor is None else tensor.grad
+        found.append(None if grad is None else (grad, grad._version))
+    return found
+
+
+def _untouched(refs: Sequence[weakref.ref[Tensor]], marks: Sequence[Mark]) -> bool:
     """Tell whether gradients are there and are what they were."""
-    pairs = zip(before, now, strict=False)
-    return bool(before) and all(a is not None and b is not None and a[0] is b[0] and a[1] == b[1] for a, b in pairs)
+    for ref, mark in zip(refs, marks, strict=True):
+        tensor = ref()
+        if mark is None or tensor is None or tensor.grad is not mark[0] or mark[0]._version != mark[1]:
+            return False
+    return bool(marks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -24,10 +25,13 @@ class Order:
 
     def __init__(self) -> None:
         self._tokens: list[str] = []
+        self._folds: dict[tuple[str, ...], str] = {}
         self._orders: Counter[str] = Counter()
         self._lines: dict[str, dict[str, int]] = {}
         self._backwards = 0
-        self._zeroed = True
+        self._last_backward = self._last_zero = ""  # lines; of a zeroing that no backward pass follows yet
+        self._sites: set[str] = set()  # lines of the backward passes of this update
+        self._touched: set[int] = set()  # optimizers whose gradients something changed since their last step
         self._limits: Counter[str] = Counter()
         self._steps: dict[int, _Steps] = {}
         self._factors: list[float | None] = []
@@ -37,20 +41,30 @@ class Order:
         if len(self._tokens) < MAX_TOKENS:
             self._tokens.append(token)
         if line:
-            self._note(token)
+            where = self._note(token)
+            if token.startswith("zero"):
+                self._last_zero = where
 
-    def _note(self, token: str) -> None:
+    def _note(self, token: str) -> str:
         seen = self._lines.setdefault(token, {})
         where = own_line()
         if where in seen or len(seen) < _LINES:
             seen[where] = seen.get(where, 0) + 1
+        return where
 
-    def backward(self, losses: Any, *, kept: bool, near: bool) -> None:
-        """Take in that a backward pass begins; `kept` says that no gradient was touched since the last one ended."""
+    @property
+    def scaled(self) -> bool:
+        """Whether a GradScaler took part since the last update."""
+        return "scale" in self._tokens or "unscale" in self._tokens
+
+    def backward(self, losses: Any, *, touched: Iterable[int], near: bool) -> None:
+        """Take in that a backward pass begins; `touched` are the optimizers whose gradients were changed since the last one ended."""
         self._backwards += 1
-        self._zeroed = self._zeroed or not kept
+        self._touched.update(touched)
         if near:
             self._factors.append(scalar_factor(losses))
+            self._last_backward, self._last_zero = self._note("backward"), ""
+            self._sites.add(self._last_backward)
 
     def clipped(self, kind: str, limit: float, *, line: bool) -> None:
         """Take in a clipping of the gradients."""
@@ -58,33 +72,49 @@ class Order:
         self.add(token, line=line)
         self._limits[f"{token} {float(limit):g}"] += 1
 
-    def step(self, number: int, *, empty: bool, line: bool) -> None:
-        """Take in that an optimizer's step begins; `empty` says that it has no gradient at all."""
+    def step(self, number: int, *, empty: bool, line: bool, altered: bool = False) -> None:
+        """Take in that an optimizer's step begins.
+
+        Args:
+            number: of the optimizer.
+            empty: it has no gradient at all.
+            line: whether to look up where it is called.
+            altered: gradients were changed after the last backward pass, by something that is not told of.
+        """
         steps = self._steps.setdefault(number, _Steps())
         passes = self._backwards - steps.at_backward
         steps.total += 1
         steps.repeated += steps.total > 1 and passes == 0
         steps.empty += empty
-        steps.kept += steps.total > 2 and number == 0 and passes > 0 and not self._zeroed
+        steps.kept += steps.total > 2 and passes > 0 and number not in self._touched
+        steps.altered += altered
+        if line:
+            steps.line = self._last_backward
+            if number == 0 and self._last_zero:
+                self._lines["zeroed late"] = {self._last_zero: 1}
         if line and number == 0:
             draws = self._tokens.count("draw")
-            steps.windows[f"{passes} {draws} {self._tokens.count('forward')}"] += 1
+            steps.windows[f"{passes} {draws} {self._tokens.count('forward')} {len(self._sites)}"] += 1
             known = [f for f in self._factors if f is not None]
             if len(known) == passes and passes:
                 steps.factors[f"{passes} {sum(known):.4g}"] += 1
         if number == 0:
-            self._factors = []
+            self._factors, self._sites = [], set()
         steps.at_backward = self._backwards
-        if number == 0:
-            self._zeroed = False
+        self._touched.discard(number)
         self.add(f"step{number}", line=line)
 
     def stepped(self, number: int) -> None:
         """Take in that an optimizer's step has ended; a closure's backward passes count to it."""
         self._steps[number].at_backward = self._backwards
         if number == 0:
-            self._factors = []
-            order = _folded(self._tokens)
+            self._factors, self._sites = [], set()
+            key = tuple(self._tokens)
+            order = self._folds.get(key)
+            if order is None:
+                order = _folded(self._tokens)
+                if len(self._folds) < MAX_ORDERS:
+                    self._folds[key] = order
             if order in self._orders or len(self._orders) < MAX_ORDERS:
                 self._orders[order] += 1
             self._tokens = []
@@ -103,13 +133,14 @@ class Order:
 
 class _Steps:
     def __init__(self) -> None:
-        self.total = self.repeated = self.empty = self.kept = self.at_backward = 0
+        self.total = self.repeated = self.empty = self.kept = self.altered = self.at_backward = 0
+        self.line = ""
         self.windows: Counter[str] = Counter()
         self.factors: Counter[str] = Counter()
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "steps": self.total, "repeated": self.repeated, "empty": self.empty, "kept": self.kept,
+            "steps": self.total, "repeated": self.repeated, "empty": self.empty, "kept": self.kept, "altered": self.altered, "line": self.line,
             "windows": dict(self.windows.most_common(10)), "factors": dict(self.factors.most_common(10)),
         }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,12 @@ def config_fields(
     if first.get("eps"):
         constants["eps"] = float(first["eps"])
     constants["select"] = "train/loss"
+    limits = [key.split() for key in ((facts or {}).get("order") or {}).get("limits", {})]
+    norms = [
+        float(limit) for token, limit in limits if token == "clip" and math.isfinite(float(limit)) and float(limit) > 0
+    ]
+    if norms:
+        constants["max_grad_norm"] = norms[0]
     return TrainConfig(
         peak_lr=lr if lr > 0 else 1.0,
         total_steps=max(updates or 1, 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,23 +18,28 @@ class Parameters:
     """Looks at the gradients of each optimizer's parameters before its updates."""
 
     def __init__(self) -> None:
-        self.empty = False
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._owned: dict[int, Tensor] = {}
         self._with_grad: set[int] = set()
-        self._looks = 0
+        self._elsewhere: set[int] = set()
+        self._homeless: dict[int, Tensor] = {}
+        self._looks = self._moves = 0
         self._largest: dict[str, Tensor] = {}
 
-    def look(self, number: int, optimizer: Optimizer) -> None:
-        """Note which parameters have a gradient now."""
+    def elsewhere(self, optimizer: Optimizer) -> None:
+        """Note the parameters of an optimizer that is not observed."""
+        self._elsewhere.update(id(p) for group in optimizer.param_groups for p in group["params"])
+
+    def look(self, number: int, optimizer: Optimizer, leaves: Iterable[Tensor]) -> bool:
+        """Note which parameters have a gradient now, and return whether none has; `leaves` are those that the loss depends on."""
         self._looks += 1
-        self.empty = True
+        empty = True
         count = 0
         for group in optimizer.param_groups:
             for p in group["params"]:
                 count += 1
                 if p.grad is not None:
-                    self.empty = False
+                    empty = False
                     self._with_grad.add(id(p))
                 self._owned.setdefault(id(p), p)
         if number not in self._optimizers:
@@ -54,9 +59,12 @@ class Parameters:
                 "parameters": count,
                 "decoupled": decoupled,
             }
+        self._homeless |= {id(p): p for p in leaves if id(p) not in self._owned and p.grad is not None}
+        return empty
 
     def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:
         """Note the largest update of each parameter so far."""
+        self._moves += 1
         for name, size in updates:
             known = self._largest.get(name)
             self._largest[name] = size if known is None else torch.maximum(known, size)
@@ -66,14 +74,13 @@ class Parameters:
         names = modes.names()
         models = list(modes.roots())
         silent = [key for key in self._owned if key not in self._with_grad]
-        unowned, strangers = [], []
+        homeless = [key for key in self._homeless if key not in self._owned and key not in self._elsewhere]
+        unowned = [
+            names.get(key, f"a parameter of shape {tuple(self._homeless[key].shape)} outside of the model")
+            for key in homeless
+        ]
         in_models = set(names)
-        for model in models:
-            own = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-            if any(id(p) in self._owned for _, p in own):
-                unowned += [names[id(p)] for _, p in own if id(p) not in self._owned and p.grad is not None]
-        if models:
-            strangers = [key for key in self._owned if key not in in_models]
+        strangers = [key for key in self._owned if key not in in_models] if models else []
         frozen = sum(1 for p in self._owned.values() if not p.requires_grad)
         still = [name for name, size in self._largest.items() if not float(size) > 0]
         return {
@@ -81,6 +88,7 @@ class Parameters:
             "owned": len(self._owned), "with_gradient": len(self._with_grad), "frozen": frozen, "looks": self._looks,
             "without_gradient": [names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in silent if self._owned[key].requires_grad][:MAX_NAMES],
             "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),
+            "unowned_in_model": sum(key in in_models for key in homeless), "moves": self._moves,
             "still": still[:MAX_NAMES], "named": bool(models),
         }  # fmt: skip
 

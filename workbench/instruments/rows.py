@@ -47,12 +47,11 @@ def _numbers(tensors: list[Tensor]) -> list[float]:
     found = [math.nan] * len(tensors)
     for device in {t.device for t in tensors}:
         places = [i for i, t in enumerate(tensors) if t.device == device]
-        values = torch.stack(
-            [
-                tensors[i].detach().reshape(()).to(torch.float64 if device.type != "mps" else torch.float32)
-                for i in places
-            ]
-        )
+        kinds = {tensors[i].dtype for i in places}
+        one = torch.float32 if device.type == "mps" else torch.float64
+        with torch.no_grad():
+            plain = [tensors[i] if tensors[i].ndim == 0 else tensors[i].reshape(()) for i in places]
+            values = torch.stack(plain if len(kinds) == 1 else [t.to(one) for t in plain])
         for place, value in zip(places, values.tolist(), strict=True):
             found[place] = value
     return found

@@ -22,20 +22,23 @@ class Schedulers:
         self._seen: dict[int, dict[str, Any]] = {}
         self._alive: dict[int, Any] = {}
 
-    def stepped(self, scheduler: Any, updates: int) -> bool:
-        """Take in a call of `step`; False for the one that a scheduler makes when it is built, or that another one makes in its turn."""
+    def stepped(self, scheduler: Any, updates: int, *, skipped: bool = False) -> bool:
+        """Take in a call of `step`; False for the one that a scheduler makes when it is built.
+
+        `skipped` says that a GradScaler took part, which skips updates whose gradients overflow: the first ones as a rule.
+        """
         key = id(scheduler)
         if key not in self._alive:
             self._alive[key] = scheduler  # held, so that no other takes its identity
             self._seen[key] = {
                 "name": type(scheduler).__name__, "calls": 0, "before_first_update": 0, "line": "", "horizon": _horizon(scheduler),
-                "lr_first": None, "lr_last": None, "updates_at_horizon": None,
+                "decay": _decay(scheduler), "rises": _rises(scheduler), "updates_at_horizon": None,
             }  # fmt: skip
             if getattr(scheduler, "last_epoch", 1) == 0:
                 return False
         found = self._seen[key]
         found["calls"] += 1
-        found["before_first_update"] += updates == 0
+        found["before_first_update"] += updates == 0 and not skipped
         found["line"] = found["line"] or own_line()
         if found["horizon"] and found["calls"] == found["horizon"]:
             found["updates_at_horizon"] = updates
@@ -55,6 +58,19 @@ def _horizon(scheduler: Any) -> int | None:
     return max(marks) if marks else None
 
 
+def _decay(scheduler: Any) -> float | None:
+    """Return the factor of the learning rate that each of its lengths leaves, of schedulers that decay step by step."""
+    gamma = getattr(scheduler, "gamma", None)
+    decays = hasattr(scheduler, "step_size") or type(scheduler).__name__ == "ExponentialLR"
+    return float(gamma) if decays and isinstance(gamma, (int, float)) and 0 < gamma < 1 else None
+
+
+def _rises(scheduler: Any) -> bool:
+    """Tell whether it is a warmup: its last factor is no smaller than its first."""
+    first, last = (getattr(scheduler, f"{name}_factor", None) for name in ("start", "end"))
+    return type(scheduler).__name__ == "ConstantLR" or (first is not None and last is not None and last >= first)
+
+
 class Loaders:
     """Counts what is drawn from each loader, and whether updates are made on other examples than the one before."""
 
@@ -65,6 +81,22 @@ class Loaders:
         self._prints: list[Tensor] = []
         self._sizes: list[int] = []
         self._fed: list[Tensor] = []
+        self._drawn: dict[int, int] = {}  # by loader, since the last backward pass
+        self._weights: dict[int, Tensor] = {}
+
+    def trained(self) -> None:
+        """Take in that a backward pass begins: what was drawn last is trained on."""
+        if self.last is not None:
+            self._seen[self.last]["trained"] += 1
+        self._drawn = {}
+
+    def drawn(self) -> dict[int, int]:
+        """Return how many batches were drawn from each loader since the last backward pass; one that is trained on gave one for the next."""
+        return {key: count - (key == self.last) for key, count in self._drawn.items()}
+
+    def is_trained_on(self, loader: int | None) -> bool:
+        """Tell whether updates are made on batches of a loader."""
+        return loader is not None and loader in self._seen and self._seen[loader]["trained"] > 0
 
     def begins(self, loader: Any) -> None:
         """Take in that iteration over a loader begins."""
@@ -76,6 +108,7 @@ class Loaders:
         """Take in that a batch was drawn."""
         self._row(loader)["drawn"] += 1
         self.last = id(loader)
+        self._drawn[self.last] = self._drawn.get(self.last, 0) + 1
 
     def _row(self, loader: Any) -> dict[str, Any]:
         key = id(loader)
@@ -91,6 +124,7 @@ class Loaders:
                 "batches": batches,
                 "begun": 0,
                 "drawn": 0,
+                "trained": 0,
                 "shuffled": shuffled,
                 "workers": getattr(loader, "num_workers", 0),
                 "line": "",
@@ -101,9 +135,13 @@ class Loaders:
         """Take in the first tensor that a model is trained on: a number that other examples would hardly give."""
         if first is not None and len(self._prints) < MAX_PRINTS and not self._fed:
             first = first.detach()
-            flat = first.reshape(-1)[: 2**16]
-            weights = torch.arange(1, flat.numel() + 1, device=flat.device, dtype=torch.float32)
-            self._fed = [(flat.float() * weights.sin()).sum()]
+            flat = first.reshape(-1)
+            flat = flat[:: max(flat.numel() // 4096, 1)]
+            weights = self._weights.get(flat.numel())
+            if weights is None or weights.device != flat.device:
+                weights = torch.arange(1, flat.numel() + 1, device=flat.device, dtype=torch.float32).sin()
+                self._weights = {flat.numel(): weights}
+            self._fed = [torch.dot(flat.float(), weights)]
             self._sizes.append(int(first.shape[0]) if first.ndim else 1)
 
     def stepped(self, *, near: bool) -> None:

@@ -184,9 +184,9 @@ class Taps:
 
         self._undo.append(undo)
 
-    def _backward(self, original: Any, tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-        self._tell("backward_begins", tensors)
-        done = original(*(() if tensors is None else (tensors,)), *args, **kwargs)
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._tell("backward_begins", args[0] if args else kwargs.get("tensors"))
+        done = original(*args, **kwargs)
         self._tell("backward_ends")
         return done
 
@@ -195,22 +195,27 @@ class Taps:
         self._tell("zeroed", owner)
         return done
 
-    def _clip(self, kind: str, original: Any, parameters: Any, limit: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip(self, kind: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = args[0] if args else kwargs.pop("parameters", ())
         given = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is used up by looking
-        norm = original(given, limit, *args, **kwargs)
-        euclidean = kind == "clip_grad_norm_" and float((args[:1] or (kwargs.get("norm_type", 2.0),))[0]) == 2.0
+        norm = original(given, *args[1:], **kwargs)
+        limit: Any = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
+        order = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
+        euclidean = kind == "clip_grad_norm_" and float(order) == 2.0
         first = given if isinstance(given, Tensor) else next(iter(given), None)
-        self._tell("clipped", kind, limit, norm if euclidean else None, id(first))
+        self._tell("clipped", kind, float(limit), norm if euclidean else None, id(first))
         return norm
 
-    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
-        result = original(scaler, outputs)
-        self._tell("scaled", outputs, result)
+    def _scale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if scaler.is_enabled():
+            self._tell("scaled", args[0] if args else kwargs.get("outputs"), result)
         return result
 
-    def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
-        done = original(scaler, optimizer)
-        self._tell("unscaled", optimizer)
+    def _unscale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(scaler, *args, **kwargs)
+        if scaler.is_enabled():
+            self._tell("unscaled", args[0] if args else kwargs.get("optimizer"))
         return done
 
     def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,8 @@ def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
     if (record.path / "diagnosis.json").exists():
         return read_diagnosis(record.path)
     kind = record.study.get("kind") if isinstance(record, StudyRecord) else None
+    if isinstance(record, TrialRecord) and record.facts.get("loop"):
+        kind = "watch"  # its one trial is all there is
     if isinstance(record, StudyRecord) and kind == "diagnosis":
         from workbench.playbook.diagnose import diagnose_record  # it trains, and so brings torch
 

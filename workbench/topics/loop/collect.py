@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -31,7 +31,10 @@ from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
 
+FLUSH_SECONDS = 1.0
+"""Between two writes to disk, each of which costs some milliseconds."""
 _LOG = logging.getLogger(__name__)
+_NOTHING = "nothing was recorded yet: the loop runs inside `with wb.watch(...) as run:`."
 
 
 def watch(
@@ -43,6 +46,7 @@ def watch(
     note: str | None = None,
     steps: int | None = None,
     every: int = 50,
+    minimised: bool = True,
 ) -> WatchedRun:
     """Return a context manager that records the loop inside it: loss, lr, gradient norms, data wait, and what the loop does in which order.
 
@@ -62,13 +66,14 @@ def watch(
         note: a short description; None writes one.
         steps: updates that are planned, where known: a run that ends before is then known to be cut short.
         every: updates between two looks at parameter and update norms.
+        minimised: the loss is to fall; False for policy gradients and the like, whose curves say nothing.
 
     Raises:
         UsageError: `model` is no module, or `optimizer` no `torch.optim.Optimizer`.
         RecordError: the folder cannot be used.
     """
-    models = [model] if isinstance(model, nn.Module) else list(model)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
+    optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for what, given, kind in (("model", models, nn.Module), ("optimizer", optimizers, Optimizer)):
         wrong = next((each for each in given if not isinstance(each, kind)), None)
         if wrong is not None or not given:
@@ -78,9 +83,8 @@ def watch(
     check_integer("every", every)
     if steps is not None:
         check_integer("steps", steps)
-    return WatchedRun(
-        models, [_innermost(each) for each in optimizers], out, name=name, note=note, steps=steps, every=every
-    )
+    inner = [_innermost(each) for each in optimizers]
+    return WatchedRun(models, inner, out, name=name, note=note, steps=steps, every=every, minimised=minimised)
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:
@@ -98,8 +102,9 @@ class WatchedRun:
 
     def __init__(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], out: str | Path | None, *, name: str | None, note: str | None,
-        steps: int | None, every: int,
+        steps: int | None, every: int, minimised: bool,
     ) -> None:  # fmt: skip
+        self._minimised = minimised
         self._models, self._optimizers, self._steps, self._every = models, optimizers, steps, every
         self._given = {"name": name, "note": note}
         self._out = None if out is None else Path(out)
@@ -109,7 +114,7 @@ class WatchedRun:
         self._undo_criteria: Any = None
         self._written = 0
         self._last_loss: float | None = None
-        self._broken = False
+        self._broken = self._running = False
 
     def __enter__(self) -> Self:
         """Begin to record."""
@@ -122,6 +127,8 @@ class WatchedRun:
             note=self._given["note"] or f"watched training of {label}", name=self._given["name"],
         )  # fmt: skip
         self.path = self._writer.path
+        if not self._minimised:
+            self._writer.add_facts(minimised=False)
         self._trial = self._writer.trial(fields, stage=Role.BASELINE, train_examples=0)
         self._observer = LoopObserver(self._take, optimizers=self._optimizers, models=self._models, every=self._every)
         TAPS.on_fault = self._on_fault
@@ -129,6 +136,8 @@ class WatchedRun:
         self._handles = self._observer.facts.modes.attach(self._entered)
         self._undo_criteria = TAPS.watch_criteria()
         self._unlisten = listen(self._told)
+        self._running = True
+        self._flushed = 0.0
         return self
 
     def __exit__(
@@ -175,21 +184,25 @@ class WatchedRun:
     def record(self) -> TrialRecord:
         """What was recorded so far."""
         if self._trial is None or self._writer is None:
-            raise UsageError("nothing was recorded yet: the loop runs inside `with wb.watch(...) as run:`.")
-        self._observer.rows.flush()
+            raise UsageError(_NOTHING)
+        if self._running:
+            self._observer.rows.flush()
         return self._trial.record if self._writer.path.exists() else TrialRecord(self.path, 0)
 
     def diagnose(self) -> Diagnosis:
-        """Return the diagnosis of what was recorded, and write it and the report into the folder."""
+        """Return the diagnosis of what was recorded, and write it as `diagnosis.json` into the folder; `workbench report` makes the page."""
         from workbench.topics.loop.judge import judge_watched
 
+        if self._writer is None:
+            raise UsageError(_NOTHING)
+        if self._running:
+            self._observer.rows.flush()
+            self._writer.add_facts(loop=self._observer.facts.to_dict())
         return judge_watched(self.path)
 
     # ---- nothing in here may end or change the loop
 
     def _entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling():
-            return
         self._guarded(lambda: self._observer.entered(module, args))
 
     def _take(self, columns: Mapping[str, list[float]]) -> None:
@@ -208,7 +221,10 @@ class WatchedRun:
     def _add(self, columns: Mapping[str, Any]) -> None:
         assert self._writer is not None
         self._writer.steps.add(columns)
-        self._writer.flush()
+        now = time.monotonic()
+        if now - self._flushed >= FLUSH_SECONDS or not self._running:
+            self._flushed = now
+            self._writer.flush()
 
     def _told(self, values: Mapping[str, Any]) -> None:
         self._guarded(lambda: self.log(**values))
@@ -235,6 +251,7 @@ class WatchedRun:
         if self._undo_criteria is not None:
             self._undo_criteria()
         self._handles, self._undo_criteria = [], None
+        self._running = False
 
     def _close(self, error: BaseException | None) -> None:
         assert self._writer is not None

@@ -19,6 +19,8 @@ OWN_CODES = Codes({
     "loop.decayed_norms": "F7.7", "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1",
 })  # fmt: skip
 CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES})
+_OF_PARAMETERS = ("loop.no_gradient", "loop.unowned_parameters", "loop.no_update", "loop.optimizer_mismatch")
+_OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
@@ -31,6 +33,7 @@ def diagnose_loop(
     repeated_share: float = 0.5,
     creep_share: float = 0.2,
     creep_bytes: float = 32e6,
+    creep_graphs: int = 5,
     decay_total: float = 0.1,
 ) -> Diagnosis:
     """Judge what was seen of a loop.
@@ -42,6 +45,7 @@ def diagnose_loop(
         repeated_share: share of updates in a row that may see the very same examples (rule of thumb).
         creep_share, creep_bytes: growth of the process's memory over the later half of the updates, as a share of its size and in
             bytes, that is steady and still no alarm (rules of thumb).
+        creep_graphs: graphs of past losses that may be held at once, besides those of two updates (rule of thumb: lists of a few terms).
         decay_total: shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth).
 
     Returns:
@@ -62,7 +66,7 @@ def diagnose_loop(
         _eval_mode(facts, eval_share),
         _train_mode(facts),
         _repeated(facts, repeated_share, least_updates),
-        _creep(facts, creep_share, creep_bytes),
+        _creep(facts, creep_share, creep_bytes, creep_graphs),
         _decayed(record, facts["parameters"], decay_total),
         *_criteria(facts["criteria"]),
     ]
@@ -79,6 +83,8 @@ def at(lines: Mapping[str, str], *tokens: str) -> str:
 def _parameters(facts: Facts) -> list[Finding]:
     silent, unowned, still = facts["without_gradient"], facts["unowned"], facts["still"]
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
+    if not facts["looks"]:
+        return [OWN_CODES.not_measured(code, "no update was made") for code in _OF_PARAMETERS]
     say: Say = partial(
         OWN_CODES.finding, "loop.no_gradient", value=float(len(silent)), unit="parameters", evidence={"names": silent}
     )
@@ -106,8 +112,10 @@ def _parameters(facts: Facts) -> list[Finding]:
             "loop.unowned_parameters", "no model was seen whose parameters the optimizer has"
         )
     elif unowned:
-        owned = say("fail", f"{named(unowned)} get gradients and belong to no optimizer: they stay at their initialisation.", advice=[
-            "Give all of model.parameters() to the optimizer; modules in plain Python lists belong to no model, use nn.ModuleList.",
+        outside = facts["unowned_in_model"] < len(unowned)
+        owned = say("fail" if outside else "warn", f"{named(unowned)} get gradients and belong to no optimizer: they stay as they are.", advice=[
+            "Modules in plain Python lists belong to no model: use nn.ModuleList." if outside else
+            "Give all of model.parameters() to the optimizer; where they are frozen on purpose, requires_grad_(False) says so and saves their gradients.",
         ])  # fmt: skip
     else:
         owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
@@ -115,7 +123,11 @@ def _parameters(facts: Facts) -> list[Finding]:
         OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
     )
     update = say("ok", "Every parameter that was looked at is changed by its updates.")
-    if still and not none:
+    if facts["moves"] < 2:
+        update = OWN_CODES.not_measured(
+            "loop.no_update", f"parameters were looked at before and after {facts['moves']} updates, 2 are needed"
+        )
+    elif still and not none:
         update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"{named(still)} are not changed by any update that was looked at.", advice=[
             "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
         ])  # fmt: skip
@@ -136,6 +148,8 @@ def _eval_mode(facts: Facts, share: float) -> Finding:
     models = [m for m in facts["modes"]["models"] if m["trained"]]
     wrong = [m for m in models if m["trained_in_eval"] > max(share * m["trained"], 1)]
     say: Say = partial(OWN_CODES.finding, "loop.eval_mode_in_training", evidence={"models": models})
+    if not models:
+        return OWN_CODES.not_measured("loop.eval_mode_in_training", "no forward pass of the model was seen")
     if not any(m["depends_on_mode"] for m in models):
         return say("ok", "Does not apply: no dropout and no batch norm was seen in a model that trains.")
     if not wrong:
@@ -152,13 +166,15 @@ def _eval_mode(facts: Facts, share: float) -> Finding:
 def _train_mode(facts: Facts) -> Finding:
     models = [m for m in facts["modes"]["models"] if m["trained"] and m["runs_in_train"]]
     say: Say = partial(OWN_CODES.finding, "loop.train_mode_in_eval", evidence={"models": models})
+    if not facts["modes"]["entered"]:
+        return OWN_CODES.not_measured("loop.train_mode_in_eval", "no forward pass of the model was seen")
     if not any(m["runs"] for m in facts["modes"]["models"]):
         return say("ok", "Does not apply: no evaluation, several batches without gradient in a row, was seen.")
     apart = [m for m in models if m["runs_in_train_apart"]]
     rare = [m for m in models if m["runs_in_train_no_loader"] and m["runs_in_train_no_loader"] * 2 < facts["updates"]]
     wrong = apart or rare
     if not wrong:
-        return say("ok", "Evaluations are made in evaluation mode.")
+        return say("ok", "Evaluations on other data than the updates' are made in evaluation mode.")
     worst = wrong[0]
     return say(
         "fail" if apart else "warn", f"{worst['model']} is in training mode in {worst['runs_in_train']} of {worst['runs']} evaluations"
@@ -179,11 +195,15 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
             "loop.repeated_batch", f"the inputs of {found['compared']} updates were compared, {least} are needed"
         )
     part = found["same"] / found["compared"]
-    longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["drawn"]]
+    longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["trained"]]
     if part <= share:
         return say("ok", "Updates see other examples from one to the next.", value=part)
     if not longer:
-        return say("ok", "Every update sees the same examples: full-batch training.", value=part)
+        return say(
+            "ok",
+            "Updates see the same examples as the one before, and no loader has others: full-batch training.",
+            value=part,
+        )
     line = at({"begun": longer[0]["line"]}, "begun")
     again = longer[0]["begun"] * 2 > facts["updates"]
     why = (
@@ -197,12 +217,23 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
     )  # fmt: skip
 
 
-def _creep(facts: Facts, share: float, least: float) -> Finding:
-    memory = facts["memory"]
-    if len(memory) < 8:
+def _creep(facts: Facts, share: float, least: float, least_graphs: int) -> Finding:
+    memory, graphs, updates = facts["memory"], facts["graphs"], max(facts["updates"], 1)
+    passes = facts["order"]["backwards"] / updates
+    if graphs["held"] >= least_graphs + 2 * passes:
+        return OWN_CODES.finding(
+            "loop.memory_creep", "fail" if graphs["held"] * 4 >= graphs["marked"] else "warn", f"The graphs of {graphs['held']} of {graphs['marked']} losses are held at once{at(facts['order']['lines'], 'backward')}: "
+            "memory grows with every update.", value=graphs["held"] / updates, unit="graphs per update", evidence={"graphs": dict(graphs)},
+            advice=["Add up loss.item() or loss.detach(), not loss, which keeps the graph of every step; the same for lists of outputs, and states that are carried on."],
+        )  # fmt: skip
+    if len(memory) < 8 and not graphs["marked"]:
         return OWN_CODES.not_measured(
             "loop.memory_creep", "the run is too short, or the system does not say how much memory a process has"
         )
+    if len(memory) < 8:
+        return OWN_CODES.finding(
+            "loop.memory_creep", "ok", f"Of {graphs['marked']} losses at most {graphs['held']} graphs are held at once.", evidence={"graphs": dict(graphs)}
+        )  # fmt: skip
     later = memory[len(memory) // 2 :]
     steps, sizes = [float(s) for s, _ in later], [float(b) for _, b in later]
     grown = sizes[-1] - sizes[0]
@@ -219,7 +250,7 @@ def _creep(facts: Facts, share: float, least: float) -> Finding:
         return say("ok", "Memory does not grow with the updates.")
     return say(
         "fail", f"The process grows by {per_update / 1e3:,.0f} kB an update, from {sizes[0] / 1e9:.2f} to {sizes[-1] / 1e9:.2f} GB in the later half of the run.",
-        advice=["Add up loss.item() or loss.detach(), not loss, which keeps the graph of every step; the same for lists of outputs, and retain_graph=True."],
+        advice=["Look for lists that collect tensors, and for caches without an end."],
     )  # fmt: skip
 
 
@@ -267,11 +298,15 @@ def _criteria(facts: Facts) -> list[Finding]:
         first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{at(row, 'line')}: each output is "
                     "compared with every target.", advice=["Give both the same shape: outputs.squeeze(-1), or targets.unsqueeze(-1)."])  # fmt: skip
     say = partial(OWN_CODES.finding, "loss.double_softmax", evidence={"calls": dict(facts)})
-    if not any(name in facts for name in ("cross_entropy", "nll_loss")):
+    if not any(name in facts for name in _OF_CLASSES):
         return [first, say("ok", "Does not apply: no loss over classes was seen.")]
     second = say("ok", "The loss gets what it takes.")
     if double:
         name, row = double[0]
+        if name == "binary_cross_entropy_with_logits":
+            return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{at(row, 'line')}: they look like probabilities.", advice=[
+                "Leave the sigmoid out of the model, or use binary_cross_entropy.",
+            ])]  # fmt: skip
         takes = "logits" if name == "cross_entropy" else "logarithms of probabilities"
         status: Status = "fail"
         second = say(status, f"{name} takes {takes} and gets probabilities{at(row, 'line')}: they lie in [0, 1] and sum to 1 in every row, so the loss cannot "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,14 +27,9 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     order = facts["order"]
     lines, optimizers = order["lines"], order["optimizers"]
     first = optimizers.get("0")
-    if first is None:
-        count = order["backwards"]
-        missing = ORDER_CODES.finding(
-            "loop.no_step", "fail", f"{count} backward passes and no step of an optimizer{_where(lines, 'backward')}: nothing is trained.",
-            advice=["Call optimizer.step() after loss.backward()."],
-        )  # fmt: skip
+    if first is None or not facts["updates"]:
         rest = [code for code in ORDER_CODES if code != "loop.no_step"]
-        return [missing, *(ORDER_CODES.not_measured(code, "no update was made") for code in rest)]
+        return [_no_step(facts), *(ORDER_CODES.not_measured(code, "no update was made") for code in rest)]
     if facts["updates"] < least_updates:
         reason = f"{facts['updates']} updates were seen, {least_updates} are needed"
         return [ORDER_CODES.not_measured(code, reason) for code in ORDER_CODES]
@@ -41,15 +37,29 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     usual = max(orders, key=lambda key: orders[key])
     evidence = {"order": " ".join(usual), "lines": dict(lines)}
     return [
-        _kept(first, lines, evidence, share), _zeroed(first, orders, lines, evidence, share),
-        ORDER_CODES.finding("loop.no_step", "ok", "The optimizer steps.", evidence=evidence),
+        _kept(optimizers, evidence, share), _zeroed(orders, lines, evidence, share), _no_step(facts),
         _repeated(optimizers, lines, evidence, share), _accumulation(first, lines, evidence),
         *_clipping(orders, lines, evidence, share),
     ]  # fmt: skip
 
 
-def _kept(first: Facts, lines: Mapping[str, str], evidence: Facts, share: float) -> Finding:
-    part = first["kept"] / max(first["steps"] - 2, 1)
+def _no_step(facts: Facts) -> Finding:
+    order, given = facts["order"], facts.get("optimizers_given") or 1
+    stepped = len(order["optimizers"])
+    say: Say = partial(
+        ORDER_CODES.finding, "loop.no_step", value=float(stepped), unit="optimizers", threshold=float(given)
+    )
+    if stepped >= given and facts["updates"]:
+        return say("ok", "The optimizer steps." if given == 1 else "All optimizers step.")
+    none = "no step of an optimizer" if not stepped else f"only {stepped} of {given} optimizers step"
+    return say(
+        "fail", f"{order['backwards']} backward passes and {none}{_where(order['lines'], 'backward')}: what it has is not trained.",
+        advice=["Call optimizer.step() after loss.backward()."],
+    )  # fmt: skip
+
+
+def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
+    part, line = max((row["kept"] / max(row["steps"] - 2, 1), row["line"]) for row in optimizers.values())
     say: Say = partial(
         ORDER_CODES.finding,
         "loop.no_zero_grad",
@@ -61,24 +71,20 @@ def _kept(first: Facts, lines: Mapping[str, str], evidence: Facts, share: float)
     if part <= share:
         return say("ok", "Gradients are zeroed between updates.")
     return say(
-        "fail", f"Gradients are kept from one update to the next in {part:.0%} of the updates{_where(lines, 'backward')}: each update adds up all before it.",
+        "fail", f"Gradients are kept from one update to the next in {part:.0%} of the updates{_where({'backward': line}, 'backward')}: each update adds up all before it.",
         advice=["Call optimizer.zero_grad() once an update, before loss.backward()."],
     )  # fmt: skip
 
 
-def _zeroed(
-    first: Facts, orders: Mapping[tuple[str, ...], int], lines: Mapping[str, str], evidence: Facts, share: float
-) -> Finding:
+def _zeroed(orders: Mapping[tuple[str, ...], int], lines: Mapping[str, str], evidence: Facts, share: float) -> Finding:
     def after(tokens: tuple[str, ...]) -> bool:
-        plain = [token.strip("()").partition("*")[0].strip(")") for token in tokens]
+        plain = [_plain(token) for token in tokens]
         zeros = [i for i, token in enumerate(plain) if token in ("zero", "zero0")]
         passes = [i for i, token in enumerate(plain) if token == "backward"]
         return bool(zeros and passes and zeros[-1] > passes[-1])
 
     total = sum(orders.values())
-    part = max(
-        sum(count for tokens, count in orders.items() if after(tokens)) / total, first["empty"] / max(first["steps"], 1)
-    )
+    part = sum(count for tokens, count in orders.items() if after(tokens)) / total
     say: Say = partial(
         ORDER_CODES.finding,
         "loop.zeroed_before_step",
@@ -87,12 +93,17 @@ def _zeroed(
         threshold=share,
         evidence=evidence,
     )
-    if part <= share or (not first["empty"] and not any(after(tokens) for tokens in orders)):
+    if part <= share:
         return say("ok", "Gradients reach the step.")
     return say(
-        "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{_where(lines, 'zero0', 'zero', 'step0')}: nothing is learned from them.",
+        "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{_where(lines, 'zeroed late', 'step0')}: nothing is learned from them.",
         advice=["Zero gradients before loss.backward(), or after optimizer.step()."],
     )  # fmt: skip
+
+
+def _plain(token: str) -> str:
+    """Return a call without its count and the parentheses of a group."""
+    return token.strip("()").partition("*")[0].strip(")")
 
 
 def _repeated(optimizers: Facts, lines: Mapping[str, str], evidence: Facts, share: float) -> Finding:
@@ -114,18 +125,23 @@ def _accumulation(first: Facts, lines: Mapping[str, str], evidence: Facts) -> Fi
     code = "loop.accumulation_scale"
     say: Say = partial(ORDER_CODES.finding, code)
     windows = {tuple(int(n) for n in key.split()): count for key, count in first["windows"].items()}
-    usual = max(windows, key=lambda key: windows[key], default=(1, 1, 1))
-    passes, draws, forwards = usual
-    if passes < 2 or (draws or forwards) < passes or draws > passes:
+    passes, draws, forwards, sites = max(windows, key=lambda key: windows[key], default=(1, 1, 1, 1))
+    if passes < 2 or (draws or forwards) < passes or draws > passes or sites > 1:
         return say(
-            "ok", "Does not apply: one backward pass an update, or several losses of one batch.", evidence=evidence
+            "ok", "Does not apply: one backward pass an update, or several losses in as many lines.", evidence=evidence
+        )
+    if first["altered"] * 2 > first["steps"]:
+        return ORDER_CODES.not_measured(
+            code,
+            "gradients are changed between the last backward pass and the step, perhaps divided",
+            evidence=evidence,
         )
     sums = {key.split()[0]: float(key.split()[1]) for key in first["factors"]}
     total = sums.get(str(passes))
     evidence = {**evidence, "passes": passes, "sum_of_factors": total}
     if total is None:
         return ORDER_CODES.not_measured(code, "the loss's graph does not show by what it is divided", evidence=evidence)
-    short = {p: c for (p, _, _), c in windows.items() if p < passes}
+    short = {key[0]: c for key, c in windows.items() if key[0] < passes}
     if total > 0.75 * passes:
         return say(
             "warn", f"{passes} backward passes an update, each with its whole loss{_where(lines, 'backward')}: the gradient is {passes} times the one of their mean, "
@@ -142,7 +158,7 @@ def _accumulation(first: Facts, lines: Mapping[str, str], evidence: Facts) -> Fi
         )  # fmt: skip
     return say(
         "ok",
-        f"{passes} backward passes an update, their losses averaged.",
+        f"{passes} backward passes an update, each of a share of the loss.",
         value=total,
         unit="times the mean",
         evidence=evidence,
@@ -153,9 +169,9 @@ def _clipping(
     orders: Mapping[tuple[str, ...], int], lines: Mapping[str, str], evidence: Facts, share: float
 ) -> list[Finding]:
     total = sum(orders.values())
-    plain = {
-        tuple(t.strip("()").partition("*")[0].strip(")") for t in tokens): count for tokens, count in orders.items()
-    }
+    plain: Counter[tuple[str, ...]] = Counter()
+    for tokens, count in orders.items():
+        plain[tuple(_plain(t) for t in tokens)] += count
     used = [tokens for tokens in plain if {"clip", "clip_value"} & set(tokens)]
     late = (
         sum(

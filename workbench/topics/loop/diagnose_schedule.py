@@ -9,19 +9,21 @@ from typing import Any
 from workbench.findings.finding import Codes, Finding
 
 SCHEDULE_CODES = Codes({"loop.scheduler_unit": "F3.5", "loop.scheduler_order": "F3.5"})
-_PERIODIC = ("CosineAnnealingLR", "OneCycleLR", "LinearLR", "PolynomialLR", "ConstantLR")
-"""Schedulers that are meant to be stepped through once."""
+_ONCE = ("CosineAnnealingLR", "OneCycleLR", "LinearLR", "PolynomialLR")
+"""Schedulers that are meant to be stepped through once, over the whole run."""
+_PAST = {"CosineAnnealingLR": "climbs again", "PolynomialLR": "stays at 0"}
+"""What those do that are stepped past their length, and tell nobody."""
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
 
-def schedule_findings(facts: Facts, *, early: float = 0.5, least: float = 0.1, decays: int = 10) -> list[Finding]:
+def schedule_findings(facts: Facts, *, early: float = 0.5, least: float = 0.1, rest: float = 1e-6) -> list[Finding]:
     """Return the findings of `SCHEDULE_CODES`.
 
     Args:
         early: share of the updates before which a schedule that is meant for the whole run is over (rule of thumb).
         least: share of its own length that a schedule goes through in a run that came to its end (rule of thumb).
-        decays: steps of a stepwise decay, as StepLR's, that leave nothing of the learning rate (rule of thumb: a factor of 10 each).
+        rest: share of the learning rate that is nothing any more, where a stepwise decay has brought it there (rule of thumb).
     """
     rows, updates = facts["schedulers"], facts["updates"]
     say: Say = partial(SCHEDULE_CODES.finding, "loop.scheduler_unit", evidence={"schedulers": rows, "updates": updates})
@@ -30,46 +32,46 @@ def schedule_findings(facts: Facts, *, early: float = 0.5, least: float = 0.1, d
         none = "Does not apply: no scheduler of torch.optim.lr_scheduler is stepped."
         return [say("ok", none), order("ok", none)]
     return [
-        _unit(rows, updates, say, early=early, least=least, decays=decays, ended=facts["ended"]),
+        _unit(rows, updates, say, early=early, least=least, rest=rest, ended=facts["ended"]),
         _order(rows, order),
     ]
 
 
 def _unit(
-    rows: list[Facts], updates: int, say: Say, *, early: float, least: float, decays: int, ended: bool
+    rows: list[Facts], updates: int, say: Say, *, early: float, least: float, rest: float, ended: bool
 ) -> Finding:
     for row in rows:
         horizon, calls = row["horizon"], row["calls"]
         if not horizon or not updates:
             continue
         line = f" ({row['line']})" if row["line"] else ""
-        per_update = calls / updates
-        through = calls / horizon
-        stepwise = row["name"] in ("StepLR", "MultiStepLR")
-        over = (
-            row["name"] in _PERIODIC
-            and row["updates_at_horizon"] is not None
-            and row["updates_at_horizon"] < early * updates
+        per_update, through = calls / updates, calls / horizon
+        once = row["name"] in _ONCE and not row["rises"]
+        reached = row["updates_at_horizon"]
+        over = (once and reached is not None and reached < early * updates) or (
+            row["name"] == "MultiStepLR" and reached is not None and reached < least * updates
         )
-        if per_update > 0.5 and ((stepwise and row["name"] == "StepLR" and through > decays) or over):
+        gone = row["decay"] is not None and row["decay"] ** through < rest
+        if per_update > 0.5 and (gone or over):
             at = (
-                f"after {row['updates_at_horizon']:,} of {updates:,} updates"
+                f"is reached after {reached:,} of {updates:,} updates"
                 if over
-                else f"{through:.0f} times over {updates:,} updates"
+                else f"is gone through {through:.0f} times in {updates:,} updates"
             )
             return say(
-                "fail", f"{row['name']} is stepped at every update{line}, and its length of {horizon:,} is reached {at}: it seems to be meant in epochs.",
+                "fail", f"{row['name']} is stepped at every update{line}, and its length of {horizon:,} {at}: it seems to be meant in epochs.",
                 value=through, unit="times its length", advice=["Step it once an epoch, or give its length in updates."],
             )  # fmt: skip
-        if ended and per_update < 0.5 and row["name"] in _PERIODIC and through < least and calls > 1:
+        in_updates = 0.75 * updates <= horizon <= 1.25 * updates
+        if ended and per_update < 0.5 and once and calls > 1 and (through < least or in_updates):
             return say(
                 "fail", f"{row['name']} has a length of {horizon:,} and is stepped {calls:,} times{line} in {updates:,} updates: the learning rate hardly follows it.",
                 value=through, unit="times its length", threshold=least, advice=["Step it at every update, or give its length in epochs."],
             )  # fmt: skip
-        if row["name"] == "CosineAnnealingLR" and through > 1.25:
+        if row["name"] in _PAST and through > 1.25:
             return say(
-                "warn", f"{row['name']} is stepped {calls:,} times{line}, past its length of {horizon:,}: the learning rate climbs again.",
-                value=through, unit="times its length", advice=["Give T_max the number of steps that are really made."],
+                "warn", f"{row['name']} is stepped {calls:,} times{line}, past its length of {horizon:,}: the learning rate {_PAST[row['name']]}.",
+                value=through, unit="times its length", advice=["Give it the number of steps that are really made."],
             )  # fmt: skip
     return say("ok", "Schedulers are stepped in the unit of their length, as far as they have one.")
 

@@ -2,37 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from workbench.curves.judged import judged
+from workbench.curves.losses import judged_without_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Codes, Finding
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import dumps
 from workbench.record.read import open_record
+from workbench.topics.clipping.diagnose import CODES as CLIPPING
+from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.loop.diagnose import diagnose_loop
+from workbench.topics.schedule.diagnose import CODES as SCHEDULE
 from workbench.topics.schedule.diagnose import diagnose_schedule
+from workbench.topics.stability.diagnose import CODES as STABILITY
 from workbench.topics.stability.diagnose import diagnose_instability
+
+_CLIPPED = ("clipping.aggressive", "clipping.nonfinite")
 
 
 def judge_run(record: RecordLike) -> Diagnosis:
-    """Return what the loop's facts and its curves tell: faults of the loop, stability, schedule, waits for data."""
-    study = judged(record)
-    found = (
-        diagnose_loop(record)
-        + diagnose_instability(study)
-        + diagnose_schedule(study, restarts_planned=True)
-        + diagnose_input_share(record)
-    )
+    """Return what the loop's facts and its curves tell: faults of the loop, stability, schedule, clipping, waits for data."""
+    found = diagnose_loop(record) + Diagnosis.of(record, _curves(record)) + diagnose_input_share(record)
+    found = judged_without_loss(record, found)
     return replace(found, findings=causes_first(found.findings))
 
 
 def judge_watched(path: Path) -> Diagnosis:
-    """Return the diagnosis of a watched run's folder, and write `diagnosis.json` and `report.html` into it."""
+    """Return the diagnosis of a watched run's folder, and write `diagnosis.json` into it."""
     record = open_record(path)
     diagnosis = replace(judge_run(record), path=path)
     write_atomic(path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
     return diagnosis
+
+
+def _curves(record: RecordLike) -> Iterable[Finding]:
+    steps = record.steps
+    if "loss" not in steps or not steps["loss"].notna().any():
+        reason = "no update has a loss: no backward pass on a single number was seen before one"
+        for codes, names in ((STABILITY, STABILITY), (SCHEDULE, SCHEDULE), (CLIPPING, _CLIPPED)):
+            yield from _unknown(codes, names, reason)
+        return
+    study = judged(record)
+    if "loss/optimizer1" in steps and steps["loss/optimizer1"].notna().any():
+        yield from _unknown(
+            STABILITY, STABILITY, "several optimizers have losses of their own, of which none has to fall"
+        )
+    else:
+        yield from diagnose_instability(study)
+    yield from diagnose_schedule(study, restarts_planned=True)
+    clipped = diagnose_clipping(study)
+    if study.config.get("max_grad_norm") is None:
+        yield CLIPPING.finding("clipping.aggressive", "ok", "Does not apply: gradients are not clipped by their norm.")
+    elif "grad_norm" not in steps:
+        reason = "no gradient norm was recorded, as of parameters that are spread over processes"
+        yield CLIPPING.not_measured("clipping.aggressive", reason)
+    else:
+        yield clipped["clipping.aggressive"]
+    yield clipped["clipping.nonfinite"]
+
+
+def _unknown(codes: Codes, names: Iterable[str], reason: str) -> Iterable[Finding]:
+    return (codes.not_measured(code, reason) for code in names)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from workbench.findings.topic import StudyKind, Topic
+from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.loop.diagnose import CODES
 from workbench.topics.loop.diagnose import diagnose_loop as diagnose
-from workbench.topics.loop.judge import judge_run
+from workbench.topics.loop.figures import plot_loop as plot
+from workbench.topics.loop.judge import judge_run as judge
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "judge", "plot"]
 
-TOPIC = Topic(name="loop", codes=CODES, studies={"watch": StudyKind(diagnose=judge_run, pictures=("loss-curves",))})
+TOPIC = Topic(
+    name="loop",
+    codes=CODES,
+    figures=(
+        Figure(
+            name="loop",
+            shows="Loss, gradient norm before clipping and learning rate against the update.",
+            caption="The norm belongs in one decade and mostly below its limit; the learning rate should reach the end of its schedule with the "
+            "run. Marks at the upper edge are evaluations.",
+            codes=("loop.no_zero_grad", "loop.scheduler_unit", "clipping.aggressive"),
+            draw=plot, facts="loop",
+        ),
+    ),
+    studies={"watch": StudyKind(diagnose=judge, pictures=("loop", "loss-curves"))},
+)  # fmt: skip

@@ -1,0 +1,63 @@
+"""A watched run at a glance: loss, gradient norm and learning rate over its updates."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from workbench.curves.clipping import max_grad_norm_of
+from workbench.curves.trial_curves import RecordLike
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    draw_curve,
+    drawing,
+    legend,
+    log_scale,
+    mark_steps,
+    not_measured,
+    short,
+)
+
+_LINES = (
+    ("loss", "loss", GOOD, "-"),
+    ("grad_norm", "gradient norm", BAD, "--"),
+    ("lr", "learning rate", BASELINE, ":"),
+)
+
+
+def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+    """Draw loss, gradient norm before clipping and learning rate of the first trial against the update, on one logarithmic axis.
+
+    Healthy: the loss falls, the norm stays in one decade and mostly below the clip limit (thin line), the learning rate follows its
+    schedule to the end of the run. Sick: a norm that grows with every update, as where gradients are not zeroed; a norm that lies above
+    its limit all along; a learning rate that falls off the picture or climbs again. Values of 0 and below have no place on the axis. Marks
+    at the upper edge are evaluations.
+    """
+    with drawing(ax, size=(6.8, 3.6)) as axes:
+        steps = record.steps
+        if len(steps) and "trial" in steps:
+            steps = steps[steps["trial"] == steps["trial"].iloc[0]]
+        drawn = 0
+        for column, label, colour, style in _LINES:
+            if column not in steps:
+                continue
+            values = steps[column].to_numpy(dtype=np.float64, na_value=np.nan)
+            positive = np.where(values > 0, values, np.nan)
+            if np.isfinite(positive).any():
+                draw_curve(axes, steps["step"].to_numpy(), positive, label=label, color=colour, linestyle=style)
+                drawn += 1
+        if not drawn:
+            return not_measured(axes, "no update has a loss, gradient norm or learning rate above 0")
+        limit = max_grad_norm_of(record.config)
+        if limit is not None:
+            axes.axhline(limit, color=INK, linewidth=0.8, label=f"clipped above {short(limit)}")
+        evaluated = record.evals["step"].unique() if "step" in record.evals else np.array([])
+        if evaluated.size:
+            mark_steps(axes, np.asarray(evaluated, dtype=np.float64), label="evaluation", marker="|", color=INK)
+        log_scale(axes, "y")
+        axes.set(xlabel="update")
+        legend(axes)
+        return axes
