@@ -90,11 +90,3 @@ def test_the_parameter_server_block_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(wb.ps.remedies(names["record"]).columns) == columns
     assert ", ".join(columns) in source
     assert names["sweep"].trials["state"].tolist() == ["complete"] * 2
-
-
-def test_a_loop_of_ones_own_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(block("with wb.watch("), names)
-    assert len(wb.open("runs/watched").evals) == 10
-    assert {f.status for f in wb.loop.diagnose(wb.open("runs/watched"))} == {"ok"}

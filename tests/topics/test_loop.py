@@ -210,7 +210,6 @@ def test_a_healthy_loop_rouses_nothing(healthy: tuple[Any, list[float], Path]) -
     assert alarms == [], diagnosis
     unknown = {f.code for f in diagnosis if f.status == "not_measured" and f.code.startswith(OWN)}
     known = {
-        "lbfgs": {"loop.no_update"},  # 20 updates are two looks at the parameters
         "sharded": {"loop.no_update", "clipping.aggressive", "clipping.nonfinite"},  # no process has whole gradients
     }
     assert unknown == known.get(module.__name__.rpartition(".")[2], set())

@@ -107,9 +107,8 @@ def test_every_update_is_recorded_and_none_changed(loop: Loop, rule: Any, tmp_pa
     assert steps["loss"].tolist() == [loss for loss, _ in seen]
     assert steps["grad_norm"].tolist() == pytest.approx([norm for _, norm in seen], rel=1e-5)
     found = run.diagnose()
-    assert {
-        f.code: f.summary for f in found if f.code.startswith(("loop", "clipping")) and f.status in ("warn", "fail")
-    } == {}
+    wrong = {f.code for f in found if f.code.startswith(("loop", "clipping")) and f.status in ("warn", "fail")}
+    assert wrong == ({"clipping.aggressive"} if loop is in_closures else set())  # it clips at a tenth of the norm
     assert found["loop.repeated_batch"].status == "ok", "the inputs of each update were seen"
 
 

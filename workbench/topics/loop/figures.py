@@ -35,12 +35,14 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None =
     schedule to the end of the run. Sick: a norm that grows with every update, as where gradients are not zeroed; a norm that lies above
     its limit all along; a learning rate that falls off the picture or climbs again. Values of 0 and below have no place on the axis. Marks
     at the upper edge are evaluations.
+
+    Source: F1.1 (what a loop should do), F4.9 (the limit), F3.5 (the schedule).
     """
     with drawing(ax, size=(6.8, 3.6)) as axes:
         steps = record.steps
         if len(steps) and "trial" in steps:
             steps = steps[steps["trial"] == steps["trial"].iloc[0]]
-        drawn = 0
+        drawn = 0  # curves beside the learning rate, which alone says nothing of a run
         for column, label, colour, style in _LINES:
             if column not in steps:
                 continue
@@ -48,9 +50,9 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None =
             positive = np.where(values > 0, values, np.nan)
             if np.isfinite(positive).any():
                 draw_curve(axes, steps["step"].to_numpy(), positive, label=label, color=colour, linestyle=style)
-                drawn += 1
+                drawn += column != "lr"
         if not drawn:
-            return not_measured(axes, "no update has a loss, gradient norm or learning rate above 0")
+            return not_measured(axes, "no update has a loss or a gradient norm above 0")
         limit = max_grad_norm_of(record.config)
         if limit is not None:
             axes.axhline(limit, color=INK, linewidth=0.8, label=f"clipped above {short(limit)}")
@@ -58,6 +60,6 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None =
         if evaluated.size:
             mark_steps(axes, np.asarray(evaluated, dtype=np.float64), label="evaluation", marker="|", color=INK)
         log_scale(axes, "y")
-        axes.set(xlabel="update")
+        axes.set(xlabel="update", ylabel="as recorded, log scale", title="One run: loss, gradient norm, learning rate")
         legend(axes)
         return axes
