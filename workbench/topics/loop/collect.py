@@ -21,7 +21,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen
 from workbench.instruments.observer import LoopObserver
-from workbench.instruments.own_config import config_fields
 from workbench.instruments.rows import Value
 from workbench.instruments.taps import TAPS
 from workbench.ledger.push import pusher
@@ -30,6 +29,7 @@ from workbench.record.json_values import dumps
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
+from workbench.topics.loop.own_config import config_fields
 
 FLUSH_SECONDS = 1.0
 """Between two writes to disk, each of which costs some milliseconds."""

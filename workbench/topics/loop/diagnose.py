@@ -119,6 +119,8 @@ def _parameters(facts: Facts) -> list[Finding]:
         ])  # fmt: skip
     else:
         owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
+    if all(name.endswith("bias") for name in still) and len(still) * 3 <= facts["owned"]:
+        still = []  # a bias before a norm has no gradient by nature
     say = partial(
         OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
     )
