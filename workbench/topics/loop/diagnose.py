@@ -80,8 +80,14 @@ def at(lines: Mapping[str, str], *tokens: str) -> str:
     return f" ({line})" if line else ""
 
 
+def _unchanged(facts: Facts) -> list[str]:
+    """Return the parameters that no update changed; a bias before a norm has no gradient by nature, so that few biases alone are none."""
+    names: list[str] = facts["still"]
+    return [] if all(name.endswith("bias") for name in names) and len(names) * 3 <= facts["owned"] else names
+
+
 def _parameters(facts: Facts) -> list[Finding]:
-    silent, unowned, still = facts["without_gradient"], facts["unowned"], facts["still"]
+    silent, unowned, still = facts["without_gradient"], facts["unowned"], _unchanged(facts)
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
     if not facts["looks"]:
         return [OWN_CODES.not_measured(code, "no update was made") for code in _OF_PARAMETERS]
@@ -119,8 +125,6 @@ def _parameters(facts: Facts) -> list[Finding]:
         ])  # fmt: skip
     else:
         owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
-    if all(name.endswith("bias") for name in still) and len(still) * 3 <= facts["owned"]:
-        still = []  # a bias before a norm has no gradient by nature
     say = partial(
         OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
     )
