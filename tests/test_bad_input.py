@@ -61,8 +61,8 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"batch_size=100 is more than the 48 examples of the train split\. Allowed is 1 to 48",
     ),
     "reduced loss": (
-        lambda: small_workload(loss=lambda o, b: squared(o, b).mean()), WorkloadError,
-        r'the loss has shape \(\).*reduction="none"',
+        lambda: small_workload(loss=lambda o, b: squared(o, b).mean(), weights=lambda b: torch.ones(len(b[0]))), WorkloadError,
+        r'the loss has shape \(\).*reduction="none".*no weights',
     ),
     "no parameters": (
         lambda: small_workload(build_model=nn.Identity), WorkloadError, r"Identity has no parameters.*nn\.ModuleList"

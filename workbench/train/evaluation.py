@@ -25,7 +25,8 @@ from workbench.workloads.subsets import example_ids
 
 Diverged = Callable[[int, Exception, Any, int], bool]
 BatchValues = tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]
-"""What a model makes of one batch: outputs, losses, weights (None is ones) and metrics, the last three per example."""
+"""What a model makes of one batch: outputs, losses (shape () where the loss is one value a batch), weights (None is ones) and metrics,
+the last three per example."""
 Floats = NDArray[np.float64]
 
 
@@ -107,6 +108,8 @@ def values_each(
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
     """Return for each model loss and metrics of every example and the weights, each (examples,) in float64 on the host.
 
+    Where the loss is one value a batch, each example of the batch has that value.
+
     Args:
         models: on `device`; each batch is loaded and moved once for all of them.
         within: the context in which a model is called, by its place.
@@ -170,11 +173,12 @@ def collect_values(
             if tracked is not None and rows:
                 tracked.add_labels(labels, rows)
             for lane, (outputs, losses, weight, metrics) in enumerate(compute(batch, examples, seen)):
-                weights[lane].append(torch.ones_like(losses) if weight is None else weight)
-                for name, column in {"loss": losses, **metrics}.items():
+                each = losses.expand(examples) if not losses.dim() else losses
+                weights[lane].append(torch.ones_like(each) if weight is None else weight)
+                for name, column in {"loss": each, **metrics}.items():
                     values[lane].setdefault(name, []).append(column)
                 if tracked is not None and rows:
-                    tracked.add(lane, predict(outputs, labels, examples, rows), losses[rows])
+                    tracked.add(lane, predict(outputs, labels, examples, rows), each[rows] * (1 if losses.dim() else math.nan))
             seen += examples
     return [
         ({name: _on_host(parts) for name, parts in v.items()}, _on_host(w))
@@ -209,7 +213,7 @@ def values_of(
     def compute() -> BatchValues:
         with autocast(device, precision):
             outputs, losses, weights = per_example(workload, model, batch, examples)
-        metrics = {name: _metric(name, metric, outputs, batch, losses) for name, metric in workload.metrics.items()}
+        metrics = {name: _metric(name, metric, outputs, batch, losses.expand(examples)) for name, metric in workload.metrics.items()}
         return outputs, losses, weights, metrics
 
     return graph_if_needed(compute)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from workbench.config import TrainConfig
-from workbench.train.evaluation import values_each
+from workbench.train.batches import eval_batches
+from workbench.train.evaluation import eval_mode, values_each, values_of
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
@@ -35,7 +36,10 @@ REMEMBERED = 16
 LOOKS, FAR = 4, 12.0
 """Looks at random values, and standard errors between their means that chance hardly ever gives (rule of thumb)."""
 
-_known: OrderedDict[Hashable, tuple[Workload, bool]] = OrderedDict()
+ONE_A_BATCH = "the loss is one value a batch, and this takes one of each example"
+"""Why something is not measured; a loss of shape () is the person's own mean, sum or whatever else over its batch."""
+
+_known: OrderedDict[Hashable, tuple[Workload, _Look]] = OrderedDict()
 
 
 class ExampleValues(NamedTuple):
@@ -166,11 +170,16 @@ def batch_dependence(
 
 
 def evaluation_batch(workload: Workload, config: TrainConfig, device: torch.device) -> int:
-    """Return examples per evaluation batch: the config's, or the micro-batch of training where the loss couples examples."""
+    """Return examples per evaluation batch: the config's, or the micro-batch of training where the loss couples examples or is one value."""
     micro = config.batch_size // config.accumulate_steps
-    if config.eval_batch_size is not None or not _couples(workload, config, device):
+    if config.eval_batch_size is not None or not any(_look(workload, config, device)):
         return config.evaluation_batch
     return micro
+
+
+def one_loss_a_batch(workload: Workload, config: TrainConfig, device: torch.device) -> bool:
+    """Tell whether the loss of a batch has shape (): no example has one of its own."""
+    return _look(workload, config, device).per_batch
 
 
 def first_items(workload: Workload, split: str, count: int) -> list[Any]:
@@ -181,7 +190,14 @@ def first_items(workload: Workload, split: str, count: int) -> list[Any]:
     return IndexedDataset(data, split=split).__getitems__(range(min(count, len(data))))
 
 
-def _couples(workload: Workload, config: TrainConfig, device: torch.device) -> bool:
+class _Look(NamedTuple):
+    """Whether the loss couples examples, and whether it is one value a batch."""
+
+    coupled: bool = False
+    per_batch: bool = False
+
+
+def _look(workload: Workload, config: TrainConfig, device: torch.device) -> _Look:
     """Look once at untrained weights; what raises there is for evaluation itself to say."""
     parts = (workload.build_model, workload.forward, workload.loss, workload.collate)
     key = tuple(map(id, parts))
@@ -189,13 +205,23 @@ def _couples(workload: Workload, config: TrainConfig, device: torch.device) -> b
         try:
             with isolated_rng():
                 data, model = first_items(workload, "validation", PROBED), build_model(workload, config, device)
-            found = batch_dependence(workload, model, data, piece=max(2, len(data) // 2)).coupled
+            found = _Look(per_batch=_is_one_value(workload, model, data, config))
+            if not found.per_batch:
+                found = _Look(batch_dependence(workload, model, data, piece=max(2, len(data) // 2)).coupled)
         except Exception:
-            found = False
+            found = _Look()
         _known[key] = (workload, found)
         while len(_known) > REMEMBERED:
             _known.popitem(last=False)
     return _known[key][1]
+
+
+def _is_one_value(workload: Workload, model: nn.Module, data: Sequence[Any], config: TrainConfig) -> bool:
+    part, device = workload.replace(validation_data=data), next(model.parameters()).device
+    with torch.no_grad(), isolated_rng(), eval_mode(model):
+        batch, examples = next(eval_batches(part, "validation", len(data), device, config.precision))
+        losses = values_of(part, model, batch, examples, device=device, precision=config.precision)[1]
+    return not losses.dim()
 
 
 def _averaged(look: Any, pieces: Tensor, piece: int, allowed: float) -> bool:

@@ -102,7 +102,10 @@ def graph_if_needed(compute: Callable[[], T]) -> T:
 
 
 def per_example(workload: Workload, model: nn.Module, batch: Any, examples: int) -> tuple[Any, Tensor, Tensor | None]:
-    """Return (outputs, losses (examples,), weights (examples,) or None) of one batch, shapes checked."""
+    """Return (outputs, losses, weights (examples,) or None) of one batch, shapes checked.
+
+    Losses have shape (examples,), or () where the person's loss is one value a batch already, as `model(**batch).loss` is.
+    """
     return graph_if_needed(lambda: _per_example(workload, model, batch, examples))
 
 
@@ -116,7 +119,7 @@ def _per_example(workload: Workload, model: nn.Module, batch: Any, examples: int
         if all_finite(outputs):
             raise
         raise NotFinite(f"the loss raised {in_one_line(error)}, on outputs that are not finite.") from error
-    check_loss_shape(losses, examples)
+    check_loss_shape(losses, examples, per_batch=workload.weights is None)
     weights = None if workload.weights is None else workload.weights(batch)
     if weights is not None:
         check_loss_shape(weights, examples, what="weights(batch)")

@@ -159,6 +159,11 @@ class LoopGradients:
 
     def _single(self, batch: Any, examples: int) -> tuple[Tensor, Tensor, Tensor | None]:
         losses, _ = self._forward(batch, examples)
+        if not losses.dim():
+            self._differentiate(losses, add=False)
+            loss = losses.detach().clone()
+            loss = loss.float() if loss.dtype == torch.bfloat16 else loss
+            return loss, torch.full_like(loss, math.nan), None
         loss = losses.mean(dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean()
         self._differentiate(loss, add=False)
         each = losses.detach().to(loss.dtype)
@@ -167,8 +172,11 @@ class LoopGradients:
 
     def _weighted(self, micro_batches: MicroBatches) -> tuple[Tensor, Tensor, Tensor | None]:
         kept: list[tuple[Tensor, Tensor]] = []
+        per_batch = False
         for number, (batch, examples) in enumerate(micro_batches):
             losses, given = self._forward(batch, examples)
+            per_batch = per_batch or not losses.dim()
+            losses = losses.expand(examples) if per_batch else losses  # a micro-batch weighs as much as it has examples
             weights = torch.ones_like(losses) if given is None else given.to(losses.dtype)
             self._differentiate((weights * losses).sum(), add=number > 0)
             kept.append((losses.detach(), weights))
@@ -179,7 +187,8 @@ class LoopGradients:
             self._weights_checked = True
         mean, divisor = weighted_mean(losses.unsqueeze(0), weights.unsqueeze(0))
         self._stack.grad[self.lane].div_(divisor[0])
-        return mean.loss[0], mean.squared_se[0], weights.sum()
+        squared_se = torch.full_like(mean.loss[0], math.nan) if per_batch else mean.squared_se[0]
+        return mean.loss[0], squared_se, weights.sum()
 
 
 def weighted_mean(losses: Tensor, weights: Tensor) -> tuple[LaneLoss, Tensor]:

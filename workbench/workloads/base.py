@@ -39,7 +39,9 @@ class Workload:
         train_data: a map-style dataset (anything with `__len__` and `__getitem__`), or an iterable one with `__len__`.
         validation_data: what decides between trials and checkpoints.
         test_data: never used for a decision; None when there is none.
-        loss: `(outputs, batch) -> (batch,)`: one value per example, no reduction, so that padding can weigh zero.
+        loss: `(outputs, batch) -> (batch,)`: one value per example, no reduction, so that padding can weigh zero. One value a batch, of shape (),
+            is allowed as well, as `model(**batch).loss` is: it is trained as it is, and evaluated in batches of training, each weighing as
+            much as it has examples. What takes a loss of each example is then not measured.
         weights: `batch -> (batch,)`; None is ones. Every mean, of loss and metrics, is weighted.
         forward: `(model, batch) -> outputs`; the default is `model(batch[0])`.
         metrics: name -> `(outputs, batch) -> (batch,)`, one value per example.

@@ -109,12 +109,12 @@ def check_fresh(first: nn.Module, second: nn.Module) -> None:
         )
 
 
-def check_loss_shape(values: object, batch_examples: int, *, what: str = "the loss") -> None:
-    """Raise a `WorkloadError` unless a loss, a metric or the weights, called `what`, have one value per example."""
+def check_loss_shape(values: object, batch_examples: int, *, what: str = "the loss", per_batch: bool = False) -> None:
+    """Raise a `WorkloadError` unless a loss, a metric or the weights, called `what`, have one value per example; or one in all, if `per_batch`."""
     if not isinstance(values, Tensor):
         raise WorkloadError(f"{what} returned {type(values).__name__}, but must return a tensor ({batch_examples},).")
     shape = tuple(values.shape)
-    if shape == (batch_examples,):
+    if shape == (batch_examples,) or (per_batch and shape == ()):
         return
     raise WorkloadError(
         f"{what} has shape {shape}, but must have one value per example, shape ({batch_examples},). "
@@ -142,8 +142,8 @@ def _shape_advice(shape: tuple[int, ...], batch_examples: int, *, is_loss: bool)
         if not is_loss:
             return "It was averaged already: return the values before the mean."
         return (
-            'It was averaged already: pass reduction="none" to the loss function. Where the model or a training step returns the '
-            "mean itself, as outputs.loss of Hugging Face does, compute the loss of each example from its other outputs."
+            'It was averaged already: pass reduction="none" to the loss function. `Trainer` allows one value a batch, '
+            "of shape (), where there are no weights."
         )
     if shape == (batch_examples, 1):
         return "Drop the last axis with .squeeze(-1)."

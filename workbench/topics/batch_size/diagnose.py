@@ -271,7 +271,10 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     """
     code, facts = "batch_size.noise_scale", record.facts
     rows, found = list(facts.get("noise_scale") or ()), partial(CODES.finding, code)
-    if (facts.get("evaluation") or {}).get("coupled"):
+    seen = facts.get("evaluation") or {}
+    if seen.get("unseen"):
+        return CODES.not_measured(code, str(seen["unseen"]))
+    if seen.get("coupled"):
         said = "Does not apply: the loss couples the examples of a batch, so that batches of another size have another loss."
         return found("ok", said)
     if not rows:

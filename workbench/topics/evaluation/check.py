@@ -21,7 +21,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_cases
 from workbench.train.batches import to_device
 from workbench.train.evaluation import eval_mode, evaluate, values_each
-from workbench.train.example_values import Dependence, batch_dependence, first_items
+from workbench.train.example_values import ONE_A_BATCH, Dependence, batch_dependence, first_items, one_loss_a_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
@@ -79,8 +79,10 @@ def collect_own_evaluation(workload: Workload, device: torch.device, *, examples
     """Return the facts of this package's own evaluation of a workload: do its values depend on the batch they are in?
 
     The price is a dozen small forward passes. A `WorkbenchError` says that it cannot be seen: the split cannot be indexed, or a loss is
-    not finite.
+    not finite. Where the loss is one value a batch, `unseen` says so and nothing is looked at.
     """
+    if one_loss_a_batch(workload, workload.config, device):
+        return {"unseen": ONE_A_BATCH, "coupled": True}
 
     def own(model: nn.Module, data: Dataset[Any], batch_size: int) -> float:
         part = workload.replace(validation_data=data)
@@ -106,6 +108,10 @@ def collect_cases(
 ) -> dict[str, Any]:  # fmt: skip
     """Return what an evaluation function gave in each case, and which examples the model saw in which batches, as JSON values."""
     _check_arguments(evaluate, workload, metric, {"examples": [examples], "batch_sizes": batch_sizes, "hosts": hosts})
+    if metric == "loss" and one_loss_a_batch(workload, workload.config, torch.device("cpu")):
+        raise UsageError(
+            f"workload {workload.name!r}: {ONE_A_BATCH}. Choose a metric with metric=..., or give the loss reduction=\"none\"."
+        )
     with isolated_rng():
         model = model or build_model(workload, workload.config, torch.device("cpu"))
         with eval_mode(model):

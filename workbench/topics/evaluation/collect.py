@@ -30,7 +30,7 @@ from workbench.topics.recommendation.diagnose import config_of
 from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import eval_mode
-from workbench.train.example_values import ExampleValues, evaluation_batch, example_values
+from workbench.train.example_values import ONE_A_BATCH, ExampleValues, evaluation_batch, example_values, one_loss_a_batch
 from workbench.train.forward import autocast, explained, peak_bytes, per_example
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -95,6 +95,10 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     facts["is_train"] = data is workload.train_data or bool(  # as in a problem whose loss is no sample of anything
         ours and theirs and len(ours) == len(theirs) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     )  # fmt: skip
+    per_batch = one_loss_a_batch(workload, config, session.device)
+    if per_batch and metric == "loss":
+        reason = f"{ONE_A_BATCH}; select a metric that has one, with select='{split}/...'"
+        return facts | {"reason": reason, "no_classes": reason}
     what, compared = compared_pairs(record, found)
     kept = [(a, b if b is not None and _selected(record, b) else None) for a, b in compared if _selected(record, a)]
     pairs = [pair for pair in kept if pair[1] is not None] or kept[:1]
@@ -117,7 +121,8 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     known = {"trials": [list(numbers) for numbers in pairs], "learned": learned if math.isfinite(learned) else None}
     facts |= {"pair": pair | known, "compared": what}
     if (part := subset_of(data)) is not None:
-        facts["skew"] = _against_whole(session, record, pairs[0][0], part)
+        none = {"size": len(part.indices), "of": len(part.data), "tests": [{"p": None, "reason": ONE_A_BATCH}]}
+        facts["skew"] = none if per_batch else _against_whole(session, record, pairs[0][0], part)
     counted = class_facts(workload, *values[0])
     if small is not workload and "classes" in counted:
         reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"

@@ -17,7 +17,7 @@ from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
 from workbench.train.evaluation import values_each
-from workbench.train.example_values import evaluation_batch
+from workbench.train.example_values import evaluation_batch, one_loss_a_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
@@ -75,8 +75,10 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
     for split in ("train", "validation"):
         said: list[Tensor] = []
         true: list[Tensor] = []
+        sizes: list[int] = []
 
-        def observe(batch: Any, outputs: Any, examples: int, said: Any = said, true: Any = true) -> None:
+        def observe(batch: Any, outputs: Any, examples: int, said: Any = said, true: Any = true, sizes: Any = sizes) -> None:
+            sizes.append(examples)
             given = label_of(workload.loss, batch, examples, place=place)
             predicted = prediction_of(outputs, given, examples)
             if given is not None and predicted is not None and given.shape == predicted.shape:
@@ -90,6 +92,9 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
         losses, weigh = columns["loss"].numpy(), weights.numpy() / weights.numpy().sum()
         mean = float((losses * weigh).sum())
         se = float(np.sqrt(((weigh * (losses - mean)) ** 2).sum()))
+        if one_loss_a_batch(workload, config, session.device):  # its values are as many as there are batches
+            residuals = np.bincount(np.repeat(np.arange(len(sizes)), sizes), weigh * (losses - mean))
+            se = float(np.sqrt((residuals**2).sum()))
         found[split] = {"examples": len(losses), "loss": mean, "se": se}
         if len({t.shape[1:] for t in true}) == 1 and sum(map(len, true)) == len(losses):
             labels[split] = torch.cat(true)

@@ -131,14 +131,16 @@ def _batch_size(record: RecordLike) -> Finding:
     train, given = record.config.get("batch_size"), record.config.get("eval_batch_size")
     if not train:
         return CODES.not_measured(code, "the batch size is unknown")
-    coupled = bool((record.facts.get("evaluation") or {}).get("coupled"))
+    seen = record.facts.get("evaluation") or {}
+    coupled = bool(seen.get("coupled"))
     own = int(train) // int(record.config.get("accumulate_steps") or 1)
     size = int(given or (own if coupled else 4 * train))
     memory = record.facts.get("memory") or {}
     evidence = {"batch_size": int(train), "eval_batch_size": size, "memory": memory}
     found = partial(CODES.finding, code, value=float(size), unit="examples", threshold=float(train), evidence=evidence)
     if coupled:
-        said = f"The loss of an example depends on the others in its batch: evaluated in batches of {size}"
+        said = "The loss is one value a batch" if seen.get("unseen") else "The loss of an example depends on the others in its batch"
+        said += f": evaluated in batches of {size}"
         if size == own:
             return found("ok", f"{said}, as in training.")
         fix = f"Set eval_batch_size={own}, or leave it out, so that training and validation loss can be compared."
@@ -168,7 +170,9 @@ def _predicted(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]
 
 def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[Finding, Finding]:
     """Return `evaluation.weighting` and `evaluation.coverage`; `missing` is what is said where there are no facts."""
-    if not facts:
+    if facts and "unseen" in facts:
+        missing = f"Not measured: {facts['unseen']}."
+    if not facts or "unseen" in facts:
         weighting, coverage = (
             CODES.finding(f"evaluation.{n}", "not_measured", missing) for n in ("weighting", "coverage")
         )

@@ -202,7 +202,7 @@ def _compares(workload: Workload, constants: Sequence[Tensor], weighted: Weighte
             if constant is constants[-1]:
                 raise
             continue
-        return bool((losses - losses[0]).abs().max() > 1e-6 * losses.abs().max())
+        return losses.dim() > 0 and bool((losses - losses[0]).abs().max() > 1e-6 * losses.abs().max())
     return False
 
 

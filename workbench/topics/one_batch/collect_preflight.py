@@ -87,7 +87,7 @@ def _scan(
             except WorkloadError:
                 if not bad:  # else the data are to blame
                     raise
-            losses_seen.append(losses.cpu().double())
+            losses_seen.append(losses.cpu().double().reshape(-1))
             if isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)) and classes is not None:
                 targets = workload.loss.targets(batch)
                 if isinstance(targets, Tensor) and not targets.is_floating_point():
