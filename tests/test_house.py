@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 TRAINING = r"(workloads|instruments|programs|train|ray|parameter_server|studies)\..+|topics\.\w+\..+"
 DRAWS = r"plots(\..+)?|topics\.\w+\.(figures|panel)"
 HOME = {
-    "torch": TRAINING,
+    "torch": TRAINING + "|lr_schedulers",
     "safetensors": TRAINING,
     "ray": r"ray\.(address|cluster|node)",
     "sklearn": r"workloads\..+",

@@ -31,7 +31,9 @@ class TrainConfig:
     0.9 (RMSProp's first description), both rules of thumb: the update rules come without constants (F7.7).
 
     Attributes:
-        optimizer: one of `OPTIMIZERS`, or a factory `(params, lr) -> torch.optim.Optimizer`.
+        optimizer: one of `OPTIMIZERS`, or a factory `(params, lr) -> torch.optim.Optimizer`. One whose first parameter is called `model`
+            or `named_parameters` is given the model, or pairs of name and trained parameter, instead. A group's `lr_scale` (as timm's
+            layer decay writes it) multiplies its lr.
         momentum: gamma of momentum, nesterov and rmsprop.
         rho: decay of RMSProp's second moment.
         beta1: decay of the first moment (adam, nadam, adamw).
@@ -40,7 +42,9 @@ class TrainConfig:
         weight_decay: coupled L2, except for adamw, where it is decoupled.
         rules: "torch" or "playbook" where the two differ (F7).
         peak_lr: learning rate at the top of the schedule.
-        schedule: "constant", "linear", "cosine", or a function of progress in [0, 1] that returns a factor.
+        schedule: "constant", "linear", "cosine", a function of progress in [0, 1] that returns a factor, or one whose first parameter is
+            called `optimizer` and that returns a scheduler of torch, stepped once an update; trials of other lengths are told by a second
+            parameter `total_steps`.
         warmup_steps: length of a linear ramp from 0 at step 0 to peak_lr; the schedule has the remaining steps to itself.
         total_steps: every update, warmup included.
         batch_size: examples that one update sees in all, however they are split.
@@ -69,7 +73,7 @@ class TrainConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     rules: Rules = "torch"
-    schedule: ScheduleName | Callable[[float], float] = "constant"
+    schedule: ScheduleName | Callable[[float], float] | Callable[..., Any] = "constant"
     warmup_steps: int = 0
     accumulate_steps: int = 1
     max_grad_norm: float | None = None
@@ -155,7 +159,7 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain JSON values; a callable becomes `module:qualname#hash of its code`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: _name_of(value) if callable(value) else value for name, value in fields.items()}
+        return {name: code_name(value) if callable(value) else value for name, value in fields.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
@@ -212,7 +216,8 @@ def _known(values: Mapping[str, Any]) -> None:
             raise UnknownNameError(f"TrainConfig has no field {key!r}.{nearest(key, names)}")
 
 
-def _name_of(value: Callable[..., Any]) -> str:
+def code_name(value: Callable[..., Any]) -> str:
+    """Return `module:qualname#hash of its code`, what a record calls a function."""
     module = getattr(value, "__module__", type(value).__module__)
     return f"{module}:{getattr(value, '__qualname__', type(value).__qualname__)}#{code_hash(value)}"
 
@@ -246,8 +251,22 @@ def _code_text(value: Any, *, depth: int) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+_TORCH_BASES = {"optimizer": "Optimizer", "schedule": "LRScheduler"}
+_FACTORIES = {
+    "optimizer": "optimizer=lambda params, lr: torch.optim.{}(params, lr)",
+    "schedule": "schedule=lambda optimizer: torch.optim.lr_scheduler.{}(optimizer, ...)",
+}
+
+
 def _choice(config: TrainConfig, name: str, allowed: tuple[str, ...]) -> None:
     value = getattr(config, name)
+    kind = value if isinstance(value, type) else type(value)
+    if (kind is not value or name == "schedule") and _TORCH_BASES.get(name) in {b.__name__ for b in kind.__mro__}:
+        what = "is a class" if kind is value else "was made already"
+        raise ConfigError(
+            f"{name}={kind.__name__}{'' if kind is value else '(...)'} {what}, and each trial makes its own. Write "
+            f"{_FACTORIES[name].format(kind.__name__)}."
+        )
     if callable(value) and name in ("optimizer", "schedule"):
         return
     if value not in allowed:

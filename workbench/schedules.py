@@ -6,6 +6,7 @@ there before stays untouched (F3.11): 10,000 steps with 1,000 of warmup become 1
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -39,16 +40,39 @@ def join(first: Schedule, second: Schedule, *, at: int) -> Schedule:
     return lambda step: first(step) if step < at else second(step - at)
 
 
+def first_parameter(factory: Callable[..., object]) -> str:
+    """Return the name of the first positional parameter of a function, "" where it has none or does not say."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        return ""
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return next((p.name for p in parameters if p.kind in by_place), "")
+
+
+def takes_optimizer(schedule: object) -> bool:
+    """Tell whether a schedule is a factory of a torch scheduler: its first parameter is called `optimizer`."""
+    return callable(schedule) and first_parameter(schedule) == "optimizer"
+
+
 def schedule_of(config: TrainConfig) -> Schedule:
     """Return the learning rate of every step of `config`, in absolute units.
 
-    The shape runs over the `total_steps - warmup_steps` steps after the ramp.
+    The shape, or the scheduler, runs over the `total_steps - warmup_steps` steps after the ramp.
     """
+    peak, warmup, steps = config.peak_lr, config.warmup_steps, config.total_steps - config.warmup_steps
+    if takes_optimizer(config.schedule):
+        from workbench.lr_schedulers import scheduled_lrs  # torch: nothing else about a schedule needs it
+
+        assert callable(config.schedule)
+        lrs = scheduled_lrs(config.schedule, peak, steps, named_rule=not callable(config.optimizer))
+        after: Schedule = lambda step: lrs[min(step, steps - 1)]  # noqa: E731
+        return join(lambda step: peak * step / warmup, after, at=warmup)
     shape = config.schedule if callable(config.schedule) else _SHAPES[config.schedule]
-    factor = shaped(shape, config.total_steps - config.warmup_steps)
-    if config.warmup_steps:
-        factor = join(linear_warmup(config.warmup_steps), factor, at=config.warmup_steps)
-    return lambda step: config.peak_lr * factor(step)
+    factor = shaped(shape, steps)
+    if warmup:
+        factor = join(linear_warmup(warmup), factor, at=warmup)
+    return lambda step: peak * factor(step)
 
 
 def lr_values(config: TrainConfig) -> np.ndarray:
@@ -58,7 +82,15 @@ def lr_values(config: TrainConfig) -> np.ndarray:
         ConfigError: a schedule of the user's own returned a negative or non-finite factor; the step is named.
     """
     lr = schedule_of(config)
-    values = np.array([lr(step) for step in range(config.total_steps)], dtype=np.float64)
+    try:
+        values = np.array([lr(step) for step in range(config.total_steps)], dtype=np.float64)
+    except TypeError as error:
+        if "is not an Optimizer" not in str(error):
+            raise
+        raise ConfigError(
+            f"schedule={config.to_dict()['schedule']!r} makes a scheduler of torch: call its parameter optimizer, as in "
+            "schedule=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, ...)."
+        ) from error
     bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if bad.size:
         step = int(bad[0])

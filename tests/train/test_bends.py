@@ -77,3 +77,139 @@ def test_what_takes_a_loss_of_each_example_says_that_there_is_none(tmp_path: Pat
     assert "one value a batch" in found["evaluation.batch_size"].summary
     with pytest.raises(wb.errors.UsageError, match=r"one value a batch.*metric="):
         wb.evaluation.check(lambda model, data, batch_size: math.nan, small_workload(loss=mean_loss))
+
+
+def decayed(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """As nanoGPT's `configure_optimizers`: weights decay, biases do not, and the first layer has a smaller rate."""
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for n, p in named.items() if n.endswith("weight")], "weight_decay": 0.1},
+        {"params": [named["3.bias"]], "weight_decay": 0.0},
+        {"params": [named["0.bias"]], "weight_decay": 0.0, "lr": lr / 10},
+    ]
+    return torch.optim.AdamW(groups, lr=lr)
+
+
+def named_decayed(named_parameters: Any, lr: float) -> torch.optim.Optimizer:
+    groups = [{"params": [p], "weight_decay": 0.1 * n.endswith("weight")} for n, p in named_parameters]
+    return torch.optim.AdamW(groups, lr=lr)
+
+
+FACTORIES = {
+    "the model": (decayed, lambda model: decayed(model, 0.05)),
+    "parameters with names": (named_decayed, lambda model: named_decayed(model.named_parameters(), 0.05)),
+    "torch's own with names": (
+        lambda named_parameters, lr: torch.optim.AdamW(named_parameters, lr, weight_decay=0.1),
+        lambda model: torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FACTORIES)
+def test_a_factory_is_given_what_it_asks_for(tmp_path: Path, case: str) -> None:
+    factory, own = FACTORIES[case]
+    workload = small_workload(config={"optimizer": factory})
+    losses, _ = own_loop(workload, own)
+    alone = wb.Trainer().run(workload, out=tmp_path / "s")
+    np.testing.assert_allclose(alone.steps["loss"], losses, rtol=1e-6)
+    lanes = wb.lr_sweep.Study(lrs=(0.02, 0.05)).run(workload, out=tmp_path / "lanes")
+    (number,) = lanes.trials.loc[lanes.trials["peak_lr"] == 0.05, "trial"]
+    assert lanes.trial(int(number)).steps["loss"].tolist() == alone.steps["loss"].tolist()
+
+
+def test_layer_decay_as_timm_writes_it_counts(tmp_path: Path) -> None:
+    """A group with lr_scale 0 stands still; its twin is a group of lr 0."""
+
+    def factory(model: nn.Module, lr: float, key: str = "lr_scale", value: float = 0.0) -> torch.optim.Optimizer:
+        first, *rest = model.parameters()
+        return torch.optim.SGD([{"params": [first], key: value, "names": ["0.weight"]}, {"params": rest}], lr=lr)
+
+    with_scale, with_lr = (
+        wb.Trainer().run(small_workload(config={"optimizer": f}), out=tmp_path / str(i)).steps["loss"].tolist()
+        for i, f in enumerate([factory, lambda model, lr: factory(model, lr, "lr")])
+    )
+    assert with_scale == with_lr
+    plain = wb.Trainer().run(small_workload(config={"optimizer": "sgd"}), out=tmp_path / "p").steps["loss"].tolist()
+    assert with_scale != plain
+
+
+schedulers = torch.optim.lr_scheduler
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> Any:
+    return schedulers.OneCycleLR(optimizer, [g["lr"] for g in optimizer.param_groups], total_steps=40)
+
+
+SCHEDULES = {
+    "one cycle, momentum and groups": (one_cycle, decayed),
+    "steps": (lambda optimizer: schedulers.StepLR(optimizer, 7, 0.5), "momentum"),
+    "restarts, in a chain": (
+        lambda optimizer: schedulers.SequentialLR(
+            optimizer,
+            [schedulers.LinearLR(optimizer, 0.1, total_iters=5), schedulers.CosineAnnealingWarmRestarts(optimizer, 8)],
+            milestones=[5],
+        ),
+        lambda params, lr: torch.optim.SGD(params, lr, momentum=0.9),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_a_scheduler_of_torch_is_stepped_once_an_update(tmp_path: Path, case: str) -> None:
+    schedule, optimizer = SCHEDULES[case]
+    workload = small_workload(config={"schedule": schedule, "optimizer": optimizer})
+    seen: list[float] = []
+
+    def own(model: nn.Module) -> torch.optim.Optimizer:
+        if optimizer == "momentum":
+            made = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        else:
+            made = decayed(model, 0.05) if "groups" in case else optimizer(model.parameters(), 0.05)  # type: ignore[operator]
+        made.register_step_pre_hook(lambda made, *_: seen.append(made.param_groups[0]["lr"]))
+        return made
+
+    losses, _ = own_loop(workload, own, scheduler_of=schedule)
+    record = wb.Trainer().run(workload, out=tmp_path / "s")
+    assert record.steps["lr"].tolist() == pytest.approx(seen, rel=1e-6)
+    np.testing.assert_allclose(record.steps["loss"], losses, rtol=1e-6)
+    assert len(set(seen)) > 3
+
+
+def test_a_scheduler_goes_on_where_a_run_was_stopped_and_follows_a_warmup(tmp_path: Path) -> None:
+    class Stop(wb.hooks.Hook):
+        def on_step(self, step: Any) -> None:
+            if step.index == 21:
+                raise RuntimeError("planted")
+
+    schedule, optimizer = SCHEDULES["one cycle, momentum and groups"]
+    config = {"schedule": schedule, "optimizer": optimizer, "total_steps": 45, "warmup_steps": 5}
+    workload = small_workload(config=config)
+    whole = wb.Trainer().run(workload, out=tmp_path / "whole").steps
+    with pytest.raises(RuntimeError, match="planted"):
+        wb.Trainer(hooks=[Stop()]).run(workload, out=tmp_path / "s")
+    again = wb.Trainer().run(workload, out=tmp_path / "s").steps
+    assert again["loss"].tolist() == whole["loss"].tolist()
+    assert whole["lr"].tolist()[:5] == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])
+    assert whole["lr"].tolist()[5] == pytest.approx(0.05 / 25)
+
+
+SGD = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schedule": schedulers.CosineAnnealingLR}, r"CosineAnnealingLR is a class.*schedule=lambda optimizer: .*CosineAnn"),
+        ({"schedule": schedulers.StepLR(SGD, 3)}, r"StepLR\(\.\.\.\) was made already.*schedule=lambda optimizer: "),
+        ({"optimizer": SGD}, r"SGD\(\.\.\.\) was made already.*optimizer=lambda params, lr: torch.optim.SGD"),
+        ({"schedule": lambda o: schedulers.StepLR(o, 3)}, "call its parameter optimizer"),
+        ({"schedule": lambda optimizer: 1.0}, "returned float; a function of an optimizer returns a scheduler"),
+        ({"schedule": lambda optimizer: schedulers.ReduceLROnPlateau(optimizer, patience=3)}, "depends on losses.*wb.watch"),
+        ({"schedule": lambda optimizer: schedulers.OneCycleLR(optimizer, 0.1, 40)}, r"whatever peak_lr is.*max_lr=optimizer"),
+        ({"schedule": one_cycle}, r"moves the momentum.*cycle_momentum=False"),
+        ({"schedule": one_cycle, "total_steps": 50, "optimizer": torch.optim.AdamW}, r"at step 41 of 50.*total_steps: \.\.\."),
+    ],
+)  # fmt: skip
+def test_what_is_no_factory_says_how_to_write_one(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(wb.errors.ConfigError, match=said):
+        wb.Trainer().run(small_workload(config=changes), out=tmp_path / "s")

@@ -178,7 +178,9 @@ def collect_values(
                 for name, column in {"loss": each, **metrics}.items():
                     values[lane].setdefault(name, []).append(column)
                 if tracked is not None and rows:
-                    tracked.add(lane, predict(outputs, labels, examples, rows), each[rows] * (1 if losses.dim() else math.nan))
+                    tracked.add(
+                        lane, predict(outputs, labels, examples, rows), each[rows] * (1 if losses.dim() else math.nan)
+                    )
             seen += examples
     return [
         ({name: _on_host(parts) for name, parts in v.items()}, _on_host(w))
@@ -213,7 +215,10 @@ def values_of(
     def compute() -> BatchValues:
         with autocast(device, precision):
             outputs, losses, weights = per_example(workload, model, batch, examples)
-        metrics = {name: _metric(name, metric, outputs, batch, losses.expand(examples)) for name, metric in workload.metrics.items()}
+        metrics = {
+            name: _metric(name, metric, outputs, batch, losses.expand(examples))
+            for name, metric in workload.metrics.items()
+        }
         return outputs, losses, weights, metrics
 
     return graph_if_needed(compute)

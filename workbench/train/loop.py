@@ -80,7 +80,7 @@ class TrainingLoop:
         seeds = sorted({lane.config.per_host_seed for lane in lanes})
         configs = [lane.config for lane in lanes]
         self.stack = LaneStack(workload, configs, device, streams=[seeds.index(c.per_host_seed) for c in configs])
-        self.updater = make_updater(configs, self.stack.values, self.stack.parameters)
+        self.updater = make_updater(configs, self.stack.values, self.stack.parameters, self.stack.models)
         if hosts.rank:  # dropout differs from host to host (P7.6)
             seed_all(configs[0].shared_seed, configs[0].per_host_seed, hosts.rank)
             self.stack.rng.load(0, capture_rng())

@@ -110,7 +110,7 @@ def collect_cases(
     _check_arguments(evaluate, workload, metric, {"examples": [examples], "batch_sizes": batch_sizes, "hosts": hosts})
     if metric == "loss" and one_loss_a_batch(workload, workload.config, torch.device("cpu")):
         raise UsageError(
-            f"workload {workload.name!r}: {ONE_A_BATCH}. Choose a metric with metric=..., or give the loss reduction=\"none\"."
+            f'workload {workload.name!r}: {ONE_A_BATCH}. Choose a metric with metric=..., or give the loss reduction="none".'
         )
     with isolated_rng():
         model = model or build_model(workload, workload.config, torch.device("cpu"))

@@ -30,7 +30,13 @@ from workbench.topics.recommendation.diagnose import config_of
 from workbench.train.batches import eval_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import eval_mode
-from workbench.train.example_values import ONE_A_BATCH, ExampleValues, evaluation_batch, example_values, one_loss_a_batch
+from workbench.train.example_values import (
+    ONE_A_BATCH,
+    ExampleValues,
+    evaluation_batch,
+    example_values,
+    one_loss_a_batch,
+)
 from workbench.train.forward import autocast, explained, peak_bytes, per_example
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model

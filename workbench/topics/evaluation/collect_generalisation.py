@@ -77,7 +77,8 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
         true: list[Tensor] = []
         sizes: list[int] = []
 
-        def observe(batch: Any, outputs: Any, examples: int, said: Any = said, true: Any = true, sizes: Any = sizes) -> None:
+        def observe(batch: Any, outputs: Any, examples: int, to: Any = (said, true, sizes)) -> None:
+            said, true, sizes = to
             sizes.append(examples)
             given = label_of(workload.loss, batch, examples, place=place)
             predicted = prediction_of(outputs, given, examples)

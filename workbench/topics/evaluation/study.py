@@ -27,7 +27,13 @@ from workbench.topics.evaluation.collect import (
 from workbench.topics.evaluation.offline import evaluate_checkpoints
 from workbench.topics.evaluation.sample_size import detectable_difference, size_bounds
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
-from workbench.train.example_values import ONE_A_BATCH, ExampleValues, evaluation_batch, example_values, one_loss_a_batch
+from workbench.train.example_values import (
+    ONE_A_BATCH,
+    ExampleValues,
+    evaluation_batch,
+    example_values,
+    one_loss_a_batch,
+)
 from workbench.train.hooks import Pause
 from workbench.workloads.subsets import (
     How,
@@ -140,7 +146,9 @@ class EvaluationSampleStudy(Study):
         workload, config, device = session.workload, session.config, session.device
         check_drawable(workload.validation_data)
         if one_loss_a_batch(workload, config, device):
-            raise UsageError(f"workload {workload.name!r}: {ONE_A_BATCH}. Give the loss reduction=\"none\" to draw a sample by it.")
+            raise UsageError(
+                f'workload {workload.name!r}: {ONE_A_BATCH}. Give the loss reduction="none" to draw a sample by it.'
+            )
         available = len(workload.validation_data)
         if self.size is not None and self.size > available:
             raise UsageError(

@@ -241,7 +241,8 @@ def _as_trained(workload: Workload, config: TrainConfig, device: torch.device) -
         loader = DataLoader(data, micro, drop_last=True, collate_fn=workload.collate, **order)
     stack = LaneStack(workload, [config], device)
     model = stack.models[0].train()
-    gradients, updater = LoopGradients(workload, stack), make_updater([config], stack.values, stack.parameters)
+    gradients = LoopGradients(workload, stack)
+    updater = make_updater([config], stack.values, stack.parameters, stack.models)
     lr = torch.zeros((1, 1), dtype=stack.values.dtype, device=device)
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(config.precision or "")
     count = 0

@@ -61,7 +61,7 @@ def measure_critical_lr(
         start = float(LoopGradients(workload, stack)([batches]).loss)
         origin = stack.values.clone()
         lr = torch.full((1, 1), config.peak_lr, dtype=origin.dtype, device=device)
-        updater = make_updater([config], stack.values, stack.parameters)
+        updater = make_updater([config], stack.values, stack.parameters, stack.models)
         direction = updater.update(stack.values, stack.grad, lr, 0) / config.peak_lr
         slope = float((stack.grad * direction).sum())
         if not math.isfinite(slope) or slope <= 0 or not math.isfinite(start):

@@ -121,7 +121,7 @@ def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
 def _train_on_batch(one: OneBatch, config: TrainConfig, moved: Tensor) -> dict[str, Any]:
     """Train on the batch at a constant lr; `moved` remembers which parameters ever got a gradient."""
     stack = one.stack
-    updater = make_updater([config], stack.values, stack.parameters)
+    updater = make_updater([config], stack.values, stack.parameters, stack.models)
     gradients = LoopGradients(one.workload, stack)
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=stack.device)
     found: dict[str, Any] = {

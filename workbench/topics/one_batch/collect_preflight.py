@@ -133,7 +133,7 @@ def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, devic
     if not math.isfinite(loss):
         return _NO_STEP | {"nonfinite_loss": str(loss)}
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=device)
-    updater = make_updater([config], stack.values, stack.parameters)
+    updater = make_updater([config], stack.values, stack.parameters, stack.models)
     moved = torch.zeros_like(stack.values, dtype=torch.bool)
     for step in range(2):  # some optimizers hold their first update back
         moved |= updater.update(stack.values, stack.grad, lr, step) != 0

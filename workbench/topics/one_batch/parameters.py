@@ -14,6 +14,7 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError
 from workbench.train.batches import train_batches
 from workbench.train.forward import per_example
+from workbench.train.own.factories import build_optimizer
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
@@ -43,7 +44,7 @@ def collect_parameters(workload: Workload, config: TrainConfig, device: torch.de
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         frozen, unowned = {name: p for name, p in model.named_parameters() if not p.requires_grad}, {}
         if callable(config.optimizer):
-            optimizer = config.optimizer(list(trained.values()), config.peak_lr)
+            optimizer = build_optimizer(config, model, list(trained.values()))
             owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
             unowned = {name: p for name, p in trained.items() if id(p) not in owned}
         used = _used(workload, config, model, device)

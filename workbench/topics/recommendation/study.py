@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
@@ -21,6 +22,7 @@ from workbench.curves.trial_curves import TrialCurve
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
+from workbench.train.own.factories import build_optimizer, trained_parameters
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 
@@ -176,7 +178,7 @@ def _replaced(session: Session) -> dict[str, Any]:
     if callable(factory):
         with isolated_rng():
             model = build_model(session.workload, config, session.device)
-            constants = torch_constants(factory([p for p in model.parameters() if p.requires_grad], config.peak_lr))
+            constants = torch_constants(build_optimizer(config, model, trained_parameters(model)))
     curve = next((c for c in judged(record).curves if c.trial == baseline), None)
     scales = [float(row["value"]) for row in record.facts.get("noise_scale") or () if row["value"] is not None]
     found = [] if curve is None else suspects(curve, constants, noise_scale=max(scales, default=None))
@@ -213,9 +215,10 @@ def _with(config: TrainConfig, suspect: Suspect) -> TrainConfig:
     return config.replace(**change)
 
 
-def _changed(factory: Callable[..., Any], field: str, value: float, params: Sequence[Any], lr: float) -> Any:
+def _changed(factory: Callable[..., Any], field: str, value: float, model: nn.Module, lr: float) -> Any:
     """Return a person's optimizer with one constant of every group replaced."""
-    optimizer = factory(params, lr)
+    own = TrainConfig(peak_lr=lr, total_steps=1, batch_size=1, optimizer=factory)
+    optimizer = build_optimizer(own, model, trained_parameters(model))
     key, place = _NAMES[field]
     for group in optimizer.param_groups:
         if place is not None and key in group:

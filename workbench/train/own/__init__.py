@@ -1,0 +1,1 @@
+"""What a person brings ready made: an optimizer of their own, and a scheduler of torch."""

@@ -1,0 +1,170 @@
+"""`TorchOptimizer`: a person's own optimizer, and scheduler, as the updater of one lane; its state is saved with the lane's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from workbench.config import TrainConfig
+from workbench.errors import ConfigError, UsageError
+from workbench.lr_schedulers import scheduled_groups
+from workbench.schedules import lr_values, takes_optimizer
+from workbench.train.forward import all_finite
+from workbench.train.own.factories import SCALE, build_optimizer
+
+_OURS = ("params", "lr")  # of a parameter group: set by the trainer, so never saved
+
+
+class _Scheduled(NamedTuple):
+    """What a scheduler of torch puts into the groups of a person's optimizer, and the lr that the record has at these steps."""
+
+    first: int
+    lrs: Sequence[float]
+    groups: Sequence[Sequence[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, config: TrainConfig, parameters: Sequence[nn.Parameter], model: nn.Module | None) -> _Scheduled:
+        """Read it off a second optimizer of the same factory; nothing is in it without such a scheduler."""
+        factory, first = config.schedule, config.warmup_steps
+        if not takes_optimizer(factory):
+            return cls(first, (), ())
+        assert callable(factory)
+        twin = build_optimizer(config, model, parameters)
+        groups = scheduled_groups(factory, twin, config.total_steps - first)
+        return cls(first, lr_values(config)[first:].tolist(), groups)
+
+    def at(self, step: int, lr: float) -> Sequence[dict[str, Any]] | None:
+        """Return what each group has at a step; None where another lr is asked for than the schedule's."""
+        place = step - self.first
+        return self.groups[place] if 0 <= place < len(self.lrs) and self.lrs[place] == lr else None
+
+
+class TorchOptimizer:
+    """The optimizer of one lane, from a person's factory (`build_optimizer`); its state is saved as tensors and plain values.
+
+    The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by the schedule, so
+    groups with different rates keep their proportions, and one with an `lr_scale` has that part of it. Only `state` and `param_groups` are saved, as by `state_dict`.
+
+    Raises:
+        ConfigError: no optimizer came back, its `step` needs a closure, or its state can not be saved.
+    """
+
+    def __init__(self, config: TrainConfig, parameters: Sequence[nn.Parameter], model: nn.Module | None = None) -> None:
+        self._name = f"optimizer={config.to_dict()['optimizer']!r}"
+        self._optimizer = build_optimizer(config, model, parameters)
+        groups = self._optimizer.param_groups
+        self._scales = [float(group.get(SCALE, 1.0)) for group in groups]
+        ratios = [float(group["lr"]) / config.peak_lr for group in groups]
+        self._ratios = [ratio * scale for ratio, scale in zip(ratios, self._scales, strict=True)]
+        self._scheduled = _Scheduled.of(config, parameters, model)
+
+    def update(
+        self,
+        params: Tensor,
+        grad: Tensor,
+        lr: Tensor,
+        step: int,
+        host_lr: Sequence[float] | NDArray[np.float64] | None = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Let the optimizer step, and give back what it did; the parameters are put back for the trainer."""
+        value = float(lr) if host_lr is None else float(host_lr[0])
+        scheduled = self._scheduled.at(step, value)
+        for place, group in enumerate(self._optimizer.param_groups):
+            group["lr"] = value * self._ratios[place]
+            if scheduled is not None:
+                group.update(scheduled[place], lr=scheduled[place]["lr"] * self._scales[place])
+        before = params.clone()
+        try:
+            self._optimizer.step()
+        except Exception:
+            if all_finite([before, grad]):
+                raise
+            params.fill_(math.nan)  # it has diverged, and the optimizer minds
+        update = torch.sub(before, params, out=out)
+        params.copy_(before)
+        if step == 0:  # say before the second step, not at the first checkpoint, that it could not be saved
+            self.state(0), self.plain_state(0)
+        return update
+
+    def state(self, lane: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return the optimizer's tensors as `state/<parameter>/<name>` and `group/<number>/<name>`."""
+        return {key: value for key, value in self._entries().items() if isinstance(value, Tensor)}
+
+    def plain_state(self, lane: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return everything else that the optimizer keeps, by the same names, as JSON values."""
+        return {k: self._encoded(k, v) for k, v in self._entries().items() if not isinstance(v, Tensor)}
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep the only lane, whose parameters are the same objects wherever their values lie now."""
+        if list(rows) != [0]:
+            raise UsageError(f"TorchOptimizer has one lane, 0; it can not keep {list(rows)}.")
+
+    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Put a copy of saved state back."""
+        entries: dict[str, Any] = {key: value.clone() for key, value in state.items()}
+        entries |= {key: _decoded(value) for key, value in plain.items()}
+        stored: dict[int, dict[str, Any]] = {}
+        groups = self._optimizer.state_dict()["param_groups"]
+        for key, value in entries.items():
+            kind, number, name = key.split("/", 2)
+            if kind == "group":
+                here = groups[int(number)].get(name)
+                on_device = isinstance(here, Tensor) and isinstance(value, Tensor)
+                groups[int(number)][name] = value.to(here.device) if on_device else value
+            else:
+                stored.setdefault(int(number), {})[name] = value
+        self._optimizer.load_state_dict({"state": stored, "param_groups": groups})
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for index, values in stored.items():
+            loaded = self._optimizer.state[parameters[index]]
+            for name, value in values.items():  # torch casts to the parameter's type; bit for bit means: it does not
+                if isinstance(value, Tensor) and loaded[name].dtype != value.dtype:
+                    loaded[name] = value.to(loaded[name].device)
+
+    def _entries(self) -> dict[str, Any]:
+        stored = self._optimizer.state_dict()
+        entries = {
+            f"group/{i}/{name}": value
+            for i, group in enumerate(stored["param_groups"])
+            for name, value in group.items()
+            if name not in _OURS
+        }
+        for number, values in stored["state"].items():
+            if not isinstance(number, int) or not isinstance(values, Mapping):
+                raise self._cannot_save(f"state[{number!r}]", "an entry that belongs to no parameter")
+            entries |= {f"state/{number}/{name}": value for name, value in values.items()}
+        return entries
+
+    def _encoded(self, key: str, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool | int | str | None):
+            return value
+        if isinstance(value, float):
+            return {"float": value.hex()}  # exact, and JSON has no word for NaN and infinities
+        if isinstance(value, tuple | list):
+            return {type(value).__name__: [self._encoded(key, v) for v in value]}
+        raise self._cannot_save(key, type(value).__name__)
+
+    def _cannot_save(self, where: str, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self._name}: {type(self._optimizer).__name__} keeps {what} in {where}, which a checkpoint can not hold, so a "
+            "killed run could not go on. Allowed are tensors, numbers, strings, None, and lists or tuples of plain values."
+        )
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        ((kind, inside),) = value.items()
+        if kind == "float":
+            return float.fromhex(inside)
+        return (tuple if kind == "tuple" else list)(_decoded(v) for v in inside)
+    return value
