@@ -213,3 +213,49 @@ SGD = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 def test_what_is_no_factory_says_how_to_write_one(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(wb.errors.ConfigError, match=said):
         wb.Trainer().run(small_workload(config=changes), out=tmp_path / "s")
+
+
+class LightningModule(nn.Module):
+    """What Lightning's own looks like from outside; that is not needed here."""
+
+    __module__ = "lightning.pytorch.core.module"
+
+    def training_step(self, batch: Any, index: int) -> Any: ...
+    def on_train_batch_start(self, batch: Any, index: int) -> None: ...
+    def configure_optimizers(self) -> Any: ...
+
+
+class Annealed(LightningModule):
+    __module__ = __name__
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3, 1), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        return mean_loss(self(batch[0]), batch)
+
+    def on_train_batch_start(self, batch: Any, index: int) -> None:
+        self.seen += 1
+
+
+def test_hooks_that_nobody_calls_are_told_once_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that the base class has and this one does not define are nobody's loss."""
+    step_as_it_is = {
+        "forward": lambda model, batch: model.training_step(batch, 0),
+        "loss": lambda outputs, batch: outputs,
+    }
+    workload = small_workload(build_model=Annealed, metrics={}, **step_as_it_is)
+    record = wb.lr_sweep.Study(lrs=(0.01, 0.02)).run(workload, out=tmp_path / "s")
+    assert set(record.trials["state"]) == {"complete"}
+    said = [r.getMessage() for r in caplog.records if "LightningModule" in r.getMessage()]
+    assert len(said) == 1
+    assert "Annealed" in said[0]
+    assert "training_step, on_train_batch_start are not called" in said[0]
+    assert "configure_optimizers" not in said[0]
+    caplog.clear()
+    wb.Trainer().run(small_workload(), out=tmp_path / "plain")
+    assert not caplog.records

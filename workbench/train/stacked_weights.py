@@ -19,6 +19,7 @@ from workbench.train.rng import LaneRng, capture_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.batch_norm import ghost_batch_norm, remember_updates
 from workbench.workloads.checks import check_model
+from workbench.workloads.frameworks import tell_uncalled
 
 
 def build_model(workload: Workload, config: TrainConfig, device: torch.device) -> nn.Module:
@@ -41,6 +42,7 @@ def build_model(workload: Workload, config: TrainConfig, device: torch.device) -
             f"workload {workload.name!r}: build_model raised {type(error).__name__}: {error}. Call it alone to see where."
         ) from error
     check_model(model)
+    tell_uncalled(model)
     if config.bn_stat_examples is not None:
         model = ghost_batch_norm(model, config.bn_stat_examples)
     remember_updates(model, config.accumulate_steps)
