@@ -127,10 +127,14 @@ class Batches:
         scores = [0.0]
         if len(self._losses) >= 5:
             level = median(self._losses)
-            noise = max(1.4826 * median(abs(x - level) for x in self._losses), 1e-3 * abs(level), 1e-12)
-            scores += [(loss - level) / (self._loss_sds * noise) if math.isfinite(loss) else math.inf]
-        if len(self._norms) >= 5 and (usual := median(self._norms)) > 0:
-            scores += [norm / (self._norm_ratio * usual) if math.isfinite(norm) else 0.0]
+            if not math.isfinite(loss):
+                scores.append(math.inf)
+            elif loss > level:
+                noise = max(1.4826 * median(abs(x - level) for x in self._losses), 1e-3 * abs(level), 1e-12)
+                scores.append((loss - level) / (self._loss_sds * noise))
+        if len(self._norms) >= 5 and math.isfinite(norm) and norm > self._norm_ratio * min(self._norms):
+            usual = median(self._norms)
+            scores += [norm / (self._norm_ratio * usual)] if usual > 0 else []
         if self._lr > 0 and math.isfinite(lr):
             scores += [lr / (self._lr_ratio * self._lr)]
         for value, into in ((loss, self._losses), (norm, self._norms)):

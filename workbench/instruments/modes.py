@@ -86,12 +86,12 @@ class Modes:
 
     def attach(self, tell: Callable[[nn.Module, tuple[Any, ...]], None]) -> list[RemovableHandle]:
         """Have the known models themselves tell of their forward passes."""
-        return [
-            module.register_forward_pre_hook(passes.entered, with_kwargs=True)
-            for model in self.roots()
-            for passes in [_Passes(model, tell)]
-            for module in (model, *_parts(model))
-        ]
+        handles = []
+        for model in self.roots():
+            passes = _Passes(model, tell)
+            passes.parts += [part.register_forward_pre_hook(passes.entered, with_kwargs=True) for part in _parts(model)]
+            handles += [model.register_forward_pre_hook(passes.entered, with_kwargs=True), *passes.parts]
+        return handles
 
     def names(self) -> dict[int, str]:
         """Return the id of each parameter of the models and its name."""
@@ -115,12 +115,16 @@ class _Passes:
         self._model, self._tell = weakref.ref(model), tell
         self._whole = False
         self._first: dict[bool, int] = {}
+        self.parts: list[RemovableHandle] = []
 
     def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
         model = self._model()
-        self._whole = self._whole or module is model
+        if module is model and not self._whole:
+            self._whole = True
+            for handle in self.parts:  # nobody listens to them any more, and each costs a little
+                handle.remove()
         first = id(model) if self._whole else self._first.setdefault(torch.is_grad_enabled(), id(module))
         if model is not None and id(module) == first:
             self._tell(model, (*args, kwargs))
