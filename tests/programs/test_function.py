@@ -194,7 +194,7 @@ def test_an_interrupt_keeps_what_was_measured_and_the_same_call_goes_on(
 def test_values_that_are_logged_are_what_is_compared(tmp_path: Path) -> None:
     wb.diagnose_function(noisy, tmp_path / "study", seeds=1)
     record = wb.open(tmp_path / "study")
-    assert record.config["select"] == "validation/validation_loss"
+    assert record.config["select"] == "validation/loss"
     with pytest.raises(UsageError, match="it gave \\['validation_loss'\\]"):
         wb.diagnose_function(noisy, tmp_path / "other", seeds=1, metric="accuracy")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.instruments.log import split_of
 from workbench.topics.loop.collect import WatchedRun, watch
-
-_SPLITS = {"val": "validation", "valid": "validation", "validation": "validation", "eval": "validation", "test": "test", "train": "train"}  # fmt: skip
-_PREFIX = re.compile(rf"({'|'.join(_SPLITS)})[_/.\- ]+(.+)")
 
 
 class Watching:
@@ -55,7 +52,7 @@ class Watching:
             return
         values: dict[str, Any] = {}
         for name, value in metrics.items():
-            where, metric = (_SPLITS[found[1]], found[2]) if (found := _PREFIX.fullmatch(name)) else (split, name)
+            where, metric = split_of(name, split)
             with suppress(TypeError, ValueError, RuntimeError):  # texts, lists, tensors of several elements
                 values[f"{where}_{metric}"] = float(value)
         if values:

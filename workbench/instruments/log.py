@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+_SPLITS = {"val": "validation", "valid": "validation", "validation": "validation", "eval": "validation", "test": "test", "train": "train"}  # fmt: skip
+_PREFIX = re.compile(rf"({'|'.join(_SPLITS)})[_/.\- ]+(.+)")
 _LISTENERS: list[Callable[[Mapping[str, float]], None]] = []
 
 
@@ -18,6 +21,12 @@ def log(**values: float | Tensor) -> None:
     plain = {name: float(value) for name, value in values.items()} if _LISTENERS else {}
     for listener in _LISTENERS:
         listener(plain)
+
+
+def split_of(name: str, split: str = "validation") -> tuple[str, str]:
+    """Return split and metric: "val_loss", "eval/loss" and the like are ("validation", "loss"), a name without a split is of `split`."""
+    found = _PREFIX.fullmatch(name)
+    return (_SPLITS[found[1]], found[2]) if found else (split, name)
 
 
 def listen(listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:

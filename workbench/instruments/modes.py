@@ -22,7 +22,10 @@ class _Trains(Protocol):
 
 
 class Modes:
-    """Follows the forward passes of whole models; `models` are these, or they are found as the outermost modules that are called."""
+    """Follows the forward passes of whole models; `models` are these, or they are found as the outermost modules that are called.
+
+    Found ones are held: a function that trains has let go of its own when what was seen of it is read.
+    """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._given = bool(models)
@@ -43,7 +46,7 @@ class Modes:
         for key in [key for key in self._roots if key in inside]:
             del self._roots[key]
         self._inner |= inside
-        root = self._roots[id(model)] = _Root(model)
+        root = self._roots[id(model)] = _Root(model, hold=not self._given)
         return root
 
     def entered(self, module: nn.Module) -> str | None:
@@ -142,8 +145,8 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 class _Root:
     """One model: how often it trained or was evaluated in which mode."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = weakref.ref(model)
+    def __init__(self, model: nn.Module, *, hold: bool) -> None:
+        self.model: Callable[[], nn.Module | None] = (lambda: model) if hold else weakref.ref(model)
         self._random = [
             (name, weakref.ref(module)) for name, module in model.named_modules() if _depends_on_mode(module)
         ]

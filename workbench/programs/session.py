@@ -14,7 +14,7 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.programs.command import Outcome
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule
-from workbench.programs.trainer import Program, ProgramTrainer, Repeatable, first_run, write_outcome
+from workbench.programs.trainer import Program, ProgramTrainer, Repeatable, first_run, place_of, write_outcome
 from workbench.progress import progress_bar
 from workbench.record.folder import default_folder, read_json, unfinished
 from workbench.record.roles import Role
@@ -23,7 +23,7 @@ from workbench.studies.session import Session
 
 _AFAR = 16.0
 """How far above the program's own lr short runs begin to look, as a factor (rule of thumb)."""
-LOGGED = "validation_loss"
+LOGGED = "validation/loss"
 """What runs are compared by where it is logged and nothing else was asked for."""
 _MAXIMISED = (
     "acc",
@@ -60,10 +60,10 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
     words = re.split(r"_", label)
     mode = mode or ("max" if any(word in _MAXIMISED for word in words) else "min")
     if groups == 0 and re.fullmatch(r"\w+", metric):
-        return {}, f"validation/{metric}", mode  # the program gives it to wb.log
+        return {}, "/".join(place_of(metric)), mode  # the program gives it to wb.log
     if groups == 0:
         raise UsageError(f"metric={metric!r} has no group that holds the value; write it as 'val loss ([0-9.]+)'.")
-    return {label: metric}, f"validation/{label}", mode
+    return {label: metric}, "/".join(place_of(label)), mode
 
 
 @contextmanager
@@ -86,8 +86,8 @@ def open_program(
             outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        if select == "train/loss" and any(row["name"] == LOGGED for row in outcome.metrics):
-            select = f"validation/{LOGGED}"
+        if select == "train/loss" and LOGGED in _told(outcome):
+            select = LOGGED
         _check_metric(given, outcome, select)
         config = own_config(outcome, select=select, select_mode=mode)
         loaders = outcome.facts["loop"]["loaders"]
@@ -125,9 +125,13 @@ def _revived(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _told(outcome: Outcome) -> set[str]:
+    return {"/".join(place_of(str(row["name"]))) for row in outcome.metrics}
+
+
 def _check_metric(command: Repeatable, outcome: Outcome, select: str) -> None:
     metric = select.split("/", 1)[1]
-    if select == "train/loss" or any(row["name"] == metric for row in outcome.metrics):
+    if select == "train/loss" or select in _told(outcome):
         return
     told = sorted({str(row["name"]) for row in outcome.metrics})
     if command.patterns:

@@ -15,6 +15,7 @@ import numpy as np
 
 from workbench.config import TrainConfig
 from workbench.errors import StudyInterrupted, WorkbenchError
+from workbench.instruments.log import split_of
 from workbench.programs.command import Outcome
 from workbench.progress import Progress
 from workbench.record.read import TrialRecord
@@ -193,13 +194,17 @@ def write_outcome(
     writer.study.flush()
 
 
+def place_of(name: str) -> tuple[str, str]:
+    """Return split and metric of what the program calls `name`; the split "train" is that of the losses of its updates."""
+    found = split_of(name)
+    return ("validation", name) if found[0] == "train" else found
+
+
 def evaluations(
     config: TrainConfig, columns: Mapping[str, Sequence[float]], metrics: Sequence[Mapping[str, Any]]
 ) -> list[tuple[int, str, str, float]]:
     """Return (step, split, metric, value) of what the program told, and the mean training loss of each tenth of the run."""
-    rows = [
-        (min(int(m["update"]), config.total_steps), "validation", str(m["name"]), float(m["value"])) for m in metrics
-    ]
+    rows = [(min(int(m["update"]), config.total_steps), *place_of(str(m["name"])), float(m["value"])) for m in metrics]
     losses = np.asarray(columns.get("loss", ()), dtype=np.float64)
     width = max(config.total_steps // WINDOWS, 1)
     for start in range(0, len(losses) - width + 1, width):
