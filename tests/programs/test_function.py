@@ -207,7 +207,7 @@ def test_values_that_are_logged_are_what_is_compared(tmp_path: Path) -> None:
         (bowl, {"jobs": 0}, UsageError, "jobs=0"),
         (lambda run: None, {"jobs": 2}, UsageError, "file beside the notebook"),
         (lambda run: None, {}, WorkbenchError, "without a step of a torch optimizer"),
-        (lambda run: {}[0], {}, WorkbenchError, "failed after 0 updates: IndexError"),
+        (lambda run: {}[0], {}, WorkbenchError, "failed after 0 updates: KeyError"),
     ],
 )
 def test_a_function_that_cannot_be_diagnosed_says_why(
