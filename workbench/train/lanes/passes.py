@@ -2,7 +2,8 @@
 
 A pass stays where it gains 1.2 times on a row of `tests/benchmarks/bench_lanes.py` (CPU, torch 2.13, one thread; the time of a step
 without it over the time with it): `_tidy` 1.36 and `_transpose_products` 1.41 on MLPs, `_widen_softmax` 1.58 on one of 32 lanes,
-`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`. The table of all is in docs/findings.md.
+`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`; `_reuse_memory` 1.03 to 1.1 on MLPs of 8 and 32 lanes,
+and 1.4 in evaluation of 32. The table of all is in docs/findings.md.
 """
 
 from __future__ import annotations
@@ -36,6 +37,23 @@ SOFTMAX = {
     aten._log_softmax_backward_data.default: 2,
 }
 """Operation -> how many tensors it takes; its dimension is the argument after them."""
+IN_PLACE: dict[Any, Any] = {
+    aten.relu.default: aten.relu_.default,
+    aten.neg.default: aten.neg_.default,
+    aten.exp.default: aten.exp_.default,
+    aten.sqrt.default: aten.sqrt_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.threshold_backward.default: aten.threshold_backward.grad_input,
+}
+"""Elementwise operation -> the same in the memory of its first argument."""
+LEAST = 4096  # rule of thumb: below so many elements new memory costs nothing
 NARROW = 16  # measured: floats in the widest register; a product or softmax over fewer columns is taken value by value
 LARGE = 4e6  # measured: floating-point operations of a product from which on oneDNN's longer way in pays
 
@@ -49,6 +67,7 @@ def clean_up(graph: fx.Graph, refresh: Callable[[], Any], *, lanes: int, device:
         change(graph)
         refresh()
         _tidy(graph)
+    _reuse_memory(graph)
 
 
 def constants(graph: fx.Graph) -> set[fx.Node]:
@@ -247,3 +266,40 @@ def _onednn_is_faster(*, share: float = 0.8) -> bool:
     mkl = functools.partial(torch.mm, left, weight.t())
     onednn = functools.partial(torch.ops.mkldnn._linear_pointwise, left, weight, None, "none", [], "")
     return min(timeit.repeat(onednn, number=1, repeat=20)) < share * min(timeit.repeat(mkl, number=1, repeat=20))
+
+
+def _reuse_memory(graph: fx.Graph) -> None:
+    """Let elementwise operations write into the memory of an operand that nobody reads afterwards. No pass may follow."""
+    once = constants(graph)
+    position = {node: number for number, node in enumerate(graph.nodes)}
+    last: dict[fx.Node, int] = dict.fromkeys(graph.nodes, -1)  # base -> position of the last node that reads its memory
+    for node in graph.nodes:
+        for each in node.all_input_nodes:
+            last[base_of(each)] = position[node]
+    for node in list(graph.nodes):
+        if (
+            node.target not in IN_PLACE
+            or node.kwargs
+            or base_of(node) is not node
+            or math.prod(meta(node).shape) < LEAST
+        ):
+            continue
+        for place in (0, 1) if node.target in (aten.add.Tensor, aten.mul.Tensor) else (0,):
+            operand: Any = node.args[place]
+            if not isinstance(operand, fx.Node) or meta(operand)._replace(offset=0) != meta(node):
+                continue
+            base = base_of(operand)
+            others = [base_of(each) for each in node.all_input_nodes if each is not operand]
+            free = base.op == "call_function" and base not in once and last[base] == position[node]
+            if not free or base in others or not meta(operand).dense:
+                continue
+            if node.target is aten.threshold_backward.default:
+                node.kwargs = {"grad_input": operand}
+            else:
+                node.args = (operand, *(a for number, a in enumerate(node.args) if number != place))
+            node.target = IN_PLACE[node.target]
+            for each in graph.nodes:
+                if each.meta.get("base") is node:
+                    each.meta["base"] = base
+            last[base] = last[node]
+            break
