@@ -45,6 +45,7 @@ IN_PLACE: dict[Any, Any] = {
     aten.tanh.default: aten.tanh_.default,
     aten.sigmoid.default: aten.sigmoid_.default,
     aten.add.Tensor: aten.add_.Tensor,
+    aten.clamp_max.Tensor: aten.clamp_max_.Tensor,
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
     aten.mul.Scalar: aten.mul_.Scalar,
@@ -63,7 +64,14 @@ def clean_up(graph: fx.Graph, refresh: Callable[[], Any], *, lanes: int, device:
     _tidy(graph)
     if device.type != "cpu":
         return
-    for change in (_transpose_products, *([_channels_last] if lanes == 1 else []), _widen_softmax, _use_onednn):
+    for change in (
+        _add_inside,
+        _mask_by_numbers,
+        _transpose_products,
+        *([_channels_last] if lanes == 1 else []),
+        _widen_softmax,
+        _use_onednn,
+    ):
         change(graph)
         refresh()
         _tidy(graph)
@@ -118,6 +126,7 @@ def _tidy(graph: fx.Graph) -> None:
     touched = written(graph)
     returned = {base_of(node) for node in graph.output_node().all_input_nodes}
     seen: dict[Hashable, fx.Node] = {}
+    moved: set[fx.Node] = set()  # memory whose views see other strides than noted, until the graph is run again
     for node in list(graph.nodes):
         if "tensor" not in node.meta:
             continue
@@ -134,7 +143,11 @@ def _tidy(graph: fx.Graph) -> None:
             if node in touched:
                 touched.add(new)
             _replace(node, new)
-        elif base_of(node) is not node and key in seen and not about.dtype.is_complex and not written_by(node):
+        elif (
+            base_of(node) is not node
+            and key in seen
+            and not (about.dtype.is_complex or written_by(node) or base_of(node) in moved)
+        ):
             # a view of the same memory that sees the same
             _replace(node, seen[key])
         elif (
@@ -143,6 +156,8 @@ def _tidy(graph: fx.Graph) -> None:
             and not touched & {node, base_of(source)}
             and (node not in returned or base_of(source).op != "placeholder")  # the caller may write into what it gave
         ):
+            if meta(source).stride != about.stride:
+                moved.add(base_of(source))
             _replace(node, source)
         else:
             seen.setdefault(key, node)
@@ -151,11 +166,47 @@ def _tidy(graph: fx.Graph) -> None:
 
 def _copies(node: fx.Node, source: fx.Node) -> bool:
     """Whether `node` gives the values of `source` in new memory; who only reads can as well read the old."""
-    if source.meta.get("tensor") != meta(node):
-        return False
+    was: Any = source.meta.get("tensor")
+    now = meta(node)
     if is_call(node, aten.mul.Scalar, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor):
-        return isinstance(node.args[1], (int, float)) and node.args[1] == 1 and not node.kwargs
-    return is_call(node, aten.clone.default, aten._to_copy.default)
+        one = isinstance(node.args[1], (int, float)) and node.args[1] == 1 and not node.kwargs
+        return one and (was.shape, was.dtype) == (now.shape, now.dtype)
+    return was == now and is_call(node, aten.clone.default, aten._to_copy.default)
+
+
+def _add_inside(graph: fx.Graph) -> None:
+    """Let a batched product add the bias that is added to it, which saves one pass over its memory."""
+    touched = written(graph)
+    for node in [node for node in graph.nodes if is_call(node, aten.add.Tensor) and not node.kwargs]:
+        for product, bias in (node.args, node.args[::-1]):
+            if not is_call(product, aten.bmm.default) or len(product.users) > 1 or not isinstance(bias, fx.Node):
+                continue
+            (lanes, rows, columns), added = meta(product).shape, meta(bias)
+            fits = added.shape in ((lanes, 1, columns), (lanes, rows, 1)) and added.dtype == meta(product).dtype
+            if fits and not touched.intersection(map(base_of, (node, product, *product.all_input_nodes))):
+                with graph.inserting_before(node):
+                    new = _call(graph, aten.baddbmm.default, bias, *product.args)
+                new.meta["tensor"] = meta(node)
+                _replace(node, new)
+                break
+
+
+def _mask_by_numbers(graph: fx.Graph) -> None:
+    """Fill where a constant mask says so by numbers made once: a minimum with minus infinity, a product with 0, in a tenth of the time."""
+    once, touched = constants(graph), written(graph)
+    for node in [node for node in graph.nodes if is_call(node, aten.masked_fill.Scalar) and node not in touched]:
+        source, mask, value = node.args
+        about = meta(node)
+        if mask in once and source not in once and value in (0, -math.inf) and about.dtype.is_floating_point:
+            how: dict[str, Any] = {"dtype": about.dtype, "device": about.device}
+            with graph.inserting_before(node):
+                filled, kept = (
+                    _call(graph, aten.full.default, [], v, **how) for v in (value, math.inf if value else 1)
+                )
+                numbers = _call(graph, aten.where.self, mask, filled, kept)
+                new = _call(graph, aten.clamp_max.Tensor if value else aten.mul.Tensor, source, numbers)
+            new.meta["tensor"] = about
+            _replace(node, new)
 
 
 def _transpose_products(graph: fx.Graph) -> None:
