@@ -255,6 +255,31 @@ def test_batches_that_no_program_can_take_are_refused(extra: Callable[[int], Any
         way(steps[taken])
 
 
+def test_a_cleaned_graph_adds_the_bias_inside_the_product_and_masks_by_numbers_even_where_a_score_is_infinite() -> None:
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(shape, generator=generator) for shape in ((2, 40, 16), (2, 16, 40), (2, 1, 40))]
+    inputs[2][..., -1] = torch.inf
+    recorder, aten = Recorder(), torch.ops.aten
+    graph, example = recorder.graph, {recorder.placeholder(f"lane_{i}", t): t for i, t in enumerate(inputs)}
+    with recorder.recording():
+        masked = torch.arange(40) > 38
+        scores = (inputs[0].bmm(inputs[1]) + inputs[2] * 1).masked_fill(masked, -torch.inf).softmax(-1)
+        result = scores.masked_fill(masked, 0.0)
+    graph.output(recorder.node_of(result))
+    program.clean_up(
+        graph,
+        lambda: program._run(program._calls(graph), dict(example), kept=set()),
+        lanes=2,
+        device=torch.device("cpu"),
+    )
+    found = [node.target for node in graph.nodes]
+    assert (
+        found.count(aten.baddbmm.default) == found.count(aten.mul.Tensor) == 1
+    )  # times 1 is gone, times the mask is there
+    assert not {aten.bmm.default, aten.masked_fill.Scalar, aten.add.Tensor}.intersection(found)
+    torch.testing.assert_close(program._lower(graph, example)[1], result)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), IndexError("index 7 is out of bounds")]

@@ -2,8 +2,8 @@
 
 A pass stays where it gains 1.2 times on a row of `tests/benchmarks/bench_lanes.py` (CPU, torch 2.13, one thread; the time of a step
 without it over the time with it): `_tidy` 1.36 and `_transpose_products` 1.41 on MLPs, `_widen_softmax` 1.58 on one of 32 lanes,
-`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`; `_reuse_memory` 1.03 to 1.1 on MLPs of 8 and 32 lanes,
-and 1.4 in evaluation of 32. The table of all is in docs/findings.md.
+`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`; `_add_inside`, `_mask_by_numbers` and
+`_reuse_memory` together 1.02 to 1.2 on rows of 8 and 32 lanes. The table of all is in docs/findings.md.
 """
 
 from __future__ import annotations
