@@ -38,7 +38,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(changes: dict[str, object],
     ("changes", "suggestion"),
     [
         ({"optimizer": "adamm"}, "Did you mean 'adam'"),
-        ({"precision": "bf16"}, "Allowed: bfloat16, float32, float64"),
+        ({"precision": "bf16"}, "Allowed: bfloat16, float16, float32, float64"),
         ({"learning_rate": 1.0}, "no field 'learning_rate'"),
         ({"warmup_step": 10}, "Did you mean 'warmup_steps'"),
     ],

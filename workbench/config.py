@@ -17,7 +17,7 @@ from workbench.errors import ConfigError, UnknownNameError, nearest
 OptimizerName = Literal["sgd", "momentum", "nesterov", "rmsprop", "adam", "nadam", "adamw"]
 ScheduleName = Literal["constant", "linear", "cosine"]
 Rules = Literal["torch", "playbook"]
-Precision = Literal["float32", "float64", "bfloat16"]
+Precision = Literal["float32", "float64", "bfloat16", "float16"]
 
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
@@ -50,7 +50,8 @@ class TrainConfig:
         batch_size: examples that one update sees in all, however they are split.
         accumulate_steps: micro-batches per update; batch norm's running statistics forget by updates, not by micro-batches.
         max_grad_norm: clipping threshold on the global L2 norm; None is off.
-        precision: None trains the model as built; or "float32", "float64", "bfloat16" (autocast).
+        precision: None trains the model as built; or "float32", "float64", "bfloat16" (autocast), "float16" (autocast with a scaled loss, as by
+            `torch.amp.GradScaler`: updates whose gradient overflows are skipped, and recorded as `skipped`).
         eval_every_steps: evaluation interval in steps, never seconds (P2.8); None is ten evaluations a run.
         eval_batch_size: at least `batch_size` (P2.7); None is four times that.
         select: the `split/metric` that retrospective selection compares (P4.5).

@@ -143,7 +143,7 @@ DECLARED = read_parameters('workload: str = "quadratic"\ndevice: str = "cpu"\npr
         ("workload", "there.py:", "behind the colon"),
         ("workload", "no_such_module_here:w", "no module 'no_such_module_here'"),
         ("device", "gpu", "Allowed: auto, cpu, cuda"),
-        ("precision", "float16", "Allowed: bfloat16, float32, float64"),
+        ("precision", "fp16", "Allowed: bfloat16, float16, float32, float64"),
     ],
 )
 def test_a_value_that_no_study_would_take_is_refused(name: str, value: str, said: str, tmp_path: Path) -> None:

@@ -259,3 +259,59 @@ def test_hooks_that_nobody_calls_are_told_once_by_name(tmp_path: Path, caplog: p
     caplog.clear()
     wb.Trainer().run(small_workload(), out=tmp_path / "plain")
     assert not caplog.records
+
+
+def steep(outputs: Any, batch: Any) -> torch.Tensor:
+    """Its gradients are so large that the first scale of 65,536 overflows float16 a few times."""
+    return 40 * squared(outputs.float(), batch)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.Adam])
+def test_float16_is_that_of_a_grad_scaler(tmp_path: Path, optimizer: Any) -> None:
+    settings = {
+        "precision": "float16",
+        "optimizer": optimizer,
+        "peak_lr": 0.01,
+        "max_grad_norm": 5.0,
+        "schedule": "linear",
+    }
+    workload = small_workload(loss=steep, config=settings)
+    x, y = workload.train_data.tensors
+    workload = workload.replace(train_data=torch.utils.data.TensorDataset(x.float(), y.float()), metrics={})
+    model = build_model(workload, workload.config, CPU)
+    own, scaler = torch.optim.Adam(model.parameters(), 0.01), torch.amp.GradScaler("cpu")
+    batches, losses, scales = train_batches(workload, workload.config, CPU), [], []
+    for step in range(40):
+        ((batch, _),) = next(batches)
+        own.param_groups[0]["lr"] = 0.01 * (1 - step / 40)
+        own.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = steep(model(batch[0]), batch).mean()
+        scaler.scale(loss).backward()
+        scales.append(scaler.get_scale())
+        scaler.unscale_(own)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        scaler.step(own)
+        scaler.update()
+        losses.append(loss.item())
+
+    class Stop(wb.hooks.Hook):
+        def on_step(self, step: Any) -> None:
+            if step.index == 21:
+                raise RuntimeError("planted")
+
+    record = wb.Trainer().run(workload, out=tmp_path / "s")
+    assert record.steps["loss_scale"].tolist() == scales
+    skipped = record.steps["skipped"].to_numpy() == 1
+    assert 0 < skipped.sum() < 20
+    np.testing.assert_allclose(record.steps["loss"], losses, rtol=2e-3)
+    with pytest.raises(RuntimeError, match="planted"):
+        wb.Trainer(hooks=[Stop()]).run(workload, out=tmp_path / "killed")
+    again = wb.Trainer().run(workload, out=tmp_path / "killed")
+    assert again.steps["loss"].tolist() == record.steps["loss"].tolist()
+    lanes = wb.lr_sweep.Study(lrs=(0.01, 0.02)).run(workload, out=tmp_path / "lanes")
+    (number,) = lanes.trials.loc[lanes.trials["peak_lr"] == 0.01, "trial"]
+    assert lanes.trial(int(number)).steps["loss"].tolist() == record.steps["loss"].tolist()
+    found = {f.code: f for f in wb.diagnose(workload, out=tmp_path / "d", **QUICK)}
+    assert found["clipping.nonfinite"].status == "ok"
+    assert "loop.no_gradient" not in {code for code, f in found.items() if f.status == "fail"}

@@ -13,6 +13,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "lr": ("lr", "learning rate that update k uses"),
     "grad_norm": ("loss / parameter", "global L2 norm of the gradient before clipping, every step (F1.9, F4.7)"),
     "clipped": ("0 or 1", "whether the clipping rule shortened the gradient (F4.6)"),
+    "loss_scale": ("1", "what the loss of float16 is multiplied by for the gradient of step k"),
+    "skipped": ("0 or 1", "whether the scaled gradient overflowed, so that step k made no update"),
     "update_norm": ("parameter", "L2 norm of update k, lr included; on a cadence"),
     "param_norm": ("parameter", "L2 norm of all trained parameters before update k; on a cadence"),
     "data_wait_s": ("s", "time that the loop waited for batch k"),

@@ -79,9 +79,9 @@ def has_diverged(error: Exception, model: nn.Module) -> bool:
 
 
 def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the context of the forward pass: bfloat16 autocast where asked for."""
-    if precision == "bfloat16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    """Return the context of the forward pass: autocast to bfloat16 or float16 where asked for."""
+    if precision in ("bfloat16", "float16"):
+        return torch.autocast(device.type, dtype=torch.float16 if precision == "float16" else torch.bfloat16)
     return contextlib.nullcontext()
 
 
@@ -136,6 +136,7 @@ _ADVICE = {
         "between the model and the loss."
     ),
     "out of memory": "Take a smaller batch_size, or the same one in pieces with accumulate_steps=2, 4, ...",
+    "not implemented for 'Half'": "This device has no float16 for that operation: take precision='bfloat16'.",
     "must be the same dtype": "Set precision='float32' or 'float64', which casts model and batches alike.",
 }
 _USUAL = "Check what the model takes and what the loss compares."

@@ -23,6 +23,7 @@ from workbench.workloads.checks import check_weights
 Excuse = Callable[[int, Exception, MicroBatches, bool], bool]
 """(lane, what was raised, batches, training) -> whether that lane counts as diverged instead."""
 
+SHORT = (torch.bfloat16, torch.float16)
 _LENGTHS = {"total_steps", "warmup_steps", "eval_every_steps", "checkpoint_every_steps", "keep_best"}
 
 
@@ -96,7 +97,10 @@ class LoopGradients:
             plain = len(micro_batches) == 1 and self._workload.weights is None
             try:
                 with stack.rng.lane(self.lane):
-                    parts.append(self._single(*micro_batches[0]) if plain else self._weighted(micro_batches))
+                    found = self._single(*micro_batches[0]) if plain else self._weighted(micro_batches)
+                    while self._overflown() and stack.scale is not None and stack.scale.settle():
+                        found = self._single(*micro_batches[0]) if plain else self._weighted(micro_batches)
+                    parts.append(found)
             except Exception as error:
                 if not self._diverged(self.lane, error, micro_batches, True):
                     raise
@@ -143,6 +147,11 @@ class LoopGradients:
     def close(self) -> None:
         """Do nothing."""
 
+    def _overflown(self) -> bool:
+        """Tell whether a scaled gradient is to be taken again: training itself skips it instead."""
+        scaled = self._stack.scale is not None and self._excused is None
+        return scaled and not bool(torch.isfinite(self._stack.grad[self.lane]).all())
+
     def _diverged(self, lane: int, error: Exception, batches: MicroBatches, training: bool) -> bool:
         if has_diverged(error, self._stack.models[lane]):
             return True
@@ -154,7 +163,12 @@ class LoopGradients:
         return losses, weights
 
     def _differentiate(self, value: Tensor, *, add: bool) -> None:
-        grads = torch.autograd.grad(value, self._stack.parameters[self.lane], allow_unused=True)
+        parameters, scale = self._stack.parameters[self.lane], self._stack.scale
+        grads: Sequence[Tensor | None]
+        if scale is None:
+            grads = torch.autograd.grad(value, parameters, allow_unused=True)
+        else:
+            grads = scale.differentiate(value, parameters)
         self._stack.collect(self.lane, grads, add=add)
 
     def _single(self, batch: Any, examples: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -162,9 +176,9 @@ class LoopGradients:
         if not losses.dim():
             self._differentiate(losses, add=False)
             loss = losses.detach().clone()
-            loss = loss.float() if loss.dtype == torch.bfloat16 else loss
+            loss = loss.float() if loss.dtype in SHORT else loss
             return loss, torch.full_like(loss, math.nan), None
-        loss = losses.mean(dtype=torch.float32) if losses.dtype == torch.bfloat16 else losses.mean()
+        loss = losses.mean(dtype=torch.float32) if losses.dtype in SHORT else losses.mean()
         self._differentiate(loss, add=False)
         each = losses.detach().to(loss.dtype)
         spread = each.var() if examples > 1 else each.new_full((), math.nan)

@@ -153,7 +153,10 @@ def group_lanes(lanes: Sequence[Lane]) -> list[list[Lane]]:
     """Return the lanes stack by stack: of one batch size, precision and first step; those of a rule side by side, so that it works on a slice."""
     groups: dict[Hashable, list[Lane]] = {}
     for lane in lanes:
-        key = (lane.start_step, *(getattr(lane.config, name) for name in SHARED))
+        alone = (
+            lane.number if lane.config.precision == "float16" else None
+        )  # each scales its loss, and skips steps of its own
+        key = (lane.start_step, alone, *(getattr(lane.config, name) for name in SHARED))
         groups.setdefault(key, []).append(lane)
     return [
         sorted(group, key=lambda lane: (str(lane.config.optimizer), lane.config.rules)) for group in groups.values()

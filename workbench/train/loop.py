@@ -45,6 +45,7 @@ from workbench.train.hooks import Hook, Run, Step, watchers
 from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluation
 from workbench.train.lanes.backend import Chosen
 from workbench.train.optimizers import make_updater
+from workbench.train.own.loss_scale import update_unless_overflown
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.stacked_weights import LaneStack
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
@@ -189,10 +190,12 @@ class TrainingLoop:
             core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
             if self._thresholds is not None:
                 _, core["clipped"] = clip_by_norm(grad, norm, self._thresholds, out=grad)
-            update = self.updater.update(values, grad, lr, step, self._host_lr[step])
+            how = lr, step, self._host_lr[step]
+            update, scaling = update_unless_overflown(self.stack.scale, self.updater, values, grad, *how)
             now = time.perf_counter()
             wait_s = sum(stream.wait_s for stream in self.streams)
             event = Step(step, batch.loss, norm, lr[:, 0], values, grad, update, wait_s, now - before, self.run.trials)
+            event.recorded.update(scaling)
             before = now
             for hook in self.hooks:
                 hook.on_step(event)
@@ -308,6 +311,7 @@ class TrainingLoop:
         optimizer = _copies({f"optimizer/{name}": t for name, t in self.updater.state(row).items()})
         plain = self.updater.plain_state(row)
         meta = {"evaluated": lane.evaluated_at == self.step, "seconds": lane.seconds, "optimizer": plain}
+        meta |= {} if self.stack.scale is None else self.stack.scale.state()
         return Checkpoint(self.step, model, optimizer | states, meta)
 
     def _load(self) -> None:
@@ -326,6 +330,8 @@ class TrainingLoop:
                     f"({str(error).splitlines()[-1].strip()}). The code of the workload has changed since: give a new folder "
                     "with out=..."
                 ) from error
+            if self.stack.scale is not None:
+                self.stack.scale.load(checkpoint.meta)
             for name, tensor in running_statistics(self.hosts, self.stack.models[row]).items():
                 tensor.copy_(parts["statistics"].get(name, tensor))
             if parts["rng"]:

@@ -31,7 +31,7 @@ class UpdateRule:
         self._rule, self._decoupled = RULES[keys[0]], keys[0][0] == "adamw"
         each = {"mu_product": params.new_empty((params.shape[0], 1))}  # one number a lane, not one a parameter
         self._state = {k: torch.full_like(each.get(k, params), value) for k, value in self._rule.initial.items()}
-        self._none = params.new_empty((0,))
+        self._none, self._skipped = params.new_empty((0,)), 0
         self._set(configs)
 
     def update(
@@ -46,7 +46,7 @@ class UpdateRule:
             host_lr: the lrs as numbers, for optimizers that need them: reading them from `lr` would make the device wait.
             out: takes the update; without it, memory that the next update overwrites.
         """
-        c, to = self._constants, self._memory(params, out)
+        c, to, step = self._constants, self._memory(params, out), step - self._skipped
         if not self._decays:
             return self._rule.update(to, grad, lr, step + 1, c)
         decay = c.cast(c.weight_decay)
@@ -64,11 +64,16 @@ class UpdateRule:
         return {key: tensor[lane : lane + 1] for key, tensor in self._state.items()}
 
     def plain_state(self, lane: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return nothing: a rule's state is tensors."""
-        return {}
+        """Return how many steps made no update, where any did; the rest of a rule's state is tensors."""
+        return {"skipped": self._skipped} if self._skipped else {}
 
-    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Put the saved state tensors of one lane back."""
+    def skip(self, lane: int) -> None:  # noqa: ARG002
+        """Count a step that makes no update; only a lane alone skips."""
+        self._skipped += 1
+
+    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+        """Put the saved state of one lane back."""
+        self._skipped = int(plain.get("skipped", 0))
         for key, tensor in self.state(lane).items():
             tensor.copy_(state[key])
 
@@ -123,6 +128,11 @@ class MixedUpdater:
         """Return the rest of its state as JSON values."""
         updater, row = self._places[lane]
         return updater.plain_state(row)
+
+    def skip(self, lane: int) -> None:
+        """Let a step pass without an update."""
+        updater, row = self._places[lane]
+        updater.skip(row)
 
     def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
         """Put a saved state of one lane back."""

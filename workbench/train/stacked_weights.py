@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError, WorkloadError
+from workbench.train.own.loss_scale import LossScale
 from workbench.train.rng import LaneRng, capture_rng, seed_all
 from workbench.workloads.base import Workload
 from workbench.workloads.batch_norm import ghost_batch_norm, remember_updates
@@ -67,12 +68,14 @@ class LaneStack:
         buffers: name -> shape (lanes, ...).
         streams: which stream of batches each lane reads.
         rng: random state of each lane.
+        scale: of the loss in float16, where a stack has one lane; else None.
     """
 
     def __init__(
         self, workload: Workload, configs: Sequence[TrainConfig], device: torch.device, *, streams: Sequence[int] = ()
     ) -> None:
         self.device, self.precision = device, configs[0].precision
+        self.scale = LossScale() if self.precision == "float16" else None
         self.streams = list(streams) or [0] * len(configs)
         self.values = self.grad = torch.empty(0)
         self.frozen: dict[str, Tensor] = {}

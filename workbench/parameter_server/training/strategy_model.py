@@ -77,6 +77,8 @@ class StrategyModel:
             raise UsageError(
                 f"accumulate_steps={self.config.accumulate_steps} must be 1: a step is one batch of one worker. Give a smaller batch_size."
             )
+        if self.config.precision == "float16":
+            raise UsageError("precision='float16' takes a scaled loss, which workers do not have; take 'bfloat16'.")
         if not callable(train_step):
             raise UsageError(f"train_step={train_step!r} must be a function (placed, batch, workload) -> Stepped.")
         self.executor: Executor = LocalExecutor() if strategy is None else ClusterExecutor(strategy)

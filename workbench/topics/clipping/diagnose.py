@@ -270,6 +270,11 @@ class _Clipped:
         return f"Reduce peak_lr from {lead.lr:.4g}{to}, instead of clipping (F4.12)."
 
 
+def _unskipped(steps: Any) -> Any:
+    """Return the steps without those that a loss scale skipped: to overflow is how it finds its size."""
+    return steps[steps["skipped"] != 1] if "skipped" in steps else steps
+
+
 def nonfinite_norms(study: JudgedStudy) -> Finding:
     """Return `clipping.nonfinite`: fail where the loss of a run of the baseline's config stays finite and its gradients do not (F4.6).
 
@@ -277,7 +282,7 @@ def nonfinite_norms(study: JudgedStudy) -> Finding:
     """
     code = "clipping.nonfinite"
     counts = [
-        (c, int((~np.isfinite(c.steps["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan))).sum()))
+        (c, int((~np.isfinite(_unskipped(c.steps)["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan))).sum()))
         for c in study.curves
         if "grad_norm" in c.steps
     ]

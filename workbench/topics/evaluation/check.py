@@ -135,7 +135,7 @@ def collect_cases(
                 f"Say which metric it returns with metric={name!r}."
             )
     return facts | {
-        "short_digits": workload.config.precision == "bfloat16" or next(model.parameters()).device.type != "cpu",
+        "short_digits": workload.config.precision in ("bfloat16", "float16") or next(model.parameters()).device.type != "cpu",
         "observed_batches": any(case["batches"] or case["error"] for case in cases), "cases": cases,
     }  # fmt: skip
 

@@ -54,6 +54,8 @@ class VmapGradients:
     def __init__(
         self, workload: Workload, stack: LaneStack, *, lanes_per_call: int, threads: int = 1, room: int | None = None
     ) -> None:
+        if stack.scale is not None:
+            raise CannotBatch("the loss of float16 is scaled by a factor that moves")
         check_alike(stack.models)
         self._workload, self._stack, self._room = workload, stack, room
         self._lanes_per_call, self._threads = lanes_per_call, threads

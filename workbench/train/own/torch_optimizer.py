@@ -102,6 +102,9 @@ class TorchOptimizer:
         """Return everything else that the optimizer keeps, by the same names, as JSON values."""
         return {k: self._encoded(k, v) for k, v in self._entries().items() if not isinstance(v, Tensor)}
 
+    def skip(self, lane: int) -> None:
+        """Do nothing: the optimizer counts its own steps."""
+
     def keep(self, rows: Sequence[int]) -> None:
         """Keep the only lane, whose parameters are the same objects wherever their values lie now."""
         if list(rows) != [0]:
