@@ -32,6 +32,24 @@ def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
 
 
+def test_a_training_of_ones_own_is_watched_and_diagnosed_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    source = (
+        block("def train(run)").replace("range(6)", "range(1)").replace("function(train)", "function(train, seeds=1)")
+    )
+    exec(source, names)
+    assert names["diagnosis"]["loop.no_zero_grad"].status == "ok"
+    assert wb.open(names["diagnosis"].path).config["select"] == "validation/loss"
+    names["model"] = torch.nn.Linear(64, 10)
+    names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.1)
+    names["loader"] = torch.utils.data.DataLoader(names["training"], batch_size=64)
+    exec(block("wb.watch("), names)
+    assert wb.loop.diagnose(wb.open("runs/mine"))["loop.no_zero_grad"].status == "ok"
+
+
 def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

@@ -18,9 +18,14 @@ def log(**values: float | Tensor) -> None:
     `workbench diagnose -- python train.py` selects and compares by what is logged; `loss` stands in for the loss that `backward`
     is called on. Inside `with wb.watch(...)` it is the same as `run.log`.
     """
-    plain = {name: float(value) for name, value in values.items()} if _LISTENERS else {}
+    plain = {name: number(value) for name, value in values.items()} if _LISTENERS else {}
     for listener in _LISTENERS:
         listener(plain)
+
+
+def number(value: float | Tensor) -> float:
+    """Return a value as a number, whether it is part of a graph or not."""
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def split_of(name: str, split: str = "validation") -> tuple[str, str]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from workbench.errors import UsageError, WorkbenchError
 from workbench.instruments.caller import own_line
 from workbench.instruments.facts import WINDOW
-from workbench.instruments.log import listen
+from workbench.instruments.log import listen, number
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.programs.change import Change, Stopped
@@ -51,7 +51,7 @@ class FunctionRun:
 
     def log(self, **values: float | Tensor) -> None:
         """Record values of the update in progress, such as `run.log(validation_loss=0.31)`; `loss` stands in for the one of `backward`."""
-        self._logged({name: float(value) for name, value in values.items()})
+        self._logged({name: number(value) for name, value in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from workbench.checks import check_integer
 from workbench.errors import UsageError, WorkbenchError, in_one_line
 from workbench.findings.diagnosis import Diagnosis
 from workbench.instruments.facts import WINDOW
-from workbench.instruments.log import listen, split_of
+from workbench.instruments.log import listen, number, split_of
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.rows import Value
 from workbench.instruments.taps import TAPS
@@ -166,7 +166,7 @@ class WatchedRun:
             self._observer.log(loss=loss.detach() if isinstance(loss, Tensor) else float(loss))
         if not values or self._writer is None or self._trial is None:
             return
-        rows = [(*split_of(name, split), float(value)) for name, value in values.items()]
+        rows = [(*split_of(name, split), number(value)) for name, value in values.items()]
         columns: dict[str, Any] = {
             "trial": [self._trial.number] * len(rows), "step": [self._observer.updates] * len(rows), "split": [r[0] for r in rows],
             "setting": ["periodic"] * len(rows), "metric": [r[1] for r in rows], "value": [r[2] for r in rows],
