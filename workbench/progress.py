@@ -15,10 +15,10 @@ Progress = Callable[[int], None]
 
 
 class ProgressBar:
-    """A tqdm bar and its status line, or none."""
+    """A tqdm bar and its status line, or a line for each status, or nothing."""
 
-    def __init__(self, bar: Any = None) -> None:
-        self._bar = bar
+    def __init__(self, bar: Any = None, *, label: str = "") -> None:
+        self._bar, self._label, self._said = bar, label, ""
 
     def advance(self, steps: int) -> None:
         """Count `steps` more updates."""
@@ -29,13 +29,23 @@ class ProgressBar:
         """Say what is being trained."""
         if self._bar is not None:
             self._bar.set_postfix_str(text)
+        elif self._label and text != self._said:
+            self._said = text
+            sys.stderr.write(f"{self._label}: {text}\n")
+            sys.stderr.flush()
 
 
 @contextmanager
 def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[ProgressBar]:
-    """Yield the bar of one study of `total` updates, None where it decides as it goes; silent with `WORKBENCH_LIVE=0`."""
+    """Yield the bar of one study of `total` updates, None where it decides as it goes; silent with `WORKBENCH_LIVE=0`.
+
+    Where standard error is neither a terminal nor a notebook's, as in a log of a batch job, each status is a line of its own.
+    """
     if not show or os.environ.get("WORKBENCH_LIVE") == "0":
         yield ProgressBar()
+        return
+    if "ipykernel" not in sys.modules and not sys.stderr.isatty():
+        yield ProgressBar(label=label)
         return
     from tqdm.auto import tqdm
 

@@ -46,7 +46,8 @@ def diagnose(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
     if "--" in args.words:
-        return _show_diagnosis(_program(args, args.words[args.words.index("--") + 1 :]), args.fail_on)
+        words = args.words[args.words.index("--") + 1 :]
+        return _show_diagnosis(_program(args, words), args.fail_on, heading="Lines to change")
     if args.rest:
         raise UsageError(
             f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains stands behind --."
@@ -98,11 +99,11 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     )  # fmt: skip
 
 
-def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None) -> int:
+def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None, *, heading: str = "Config to train with") -> int:
     """Print a diagnosis, what to change and try, and what it cost; return the exit code."""
     print(diagnosis.brief)
     if diagnosis.recommendation:
-        print(f"\nConfig to train with{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
+        print(f"\n{heading}{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
         print(diagnosis.recommendation["paste"])
         print(diagnosis.recommendation.get("reason", ""))
     _print_next(diagnosis)

@@ -347,22 +347,22 @@ def _blown(point: LRPoint) -> bool:
     return any(outcome in ("lasting", "divergent") for outcome in point.outcomes)
 
 
-def fill_round(table: SweepTable, *, base: float, factor: float = 2.0) -> tuple[float, ...]:
+def fill_round(table: SweepTable, *, base: float, factor: float = 2.0, lanes: int = 2) -> tuple[float, ...]:
     """Return the lrs beside the best one that are missing in the lattice of `factor` through `base`, the baseline's own lr.
 
     A neighbour farther than 1.5 steps leaves room for another lr. A side is left alone where its neighbour is as good as the best
-    or unstable.
+    or unstable. Of two, with one of `lanes`, the one beside the better neighbour comes first.
     """
     if table.best is None:
         return ()
-    at, found = table.points[table.best], []
+    at, found = table.points[table.best], list[tuple[float, float]]()
     for index in (table.best - 1, table.best + 1):
         side = table.points[index] if 0 <= index < len(table.points) else None
         if side is None or side.unstable or (not table.noise_free and _tied(table, side)):
             continue
         if _gap(at, side) > factor**1.5:
-            found.append(on_lattice(at.lr * factor ** (index - table.best), base, factor))
-    return tuple(found)
+            found.append((side.loss, on_lattice(at.lr * factor ** (index - table.best), base, factor)))
+    return tuple(lr for _, lr in (found if lanes > 1 else sorted(found)[:lanes]))
 
 
 def on_lattice(lr: float, base: float, factor: float) -> float:

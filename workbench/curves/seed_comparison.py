@@ -20,7 +20,7 @@ from workbench.curves.judged import trials_with
 from workbench.curves.losses import is_deep
 from workbench.curves.selection import metric_sign, selectable, selected_by_seed, spacing, starts_by_seed
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.causes import vetoes_tuning
+from workbench.findings.causes import REMARKS, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import periodic_rows
 
@@ -62,7 +62,8 @@ def by_faults(diagnosis: Diagnosis) -> str:
 
     A warning about the data, the model or its first step is no proof of a fault; one about the loop or the loss is.
     """
-    sure = {f.code for f in diagnosis if f.status == "fail" or f.code.startswith(("loop.", "loss."))}
+    told = {f.code for f in diagnosis if f.code.startswith(("loop.", "loss.")) and f.code not in REMARKS}
+    sure = told | {f.code for f in diagnosis if f.status == "fail"}
     first = next((code for code in vetoes_tuning(diagnosis.findings) if code in sure), None)
     return f"mend {first} first; until then no comparison of configs holds" if first else ""
 

@@ -9,6 +9,8 @@ import site
 import sysconfig
 from types import FrameType
 
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""Folders of installed packages, wherever they lie: a path file or PYTHONPATH may name those of another environment."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INSTALLED = tuple(
     {os.path.join(os.path.abspath(path), "") for path in (*site.getsitepackages(), site.getusersitepackages())}
@@ -33,7 +35,7 @@ def own_line(frame: FrameType | None = None) -> str:
 @functools.cache
 def _shown(path: str) -> str | None:
     """Return how a file of a person's own is named, None for one of this package or an installed one."""
-    if path.startswith((_PACKAGE, *_INSTALLED, "<frozen", "<string>")):
+    if path.startswith((_PACKAGE, *_INSTALLED, "<frozen", "<string>")) or any(each in path for each in _LIBRARIES):
         return None
     if "ipykernel" in path or path.startswith("<"):
         return "cell"

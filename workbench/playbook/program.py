@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,14 +34,18 @@ from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
 
 CODES = Codes({"batch_size.noise_scale": "F6.5"})
-_SHORT, _LEAST = 0.125, 40
-"""Share of the updates, and updates at least, of a short run that says where to look (rules of thumb)."""
+_LEAST = 40
+"""Updates of the probe at least (rule of thumb)."""
 _CONFIRMED = 10.0
 """Times lr* up to which a training that is unstable needs no confirmation run (F1.13)."""
-_EXACT, _ROUGH = 0.05, 0.25
-"""Width of the bracket around `lr.unstable`: on minibatches another seed moves it by more than a finer one would tell (rule of thumb)."""
-_START_SHARE = 0.3
-"""Share of the time that a run may spend before its first update for short runs to pay (rule of thumb)."""
+_EXACT, _ROUGH = 0.05, 0.6
+"""Width of the bracket around `lr.unstable`: on minibatches another seed moves it by as much as the margin that a recommended lr keeps,
+and two runs cut a factor of 4 so far (rule of thumb)."""
+_STEP = 4.0
+"""Factor by which the sweep climbs from the program's own lr, which somebody has chosen already: runs of full length, for a short one needs
+the program's whole start and prefers larger lrs (rule of thumb)."""
+_BLIND_DECADES = 3.7
+"""How far from its own lr a program that learns nothing is tried, both ways together: a factor of 64 each (rule of thumb)."""
 _BAD_START = ("lr.probabilistic", "stability.early", "stability.early_recovers", "lr.too_high", "lr.nothing_learns")
 _MID = ("stability.mid", "stability.spike")
 
@@ -113,7 +118,7 @@ def walk(
 ) -> Diagnosis:
     """Walk the playbook for a training that is run as it is, and write verdict and report into its study's folder."""
     with open_program(given, trainer, out, seeds=seeds, **options) as session:
-        _walk(session, Proof(seeds=seeds) if seeds > 1 else None)
+        _walk(session, Proof(seeds=seeds, clear_seeds=2) if seeds > 1 else None)
         record = session.record
         diagnosis = judge_program(record)
         write_atomic(record.path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
@@ -129,22 +134,22 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
         return  # mend it first: no comparison of learning rates holds until then
     config = session.config
     program: Any = session.workload
-    # A short run is worth its start only where the start is short beside the training.
-    least = _LEAST if session.record.facts["program"]["start_share"] < _START_SHARE else config.total_steps
+    tolerance = _EXACT if program.full_batch else _ROUGH
+    unstable = any(f.status == "fail" for f in diagnose_instability(session.record))
     sweep = LRSweep(
         refinements=0,
         lanes=2,
-        short_frac=_SHORT,
-        min_short_steps=least,
-        max_short_frac=2 * _SHORT,
-        tolerance=_EXACT if program.full_batch else _ROUGH,
+        start=(1 / _STEP if unstable else _STEP,),
+        blind_decades=_BLIND_DECADES,
+        tolerance=tolerance,
     )
     sweep.extend(session)
     swept = diagnose_lr_sweep(session.record)
     edge, star = swept["lr.unstable"].evidence.get("upper"), swept["lr.best"].value
-    seen = (
-        edge is not None and star is not None and edge <= _CONFIRMED * star
-    )  # the runs at the edge tell what those beyond it would
+    highest = float(session.record.trials["peak_lr"].max())
+    seen = star is not None and (
+        highest >= _CONFIRMED / 2 * star or (edge or math.inf) <= _CONFIRMED * star
+    )  # the sweep's own runs tell
     InstabilityStudy(
         confirm_all=False,
         confirm_multiples=() if seen else (5.0, 10.0),
@@ -155,6 +160,13 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
     known = judge_program(session.record)
     if by_faults(known):
         return
+    if (
+        proof is not None
+        and known["lr.too_high"].status in ("warn", "fail")
+        and screen(session.record, known)["promising"]
+    ):
+        _prove_best(session, proof)  # a smaller lr trains better: no warmup and no threshold has to hold the large one
+        return
     bad = any(known[code].status in ("warn", "fail") for code in _BAD_START if code in known)
     if bad and config.total_steps >= 10:
         run_round(session, [TrialRequest(Role.FIX, config.replace(warmup_steps=max(1, config.total_steps // 10)))])
@@ -162,15 +174,19 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
         ClippingStudy(percentiles=(90.0, 50.0), halvings=0, peak_lr=config.peak_lr, tries=1, at_once=False).extend(
             session
         )
-    if proof is None:
-        return
+    if proof is not None:
+        _prove_best(session, proof)
+
+
+def _prove_best(session: ProgramSession, proof: Proof) -> None:
+    """Prove the most promising candidate, if there is one, after what tells how far it is from the edge."""
     for _ in range(2):
         known = judge_program(session.record)
         found = screen(session.record, known)
         if not found["promising"]:
             return
         changed = config_of(session.record, found["recommended"]["trials"][0])
-        candidate = config.replace(**{name: changed[name] for name in CHANGEABLE})
+        candidate = session.config.replace(**{name: changed[name] for name in CHANGEABLE})
         if found["untried"]:
             run_round(session, [TrialRequest(Role.MARGIN, candidate.replace(peak_lr=1.5 * candidate.peak_lr))])
             continue
@@ -216,7 +232,9 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
     own = float(record.config["peak_lr"])
     if "peak_lr" in changes:
         factor = float(changes["peak_lr"]) / own
-        told.append(f"lr: {own:.4g} -> {float(changes['peak_lr']):.4g}, every group's times {factor:.4g}")
+        built = [line for line in dict.fromkeys(record.facts["program"].get("built") or ()) if line]
+        where = f" ({', '.join(built)})" if built else ""
+        told.append(f"lr: {own:.4g} -> {float(changes['peak_lr']):.4g}, every group's times {factor:.4g}{where}")
     if "max_grad_norm" in changes and changes["max_grad_norm"] is not None:
         told.append(
             f"torch.nn.utils.clip_grad_norm_(model.parameters(), {float(changes['max_grad_norm']):.4g}){at['backward']}, after backward"

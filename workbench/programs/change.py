@@ -33,6 +33,8 @@ class Change:
         max_grad_norm: threshold of the L2 norm of each optimizer's gradients, after the program's own clipping; None is off.
         stop_after: updates; None lets the program end by itself.
         at_end: called once before the program is ended.
+        at_update: called after each update with how many were made.
+        optimizers: those that stepped, the first one first.
     """
 
     factor: float = 1.0
@@ -40,12 +42,16 @@ class Change:
     max_grad_norm: float | None = None
     stop_after: int | None = None
     at_end: Callable[[], None] = lambda: None
+    at_update: Callable[[int], None] = lambda _: None
+    optimizers: list[Optimizer] = field(default_factory=list)
     diverged: bool = False
     _learned: bool = False
     _kept: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
 
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
         """Change the learning rates of an update that is about to be made."""
+        if not any(each is optimizer for each in self.optimizers):
+            self.optimizers.append(optimizer)
         factor = self.factor
         if update < self.warmup_steps:
             factor *= update / self.warmup_steps
@@ -89,6 +95,7 @@ class Change:
 
     def updated(self, updates: int) -> None:
         """End the program where it has made its updates, or where its loss has been non-finite."""
+        self.at_update(updates)
         if self.diverged or (self.stop_after is not None and updates >= self.stop_after):
             self.at_end()
             raise Stopped

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from workbench.instruments.caller import own_line
 from workbench.instruments.facts import WINDOW
@@ -28,6 +32,8 @@ from workbench.programs.change import Change
 from workbench.programs.seeds import move_seeds, set_seeds
 
 BLOCK = 100
+_CACHES = {".cache", ".config", ".triton", ".nv", "__pycache__"}
+"""Folders that libraries keep for themselves, as below a home directory."""
 _SWALLOWED = 3
 """Times that a program may catch its end before it is ended without being asked."""
 
@@ -51,7 +57,7 @@ class _Observed:
         self._writes: bool | None = None if os.environ.get("RANK", "0") == "0" else False
         self._change = Change(
             factor=trial["factor"], warmup_steps=trial["warmup_steps"], max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
-            at_end=self._finish,
+            at_end=self._finish, at_update=self._look,
         )  # fmt: skip
         self._observer = LoopObserver(self._take, intervention=self._change)
         self._observer.rows.block = BLOCK
@@ -59,7 +65,8 @@ class _Observed:
         self._finished = False
         self._ends = 0
         self._seeded: list[str] = []
-        self._optimizer: dict[str, Any] = {}
+        self._built: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+        self._models: list[nn.Module] = []
         self._fault = ""
         self._first_update = 0.0
         self._lock = threading.Lock()
@@ -72,11 +79,28 @@ class _Observed:
         TAPS.add(self._observer)
         self._handles.append(TAPS.watch_modules())
         TAPS.watch_criteria()
+        self._watch_optimizers()
         listen(self._logged)
-        Guard(self._trial["guarded"], self._trial["scratch"], self._folder).install()
+        Guard(self._trial["guarded"], self._trial["scratch"], self._folder, self._trial["typed_in"]).install()
         for name in ("stdout", "stderr"):
             setattr(sys, name, _Lines(getattr(sys, name), self._trial["patterns"], self._metric))
         atexit.register(self._finish)
+
+    def _watch_optimizers(self) -> None:
+        """Note in which line each optimizer is built."""
+        original = Optimizer.__init__
+
+        @functools.wraps(original)
+        def built(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            self._built[optimizer] = own_line()
+            original(optimizer, *args, **kwargs)
+
+        Optimizer.__init__ = built  # type: ignore[method-assign,assignment]
+
+    def _look(self, updates: int) -> None:
+        """Hold the models while they become known: those of a function are gone when the process ends and is asked for its facts."""
+        if updates <= WINDOW and updates & (updates - 1) == 0:
+            self._models = list(self._observer.facts.modes.roots())
 
     # ---- what is written
 
@@ -87,8 +111,7 @@ class _Observed:
             self._writes = self._claim()
             if not self._writes:
                 return
-        with self._lock, (self._folder / "rows.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(columns) + "\n")
+        self._append("rows.jsonl", columns)
         if not self._first_update:
             self._first_update = time.time() - sum(columns["step_time_s"][1:])
         self._change.saw(columns.get("loss") or [])
@@ -98,20 +121,28 @@ class _Observed:
             self._handles.pop().remove()
             self._observer.facts.modes.attach(self._observer.entered)
 
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        """Write a line; where the folder is gone say so once, and let the program train on."""
+        try:
+            with self._lock, (self._folder / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+        except OSError as error:
+            self._writes = False
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"workbench: nothing more is recorded ({error}); the program goes on.\n")
+
     def _claim(self) -> bool:
         try:
             with (self._folder / "claimed").open("x", encoding="utf-8") as file:
                 file.write(str(self._pid))
-        except FileExistsError:
+        except OSError:  # another process was there before, or the folder is gone
             return False
         return True
 
     def _metric(self, name: str, value: float) -> None:
         if os.getpid() != self._pid or self._writes is False:
             return
-        row = {"update": self._observer.updates, "name": name, "value": value}
-        with self._lock, (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self._append("metrics.jsonl", {"update": self._observer.updates, "name": name, "value": value})
 
     def _logged(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -139,11 +170,19 @@ class _Observed:
             return
         found = {
             "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
-            "seeded": self._seeded, "fault": self._fault, "world": int(os.environ.get("WORLD_SIZE", "1")), "threads": torch.get_num_threads(), "first_update": self._first_update,
+            "seeded": self._seeded, "fault": self._fault, "world": _world(), "built": [self._built.get(each, "") for each in self._change.optimizers][:8], "threads": torch.get_num_threads(), "first_update": self._first_update,
         }  # fmt: skip
         temporary = self._folder / ".facts.json"
-        temporary.write_text(json.dumps(found), encoding="utf-8")
-        temporary.replace(self._folder / "facts.json")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(found), encoding="utf-8")
+            temporary.replace(self._folder / "facts.json")
+
+
+def _world() -> int:
+    """Return how many processes train together."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class _Lines:
@@ -178,7 +217,8 @@ class _Lines:
 class Guard:
     """Refuses to open a file for writing that is the person's own: it was there before, below `guarded`, and not in `scratch`."""
 
-    def __init__(self, guarded: str, scratch: str, folder: Path) -> None:
+    def __init__(self, guarded: str, scratch: str, folder: Path, seen_from: str) -> None:
+        self._seen_from = os.path.realpath(seen_from)
         self._guarded, self._scratch, self._folder = (
             os.path.join(os.path.realpath(p), "") for p in (guarded, scratch, folder)
         )
@@ -216,18 +256,17 @@ class Guard:
 
     def _check(self, path: str) -> None:
         real = os.path.realpath(path)
-        if (
-            real.startswith((self._scratch, self._folder))
-            or not real.startswith(self._guarded)
-            or not os.path.isfile(real)
-        ):
+        if not real.startswith(self._guarded) or real.startswith((self._scratch, self._folder)):
+            return
+        if _CACHES.intersection(real[len(self._guarded) :].split(os.sep)) or not os.path.isfile(real):
             return
         with contextlib.suppress(OSError):
             note = os.path.join(self._folder, "refused.json")
             if not os.path.exists(note):
                 descriptor = os.open(note, os.O_WRONLY | os.O_CREAT, 0o600)
                 os.write(
-                    descriptor, json.dumps({"path": os.path.relpath(real, self._guarded), "line": own_line()}).encode()
+                    descriptor,
+                    json.dumps({"path": os.path.relpath(real, self._seen_from), "line": own_line()}).encode(),
                 )
                 os.close(descriptor)
         raise PermissionError(

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
+from workbench.programs.layout import lay_out, top_of
 
-MAX_LINKS = 2000
-"""Entries of a working directory that are linked one by one; folders that hold more are linked as a whole (rule of thumb)."""
-_SKIPPED = {".git", "__pycache__", ".venv", "node_modules", "runs"}
 _STARTUP = Path(__file__).parent / "startup"
 
 
@@ -44,7 +43,7 @@ class Command:
     seed_arg: str | None = None
     patterns: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
-    running: set[subprocess.Popen[bytes]] = field(default_factory=set, compare=False, repr=False)
+    running: dict[subprocess.Popen[bytes], Path] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -76,8 +75,8 @@ class Command:
 
     def stop(self) -> None:
         """End the runs that are under way."""
-        for job in tuple(self.running):
-            _end(job)
+        for job, trial in tuple(self.running.items()):
+            _end(job, trial)
 
     def failure(self, outcome: Outcome) -> WorkbenchError:
         """Return the error that says why a run is of no use, and what to do."""
@@ -140,7 +139,13 @@ def check_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     return tuple(str((folder / w).resolve()) if w.startswith("..") and (folder / w).exists() else w for w in given)
 
 
-def run_command(command: Command, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:
+def run_command(
+    command: Command,
+    scratch: Path,
+    trial: Mapping[str, Any],
+    *,
+    threads: int | None = None,
+) -> Outcome:
     """Run a command once in `scratch`, a folder that is made for it, and return what was seen.
 
     Args:
@@ -149,15 +154,17 @@ def run_command(command: Command, scratch: Path, trial: Mapping[str, Any], *, th
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the program and all that it started are ended.
+        WorkbenchError: `scratch` was removed meanwhile.
     """
     told, place = scratch.resolve() / "told", scratch.resolve() / "run"
     told.mkdir(parents=True)
-    _lay_out(command, place)
+    twin = lay_out(command.folder, place, redirect=command.redirect, copy=command.copy)
     path = told / "trial.json"
     given = dict(trial) | {
         "folder": str(told),
         "scratch": str(place),
-        "guarded": str(command.folder),
+        "typed_in": str(command.folder),
+        "guarded": str(top_of(command.folder)),
         "patterns": dict(command.patterns),
     }
     path.write_text(json.dumps(given), encoding="utf-8")
@@ -165,26 +172,49 @@ def run_command(command: Command, scratch: Path, trial: Mapping[str, Any], *, th
     if command.seed_arg is not None:
         words += [command.seed_arg, str(trial["seed"])]
     began, started = time.perf_counter(), time.time()
-    with (told / "output.txt").open("wb") as output:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    with (told / "output.txt").open("wb") as output, _terminal() as typed:
+        streams: dict[str, Any] = {"stdin": typed, "stdout": output, "stderr": subprocess.STDOUT}
         job = subprocess.Popen(
-            words, cwd=place, env=_environment(path, command.folder, threads), start_new_session=True, **streams
+            words, cwd=twin, env=_environment(path, command.folder, threads), start_new_session=True, **streams
         )
-        command.running.add(job)
+        command.running[job] = path
         try:
             code = job.wait(timeout=command.timeout_s)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
         finally:
-            command.running.discard(job)
-            _end(job)
+            command.running.pop(job, None)
+            _end(job, path)
     seconds = time.perf_counter() - began
+    if not told.is_dir():
+        raise WorkbenchError(
+            f"{scratch} was removed while `{' '.join(command.words)}` ran there; leave the study's folder in place, and give the command again."
+        )
     facts = _read(told / "facts.json") or {}
     refused = _read(told / "refused.json")
     return Outcome(
         columns=joined(_lines(told / "rows.jsonl")), metrics=_lines(told / "metrics.jsonl"), facts=facts, code=code,
         seconds=seconds, start_s=max(facts.get("first_update", started) - started, 0.0), tail=_tail(told / "output.txt"), refused=refused,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[int]:
+    """Yield a standard input that is a terminal as for somebody who types the command, and at its end: scripts ask for its width."""
+    if os.name != "posix":
+        yield subprocess.DEVNULL
+        return
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    try:
+        termios.tcsetwinsize(theirs, (24, 80))
+        os.write(ours, b"\x04" * 256)  # so many times it reads as ended
+        yield theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def _environment(trial: Path, folder: Path, threads: int | None) -> dict[str, str]:
@@ -195,58 +225,46 @@ def _environment(trial: Path, folder: Path, threads: int | None) -> dict[str, st
     return found if threads is None else {**found, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-def _lay_out(command: Command, place: Path) -> None:
-    """Make the folder that the program runs in: links to the person's files in folders of its own, or a copy."""
-    redirected = {Path(name).as_posix().rstrip("/") for name in command.redirect}
-    if command.copy:
-        shutil.copytree(command.folder, place, symlinks=True, ignore=shutil.ignore_patterns(*_SKIPPED))
-    else:
-        _link(command.folder, place, "", redirected, [MAX_LINKS])
-    for name in redirected:
-        target = place / name
-        if (command.folder / name).is_file() or (target.is_symlink() and target.is_file()):
-            target.unlink(missing_ok=True)
-        else:
-            if target.is_symlink():
-                target.unlink()
-            target.mkdir(parents=True, exist_ok=True)
+def _end(job: subprocess.Popen[bytes], trial: Path) -> None:
+    """End what is left of a run: asked first, then killed.
 
-
-def _link(source: Path, target: Path, inside: str, redirected: set[str], left: list[int]) -> None:
-    target.mkdir(parents=True)
-    with os.scandir(source) as entries:
-        for entry in sorted(entries, key=lambda e: e.name):
-            name = f"{inside}{entry.name}"
-            if name in redirected or (not inside and entry.name in _SKIPPED):
-                continue
-            left[0] -= 1
-            if entry.is_dir(follow_symlinks=False) and left[0] > 0 and len(os.listdir(entry.path)) <= left[0]:
-                _link(Path(entry.path), target / entry.name, f"{name}/", redirected, left)
-            else:
-                (target / entry.name).symlink_to(os.path.abspath(entry.path))
-
-
-def _end(job: subprocess.Popen[bytes]) -> None:
-    """End what is left of a run, which has a process group of its own: asked first, then killed."""
+    A run has a process group of its own; launchers such as torchrun give each worker another one, and theirs are known by their environment.
+    """
     for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(job.pid, number)
-        except (ProcessLookupError, PermissionError):
+        strangers = _workers(trial)
+        groups = {job.pid} if _alive(job) else set()
+        if not groups and not strangers:
             break
+        for pid in strangers:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
         until = time.monotonic() + seconds
-        while time.monotonic() < until and _alive(job.pid):
-            job.poll()
+        while time.monotonic() < until and (_alive(job) or (strangers and _workers(trial))):
             time.sleep(0.02)
     with contextlib.suppress(subprocess.TimeoutExpired):
         job.wait(timeout=5.0)
 
 
-def _alive(group: int) -> bool:
+def _alive(job: subprocess.Popen[bytes]) -> bool:
+    job.poll()
     try:
-        os.killpg(group, 0)
+        os.killpg(job.pid, 0)
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def _workers(trial: Path) -> set[int]:
+    """Return the processes whose environment names this run; none where the system does not tell (it is Linux that does)."""
+    mark, found = f"WORKBENCH_TRIAL={trial}\0".encode(), set()
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in place.read_bytes() + b"\0":
+                found.add(int(place.parent.name))
+    return found - {os.getpid()}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -288,7 +306,7 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
     said = f" It printed last: {last}" if last else ""
     if outcome.refused is not None:
         path = str(outcome.refused["path"])
-        top = path.split("/", maxsplit=1)[0]
+        top = re.match(r"(\.\./)*[^/]+", path)[0]  # type: ignore[index]  # every path has a first part
         where = f" ({outcome.refused['line']})" if outcome.refused.get("line") else ""
         return UsageError(
             f"`{shown}` writes to {path}{where}, which was there before, so it was stopped: nothing of yours is overwritten. Give --redirect {top}, and each "

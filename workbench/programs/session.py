@@ -21,8 +21,6 @@ from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.studies.session import Session
 
-_AFAR = 16.0
-"""How far above the program's own lr short runs begin to look, as a factor (rule of thumb)."""
 LOGGED = "validation/loss"
 """What runs are compared by where it is logged and nothing else was asked for."""
 _MAXIMISED = (
@@ -83,7 +81,9 @@ def open_program(
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".first-", dir=path.parent))
         try:
-            outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
+            with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
+                bar.status("the command as it is")
+                outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if select == "train/loss" and LOGGED in _told(outcome):
@@ -96,17 +96,16 @@ def open_program(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
         note=note or f"diagnosis of `{given.shown}`", command=options.get("command"), call=options.get("call"),
     )  # fmt: skip
-    program = Program(command=given, config=config, full_batch=full)
+    program = Program(command=given, config=config, full_batch=full, endless=steps is not None)
     try:
         if outcome is not None:
             trial = writer.trial(
                 config.to_dict(), stage=Role.BASELINE, train_examples=config.batch_size if full else 10**9
             )
             write_outcome(trial, config, outcome)
-            facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
-            facts["start_share"] = outcome.start_s / outcome.seconds
+            facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault", "built")}
             writer.add_facts(
-                loop=outcome.facts["loop"], program=facts, full_batch=full, chance_loss=None, initial_critical_lr=_AFAR * config.peak_lr,
+                loop=outcome.facts["loop"], program=facts, full_batch=full, chance_loss=None, initial_critical_lr=config.peak_lr,
                 initial_critical_lr_found=False, own_config=config.to_dict(),
             )  # fmt: skip
         with progress_bar(None, given.name, show=options.get("progress", False)) as bar:

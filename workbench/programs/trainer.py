@@ -62,11 +62,13 @@ class Program:
     Attributes:
         config: `peak_lr` is the largest lr of the first parameter group, `total_steps` the updates of the whole run.
         full_batch: whether every update sees the same examples, all of them.
+        endless: whether it is to be ended after `total_steps`, rather than by itself.
     """
 
     command: Repeatable
     config: TrainConfig
     full_batch: bool = False
+    endless: bool = False
     minimised: bool = True
 
     @property
@@ -133,18 +135,20 @@ class ProgramTrainer:
                 raise
 
     def _run(self, program: Program, config: TrainConfig, scratch: Path) -> Outcome:
-        outcome = program.command.run(scratch, trial_of(config, program.config), threads=self.threads)
+        outcome = program.command.run(
+            scratch, trial_of(config, program.config, endless=program.endless), threads=self.threads
+        )
         shutil.rmtree(scratch, ignore_errors=True)
         return outcome
 
 
-def trial_of(config: TrainConfig, own: TrainConfig) -> dict[str, Any]:
+def trial_of(config: TrainConfig, own: TrainConfig, *, endless: bool) -> dict[str, Any]:
     """Return what is done to a run of the program so that it trains by `config`."""
     return {
         "factor": config.peak_lr / own.peak_lr,
         "warmup_steps": config.warmup_steps,
         "max_grad_norm": config.max_grad_norm,
-        "stop_after": config.total_steps if config.total_steps < own.total_steps else None,
+        "stop_after": config.total_steps if endless or config.total_steps < own.total_steps else None,
         "seed": config.shared_seed,
     }
 

@@ -35,9 +35,13 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         sys.meta_path.remove(self)
-        from workbench.programs.child import begin
+        _begin()
 
-        begin(os.environ["WORKBENCH_TRIAL"])
+
+def _begin() -> None:
+    from workbench.programs.child import begin
+
+    begin(os.environ["WORKBENCH_TRIAL"])
 
 
 def _run_the_next() -> None:
@@ -52,4 +56,7 @@ def _run_the_next() -> None:
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
 _run_the_next()
 if os.environ.get("WORKBENCH_TRIAL"):
-    sys.meta_path.insert(0, _AfterTorch())
+    if "torch" in sys.modules:  # a path file has imported it
+        _begin()
+    else:
+        sys.meta_path.insert(0, _AfterTorch())

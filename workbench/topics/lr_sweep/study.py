@@ -89,6 +89,8 @@ class LRSweep(Study):
         decades: how far from the initial model's critical lr the sweep may go, both ways together.
         blind_decades: the same while no lr learns anything (rule of thumb).
         far_ratio: how far above lr* and the baseline an unstable lr is looked for (rule of thumb).
+        start: lrs of the first round as multiples of the baseline's, whose own trial is there already; the sweep climbs from them at
+            full length, for a training that was tuned by somebody. None finds the range as described above.
     """
 
     stem: ClassVar[str] = "lr_sweep"
@@ -106,6 +108,7 @@ class LRSweep(Study):
     decades: float = 12.0
     blind_decades: float = 6.0
     far_ratio: float = 64.0
+    start: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -115,8 +118,9 @@ class LRSweep(Study):
         check_fields(self, "refinements full_batch_refinements min_short_steps", lambda v: v >= 0, "at least 0")
         check_fields(self, "short_frac max_short_frac", lambda v: 0 < v <= 1, "above 0 and at most 1")
         check_fields(self, "decades blind_decades far_ratio", lambda v: v > 0, "above 0")
-        if self.lrs is not None:
-            _check_lrs(self.lrs)
+        for lrs in (self.lrs, self.start):
+            if lrs is not None:
+                _check_lrs(lrs)
 
     def extend(self, session: Session, *, extra_trials: ExtraTrials | None = None) -> None:
         """Run the sweep's trials inside a study that is already open.
@@ -144,6 +148,10 @@ class LRSweep(Study):
         rounds = _Rounds(self, config, read, critical() if self.lrs is None else config.peak_lr)
         if self.lrs is not None:
             yield rounds.ask(self.lrs)
+            return
+        if self.start is not None:
+            yield rounds.ask([factor * config.peak_lr for factor in self.start])
+            yield from rounds.full_length(())
             return
         coarse = [on_lattice(rounds.critical * 4.0**k, config.peak_lr, 4.0) for k in (1, 0, -1, -2, -3, -4)]
         short, near = self._short_steps(config), tuple[float, ...]()
@@ -234,12 +242,13 @@ class _Rounds:
             if table.noise_free and not near:
                 near = around(growth_edge(record), sweep.tolerance)
             low, high, highest = self._limits(table)
-            edge = raise_round(table, highest=highest, near=near)
+            steps = {} if sweep.start is None else {"steps": (4.0,)}
+            edge = raise_round(table, highest=highest, near=near, **steps)
             edge = edge or edge_round(table, lanes=sweep.lanes, tolerance=sweep.tolerance, near=near)
             left = (sweep.full_batch_refinements if table.noise_free else sweep.refinements) - refined
             grid = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=sweep.lanes)
-            if not grid and not (table.noise_free and left > 0):
-                grid = fill_round(table, base=self.config.peak_lr)
+            if not grid and not (table.noise_free and left > 0) and (sweep.start is None or not edge):
+                grid = fill_round(table, base=self.config.peak_lr, lanes=2 if sweep.start is None else 1)
             sharper = () if grid or left < 1 else refine_round(table, lanes=min(sweep.lanes, left))
             if sharper and edge and table.best is not None:
                 # The search for the edge is about to cut the same gap: on minibatches what it trains often answers the question.

@@ -35,10 +35,15 @@ class Proof:
         seeds: for each arm, behind the baseline's own, under which the candidate was chosen. A candidate that lengthens the
             run is held against a third arm, the baseline at its length.
         more_seeds: trained behind them where the candidate gained in the mean and the spread still leaves it to chance.
+        clear_seeds: after so many the proof ends where the candidate wins at `clear` already, or gains in none; None never looks.
+            This look adopts at most a share `clear` of what is no better, on top of the other two.
+        clear: largest p of that look (rule of thumb).
     """
 
     seeds: int = 3
     more_seeds: int = 2
+    clear_seeds: int | None = None
+    clear: float = 0.01
 
     def __post_init__(self) -> None:
         """Check the number of seeds."""
@@ -56,6 +61,13 @@ class Proof:
         arms = [session.config, candidate]
         if candidate.total_steps > session.config.total_steps:
             arms.append(session.config.replace(total_steps=candidate.total_steps))
+        if self.clear_seeds is not None and 2 <= self.clear_seeds < self.seeds:
+            _train(session, arms, self.clear_seeds)
+            look = prove(
+                session.record, baseline=session.config.to_dict(), candidate=candidate.to_dict(), limit=self.clear
+            )
+            if look is not None and (look["wins"] or any(max(arm["gains"]) <= 0 for arm in look["arms"])):
+                return
         _train(session, arms, self.seeds)
         first = prove(session.record, baseline=session.config.to_dict(), candidate=candidate.to_dict())
         if worth_more_seeds(first):

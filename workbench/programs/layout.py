@@ -1,0 +1,90 @@
+"""`lay_out`: a folder in which a program finds everything where it is used to, and overwrites nothing of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.errors import UsageError
+
+MAX_LINKS = 2000
+"""Entries of a working directory that are linked one by one; folders that hold more are linked as a whole (rule of thumb)."""
+_SKIPPED = {".git", "__pycache__", ".venv", "node_modules", "runs"}
+_ABOVE, _BESIDE = 4, 500
+"""Folders above the working directory in which a repository's root is looked for, and entries of one up to which it is linked (rules of thumb)."""
+
+
+def top_of(folder: Path) -> Path:
+    """Return the outermost folder that a program's relative paths may reach: the repository's root, else the folder above.
+
+    Programs read "../data" and write "../runs"; the home directory and the root of the file system are no such folder.
+    """
+    near = [folder, *folder.parents[:_ABOVE]]
+    root = next((place for place in near if (place / ".git").exists()), folder.parent)
+    outside = {Path.home(), Path(folder.anchor)}
+    return folder if outside & {root, *_between(folder, root)} or _crowded(folder, root) else root
+
+
+def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bool = False) -> Path:
+    """Make a twin of `folder` below `place` and return where it lies: links to a person's files in folders of its own, or a copy.
+
+    What stands beside the folder, up to `top_of`, is linked as well, so that "../data" is there.
+
+    Args:
+        redirect: files and folders, as seen from `folder`, that are empty in the twin.
+    """
+    top = top_of(folder)
+    inside = folder.relative_to(top)
+    redirected = {os.path.normpath(name) for name in redirect}
+    away = next((name for name in redirected if os.path.isabs(name)), None)
+    if away is not None:
+        raise UsageError(f"--redirect {away} is absolute: give it as seen from {folder}, such as 'out'.")
+    twin, above = place / (top.name or "top"), top
+    for part in inside.parts:
+        twin.mkdir(parents=True)
+        _link_beside(above, twin, part, {os.path.normpath(folder / name) for name in redirected})
+        twin, above = twin / part, above / part
+    if copy:
+        shutil.copytree(folder, twin, symlinks=True, ignore=shutil.ignore_patterns(*_SKIPPED))
+    else:
+        _link(folder, twin, "", redirected, [MAX_LINKS])
+    for name in redirected:
+        target = twin / name
+        if (folder / name).is_file() or (target.is_symlink() and target.is_file()):
+            target.unlink(missing_ok=True)
+        else:
+            if target.is_symlink():
+                target.unlink()
+            target.mkdir(parents=True, exist_ok=True)
+    return twin
+
+
+def _between(folder: Path, root: Path) -> list[Path]:
+    return [place for place in folder.parents if place == root or root in place.parents]
+
+
+def _crowded(folder: Path, root: Path) -> bool:
+    return any(len(os.listdir(place)) > _BESIDE for place in _between(folder, root))
+
+
+def _link_beside(source: Path, target: Path, without: str, redirected: set[str]) -> None:
+    for name in sorted(os.listdir(source)):
+        path = os.path.join(source, name)
+        if name not in {without, *_SKIPPED} and path not in redirected:
+            (target / name).symlink_to(path)
+
+
+def _link(source: Path, target: Path, inside: str, redirected: set[str], left: list[int]) -> None:
+    target.mkdir(parents=True)
+    with os.scandir(source) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            name = f"{inside}{entry.name}"
+            if name in redirected or (not inside and entry.name in _SKIPPED):
+                continue
+            left[0] -= 1
+            if entry.is_dir(follow_symlinks=False) and left[0] > 0 and len(os.listdir(entry.path)) <= left[0]:
+                _link(Path(entry.path), target / entry.name, f"{name}/", redirected, left)
+            else:
+                (target / entry.name).symlink_to(os.path.abspath(entry.path))
