@@ -208,3 +208,43 @@ def test_the_unstable_lr_of_a_scripted_quadratic_is_two_over_its_curvature(
     assert findings["loop.no_zero_grad"]["status"] == "ok"
     assert "<h2>Lines to change</h2>" in Path("runs/one/report.html").read_text()
     assert "Reproduce: workbench diagnose" in capsys.readouterr().out
+
+
+SURROUNDED = """
+import os, sys, torch
+assert sys.stdin.isatty() and os.get_terminal_size(0).columns > 0 and not sys.stdin.read()
+def main():
+    w = torch.nn.Linear(3, 1)
+    scale = float(open("../data/scale.txt").read())
+    optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+    while True:
+        optimizer.zero_grad()
+        (scale * w(torch.ones(2, 3)) ** 2).mean().backward()
+        optimizer.step()
+try:
+    main()
+except SystemExit:
+    open("../data/scale.txt", "w").write("3")
+"""
+
+
+def test_a_program_that_never_ends_reads_beside_its_folder_and_writes_nothing_there(tmp_path: Path) -> None:
+    place = folder(tmp_path, SURROUNDED)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "scale.txt").write_text("2")
+    outcome = run(place, tmp_path / "run", stop_after=12)
+    assert outcome.updates == 12
+    assert outcome.facts["built"] == ["train.py:7"]
+    assert outcome.facts["loop"]["parameters"]["named"]  # though the model is gone when the process ends
+    assert outcome.refused == {"path": "../data/scale.txt", "line": "train.py:15"}
+    assert (tmp_path / "data" / "scale.txt").read_text() == "2"
+
+
+def test_training_goes_on_where_its_record_vanishes(tmp_path: Path) -> None:
+    text = SCRIPT.replace(
+        "for k in range(20):",
+        "import os, shutil\nfor k in range(300):\n    if k == 120: shutil.rmtree(os.environ['WORKBENCH_TRIAL'].rsplit('/', 1)[0])\n    if k == 299: open('/proc/self/cwd/../../../../done', 'w').write('done')",
+    )
+    with pytest.raises(WorkbenchError, match="was removed"):
+        run(folder(tmp_path, text), tmp_path / "run", "0.1", "1", "0", "0", "300")
+    assert (tmp_path / "done").read_text() == "done"

@@ -103,7 +103,8 @@ def open_program(
                 config.to_dict(), stage=Role.BASELINE, train_examples=config.batch_size if full else 10**9
             )
             write_outcome(trial, config, outcome)
-            facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault", "built")}
+            facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
+            facts["built"] = outcome.facts.get("built", [])
             writer.add_facts(
                 loop=outcome.facts["loop"], program=facts, full_batch=full, chance_loss=None, initial_critical_lr=config.peak_lr,
                 initial_critical_lr_found=False, own_config=config.to_dict(),
