@@ -15,6 +15,7 @@ from tests.zoo.faults import FAULTS
 from tests.zoo.retrain import judged
 from tests.zoo.run import diagnosed
 from tests.zoo.score import FAULT_SCORES, alarms, wilson
+from workbench.topics.registry import TOPICS
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 PACKAGE = Path(__file__).parents[2] / "workbench"
@@ -23,6 +24,8 @@ LATER = ("validation-in-train/digits_mlp", "lr-over-100/iris")
 HEALTHY = "control/digits_mlp-seed0", pytest.param("control/digits_tanh-seed0", marks=pytest.mark.slow)
 
 CODES = re.findall(r"^\| `([a-z_.]+)` \|", (PACKAGE.parent / "docs" / "codes.md").read_text(), re.MULTILINE)
+LOOP = next(topic.codes for topic in TOPICS if topic.name == "loop")
+OTHERS = [topic.codes for topic in TOPICS if topic.name != "loop"]
 NO_CASE = {
     "a measurement, which never warns": ["lr.best", "lr.unstable", "clipping.threshold"],
     "a sweep over learning rates that a person gave": ["lr.grid_edge"],
@@ -35,6 +38,7 @@ NO_CASE = {
     "ModificationStudy": [code for code in CODES if code.startswith("comparison.")],
     "HostsStudy": [code for code in CODES if code.startswith("hosts.")],
     "ParameterServerStudy": [code for code in CODES if code.startswith("ps.")],
+    "a loop of one's own, tried in tests/own_loops": [code for code in LOOP if not any(code in codes for codes in OTHERS)],
     "diagnose_tracking": [code for code in CODES if code.startswith("tracking.")],
 }  # fmt: skip
 """Why `diagnose` never warns of a code: what it is, or who does."""
