@@ -99,11 +99,12 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     )  # fmt: skip
 
 
-def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None, *, heading: str = "Config to train with") -> int:
+def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None, *, heading: str | None = None) -> int:
     """Print a diagnosis, what to change and try, and what it cost; return the exit code."""
     print(diagnosis.brief)
     if diagnosis.recommendation:
-        print(f"\n{heading}{'' if diagnosis.recommendation.get('changed') else ' (unchanged)'}:")
+        own = heading is None and not diagnosis.recommendation.get("changed")
+        print(f"\n{heading or 'Config to train with'}{' (unchanged)' if own else ''}:")
         print(diagnosis.recommendation["paste"])
         print(diagnosis.recommendation.get("reason", ""))
     _print_next(diagnosis)
