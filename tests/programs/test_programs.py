@@ -115,12 +115,14 @@ open("new.txt", "w").write("new")
 def test_nothing_that_was_there_before_is_overwritten(tmp_path: Path, how: dict[str, Any]) -> None:
     place = folder(tmp_path, WRITES)
     (place / "out").mkdir()
-    (place / "out" / "model.pt").write_bytes(b"precious")
+    precious = b"precious" * 200_000
+    (place / "out" / "model.pt").write_bytes(precious)
+    (place / "new.txt").write_text("old")
     refused = run(place, tmp_path / "refused")
     assert refused.refused == {"path": "out/model.pt", "line": "train.py:10"}
     assert run(place, tmp_path / "run", **how).code == 0
-    assert (place / "out" / "model.pt").read_bytes() == b"precious"
-    assert not (place / "new.txt").exists()
+    assert (place / "out" / "model.pt").read_bytes() == precious
+    assert (place / "new.txt").read_text() == "old"
     with pytest.raises(UsageError, match="--redirect out"):
         diagnose_program(["python", "train.py"], tmp_path / "study", folder=place)
 

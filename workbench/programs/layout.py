@@ -11,6 +11,9 @@ from workbench.errors import UsageError
 
 MAX_LINKS = 2000
 """Entries of a working directory that are linked one by one; folders that hold more are linked as a whole (rule of thumb)."""
+MAX_COPIED, MAX_COPIES = 1_000_000, 64_000_000
+"""Bytes of a file up to which a program gets a copy of it, which it may write to, and of all copies (rules of thumb: code and notes are
+smaller, data is not)."""
 _SKIPPED = {".git", "__pycache__", ".venv", "node_modules", "runs"}
 _ABOVE, _BESIDE = 4, 500
 """Folders above the working directory in which a repository's root is looked for, and entries of one up to which it is linked (rules of thumb)."""
@@ -28,7 +31,7 @@ def top_of(folder: Path) -> Path:
 
 
 def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bool = False) -> Path:
-    """Make a twin of `folder` below `place` and return where it lies: links to a person's files in folders of its own, or a copy.
+    """Make a twin of `folder` below `place` and return where it lies: folders of its own with copies of small files and links to large ones, or a copy.
 
     What stands beside the folder, up to `top_of`, is linked as well, so that "../data" is there.
 
@@ -49,7 +52,7 @@ def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bo
     if copy:
         shutil.copytree(folder, twin, symlinks=True, ignore=shutil.ignore_patterns(*_SKIPPED))
     else:
-        _link(folder, twin, "", redirected, [MAX_LINKS])
+        _link(folder, twin, "", redirected, [MAX_LINKS, MAX_COPIES])
     for name in redirected:
         target = twin / name
         if (folder / name).is_file() or (target.is_symlink() and target.is_file()):
@@ -86,5 +89,18 @@ def _link(source: Path, target: Path, inside: str, redirected: set[str], left: l
             left[0] -= 1
             if entry.is_dir(follow_symlinks=False) and left[0] > 0 and len(os.listdir(entry.path)) <= left[0]:
                 _link(Path(entry.path), target / entry.name, f"{name}/", redirected, left)
-            else:
+            elif not _copied(entry, target / entry.name, left):
                 (target / entry.name).symlink_to(os.path.abspath(entry.path))
+
+
+def _copied(entry: os.DirEntry[str], target: Path, left: list[int]) -> bool:
+    """Copy a small file, so that nothing that writes to it, Python or not, reaches the person's own."""
+    try:
+        size = entry.stat(follow_symlinks=False).st_size
+        if not entry.is_file(follow_symlinks=False) or size > min(MAX_COPIED, left[1]):
+            return False
+        shutil.copy2(entry.path, target)
+    except OSError:
+        return False
+    left[1] -= size
+    return True
