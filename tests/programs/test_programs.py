@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from workbench.cli import main
+from workbench.config import TrainConfig
 from workbench.errors import UsageError, WorkbenchError
 from workbench.playbook.program import diagnose_program
 from workbench.programs.command import Command, Outcome, check_command, run_command
+from workbench.programs.trainer import write_outcome
+from workbench.record.write import StudyWriter
 
 SCRIPT = """
 import sys, torch
@@ -92,9 +95,67 @@ def test_a_seed_moves_the_one_that_the_program_sets(tmp_path: Path) -> None:
 
 
 def test_metrics_are_read_from_the_output_at_their_update(tmp_path: Path) -> None:
-    outcome = run(folder(tmp_path), tmp_path / "run", patterns={"value": r"value ([0-9.e+-]+)"})
+    patterns = {"value": r"value ([0-9.e+-]+)", "none": "(never)?step"}
+    outcome = run(folder(tmp_path), tmp_path / "run", patterns=patterns)
     assert [row["update"] for row in outcome.metrics] == list(range(1, 21))
     np.testing.assert_allclose([row["value"] for row in outcome.metrics], outcome.columns["loss"], rtol=1e-5)
+
+
+OTHER_RANK = """
+import random, torch, workbench as wb
+import numpy as np
+torch.manual_seed(seed=3), random.seed(a=4), np.random.seed(seed=5)
+w = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([w], lr=0.1)
+for k in range(1000):
+    optimizer.zero_grad()
+    loss = (w ** 2).sum() if k < 50 else (w * torch.nan).sum()
+    loss.backward()
+    optimizer.step()
+    wb.log(note="no number", k=k)
+    print("done", k, int(torch.initial_seed()), random.random(), np.random.rand())
+"""
+
+
+def test_every_rank_of_a_training_that_diverges_is_ended_and_seeds_given_by_name_are_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    outcome = run(folder(tmp_path, OTHER_RANK), tmp_path / "run", seed=7)
+    assert outcome.code == 0
+    assert not outcome.columns  # rank 0 is who writes
+    lines = outcome.tail.splitlines()
+    assert int(lines[-1].split()[1]) < 200
+    assert lines[-1].split()[2] == "10"
+
+
+def test_a_run_that_is_observed_in_part_only_has_failed(tmp_path: Path) -> None:
+    text = SCRIPT.replace(
+        "    loss.backward()",
+        "    from workbench.instruments.taps import TAPS\n    if k == 12: del TAPS.listeners[0]._intervention\n    loss.backward()",
+    )
+    outcome = run(folder(tmp_path, text), tmp_path / "run", factor=0.5)
+    assert outcome.code == 0
+    assert "_intervention" in outcome.facts["fault"]
+    own = TrainConfig(peak_lr=0.1, total_steps=20, batch_size=1)
+    config = own.replace(peak_lr=0.05)
+    writer = StudyWriter.open(tmp_path / "study", kind="program", workload="train", config=own.to_dict())
+    trial = writer.trial(config.to_dict(), stage="sweep", train_examples=1)
+    write_outcome(trial, config, outcome, own=own)
+    assert trial.events[-1]["state"] == "failed"
+    assert "_intervention" in trial.events[-1]["said"]
+    writer.close()
+    command = Command(words=("python", "train.py"), folder=tmp_path)
+    assert "_intervention" in str(command.failure(outcome))
+
+
+def test_a_command_that_was_stopped_while_its_folder_was_laid_out_begins_nothing(tmp_path: Path) -> None:
+    place = folder(tmp_path)
+    command = Command(words=check_command(["python", "train.py"], place), folder=place)
+    command.stop()
+    with pytest.raises(KeyboardInterrupt):
+        run_command(command, tmp_path / "run", NOTHING)
+    assert not (tmp_path / "run" / "told" / "rows.jsonl").exists()
 
 
 WRITES = """
@@ -158,6 +219,14 @@ def test_a_command_that_cannot_be_diagnosed_says_why(
     with pytest.raises(error, match=message):
         diagnose_program(words, tmp_path / "study", folder=folder(tmp_path, text))
     assert not (tmp_path / "study" / "study.json").exists()
+
+
+def test_a_device_is_refused_for_a_command_that_chooses_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder(tmp_path))
+    assert main(["diagnose", "--device", "cpu", "--", "python", "train.py"]) != 0
+    assert "--device is for a workload" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,11 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
         "WORKLOAD": [args.workload, *args.rest] not in (list(words), [None]),
         "--address": args.address is not None,
     }
-    given |= {"--executor": args.executor != "local", "--trainer": args.trainer != "local"}
+    given |= {
+        "--device": args.device != "auto",
+        "--executor": args.executor != "local",
+        "--trainer": args.trainer != "local",
+    }
     wrong = next((name for name, there in given.items() if there), None)
     if wrong is not None:
         raise UsageError(f"{wrong} is for a workload, and a command stands behind --: leave one of them out.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 
@@ -13,14 +14,20 @@ _LISTENERS: list[Callable[[Mapping[str, float]], None]] = []
 
 
 def log(**values: float | Tensor) -> None:
-    """Report values of the update in progress to whoever observes this program or loop, such as `wb.log(validation_loss=0.31)`; else nothing happens.
+    """Report values of the update in progress to whoever observes this program or loop, such as `wb.log(validation_loss=0.31)`; else nothing happens. A value that is no number is left out.
 
     `workbench diagnose -- python train.py` selects and compares by what is logged; `loss` stands in for the loss that `backward`
     is called on. Inside `with wb.watch(...)` it is the same as `run.log`.
     """
-    plain = {name: number(value) for name, value in values.items()} if _LISTENERS else {}
-    for listener in _LISTENERS:
-        listener(plain)
+    if not _LISTENERS:
+        return
+    plain = {}
+    for name, value in values.items():
+        with contextlib.suppress(Exception):  # no number: what a program logs is never why it fails
+            plain[name] = number(value)
+    for listener in tuple(_LISTENERS):
+        with contextlib.suppress(Exception):
+            listener(plain)
 
 
 def number(value: float | Tensor) -> float:

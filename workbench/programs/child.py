@@ -105,7 +105,10 @@ class _Observed:
     # ---- what is written
 
     def _take(self, columns: Mapping[str, list[float]]) -> None:
-        if os.getpid() != self._pid or self._writes is False:
+        if os.getpid() != self._pid:
+            return
+        self._change.saw(columns.get("loss") or [])  # every rank ends where the loss has, or the others wait for it
+        if self._writes is False:
             return
         if self._writes is None:
             self._writes = self._claim()
@@ -114,7 +117,6 @@ class _Observed:
         self._append("rows.jsonl", columns)
         if not self._first_update:
             self._first_update = time.time() - sum(columns["step_time_s"][1:])
-        self._change.saw(columns.get("loss") or [])
         if (
             self._observer.updates >= WINDOW and self._handles
         ):  # by now the models are known: they tell of themselves, which costs less
@@ -153,6 +155,9 @@ class _Observed:
 
     def _on_fault(self, _: Any, error: Exception) -> None:
         self._fault = f"{type(error).__name__}: {error}"
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                (self._folder / "fault.txt").write_text(self._fault, encoding="utf-8")
 
     def _finish(self) -> None:
         """Write the rest, once; a program that caught its end several times is ended here."""
@@ -207,7 +212,7 @@ class _Lines:
         for name, pattern in self._patterns:
             match = pattern.search(line)
             if match:
-                with contextlib.suppress(ValueError, IndexError):
+                with contextlib.suppress(ValueError, IndexError, TypeError):
                     self._found(name, float(match[1]))
 
     def __getattr__(self, name: str) -> Any:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Command:
     patterns: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     running: dict[subprocess.Popen[bytes], Path] = field(default_factory=dict, compare=False, repr=False)
+    stopped: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -74,7 +76,8 @@ class Command:
         return run_command(self, scratch, trial, threads=threads)
 
     def stop(self) -> None:
-        """End the runs that are under way."""
+        """End the runs that are under way, and begin no other one."""
+        self.stopped.set()
         for job, trial in tuple(self.running.items()):
             _end(job, trial)
 
@@ -90,7 +93,7 @@ class Outcome:
     Attributes:
         columns: name -> one value an update.
         metrics: rows of update, name and value, in the order in which the program told them.
-        facts: of the loop, see `LoopFacts`; empty where no update was made.
+        facts: of the loop, see `LoopFacts`; where no update was made, no more than the fault that kept this package from seeing any.
         code: exit code, below 0 for a signal.
         tail: end of what it printed.
         refused: path and line of a file of the person's own that it wanted to write, if it did.
@@ -174,10 +177,14 @@ def run_command(
     began, started = time.perf_counter(), time.time()
     with (told / "output.txt").open("wb") as output, _terminal() as typed:
         streams: dict[str, Any] = {"stdin": typed, "stdout": output, "stderr": subprocess.STDOUT}
+        if command.stopped.is_set():  # while the folder was laid out
+            raise KeyboardInterrupt
         job = subprocess.Popen(
             words, cwd=twin, env=_environment(path, command.folder, threads), start_new_session=True, **streams
         )
         command.running[job] = path
+        if command.stopped.is_set():
+            _end(job, path)
         try:
             code = job.wait(timeout=command.timeout_s)
         except subprocess.TimeoutExpired:
@@ -191,6 +198,8 @@ def run_command(
             f"{scratch} was removed while `{' '.join(command.words)}` ran there; leave the study's folder in place, and give the command again."
         )
     facts = _read(told / "facts.json") or {}
+    with contextlib.suppress(OSError):
+        facts = facts or {"fault": (told / "fault.txt").read_text(encoding="utf-8")}
     refused = _read(told / "refused.json")
     return Outcome(
         columns=joined(_lines(told / "rows.jsonl")), metrics=_lines(told / "metrics.jsonl"), facts=facts, code=code,
@@ -320,6 +329,10 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
     if outcome.code:
         return WorkbenchError(
             f"`{shown}` failed with exit code {outcome.code} after {outcome.updates} updates: it has to run by itself first.{said}"
+        )
+    if outcome.facts.get("fault"):
+        return WorkbenchError(
+            f"`{shown}` could not be observed to its end, a fault of this package ({outcome.facts['fault']}). The program itself ran to its own.{said}"
         )
     return WorkbenchError(
         f"`{shown}` came to its end without a step of a torch optimizer that was seen. Is it the command that trains? Python started with -I or -S, "

@@ -130,6 +130,10 @@ class Function:
             return WorkbenchError(
                 f"{self.name}(run) failed after {outcome.updates} updates: {said}. It has to run by itself first."
             )
+        if outcome.facts.get("fault"):
+            return WorkbenchError(
+                f"{self.name}(run) could not be observed to its end, a fault of this package ({outcome.facts['fault']})."
+            )
         return WorkbenchError(
             f"{self.name}(run) came back without a step of a torch optimizer that was seen. It has to build its model and its optimizer, and train, at every call."
             + (f" It printed last: {said}" if said else "")

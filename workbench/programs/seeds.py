@@ -12,6 +12,8 @@ import torch
 from workbench.instruments.caller import own_line
 
 MAX_PLACES = 5
+_NAMES = {"seed", "a"}
+"""What the functions that set a seed call it."""
 
 
 class Seed(int):
@@ -31,15 +33,18 @@ def move_seeds(seed: int) -> tuple[list[str], Callable[[], None]]:
     """
     places: list[str] = []
 
+    def other(given: Any) -> Any:
+        return given + seed if isinstance(given, int) and not isinstance(given, Seed) else given
+
     def moved(original: Any) -> Any:
-        def call(given: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             where = own_line()
             if where:
                 if where not in places and len(places) < MAX_PLACES:
                     places.append(where)
-                if isinstance(given, int) and not isinstance(given, Seed):
-                    given += seed
-            return original(given, *args, **kwargs)
+                args = (*map(other, args[:1]), *args[1:])
+                kwargs = {name: other(value) if name in _NAMES else value for name, value in kwargs.items()}
+            return original(*args, **kwargs)
 
         return call
 

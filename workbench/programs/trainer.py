@@ -159,7 +159,7 @@ def write_outcome(
     """Write the rows of a run and how it ended.
 
     A run that fails at a setting of ours where the unchanged one did not has diverged: losses and distributions that check their values
-    raise when a model leaves the finite.
+    raise when a model leaves the finite. One that was observed in part only has failed: what was done to it ended there too.
     """
     columns = {name: list(values)[: config.total_steps] for name, values in outcome.columns.items()}
     updates = len(columns.get("lr", ()))
@@ -171,10 +171,13 @@ def write_outcome(
     )
     crashed = outcome.code != 0 and updates < config.total_steps
     event: dict[str, Any] = {"steps_run": updates, "seconds": outcome.seconds, "gradients": "program", "lanes": 1}
-    if crashed:
+    fault = outcome.facts.get("fault")
+    if fault:
+        event["said"] = f"not observed to its end, a fault of this package: {fault}"
+    elif crashed:
         event["said"] = " ".join(outcome.tail.split()[-40:])
-    diverged = bool(losses) and not math.isfinite(losses[-1])
-    if crashed and changed and updates and not diverged:
+    diverged = bool(losses) and not math.isfinite(losses[-1]) and not fault
+    if crashed and not fault and changed and updates and not diverged:
         columns = {name: [*values, math.nan if name != "lr" else values[-1]] for name, values in columns.items()}
         updates, diverged = updates + 1, True
     writer.rewind(0)
@@ -193,7 +196,7 @@ def write_outcome(
     if chosen:
         value, step = (min if config.select_mode == "min" else max)(chosen)
         event |= {"best_step": step, "best_value": value}
-    state = "diverged" if diverged else "complete" if not crashed else "failed"
+    state = "diverged" if diverged else "failed" if crashed or fault else "complete"
     writer.event("end", state=state, **event)
     writer.study.flush()
 
@@ -220,10 +223,11 @@ def first_run(command: Repeatable, scratch: Path, *, steps: int | None, threads:
     """Run it unchanged and return what was seen.
 
     Raises:
-        WorkbenchError: it fails, or no update of an optimizer was seen.
+        WorkbenchError: it fails, no update of an optimizer was seen, or not all of them.
     """
     trial = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": steps, "seed": 0}
     outcome = command.run(scratch, trial, threads=threads)
-    if not outcome.updates or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):
+    unseen = not outcome.updates or outcome.facts.get("fault")
+    if unseen or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):
         raise command.failure(outcome)
     return outcome
