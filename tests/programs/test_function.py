@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import weakref
@@ -73,6 +74,13 @@ def state() -> tuple[Any, ...]:
     criteria = (nn.functional.cross_entropy, nn.utils.clip_grad_norm_, torch.utils.data.DataLoader.__iter__)
     drawn = (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
     return (*functions, *criteria, *drawn, list(TAPS.listeners), TAPS.on_fault)
+
+
+def test_what_is_bound_to_a_function_tells_it_from_another_one() -> None:
+    one, again, other = (Function(train=functools.partial(noisy, updates=n)) for n in (10, 10, 20))
+    assert one.settings == again.settings != other.settings
+    assert one.name == "noisy"
+    assert one.settings["code"] == Function(train=noisy).settings["code"]
 
 
 def test_the_unstable_lr_of_a_quadratic_is_two_over_its_curvature(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 
 from workbench.cli import main
 from workbench.config import TrainConfig
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import RecordError, UsageError, WorkbenchError
 from workbench.playbook.program import diagnose_program
 from workbench.programs.command import Command, Outcome, check_command, run_command
 from workbench.programs.trainer import write_outcome
+from workbench.record.folder import check_folder
 from workbench.record.write import StudyWriter
 
 SCRIPT = """
@@ -221,6 +223,20 @@ def test_a_command_that_cannot_be_diagnosed_says_why(
     assert not (tmp_path / "study" / "study.json").exists()
 
 
+def test_a_folder_whose_script_was_mended_since_is_another_study(tmp_path: Path) -> None:
+    place = folder(tmp_path)
+    (place / "beside.py").write_text("x = 1")
+    command = Command(words=("python", "train.py"), folder=place, patterns={"loss": "loss (.*)"})
+    before = {"workload": "train", "config": {}, "settings": command.settings}
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.json").write_text(json.dumps(before))
+    check_folder(tmp_path / "study", before | {"settings": command.settings})
+    (place / "beside.py").write_text("x = 2")
+    with pytest.raises(RecordError, match="before its code was changed"):
+        check_folder(tmp_path / "study", before | {"settings": command.settings})
+    assert replace(command, patterns={}).settings != command.settings
+
+
 def test_a_device_is_refused_for_a_command_that_chooses_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,7 +298,18 @@ def test_the_unstable_lr_of_a_scripted_quadratic_is_two_over_its_curvature(
 
 
 SURROUNDED = """
-import os, sys, torch
+import os, shutil, sys
+big = os.path.realpath("../data/big.bin")
+made = os.path.join(os.path.dirname(big), "made")
+open(made, "w").write("by the program itself"), os.rename(made, made + "2"), os.remove(made + "2")
+for harm in (os.remove, lambda p: os.rename(p, "mine"), lambda p: os.rename("train.py", p), lambda p: shutil.rmtree(os.path.dirname(p)), lambda p: os.truncate(p, 0), lambda p: open(p, "a"), lambda p: open("../data/big.bin", "a")):
+    try:
+        harm(big)
+        print("HARMED")
+    except PermissionError:
+        pass
+os.remove("../data/big.bin")
+import torch
 assert sys.stdin.isatty() and os.get_terminal_size(0).columns > 0 and not sys.stdin.read()
 def main():
     w = torch.nn.Linear(3, 1)
@@ -303,11 +330,15 @@ def test_a_program_that_never_ends_reads_beside_its_folder_and_writes_nothing_th
     place = folder(tmp_path, SURROUNDED)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "scale.txt").write_text("2")
+    (tmp_path / "data" / "big.bin").write_bytes(bytes(1_500_000))
     outcome = run(place, tmp_path / "run", stop_after=12)
     assert outcome.updates == 12
-    assert outcome.facts["built"] == ["train.py:7"]
+    assert outcome.facts["built"] == ["train.py:18"]
     assert outcome.facts["loop"]["parameters"]["named"]  # though the model is gone when the process ends
-    assert outcome.refused == {"path": "../data/scale.txt", "line": "train.py:15"}
+    assert outcome.refused == {"path": "../data/big.bin", "line": "train.py:8"}
+    assert "HARMED" not in outcome.tail
+    assert (tmp_path / "data" / "big.bin").stat().st_size == 1_500_000
+    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["big.bin", "scale.txt"]
     assert (tmp_path / "data" / "scale.txt").read_text() == "2"
 
 

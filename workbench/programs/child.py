@@ -29,11 +29,10 @@ from workbench.instruments.log import listen
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.programs.change import Change
+from workbench.programs.guard import begin as begin_to_guard
 from workbench.programs.seeds import move_seeds, set_seeds
 
 BLOCK = 100
-_CACHES = {".cache", ".config", ".triton", ".nv", "__pycache__"}
-"""Folders that libraries keep for themselves, as below a home directory."""
 _SWALLOWED = 3
 """Times that a program may catch its end before it is ended without being asked."""
 
@@ -81,10 +80,21 @@ class _Observed:
         TAPS.watch_criteria()
         self._watch_optimizers()
         listen(self._logged)
-        Guard(self._trial["guarded"], self._trial["scratch"], self._folder, self._trial["typed_in"]).install()
+        self._guard_saving()
         for name in ("stdout", "stderr"):
             setattr(sys, name, _Lines(getattr(sys, name), self._trial["patterns"], self._metric))
         atexit.register(self._finish)
+
+    def _guard_saving(self) -> None:
+        """Have `torch.save` refused like other writing: it opens its file where Python does not hear of it."""
+        guard, original = begin_to_guard(self._trial), torch.save
+
+        @functools.wraps(original)
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            guard.check(f)
+            return original(obj, f, *args, **kwargs)
+
+        torch.save = save
 
     def _watch_optimizers(self) -> None:
         """Note in which line each optimizer is built."""
@@ -217,63 +227,3 @@ class _Lines:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-class Guard:
-    """Refuses to open a file for writing that is the person's own: it was there before, below `guarded`, and not in `scratch`."""
-
-    def __init__(self, guarded: str, scratch: str, folder: Path, seen_from: str) -> None:
-        self._seen_from = os.path.realpath(seen_from)
-        self._guarded, self._scratch, self._folder = (
-            os.path.join(os.path.realpath(p), "") for p in (guarded, scratch, folder)
-        )
-        self._busy = False
-
-    def install(self) -> None:
-        """Begin; Python keeps an audit hook for good."""
-        sys.addaudithook(self._heard)
-        original = torch.save
-
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(f, (str, os.PathLike)):
-                self._check(os.fspath(f))
-            return original(obj, f, *args, **kwargs)
-
-        torch.save = save
-
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or self._busy:
-            return
-        path, mode, flags = arguments[:3]
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            return
-        writes = (
-            any(c in mode for c in "wa+")
-            if isinstance(mode, str)
-            else bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
-        )
-        if writes:
-            self._busy = True
-            try:
-                self._check(os.fsdecode(path))
-            finally:
-                self._busy = False
-
-    def _check(self, path: str) -> None:
-        real = os.path.realpath(path)
-        if not real.startswith(self._guarded) or real.startswith((self._scratch, self._folder)):
-            return
-        if _CACHES.intersection(real[len(self._guarded) :].split(os.sep)) or not os.path.isfile(real):
-            return
-        with contextlib.suppress(OSError):
-            note = os.path.join(self._folder, "refused.json")
-            if not os.path.exists(note):
-                descriptor = os.open(note, os.O_WRONLY | os.O_CREAT, 0o600)
-                os.write(
-                    descriptor,
-                    json.dumps({"path": os.path.relpath(real, self._seen_from), "line": own_line()}).encode(),
-                )
-                os.close(descriptor)
-        raise PermissionError(
-            f"{path} is a file of yours: while a program is diagnosed nothing that was there before is written"
-        )

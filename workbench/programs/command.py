@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -69,7 +70,18 @@ class Command:
         """Return what tells this command from another one, as JSON values."""
         return {
             "words": list(self.words), "folder": str(self.folder), "seed_arg": self.seed_arg, "redirect": list(self.redirect), "copy": self.copy,
+            "patterns": dict(self.patterns), "code": self._code(),
         }  # fmt: skip
+
+    def _code(self) -> str:
+        """Return what tells the script and what stands beside it from what they were."""
+        named = [self.folder / word for word in self.words if word.endswith(".py")]
+        found = hashlib.sha256()
+        for path in sorted({*named, *self.folder.glob("*.py")}):
+            with contextlib.suppress(OSError):
+                text = path.read_bytes()
+                found.update(f"{path.name} {len(text)} ".encode() + text)
+        return found.hexdigest()[:16]
 
     def run(self, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:
         """Run it once, see `run_command`."""
@@ -318,7 +330,7 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
         top = re.match(r"(\.\./)*[^/]+", path)[0]  # type: ignore[index]  # every path has a first part
         where = f" ({outcome.refused['line']})" if outcome.refused.get("line") else ""
         return UsageError(
-            f"`{shown}` writes to {path}{where}, which was there before, so it was stopped: nothing of yours is overwritten. Give --redirect {top}, and each "
+            f"`{shown}` writes to, moves or removes {path}{where}, which was there before, so it was stopped: nothing of yours is overwritten. Give --redirect {top}, and each "
             "run gets an empty one of its own; or --copy, and each run gets a copy of the folder."
         )
     if outcome.code < 0:

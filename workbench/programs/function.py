@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import inspect
@@ -10,6 +11,7 @@ import io
 import multiprocessing
 import pickle
 import random
+import re
 import signal
 import sys
 import time
@@ -70,7 +72,8 @@ class Function:
     @property
     def name(self) -> str:
         """Return the function's name."""
-        name = getattr(self.train, "__name__", type(self.train).__name__)
+        train, _ = _unbound(self.train)
+        name = getattr(train, "__name__", type(train).__name__)
         return "train" if name == "<lambda>" else str(name)
 
     @property
@@ -81,12 +84,14 @@ class Function:
     @property
     def settings(self) -> dict[str, Any]:
         """Return where the function is, and what its text is, so that another one does not go on with its study."""
+        train, bound = _unbound(self.train)
         try:
-            text = inspect.getsource(self.train)
+            text = inspect.getsource(train)
         except (OSError, TypeError):
             text = ""
-        where = f"{getattr(self.train, '__module__', '')}:{getattr(self.train, '__qualname__', self.name)}"
-        return {"function": where, "code": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        where = f"{getattr(train, '__module__', '')}:{getattr(train, '__qualname__', self.name)}"
+        found: dict[str, Any] = {"function": where, "code": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        return found | {"bound": bound} if bound else found
 
     def run(self, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:  # noqa: ARG002
         """Call it once, changed as `trial` says, and return what was seen."""
@@ -138,6 +143,15 @@ class Function:
             f"{self.name}(run) came back without a step of a torch optimizer that was seen. It has to build its model and its optimizer, and train, at every call."
             + (f" It printed last: {said}" if said else "")
         )
+
+
+def _unbound(train: Any) -> tuple[Any, list[str]]:
+    """Return the function below `functools.partial`, and what is bound; an object's address is no part of what it is."""
+    bound = []
+    while isinstance(train, functools.partial):
+        bound.append(re.sub(r" at 0x[0-9a-f]+", "", f"{train.args!r} {sorted(train.keywords.items())!r}"))
+        train = train.func
+    return train, bound
 
 
 def check_function(train: Any, jobs: int | None) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from workbench.errors import UsageError
@@ -33,7 +34,7 @@ def top_of(folder: Path) -> Path:
 def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bool = False) -> Path:
     """Make a twin of `folder` below `place` and return where it lies: folders of its own with copies of small files and links to large ones, or a copy.
 
-    What stands beside the folder, up to `top_of`, is linked as well, so that "../data" is there.
+    What stands beside the folder, up to `top_of`, is there as well in the same way, so that "../data" is there.
 
     Args:
         redirect: files and folders, as seen from `folder`, that are empty in the twin.
@@ -44,15 +45,23 @@ def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bo
     away = next((name for name in redirected if os.path.isabs(name)), None)
     if away is not None:
         raise UsageError(f"--redirect {away} is absolute: give it as seen from {folder}, such as 'out'.")
-    twin, above = place / (top.name or "top"), top
-    for part in inside.parts:
-        twin.mkdir(parents=True)
-        _link_beside(above, twin, part, {os.path.normpath(folder / name) for name in redirected})
-        twin, above = twin / part, above / part
+    outer = place / (top.name or "top")
+    twin = outer / inside
+    without = {str(path) for path in (place, *place.parents[:2])} | {os.path.normpath(folder / n) for n in redirected}
+    twin.parent.mkdir(parents=True, exist_ok=True)
+    left = [MAX_LINKS, MAX_COPIES]
     if copy:
-        shutil.copytree(folder, twin, symlinks=True, ignore=shutil.ignore_patterns(*_SKIPPED))
+
+        def ignore(where: str, names: list[str]) -> set[str]:
+            return {n for n in names if n in _SKIPPED or os.path.join(where, n) in without}
+
+        shutil.copytree(folder, twin, symlinks=True, ignore=ignore)
     else:
-        _link(folder, twin, "", redirected, [MAX_LINKS, MAX_COPIES])
+        _link(folder, twin, without, left, skipped=_SKIPPED)
+    above, beside = top, outer
+    for part in inside.parts:  # after the folder itself, which comes first where there is not room for all
+        _link(above, beside, without, left, skipped={part, *_SKIPPED})
+        above, beside = above / part, beside / part
     for name in redirected:
         target = twin / name
         if (folder / name).is_file() or (target.is_symlink() and target.is_file()):
@@ -72,25 +81,26 @@ def _crowded(folder: Path, root: Path) -> bool:
     return any(len(os.listdir(place)) > _BESIDE for place in _between(folder, root))
 
 
-def _link_beside(source: Path, target: Path, without: str, redirected: set[str]) -> None:
-    for name in sorted(os.listdir(source)):
-        path = os.path.join(source, name)
-        if name not in {without, *_SKIPPED} and path not in redirected:
-            (target / name).symlink_to(path)
-
-
-def _link(source: Path, target: Path, inside: str, redirected: set[str], left: list[int]) -> None:
-    target.mkdir(parents=True)
+def _link(source: Path, target: Path, without: Set[str], left: list[int], *, skipped: Set[str] = frozenset()) -> None:
+    """Fill `target` with what is in `source`, but for the paths `without` and the names `skipped`; `left` is of links and of bytes."""
+    target.mkdir(parents=True, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
-            name = f"{inside}{entry.name}"
-            if name in redirected or (not inside and entry.name in _SKIPPED):
+            path = os.path.abspath(entry.path)
+            if path in without or entry.name in skipped:
                 continue
             left[0] -= 1
-            if entry.is_dir(follow_symlinks=False) and left[0] > 0 and len(os.listdir(entry.path)) <= left[0]:
-                _link(Path(entry.path), target / entry.name, f"{name}/", redirected, left)
+            if entry.is_dir(follow_symlinks=False) and _count(path) <= left[0]:
+                _link(Path(path), target / entry.name, without, left)
             elif not _copied(entry, target / entry.name, left):
-                (target / entry.name).symlink_to(os.path.abspath(entry.path))
+                (target / entry.name).symlink_to(path)
+
+
+def _count(path: str) -> float:
+    try:
+        return len(os.listdir(path))
+    except OSError:  # not ours to read, or gone
+        return math.inf
 
 
 def _copied(entry: os.DirEntry[str], target: Path, left: list[int]) -> bool:

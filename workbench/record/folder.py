@@ -102,6 +102,8 @@ def _left_by_a_crash(name: str) -> bool:
 def _difference(key: str, stored: Any, wanted: Any) -> str:
     if isinstance(stored, dict) and isinstance(wanted, dict):
         names = [n for n in sorted({*stored, *wanted}) if stored.get(n) != wanted.get(n)]
+        if "code" in names and "code" in stored:
+            return "of the same training before its code was changed"
         return "; ".join(f"{n}: there {stored.get(n)!r}, here {wanted.get(n)!r}" for n in names[:4])
     return f"{key}: there {stored!r}, here {wanted!r}"
 

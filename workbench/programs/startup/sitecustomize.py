@@ -44,6 +44,20 @@ def _begin() -> None:
     begin(os.environ["WORKBENCH_TRIAL"])
 
 
+def _guard() -> None:
+    """Guard the person's own files from now on, whatever the program imports first."""
+    import json
+
+    from workbench.programs.guard import begin
+
+    try:
+        with open(os.environ["WORKBENCH_TRIAL"], encoding="utf-8") as file:
+            trial = json.load(file)
+    except OSError:  # the study is gone: there is nobody to tell
+        return
+    begin(trial)
+
+
 def _run_the_next() -> None:
     """Run the sitecustomize that this one hides."""
     paths = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
@@ -56,6 +70,7 @@ def _run_the_next() -> None:
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
 _run_the_next()
 if os.environ.get("WORKBENCH_TRIAL"):
+    _guard()
     if "torch" in sys.modules:  # a path file has imported it
         _begin()
     else:
