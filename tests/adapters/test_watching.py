@@ -84,3 +84,18 @@ def test_a_library_that_is_not_there_is_named_in_one_sentence(name: str, monkeyp
     monkeypatch.delattr(importlib.import_module("workbench.adapters"), name, raising=False)
     with pytest.raises(wb.errors.WorkbenchError, match=f"needs {name}.*not installed: pip install {name}[.]$"):
         getattr(wb.callbacks, name)()
+
+
+def test_a_training_that_cannot_be_recorded_goes_on_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("taken")
+    watching = Watching(tmp_path / "file" / "run", name=None, note=None, every=50)
+    model = nn.Linear(3, 1)
+    for optimizers in ([torch.optim.SGD(model.parameters(), lr=0.1)], []):
+        watching.begin(model, optimizers)
+        watching.log({"loss": 1.0})
+        watching.plan(3)
+        watching.end()
+    assert watching.run is None
+    assert [r.getMessage().count("nothing is recorded") for r in caplog.records] == [1]

@@ -73,7 +73,7 @@ def state() -> tuple[Any, ...]:
     )
     criteria = (nn.functional.cross_entropy, nn.utils.clip_grad_norm_, torch.utils.data.DataLoader.__iter__)
     drawn = (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
-    return (*functions, *criteria, *drawn, list(TAPS.listeners), TAPS.on_fault)
+    return (*functions, *criteria, *drawn, list(TAPS.listeners), dict(TAPS.on_fault))
 
 
 def test_what_is_bound_to_a_function_tells_it_from_another_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, in_one_line
 from workbench.instruments.log import split_of
 from workbench.topics.loop.collect import WatchedRun, watch
+
+_LOG = logging.getLogger(__name__)
 
 
 class Watching:
@@ -28,16 +31,21 @@ class Watching:
 
     def __init__(self, out: str | Path | None, *, name: str | None, note: str | None, every: int) -> None:
         self._out, self._options = out, {"name": name, "note": note, "every": every}
-        self.open = False
+        self.open = self._told = False
         self.run: WatchedRun | None = None
 
     def begin(self, model: Any, optimizers: Sequence[Any]) -> None:
-        """Begin to record."""
+        """Begin to record; where that fails, say so once, and let the training go on without a record."""
         self.end()
         options: dict[str, Any] = dict(self._options)
-        self.run = watch(
-            model, optimizers, None if self._out is None else _free(Path(self._out)), **options
-        ).__enter__()
+        try:
+            out = None if self._out is None else _free(Path(self._out))
+            self.run = watch(model, optimizers, out, **options).__enter__()
+        except Exception as error:
+            if not self._told:
+                _LOG.warning("nothing is recorded (%s); the training goes on unchanged.", in_one_line(error))
+            self._told = True
+            return
         self.open = True
         atexit.register(self._at_exit)
 

@@ -86,6 +86,7 @@ class LoopObserver:
         self._samples: dict[int, list[weakref.ref[Tensor]]] = {}
         self._marks: dict[int, list[Mark]] = {}
         self._waited, self._drew, self._dropped = 0.0, False, False
+        self._stale = False  # the losses: an optimizer that is not observed has stepped since
         self._last = time.perf_counter()
         self._before_values: list[Tensor] = []
         self._layers: list[tuple[str, Tensor]] = []
@@ -114,6 +115,8 @@ class LoopObserver:
     def backward_begins(self, losses: Any) -> None:  # noqa: D102
         if self._dropped:  # by a GradScaler that skipped a step, as its gradients overflowed
             self._pending, self._norms, self._exit_norm, self._dropped = [], [], None, False
+        if self._stale:
+            self._pending, self._stale = [], False
         for loss in losses if isinstance(losses, (list, tuple)) else [losses]:
             if isinstance(loss, Tensor) and loss.numel() == 1:
                 plain = self._scaled.pop(id(loss), (None, loss.detach()))[1]
@@ -178,11 +181,16 @@ class LoopObserver:
     def step_ends(self, optimizer: Optimizer) -> None:  # noqa: D102
         number = self._numbers.get(optimizer)
         if number is None:
+            mine = _identities(optimizer) if self._norms else set()
+            self._norms = [each for each in self._norms if each[0] not in mine]
+            self._stale = True
             return
         if self._intervention is not None:
             self._intervention.reset_lr(optimizer)
         self.facts.step_ends(number)
-        self._pending, self._norms, self._exit_norm, self._dropped = [], [], None, False
+        used_up = self._norms_of(optimizer)
+        self._norms = [each for each in self._norms if all(each is not used for used in used_up)]
+        self._pending, self._exit_norm, self._dropped, self._stale = [], None, False, False
         if number == 0:
             self._finish_row(optimizer)
         if number not in self._samples:
@@ -211,7 +219,7 @@ class LoopObserver:
                 else torch.stack([p.reshape(()) for p in self._pending]).sum()
             )
             row[f"loss{where}"] = total
-        norm, clipped = self._unclipped(number, grads)
+        norm, clipped = self._unclipped(number, optimizer, grads)
         if norm is not None:
             row[f"grad_norm{where}"] = norm
         if clipped is not None:
@@ -223,10 +231,18 @@ class LoopObserver:
             if isinstance(lr, Tensor) or lr != lrs[0] or f"lr{where}/group{place}" in self.rows.names:
                 row[f"lr{where}/group{place}"] = _kept(lr)
 
-    def _unclipped(self, number: int, grads: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    def _norms_of(self, optimizer: Optimizer) -> list[tuple[int, float, Tensor]]:
+        """Return the clippings of an optimizer's gradients; those of parameters that no optimizer has count for whichever steps."""
+        if not self._norms:
+            return []
+        mine = _identities(optimizer)
+        others = {key for each in self._numbers if each is not optimizer for key in _identities(each)} - mine
+        return [each for each in self._norms if each[0] not in others]
+
+    def _unclipped(self, number: int, optimizer: Optimizer, grads: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
-        if self._norms:
-            norms, limits = [n for _, _, n in self._norms], [limit for _, limit, _ in self._norms]
+        if mine := self._norms_of(optimizer):
+            norms, limits = [n for _, _, n in mine], [limit for _, limit, _ in mine]
             clipped = torch.stack([n.reshape(()) > limit for n, limit in zip(norms, limits, strict=True)]).any()
             return (
                 norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.reshape(()) for n in norms]))
@@ -293,8 +309,12 @@ class LoopObserver:
                 self._row[f"update_ratio/{name}"] = update / size
 
 
+def _identities(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
 def _kept(value: Any) -> Value:
-    return value.detach().clone() if isinstance(value, Tensor) else float(value)
+    return value.detach().clone() if isinstance(value, Tensor) else math.nan if value is None else float(value)
 
 
 def _marks(refs: Sequence[weakref.ref[Tensor]]) -> list[Mark]:

@@ -47,7 +47,7 @@ class Parameters:
                 {
                     "lr": _plain(group.get("lr")), "weight_decay": _plain(group.get("weight_decay", 0.0)), "parameters": len(group["params"]),
                     "vectors": sum(p.ndim <= 1 for p in group["params"]), "momentum": _plain(group.get("momentum")),
-                    "betas": [_plain(b) for b in group.get("betas", ())], "eps": _plain(group.get("eps")), "nesterov": bool(group.get("nesterov")),
+                    "betas": [_plain(b) for b in group.get("betas") or ()], "eps": _plain(group.get("eps")), "nesterov": bool(group.get("nesterov")),
                     "alpha": _plain(group.get("alpha")),
                 }
                 for group in optimizer.param_groups[:8]

@@ -68,11 +68,15 @@ class Taps:
         self._lock = threading.RLock()
         self._opening: tuple[Any, Draws | None] = (None, None)  # the sampler of the iteration that begins just now
         self._due: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in a step whose closure has not returned yet
-        self.on_fault: Callable[[Listener, Exception], None] = lambda _, __: None
+        self.on_fault: dict[int, Callable[[Exception], None]] = {}  # by the id of the listener
+        self._criteria: set[object] = set()  # one for each who asked for the loss functions
+        self._unwrap: list[Callable[[], None]] = []
 
-    def add(self, listener: Listener) -> None:
-        """Tell `listener` from now on."""
+    def add(self, listener: Listener, on_fault: Callable[[Exception], None] | None = None) -> None:
+        """Tell `listener` from now on; `on_fault` takes a fault of its."""
         with self._lock:
+            if on_fault is not None:
+                self.on_fault[id(listener)] = on_fault
             if not self.listeners:
                 self._install()
             self.listeners = [*self.listeners, listener]
@@ -82,17 +86,26 @@ class Taps:
         with self._lock:
             left = [each for each in self.listeners if each is not listener]
             if self.listeners and not left:
-                while self._undo:
-                    self._undo.pop()()
+                self._criteria.clear()
+                for undo in (self._unwrap, self._undo):
+                    while undo:
+                        undo.pop()()
             self.listeners = left
+            self.on_fault.pop(id(listener), None)
+
+    def tell_fault(self, listener: Listener, error: Exception) -> None:
+        """Hand a fault of `listener` to whoever asked for it."""
+        take = self.on_fault.get(id(listener))
+        if take is not None:
+            take(error)
 
     def _tell(self, what: str, *args: Any) -> None:
         for listener in self.listeners:
             try:
                 getattr(listener, what)(*args)
             except Exception as error:
+                self.tell_fault(listener, error)
                 self.remove(listener)
-                self.on_fault(listener, error)
 
     def _install(self) -> None:
         self._replace(torch.autograd, "backward", self._backward)
@@ -123,18 +136,22 @@ class Taps:
         return register_module_forward_pre_hook(enter)
 
     def watch_criteria(self) -> Callable[[], None]:
-        """Tell of the loss functions until what is returned is called."""
-        begun = len(self._undo)
-        for name in CRITERIA:
-            self._replace(F, name, functools.partial(self._compare, name))
-        undo, self._undo = self._undo[begun:], self._undo[:begun]
-        left = list(undo)
+        """Tell of the loss functions until what is returned is called, by all who asked for it."""
+        asked = object()
+        with self._lock:
+            if not self._criteria:
+                begun = len(self._undo)
+                for name in CRITERIA:
+                    self._replace(F, name, functools.partial(self._compare, name))
+                self._unwrap, self._undo = self._undo[begun:], self._undo[:begun]
+            self._criteria.add(asked)
 
         def remove() -> None:
-            while left:
-                left.pop()()
+            with self._lock:
+                self._criteria.discard(asked)
+                while self._unwrap and not self._criteria:
+                    self._unwrap.pop()()
 
-        self._undo.append(remove)
         return remove
 
     def _handle(self, handle: RemovableHandle) -> None:
@@ -202,7 +219,7 @@ class Taps:
         limit: Any = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
         order = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
         euclidean = kind == "clip_grad_norm_" and float(order) == 2.0
-        first = given if isinstance(given, Tensor) else next(iter(given), None)
+        first = given if isinstance(given, Tensor) else next((p for p in given if p.grad is not None), None)
         self._tell("clipped", kind, float(limit), norm if euclidean else None, id(first))
         return norm
 

@@ -74,8 +74,7 @@ class _Observed:
         seed = int(self._trial["seed"])
         set_seeds(seed)
         self._seeded, _ = move_seeds(seed)
-        TAPS.on_fault = self._on_fault
-        TAPS.add(self._observer)
+        TAPS.add(self._observer, self._on_fault)
         self._handles.append(TAPS.watch_modules())
         TAPS.watch_criteria()
         self._watch_optimizers()
@@ -163,7 +162,7 @@ class _Observed:
             else:
                 self._metric(name, float(value))
 
-    def _on_fault(self, _: Any, error: Exception) -> None:
+    def _on_fault(self, error: Exception) -> None:
         self._fault = f"{type(error).__name__}: {error}"
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):

@@ -262,12 +262,10 @@ class _Observed:
 
     def __enter__(self) -> _Observed:
         self._undo = contextlib.ExitStack()
-        self._undo.callback(setattr, TAPS, "on_fault", TAPS.on_fault)
         set_seeds(self._seed)
         self._seeded, unmoved = move_seeds(self._seed)
         self._undo.callback(unmoved)
-        TAPS.on_fault = self._on_fault
-        TAPS.add(self._observer)
+        TAPS.add(self._observer, self._on_fault)
         self._undo.callback(TAPS.remove, self._observer)
         self._handles = [TAPS.watch_modules()]
         self._undo.callback(self._remove_handles)
@@ -309,5 +307,5 @@ class _Observed:
             handle.remove()
         self._handles = []
 
-    def _on_fault(self, _: Any, error: Exception) -> None:
+    def _on_fault(self, error: Exception) -> None:
         self._fault = f"{type(error).__name__}: {error}"

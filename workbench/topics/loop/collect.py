@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from workbench.checks import check_integer
-from workbench.errors import UsageError, WorkbenchError, in_one_line
+from workbench.errors import UsageError, in_one_line
 from workbench.findings.diagnosis import Diagnosis
 from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen, number, split_of
@@ -131,8 +131,7 @@ class WatchedRun:
             self._writer.add_facts(minimised=False)
         self._trial = self._writer.trial(fields, stage=Role.BASELINE, train_examples=0)
         self._observer = LoopObserver(self._take, optimizers=self._optimizers, models=self._models, every=self._every)
-        TAPS.on_fault = self._on_fault
-        TAPS.add(self._observer)
+        TAPS.add(self._observer, self._tell_once)
         self._handles = self._observer.facts.modes.attach(self._entered)
         self._undo_criteria = TAPS.watch_criteria()
         self._unlisten = listen(self._told)
@@ -144,11 +143,8 @@ class WatchedRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write the rest, and leave the loop as it was."""
-        self._detach()
-        try:
-            self._close(error)
-        except (OSError, WorkbenchError) as fault:
-            self._tell_once(fault)
+        for does in (self._detach, partial(self._close, error)):
+            self._guarded(does)
 
     def plan(self, steps: int) -> None:
         """Say how many updates are planned, where that is known only after the watch began."""
@@ -229,9 +225,6 @@ class WatchedRun:
             does()
         except Exception as error:
             self._tell_once(error)
-
-    def _on_fault(self, _: Any, error: Exception) -> None:
-        self._tell_once(error)
 
     def _tell_once(self, error: Exception) -> None:
         if not self._broken:

@@ -1,0 +1,132 @@
+"""What `wb.watch` must never do: end a training, keep what was trained, leave torch changed, or take one optimizer's numbers for another's."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import workbench as wb
+from workbench.instruments.taps import TAPS
+
+
+def update(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    F.cross_entropy(model(torch.ones(4, 3)), torch.tensor([0, 1, 1, 0])).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def test_nothing_holds_the_model_and_the_optimizer_after_a_watch(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        update(model, optimizer)
+    alive = [weakref.ref(model), weakref.ref(optimizer)]
+    del model, optimizer, run
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None]
+    assert TAPS.on_fault == {}
+
+
+@pytest.mark.parametrize("constants", [{}, {"betas": None, "weight_decay": None}, {"eps": -1.0}, {"lr": None}])
+def test_an_optimizer_whose_constants_are_odd_is_watched_to_the_end(constants: dict[str, Any], tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(3):
+            update(model, optimizer)
+            optimizer.param_groups[0].update(constants)
+            if constants:
+                break
+    assert len(run.record.steps) == (1 if constants else 3)
+    assert '"state": "complete"' in (run.path / "trials" / "0" / "events.jsonl").read_text()
+
+
+def test_a_fault_while_closing_is_told_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING), wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        update(model, optimizer)
+        monkeypatch.setattr(run._observer.facts, "to_dict", lambda: 1 / 0)
+    assert [record.getMessage().count("stopped recording") for record in caplog.records] == [1]
+    assert TAPS.listeners == []
+    with pytest.raises(wb.errors.UsageError):
+        run.__enter__()
+
+
+def test_loss_functions_are_the_original_ones_after_two_watches_that_end_in_any_order(tmp_path: Path) -> None:
+    original = F.cross_entropy
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watches = [wb.watch(model, optimizer, out=tmp_path / name) for name in ("first", "second")]
+    with watches[0], watches[1]:
+        first, second = (watch._undo_criteria for watch in watches)
+        update(model, optimizer)
+        first()
+        assert F.cross_entropy is not original
+        second()
+        first()
+        assert F.cross_entropy is original
+    assert F.cross_entropy is original
+
+
+def pair() -> tuple[list[nn.Linear], list[torch.optim.Optimizer]]:
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    return models, [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+
+
+def loss_of(model: nn.Module, factor: float) -> Tensor:
+    return factor * F.cross_entropy(model(torch.ones(4, 3)), torch.tensor([0, 1, 1, 0]))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_optimizer_that_is_not_watched_leaves_its_loss_and_norm_to_nobody(shared: bool, tmp_path: Path) -> None:
+    (made, judge), (rule, other) = pair()
+    losses, norms = [], []
+    with wb.watch(made, rule, out=tmp_path / "run") as run:
+        for _ in range(4):
+            if not shared:
+                other.zero_grad()
+                loss_of(judge, 7.0).backward()
+                nn.utils.clip_grad_norm_(judge.parameters(), 0.5)
+                other.step()
+            rule.zero_grad()
+            loss = loss_of(made, 1.0) + (loss_of(judge, 7.0) if shared else 0.0)
+            loss.backward()
+            losses.append(loss.item())
+            norms.append(float(nn.utils.get_total_norm([p.grad for p in made.parameters()])))
+            if shared:
+                other.step()
+            rule.step()
+    assert run.record.steps["loss"].tolist() == losses
+    assert run.record.steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5)
+
+
+def test_two_optimizers_that_are_clipped_before_both_step_have_each_its_own_norm(tmp_path: Path) -> None:
+    models, rules = pair()
+    norms: list[list[float]] = [[], []]
+    with wb.watch(models, rules, out=tmp_path / "run") as run:
+        for _ in range(4):
+            for model, rule, factor in zip(models, rules, (1.0, 7.0), strict=True):
+                rule.zero_grad()
+                loss_of(model, factor).backward()
+            for model, seen in zip(models, norms, strict=True):
+                seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
+            for rule in rules:
+                rule.step()
+    steps = run.record.steps
+    assert steps["grad_norm"].tolist() == pytest.approx(norms[0])
+    after = steps["grad_norm/optimizer1"].tolist()[1:]  # a row ends with the step of the first optimizer
+    assert after == pytest.approx(norms[1][:-1])
