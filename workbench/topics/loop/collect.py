@@ -143,7 +143,8 @@ class WatchedRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write the rest, and leave the loop as it was."""
-        for does in (self._detach, partial(self._close, error)):
+        assert self._writer is not None
+        for does in (self._detach, partial(self._close, error), self._writer.close):
             self._guarded(does)
 
     def plan(self, steps: int) -> None:
@@ -264,4 +265,3 @@ class WatchedRun:
             state = "diverged"
         self._trial.event("end", state=state, steps_run=updates)
         self._writer.finish()
-        self._writer.close()
