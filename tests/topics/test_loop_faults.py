@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import math
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
+from workbench.instruments.norms import stacked
+from workbench.instruments.observer import LoopObserver, _kept
 from workbench.instruments.taps import TAPS
+from workbench.programs.change import Change, Stopped
 
 
 def update(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
@@ -130,3 +136,71 @@ def test_two_optimizers_that_are_clipped_before_both_step_have_each_its_own_norm
     assert steps["grad_norm"].tolist() == pytest.approx(norms[0])
     after = steps["grad_norm/optimizer1"].tolist()[1:]  # a row ends with the step of the first optimizer
     assert after == pytest.approx(norms[1][:-1])
+
+
+def fused(max_norm: float | None, *, scaled: bool) -> tuple[list[float], list[float], Tensor]:
+    """Return gradient norms and whether each update was clipped, of Adam that unscales by itself, and the weights."""
+    (model, _), _ = pair()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0)
+    rows: list[Any] = []
+    change = Change(max_grad_norm=max_norm)
+    observer = LoopObserver(rows.append, intervention=change)
+    TAPS.add(observer)
+    try:
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    finally:
+        TAPS.remove(observer)
+    observer.rows.flush()
+    weights = nn.utils.parameters_to_vector(model.parameters()).detach()
+    return rows[0]["grad_norm"], rows[0].get("clipped", []), weights
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_an_optimizer_that_unscales_by_itself_gives_true_norms_and_is_clipped_at_them(max_norm: float | None) -> None:
+    plain, scaled = fused(max_norm, scaled=False), fused(max_norm, scaled=True)
+    assert scaled[0] == pytest.approx(plain[0], rel=1e-5)
+    assert scaled[1] == plain[1]
+    assert set(plain[1]) == (set() if max_norm is None else {1.0})
+    assert torch.allclose(scaled[2], plain[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["step_begins", "clipped", "step_ends", "updated", "drew"])
+def test_a_fault_of_the_observer_leaves_the_intervention_as_it_was(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(*, broken: bool) -> tuple[Tensor, int, list[Exception]]:
+        (model, _), (optimizer, _) = pair()
+        told: list[Exception] = []
+        observer = LoopObserver(lambda _: None, intervention=Change(factor=0.5, max_grad_norm=0.05, stop_after=6))
+        TAPS.add(observer, told.append)
+        if broken:
+            monkeypatch.setattr(observer.facts, where, lambda *_, **__: 1 / 0)
+        try:
+            with contextlib.suppress(Stopped):
+                for (inputs,) in DataLoader(TensorDataset(torch.ones(40, 3)), 4):
+                    optimizer.zero_grad()
+                    model(inputs).square().mean().backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                    optimizer.step()
+        finally:
+            TAPS.remove(observer)
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        return nn.utils.parameters_to_vector(model.parameters()).detach(), observer.updates, told
+
+    whole, broken = trained(broken=False), trained(broken=True)
+    assert torch.equal(whole[0], broken[0])
+    assert (whole[1], broken[1]) == (6, 6)
+    assert [type(error) for error in broken[2]] == [ZeroDivisionError]
+    assert whole[2] == []
+
+
+def test_losses_and_norms_of_several_devices_are_put_together_on_the_first() -> None:
+    both = stacked([torch.ones((), device="meta"), torch.ones(1)])
+    assert (both.device.type, both.shape) == ("meta", (2,))
+
+
+def test_a_learning_rate_that_is_missing_is_no_number() -> None:
+    assert math.isnan(float(_kept(None)))

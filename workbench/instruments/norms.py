@@ -32,6 +32,12 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor | None:
     return norm if norm.dtype is torch.float32 else norm.float()
 
 
+def stacked(scalars: Sequence[Tensor]) -> Tensor:
+    """Return tensors of one element as one tensor, on the device of the first."""
+    device = scalars[0].device
+    return torch.stack([each.reshape(()) if each.device == device else each.reshape(()).to(device) for each in scalars])
+
+
 def each_norm(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor."""
     with torch.no_grad():

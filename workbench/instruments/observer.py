@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Draws
 from workbench.instruments.facts import LoopFacts
-from workbench.instruments.norms import each_norm, gradients_of, total_norm
+from workbench.instruments.norms import each_norm, gradients_of, stacked, total_norm
 from workbench.instruments.rows import StepRows, Value
+from workbench.instruments.taps import TAPS
 
 MAX_LAYERS = 64
 """Parameter tensors up to which each has a column of its own (rule of thumb)."""
@@ -31,14 +33,35 @@ class Intervention(Protocol):
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
         """Change the learning rates of an update that is about to be made."""
 
-    def clip(self, gradients: Sequence[Tensor]) -> Tensor | None:
-        """Shorten the gradients in place; return whether they were, None where nothing is clipped."""
+    def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
+        """Shorten the gradients, which are `scale` times the true ones, in place; return whether they were, None where nothing is clipped."""
 
     def reset_lr(self, optimizer: Optimizer) -> None:
         """Put the loop's own learning rates back."""
 
     def updated(self, updates: int) -> None:
         """Take in that so many updates were made; may end the program."""
+
+
+_Looks = TypeVar("_Looks", bound=Callable[..., None])
+
+
+def _looks(method: _Looks) -> _Looks:
+    """Return a method of a `LoopObserver` whose fault, where an intervention goes on, ends only the observation."""
+
+    @functools.wraps(method)
+    def guarded(self: LoopObserver, *args: Any, **kwargs: Any) -> None:
+        if self.faulty:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            if self._intervention is None:  # whoever calls takes the observer out
+                raise
+            self.faulty = True
+            TAPS.tell_fault(self, error)
+
+    return cast("_Looks", guarded)
 
 
 class LoopObserver:
@@ -68,6 +91,7 @@ class LoopObserver:
         self._sink = sink
         self.rows = StepRows(self._hand_on)
         self.updates = 0
+        self.faulty = False  # whether nothing is looked at any more
         self._only = bool(optimizers)
         self._every = every
         self._intervention = intervention
@@ -93,25 +117,31 @@ class LoopObserver:
 
     # ---- what a loop does, in its order
 
+    @_looks
     def drew(self, loader: Any, waited: float, draws: Draws) -> None:  # noqa: D102
         self._waited += waited
         self._drew = True
         self.facts.drew(loader, draws)
 
+    @_looks
     def loader_begins(self, loader: Any) -> None:  # noqa: D102
         self.facts.loader_begins(loader)
 
+    @_looks
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
         self.facts.entered(module, args)
 
+    @_looks
     def compared(self, name: str, inputs: Any, target: Any) -> None:  # noqa: D102
         self.facts.compared(name, inputs, target)
 
+    @_looks
     def scaled(self, loss: Any, result: Any) -> None:  # noqa: D102
         if isinstance(loss, Tensor) and isinstance(result, Tensor):
             self._scaled = {id(result): (result, loss.detach())}  # holding the result keeps its id its own
         self.facts.token("scale")
 
+    @_looks
     def backward_begins(self, losses: Any) -> None:  # noqa: D102
         if self._dropped:  # by a GradScaler that skipped a step, as its gradients overflowed
             self._pending, self._norms, self._exit_norm, self._dropped = [], [], None, False
@@ -123,6 +153,7 @@ class LoopObserver:
                 self._pending.append(plain)
         self.facts.backward_begins(losses, self._touched())
 
+    @_looks
     def backward_ends(self) -> None:  # noqa: D102
         if self._needs_exit_norm and self._numbers:
             first = next(iter(self._numbers))
@@ -130,6 +161,7 @@ class LoopObserver:
         self._mark()
         self.facts.token("backward")
 
+    @_looks
     def zeroed(self, owner: Optimizer | nn.Module) -> None:  # noqa: D102
         number = self._number_of(owner)
         self._dropped = bool(self._pending) and (self.facts.order.scaled or number == 0)
@@ -145,18 +177,21 @@ class LoopObserver:
             self._zeroes[owner] = min(hits, default=None)
         return self._zeroes.get(owner)
 
+    @_looks
     def unscaled(self, optimizer: Optimizer) -> None:  # noqa: D102
         self.facts.token("unscale")
         if self._needs_exit_norm:
             self._exit_norm = total_norm(gradients_of(optimizer))
         self._mark()
 
+    @_looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
         if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self._norms]:
             self._norms.append((first, limit, norm.detach()))
         self._mark()
 
+    @_looks
     def scheduled(self, scheduler: Any) -> None:  # noqa: D102
         self.facts.scheduled(scheduler, self.updates)
 
@@ -165,16 +200,15 @@ class LoopObserver:
             self.facts.stepped_elsewhere(optimizer)
             return
         number = self._numbers.setdefault(optimizer, len(self._numbers))
-        grads = gradients_of(optimizer)
-        altered = number in self._marks and self._is_touched(number)
-        self.facts.step_begins(number, optimizer, altered=altered)
+        self._note_step(number, optimizer)
         if self._intervention is not None:
             self._intervention.set_lr(optimizer, self.updates)
-        self._describe(number, optimizer, grads)
-        if number == 0:
-            self._snapshot(optimizer)
+        scale = getattr(optimizer, "grad_scale", None)  # there while a GradScaler leaves unscaling to the optimizer
+        scale = scale if isinstance(scale, Tensor) else None
+        grads = gradients_of(optimizer)
+        self._describe(number, optimizer, grads, scale)
         if self._intervention is not None:
-            clipped = self._intervention.clip(grads)
+            clipped = self._intervention.clip(grads, scale)
             if clipped is not None and number == 0:
                 self._row["clipped"] = clipped
 
@@ -187,17 +221,35 @@ class LoopObserver:
             return
         if self._intervention is not None:
             self._intervention.reset_lr(optimizer)
+        self._note_end(number, optimizer)
+        if number == 0:
+            self.updates += 1
+            self._count(optimizer)
+            if self._intervention is not None:
+                self._intervention.updated(self.updates)
+
+    @_looks
+    def _note_step(self, number: int, optimizer: Optimizer) -> None:
+        altered = number in self._marks and self._is_touched(number)
+        self.facts.step_begins(number, optimizer, altered=altered)
+
+    @_looks
+    def _note_end(self, number: int, optimizer: Optimizer) -> None:
         self.facts.step_ends(number)
         used_up = self._norms_of(optimizer)
         self._norms = [each for each in self._norms if all(each is not used for used in used_up)]
         self._pending, self._exit_norm, self._dropped, self._stale = [], None, False, False
-        if number == 0:
-            self._finish_row(optimizer)
         if number not in self._samples:
             used = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
             if used:
                 self._samples[number] = [weakref.ref(p) for p in sorted(used, key=lambda p: p.numel())[:2]]
         self._mark()
+        if number == 0:
+            self._finish_row()
+
+    @_looks
+    def _count(self, optimizer: Optimizer) -> None:
+        self.facts.updated(self.updates, optimizer)
 
     # ---- rows
 
@@ -209,19 +261,16 @@ class LoopObserver:
         """Add values to the row of the update in progress; `loss` stands in for the one that `backward` was called on."""
         self._logged |= values
 
-    def _describe(self, number: int, optimizer: Optimizer, grads: list[Tensor]) -> None:
+    @_looks
+    def _describe(self, number: int, optimizer: Optimizer, grads: list[Tensor], scale: Tensor | None) -> None:
         where = "" if number == 0 else f"/optimizer{number}"
         row = self._row
         if self._pending:
-            total = (
-                self._pending[0]
-                if len(self._pending) == 1
-                else torch.stack([p.reshape(()) for p in self._pending]).sum()
-            )
+            total = self._pending[0] if len(self._pending) == 1 else stacked(self._pending).sum()
             row[f"loss{where}"] = total
         norm, clipped = self._unclipped(number, optimizer, grads)
         if norm is not None:
-            row[f"grad_norm{where}"] = norm
+            row[f"grad_norm{where}"] = norm if scale is None else norm / scale.to(norm.device)
         if clipped is not None:
             row[f"clipped{where}"] = clipped
         groups = optimizer.param_groups
@@ -230,6 +279,8 @@ class LoopObserver:
         for place, lr in enumerate(lrs[1:], start=1):
             if isinstance(lr, Tensor) or lr != lrs[0] or f"lr{where}/group{place}" in self.rows.names:
                 row[f"lr{where}/group{place}"] = _kept(lr)
+        if number == 0:
+            self._snapshot(optimizer)
 
     def _norms_of(self, optimizer: Optimizer) -> list[tuple[int, float, Tensor]]:
         """Return the clippings of an optimizer's gradients; those of parameters that no optimizer has count for whichever steps."""
@@ -243,10 +294,8 @@ class LoopObserver:
         """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
         if mine := self._norms_of(optimizer):
             norms, limits = [n for _, _, n in mine], [limit for _, limit, _ in mine]
-            clipped = torch.stack([n.reshape(()) > limit for n, limit in zip(norms, limits, strict=True)]).any()
-            return (
-                norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.reshape(()) for n in norms]))
-            ), clipped
+            clipped = stacked([n > limit for n, limit in zip(norms, limits, strict=True)]).any()
+            return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(stacked(norms))), clipped
         if number in self._marks and self._is_touched(
             number
         ):  # changed since the last pass, by something that was not seen
@@ -281,7 +330,7 @@ class LoopObserver:
         self._layers = [(names.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
         self._before_values = [p.detach().clone() for p in params]
 
-    def _finish_row(self, optimizer: Optimizer) -> None:
+    def _finish_row(self) -> None:
         if self._before_values:
             self._measure_update()
         now = time.perf_counter()
@@ -291,18 +340,14 @@ class LoopObserver:
         row["step_time_s"] = now - self._last
         self.rows.add(row)
         self._row, self._logged, self._waited, self._last = {}, {}, 0.0, now
-        self.updates += 1
-        self.facts.updated(self.updates, optimizer)
-        if self._intervention is not None:
-            self._intervention.updated(self.updates)
 
     def _measure_update(self) -> None:
         before, self._before_values = self._before_values, []
         with torch.no_grad():
             moved = each_norm([p.detach() - old for (_, p), old in zip(self._layers, before, strict=True)])
             held = each_norm(before)
-        self._row["update_norm"] = torch.linalg.vector_norm(torch.stack(moved))
-        self._row["param_norm"] = torch.linalg.vector_norm(torch.stack(held))
+        self._row["update_norm"] = torch.linalg.vector_norm(stacked(moved))
+        self._row["param_norm"] = torch.linalg.vector_norm(stacked(held))
         self.facts.moved([(name, update) for (name, _), update in zip(self._layers, moved, strict=True)])
         if len(self._layers) <= MAX_LAYERS:
             for (name, _), update, size in zip(self._layers, moved, held, strict=True):

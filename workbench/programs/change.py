@@ -66,17 +66,19 @@ class Change:
                 self._kept.append((group, lr))
                 group["lr"] = lr * factor
 
-    def clip(self, gradients: Sequence[Tensor]) -> Tensor | None:
-        """Shorten the gradients in place to `max_grad_norm`; return whether they were longer."""
+    def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
+        """Shorten the gradients, `scale` times the true ones, in place to `max_grad_norm`; return whether they were longer."""
         if self.max_grad_norm is None or not gradients:
             return None
         norm = total_norm(gradients)
         if norm is None:
             return None
+        if scale is not None:
+            norm = norm / scale.to(norm.device)
         with torch.no_grad():
-            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             for gradient in gradients:
-                gradient.detach().mul_(scale.to(gradient.device, gradient.dtype))
+                gradient.detach().mul_(factor.to(gradient.device, gradient.dtype))
         return norm > self.max_grad_norm
 
     def reset_lr(self, optimizer: Optimizer) -> None:  # noqa: ARG002
