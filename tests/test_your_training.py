@@ -61,7 +61,7 @@ def test_a_loop_and_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     names = run("A function", training() | {"wb": Once(wb)})
     assert "lr.best" in names["diagnosis"]
     wb.open("runs/mine").steps.to_csv("metrics.csv")
-    assert "stability.divergent" in run("A log of a run that is over", training())["diagnosis"]
+    assert "stability.divergent" in run("A log of a finished run", training())["diagnosis"]
 
 
 @pytest.mark.slow

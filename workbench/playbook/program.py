@@ -242,7 +242,9 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
         factor = float(changes["peak_lr"]) / own
         built = [line for line in dict.fromkeys(record.facts["program"].get("built") or ()) if line]
         where = f" ({', '.join(built)})" if built else ""
-        told.append(f"lr: {own:.4g} -> {float(changes['peak_lr']):.4g}, every group's times {factor:.4g}{where}")
+        told.append(
+            f"lr: {own:.4g} -> {float(changes['peak_lr']):.4g}, multiply every group's lr by {factor:.4g}{where}"
+        )
     if "max_grad_norm" in changes and changes["max_grad_norm"] is not None:
         told.append(
             f"torch.nn.utils.clip_grad_norm_(model.parameters(), {float(changes['max_grad_norm']):.4g}){at['backward']}, after backward"

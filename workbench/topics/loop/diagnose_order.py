@@ -94,7 +94,7 @@ def _zeroed(orders: Mapping[tuple[str, ...], int], lines: Mapping[str, str], evi
         evidence=evidence,
     )
     if part <= share:
-        return say("ok", "Gradients reach the step.")
+        return say("ok", "Gradients are still there when the optimizer steps.")
     return say(
         "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{_where(lines, 'zeroed late', 'step0')}: nothing is learned from them.",
         advice=["Zero gradients before loss.backward(), or after optimizer.step()."],

@@ -56,7 +56,7 @@ def _unit(
             at = (
                 f"is reached after {reached:,} of {updates:,} updates"
                 if over
-                else f"is gone through {through:.0f} times in {updates:,} updates"
+                else f"repeats {through:.0f} times in {updates:,} updates"
             )
             return say(
                 "fail", f"{row['name']} is stepped at every update{line}, and its length of {horizon:,} {at}: it seems to be meant in epochs.",
