@@ -14,6 +14,25 @@ from workbench.instruments.modes import Modes
 MAX_NAMES = 20
 
 
+def described(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's class, how many parameters it has, and the constants of its first groups, None where they are no numbers."""
+    groups = [
+        {
+            "lr": _plain(group.get("lr")), "weight_decay": _plain(group.get("weight_decay", 0.0)), "parameters": len(group["params"]),
+            "vectors": sum(p.ndim <= 1 for p in group["params"]), "momentum": _plain(group.get("momentum")),
+            "betas": [_plain(b) for b in group.get("betas") or ()], "eps": _plain(group.get("eps")), "nesterov": bool(group.get("nesterov")),
+            "alpha": _plain(group.get("alpha")),
+        }
+        for group in optimizer.param_groups[:8]
+    ]  # fmt: skip
+    return {
+        "name": type(optimizer).__name__,
+        "groups": groups,
+        "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
+        "decoupled": isinstance(optimizer, torch.optim.AdamW),
+    }
+
+
 class Parameters:
     """Looks at the gradients of each optimizer's parameters before its updates."""
 
@@ -34,31 +53,14 @@ class Parameters:
         """Note which parameters have a gradient now, and return whether none has; `leaves` are those that the loss depends on."""
         self._looks += 1
         empty = True
-        count = 0
         for group in optimizer.param_groups:
             for p in group["params"]:
-                count += 1
                 if p.grad is not None:
                     empty = False
                     self._with_grad.add(id(p))
                 self._owned.setdefault(id(p), p)
         if number not in self._optimizers:
-            groups = [
-                {
-                    "lr": _plain(group.get("lr")), "weight_decay": _plain(group.get("weight_decay", 0.0)), "parameters": len(group["params"]),
-                    "vectors": sum(p.ndim <= 1 for p in group["params"]), "momentum": _plain(group.get("momentum")),
-                    "betas": [_plain(b) for b in group.get("betas") or ()], "eps": _plain(group.get("eps")), "nesterov": bool(group.get("nesterov")),
-                    "alpha": _plain(group.get("alpha")),
-                }
-                for group in optimizer.param_groups[:8]
-            ]  # fmt: skip
-            decoupled = isinstance(optimizer, torch.optim.AdamW)
-            self._optimizers[number] = {
-                "name": type(optimizer).__name__,
-                "groups": groups,
-                "parameters": count,
-                "decoupled": decoupled,
-            }
+            self._optimizers[number] = described(optimizer)
         self._homeless |= {id(p): p for p in leaves if id(p) not in self._owned and p.grad is not None}
         return empty
 
@@ -94,4 +96,6 @@ class Parameters:
 
 
 def _plain(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float, Tensor)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
+        return None
+    return float(value) if not isinstance(value, Tensor) or value.numel() == 1 else None

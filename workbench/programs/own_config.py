@@ -1,14 +1,14 @@
-"""The config that a program's unchanged run shows, as far as its optimizer and its rows tell."""
+"""The config of a training that is not ours, as far as its optimizer and its rows tell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.programs.command import Outcome
+from workbench.errors import ConfigError
 
 _RULES = {"RMSprop": "rmsprop", "Adam": "adam", "NAdam": "nadam", "AdamW": "adamw"}
 _CONSTANTS = {"momentum": "momentum", "eps": "eps", "alpha": "rho", "weight_decay": "weight_decay"}
@@ -24,27 +24,44 @@ def own_optimizer(params: Any, lr: float) -> Any:
     raise NotImplementedError(f"the program builds its optimizer itself ({len(list(params))} parameters, lr {lr:g})")
 
 
-def own_config(outcome: Outcome, *, select: str, select_mode: str) -> TrainConfig:
-    """Return the config of a run: peak lr of the first group, updates, batch size, rule and constants.
+def own_config(
+    optimizer: Mapping[str, Any],
+    lrs: Sequence[float],
+    *,
+    updates: int,
+    batch_size: int | None,
+    other: Callable[..., Any] = own_optimizer,
+    **fields: Any,
+) -> TrainConfig:
+    """Return the config of a run: its peak lr, updates, batch size, rule and constants; what only the run knows stays at its default.
 
-    Batch size is the length of what the model is called with, 1 where that is not known.
+    Constants that `TrainConfig` does not take, such as an eps of 0, stay at its defaults, too.
+
+    Args:
+        optimizer: what `described` says of the first one, whose first group counts.
+        lrs: of that group, one an update; without any its present one.
+        batch_size: None, where it is not known, is 1.
+        other: stands for an optimizer that `TrainConfig` has no name for.
+        fields: of the config, as they are.
     """
-    loop: Mapping[str, Any] = outcome.facts["loop"]
-    optimizer = loop["parameters"]["optimizers"]["0"]
     first = optimizer["groups"][0]
-    lrs = np.asarray(outcome.columns["lr"], dtype=np.float64)
-    peak = float(np.nanmax(lrs)) if np.isfinite(lrs).any() and np.nanmax(lrs) > 0 else 1.0
+    used = np.asarray(lrs if len(lrs) else [first["lr"] or 0.0], dtype=np.float64)
+    used = used[np.isfinite(used) & (used > 0)]
     constants: dict[str, Any] = {field: first[name] for name, field in _CONSTANTS.items() if first.get(name)}
     if len(first["betas"]) == 2:
         constants |= {"beta1": first["betas"][0], "beta2": first["betas"][1]}
-    fields = {
-        "peak_lr": peak, "total_steps": outcome.updates, "batch_size": int(loop["loaders"]["batch_size"] or 1), "optimizer": _rule(optimizer["name"], first),
-        "schedule": "constant" if np.allclose(lrs, peak, rtol=1e-6, equal_nan=True) else own_schedule, "select": select, "select_mode": select_mode,
+    constants = {name: value for name, value in constants.items() if value is not None}
+    known: dict[str, Any] = {
+        "peak_lr": float(used.max()) if used.size else 1.0, "total_steps": max(updates, 1), "batch_size": int(batch_size or 1),
+        "optimizer": _rule(str(optimizer["name"]), first, other), **fields,
     }  # fmt: skip
-    return TrainConfig(**fields, **constants)
+    try:
+        return TrainConfig(**known, **constants)
+    except ConfigError:
+        return TrainConfig(**known)
 
 
-def _rule(name: str, group: Mapping[str, Any]) -> Any:
+def _rule(name: str, group: Mapping[str, Any], other: Callable[..., Any]) -> Any:
     if name == "SGD":
         return "nesterov" if group["nesterov"] else "momentum" if group["momentum"] else "sgd"
-    return _RULES.get(name, own_optimizer)
+    return _RULES.get(name, other)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.programs.command import Outcome
@@ -89,7 +91,7 @@ def open_program(
         if select == "train/loss" and LOGGED in _told(outcome):
             select = LOGGED
         _check_metric(given, outcome, select)
-        config = own_config(outcome, select=select, select_mode=mode)
+        config = _config(outcome, select=select, select_mode=mode)
         loaders = outcome.facts["loop"]["loaders"]
         full = loaders["compared"] > 1 and loaders["same"] == loaders["compared"]
     writer = StudyWriter.open(
@@ -151,3 +153,17 @@ class ProgramSession(Session):
         """Return how many examples there are: nobody knows, unless every update sees them all."""
         program: Any = self.workload
         return {"train": configs[0].batch_size if program.full_batch else 10**9}
+
+
+def _config(outcome: Outcome, **fields: Any) -> TrainConfig:
+    """Return the config that an unchanged run shows; its own clipping is no change of ours."""
+    loop, lrs = outcome.facts["loop"], outcome.columns["lr"]
+    found = own_config(
+        loop["parameters"]["optimizers"]["0"],
+        lrs,
+        updates=outcome.updates,
+        batch_size=loop["loaders"]["batch_size"],
+        **fields,
+    )
+    constant = np.allclose(np.asarray(lrs, dtype=np.float64), found.peak_lr, rtol=1e-6, equal_nan=True)
+    return found if constant else found.replace(schedule=own_schedule)

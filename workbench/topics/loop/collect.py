@@ -21,15 +21,16 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen, number, split_of
 from workbench.instruments.observer import LoopObserver
+from workbench.instruments.parameters import described
 from workbench.instruments.rows import Value
 from workbench.instruments.taps import TAPS
 from workbench.ledger.push import pusher
+from workbench.programs.own_config import own_config
 from workbench.record.folder import read_json, write_atomic
 from workbench.record.json_values import dumps
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.topics.loop.own_config import config_fields
 
 FLUSH_SECONDS = 1.0
 """Between two writes to disk, each of which costs some milliseconds."""
@@ -120,7 +121,7 @@ class WatchedRun:
         """Begin to record."""
         if self._writer is not None:
             raise UsageError("this watch has been used already: call wb.watch(...) again for another run.")
-        fields = config_fields(self._optimizers[0], updates=self._steps)
+        fields = self._config({})
         label = type(self._models[0]).__name__
         self._writer = StudyWriter.open(
             self._out, kind="watch", workload=label, config=fields, settings={"every": self._every}, when_closed=pusher(),
@@ -249,12 +250,7 @@ class WatchedRun:
         facts = self._observer.facts
         facts.ended = error is None
         updates = self._observer.updates
-        fields = config_fields(
-            self._optimizers[0],
-            updates=max(updates, self._steps or 0),
-            facts=facts.to_dict(),
-            steps=self._trial.record.steps,
-        )
+        fields = self._config(facts.to_dict())
         study = read_json(self.path / "study.json")
         write_atomic(self.path / "study.json", dumps(study | {"config": fields}).encode())
         stored = read_json(self._trial.folder / "config.json")
@@ -265,3 +261,15 @@ class WatchedRun:
             state = "diverged"
         self._trial.event("end", state=state, steps_run=updates)
         self._writer.finish()
+
+    def _config(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is known of the config now, as JSON values: `facts` are the loop's, empty before it begins."""
+        first = self._optimizers[0]
+        limits = [key.split() for key in facts["order"]["limits"]] if facts else []
+        norms = [float(limit) for token, limit in limits if token == "clip" and 0 < float(limit) < math.inf]
+        steps = None if not facts or self._trial is None else self._trial.record.steps
+        return own_config(
+            described(first), steps["lr"].dropna().tolist() if steps is not None and "lr" in steps else (),
+            updates=max(self._observer.updates if facts else 0, self._steps or 0), batch_size=facts["loaders"]["batch_size"] if facts else None,
+            other=type(first), select="train/loss", max_grad_norm=norms[0] if norms else None,
+        ).to_dict()  # fmt: skip
