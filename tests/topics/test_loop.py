@@ -66,7 +66,19 @@ FAULTS = [
     fault("loop.optimizer_mismatch", "vae", ("    history = []", "    history, model = [], VAE()")),
     # part of the model without gradient, unknown to the optimizer, or never changed
     fault("loop.no_gradient", "digits_mlp", ("logits = model(inputs)", "logits = head(encoder(inputs).detach())")),
-    fault("loop.no_gradient", "digits_cnn", ("        x = self.stem(x)\n", "        with torch.no_grad():\n            x = self.stem(x)\n")),
+    # part of the model within no_grad or inference_mode
+    fault("loop.no_grad_mode", "digits_cnn", ("        x = self.stem(x)\n", "        with torch.no_grad():\n            x = self.stem(x)\n"), at="self.stem(x)"),
+    fault("loop.no_grad_mode", "digits_mlp", ("logits = model(inputs)", "with torch.no_grad(): hidden = encoder(inputs)\n                logits = head(hidden)"), at="encoder(inputs)"),
+    fault("loop.no_grad_mode", "vae", ("h = F.relu(self.fc1(x))", "with torch.inference_mode(): h = self.fc1(x)\n        h = F.relu(h.clone())"), at="self.fc1(x)"),
+    fault("loop.no_gradient", "digits_cnn", ("x = self.stem(x)\n", "x = self.stem(x).detach()\n")),
+    # graphs that are kept on purpose
+    fault("loop.retained_graph", "vae", ("loss.backward()", "loss.backward(retain_graph=True)"), at="loss.backward("),
+    fault("loop.retained_graph", "digits_mlp", (BACK, "loss.backward(retain_graph=True)\n"), at="loss.backward("),
+    fault("loop.retained_graph", "rnn", (BACK, "torch.autograd.backward([loss], None, True)\n"), at="autograd.backward("),
+    # losses with a floor
+    fault("loss.floor", "digits_mlp", ("loss = F.cross_entropy(logits, targets)", "loss = F.cross_entropy(logits, targets).clamp(min=1.0)"), at="cross_entropy"),
+    fault("loss.floor", "nano_gpt", ("loss = F.cross_entropy(", "loss = 0.25 + F.cross_entropy("), at="F.cross_entropy("),
+    fault("loss.floor", "digits_cnn", ("                loss = criterion(outputs, labels)\n", "                loss = criterion(outputs, labels) + 0.5\n"), at="criterion("),
     fault("loop.no_gradient", "nano_gpt", ("x = x + self.c_proj(y)", "x = x + self.c_proj(y).data")),
     fault("loop.no_gradient", "dcgan", ("output = netD(fake).view(-1)", "output = netD(fake.detach()).view(-1)")),
     fault("loop.unowned_parameters", "nano_gpt", ("nn.ModuleList([Block(), Block()])", "[Block(), Block()]")),
@@ -164,12 +176,16 @@ def judged(train: Callable[..., list[float]], out: Path, seed: int = 0) -> Diagn
     return wb.loop.judge(wb.open(out))
 
 
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed else [], id=f"seed{seed}") for seed in range(3)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_first_and_its_line_named(fault: Fault, tmp_path: Path) -> None:
+def test_a_planted_fault_is_found_first_and_its_line_named(fault: Fault, seed: int, tmp_path: Path) -> None:
     module = planted(fault, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about some of the faults
-        diagnosis = judged(module.train, tmp_path / "run")
+        diagnosis = judged(module.train, tmp_path / "run", seed)
     finding = diagnosis.findings[0]
     assert (finding.code, finding.status in ("fail", "warn")) == (fault.code, True), diagnosis
     if fault.at:
@@ -212,6 +228,14 @@ def test_a_healthy_loop_rouses_nothing(healthy: tuple[Any, list[float], Path]) -
         "sharded": {"loop.no_update", "clipping.aggressive", "clipping.nonfinite"},  # no process has whole gradients
     }
     assert unknown == known.get(module.__name__.rpartition(".")[2], set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 2, 3, 4])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_healthy_loop_rouses_nothing_whatever_its_seed(name: str, seed: int, tmp_path: Path) -> None:
+    diagnosis = judged(importlib.import_module(f"tests.own_loops.{name}").train, tmp_path / "run", seed)
+    assert [f for f in diagnosis if f.status in ("fail", "warn") and f.code.startswith(OWN)] == [], diagnosis
 
 
 def test_the_record_has_the_losses_that_the_loop_saw(healthy: tuple[Any, list[float], Path]) -> None:

@@ -204,3 +204,78 @@ def test_losses_and_norms_of_several_devices_are_put_together_on_the_first() -> 
 
 def test_a_learning_rate_that_is_missing_is_no_number() -> None:
     assert math.isnan(float(_kept(None)))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_losses_that_are_run_backward_before_either_optimizer_steps_go_to_what_they_reach(
+    frozen: bool, tmp_path: Path
+) -> None:
+    """Of a GAN's two losses each is its own optimizer's, from the first update on; a loss that reaches both counts for both."""
+    (made, judge), (rule, critic) = pair()
+    own: list[list[float]] = [[], []]
+    with wb.watch([judge, made], [critic, rule], out=tmp_path / "run") as run:
+        for k in range(5):
+            critic.zero_grad()
+            rule.zero_grad()
+            first = loss_of(judge, 1.0 + k)
+            first.backward()
+            judge.requires_grad_(not frozen)
+            second = F.cross_entropy(judge(F.pad(made(torch.ones(4, 3)), (0, 1))), torch.tensor([0, 1, 1, 0]))
+            second.backward()
+            judge.requires_grad_(True)
+            critic.step()
+            rule.step()
+            own[0].append(first.item() + (0.0 if frozen else second.item()))
+            own[1].append(second.item())
+    steps = run.record.steps
+    assert steps["loss"].tolist() == pytest.approx(own[0], rel=1e-6)
+    assert steps["loss/optimizer1"].tolist()[1:] == pytest.approx(own[1][:-1], rel=1e-6)  # in the row that ends next
+
+
+@pytest.mark.parametrize("watched", [0, 1])
+def test_of_two_such_losses_an_optimizer_that_is_watched_alone_has_its_own(watched: int, tmp_path: Path) -> None:
+    models, rules = pair()
+    losses = []
+    with wb.watch(models[watched], rules[watched], out=tmp_path / "run") as run:
+        for k in range(5):
+            both = [loss_of(model, factor + k) for model, factor in zip(models, (1.0, 7.0), strict=True)]
+            for rule, loss in zip(rules, both, strict=True):
+                rule.zero_grad()
+                loss.backward()
+            for rule in rules:
+                rule.step()
+            losses.append(both[watched].item())
+    assert run.record.steps["loss"].tolist() == losses
+
+
+def test_a_graph_that_grows_from_update_to_update_is_told_with_its_line(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer, state = torch.optim.SGD(model.parameters(), lr=0.01), torch.zeros(())
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(40):
+            optimizer.zero_grad()
+            state = 0.5 * state + model(torch.ones(2, 3)).mean()
+            state.square().backward(retain_graph=True)
+            optimizer.step()
+    finding = run.diagnose()["loop.retained_graph"]
+    assert finding.status == "fail"
+    assert finding.value is not None
+    assert finding.value > 3
+    assert "test_loop_faults.py:" in finding.summary
+
+
+def test_the_least_loss_of_probabilities_that_are_taken_for_logits_is_the_one_that_is_told(tmp_path: Path) -> None:
+    """One-hot probabilities on the right class are the best there are: what torch says of them is the bound."""
+    for name, classes in (("cross_entropy", 7), ("binary_cross_entropy_with_logits", 1)):
+        model = nn.Sequential(nn.Linear(3, classes), nn.Softmax(1) if classes > 1 else nn.Sigmoid())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        target = torch.tensor([0, 3]) if classes > 1 else torch.ones(2, 1)
+        with wb.watch(model, optimizer, out=tmp_path / name) as run:
+            for _ in range(6):
+                optimizer.zero_grad()
+                getattr(F, name)(model(torch.randn(2, 3)), target).backward()
+                optimizer.step()
+        best = F.one_hot(target, classes).float() if classes > 1 else target
+        assert run.diagnose()["loss.double_softmax"].value == pytest.approx(
+            getattr(F, name)(best, target).item(), rel=1e-5
+        )

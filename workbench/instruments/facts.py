@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
-from workbench.instruments.criteria import Criteria
-from workbench.instruments.graphs import Graphs
+from workbench.instruments.losses.criteria import Criteria
+from workbench.instruments.losses.graphs import Graphs
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
@@ -63,16 +63,17 @@ class LoopFacts:
         elif kind == "evaluate":
             self.batches.evaluated()
 
-    def compared(self, name: str, inputs: Any, target: Any) -> None:  # noqa: D102
-        self.criteria.compared(name, inputs, target)
+    def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
+        self.criteria.compared(name, inputs, target, loss)
 
-    def backward_begins(self, losses: Any, touched: Iterable[int]) -> None:  # noqa: D102
+    def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
+        """Take in a backward pass, and return the parameters that its losses depend on, None where that was not looked up."""
         self.modes.backward(self.loaders.drawn())
         self.loaders.trained()
         self.batches.backward()
         self.order.backward(losses, touched=touched, near=self.near)
-        if self.near:
-            self.graphs.backward(losses)
+        self.criteria.trained(losses)
+        return self.graphs.backward(losses, retained=retained) if self.near else None
 
     def zeroed(self, number: int | None) -> None:  # noqa: D102
         self.order.add("zero" if number is None else f"zero{number}", line=self.near)
@@ -132,6 +133,7 @@ class LoopFacts:
             "schedulers": self.schedulers.to_dict(),
             "loaders": self.loaders.to_dict(),
             "criteria": self.criteria.to_dict(),
+            "floor": self.criteria.floor(),
             "batches": self.batches.to_dict(),
             "graphs": self.graphs.to_dict(),
             "memory": [list(pair) for pair in self._memory],

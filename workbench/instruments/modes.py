@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +18,8 @@ from workbench.instruments.caller import own_line
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RATES = ("p", "drop_prob", "drop_p", "dropout")
 MAX_ROOTS = 16
+MAX_LOOKS = 50
+"""Forward passes of a part without gradient after which it is no longer looked at."""
 
 
 class _Trains(Protocol):
@@ -32,6 +37,7 @@ class Modes:
         self._roots: dict[int, _Root] = {}
         self._inner: set[int] = set()
         self._last: _Root | None = None
+        self.unrecorded = _Unrecorded()
         self._passes = 0  # forward passes without gradient since the last backward pass
         self._entered = 0
         for model in models:
@@ -51,6 +57,8 @@ class Modes:
 
     def entered(self, module: nn.Module) -> str | None:
         """Return "forward" or "evaluate" for the forward pass of a whole model, None for one of its parts."""
+        if not self._given:
+            self.unrecorded.entered(module)
         root = self._roots.get(id(module))
         if root is None:
             known = self._given or id(module) in self._inner or len(self._roots) >= MAX_ROOTS
@@ -94,6 +102,8 @@ class Modes:
             passes = _Passes(model, tell)
             passes.parts += [part.register_forward_pre_hook(passes.entered, with_kwargs=True) for part in _parts(model)]
             handles += [model.register_forward_pre_hook(passes.entered, with_kwargs=True), *passes.parts]
+            if self._given:
+                handles += self.unrecorded.attach(model)
         return handles
 
     def names(self) -> dict[int, str]:
@@ -109,6 +119,52 @@ class Modes:
         """Return what was seen of each model, as JSON values."""
         self._end_of_run(drawn or {})
         return {"entered": self._entered, "models": [root.to_dict(loaders) for root in self._roots.values()]}
+
+
+class _Unrecorded:
+    """Which parts with parameters of their own never run with gradients, as within `torch.no_grad()`, and in which line they are called."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[weakref.ref[nn.Module], Counter[str]]] = {}
+        self._done: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that ran with gradients, or often enough without
+
+    def attach(self, model: nn.Module) -> list[RemovableHandle]:
+        """Have the parts of a model tell of their passes, each until one has gradients."""
+        handles = []
+        for part in model.modules():
+            if next(part.parameters(recurse=False), None) is not None:
+                held: list[RemovableHandle] = []
+                held.append(part.register_forward_pre_hook(functools.partial(self._told, held)))
+                handles += held
+        return handles
+
+    def _told(self, held: list[RemovableHandle], part: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        over = True
+        with contextlib.suppress(Exception):  # of ours: the training goes on
+            over = self.entered(part)
+        if over:
+            held[0].remove()
+
+    def entered(self, part: nn.Module) -> bool:
+        """Take in a forward pass; True where nothing is left to be seen of this part."""
+        if part in self._done:
+            return True
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            self._parts.pop(id(part), None)
+            self._done.add(part)
+        elif next(part.parameters(recurse=False), None) is not None:
+            _, lines = self._parts.setdefault(id(part), (weakref.ref(part), Counter()))
+            lines[own_line()] += 1
+            if lines.total() >= MAX_LOOKS:
+                self._done.add(part)
+        return part in self._done
+
+    def lines(self) -> dict[int, str]:
+        """Return the parameters of these parts, by their ids, and the line in which each part is called most often."""
+        alive = [(part, lines) for ref, lines in self._parts.values() if (part := ref()) is not None]
+        return {id(p): lines.most_common(1)[0][0] for part, lines in alive for p in part.parameters(recurse=False)}
 
 
 class _Passes:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Draws
 from workbench.instruments.facts import LoopFacts
+from workbench.instruments.losses.pending import Pending, Samples
 from workbench.instruments.norms import each_norm, gradients_of, stacked, total_norm
 from workbench.instruments.rows import StepRows, Value
 from workbench.instruments.taps import TAPS
@@ -24,7 +25,6 @@ MAX_LAYERS = 64
 MAX_GROUPS = 8
 FIRST_LOOKS = (10, 25)
 """Updates at which parameters are looked at besides those on the cadence: a warmup may leave the first one without effect."""
-Mark = tuple[Tensor, int] | None
 
 
 class Intervention(Protocol):
@@ -100,17 +100,18 @@ class LoopObserver:
             self._numbers[optimizer] = len(self._numbers)
         self.facts.given = len(optimizers)
         self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
-        self._pending: list[Tensor] = []
         self._logged: dict[str, Value] = {}
         self._row: dict[str, Value] = {}
         self._norms: list[tuple[int, float, Tensor]] = []  # id of the first parameter, limit and norm of each clipping
         self._exit_norm: Tensor | None = None
         self._needs_exit_norm = False
         self._zeroes: weakref.WeakKeyDictionary[nn.Module, int | None] = weakref.WeakKeyDictionary()
-        self._samples: dict[int, list[weakref.ref[Tensor]]] = {}
-        self._marks: dict[int, list[Mark]] = {}
+        self._samples = Samples()
+        self._pending = Pending(self._samples)
+        self._strangers: weakref.WeakKeyDictionary[Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )  # not observed, below 0
         self._waited, self._drew, self._dropped = 0.0, False, False
-        self._stale = False  # the losses: an optimizer that is not observed has stepped since
         self._last = time.perf_counter()
         self._before_values: list[Tensor] = []
         self._layers: list[tuple[str, Tensor]] = []
@@ -132,8 +133,8 @@ class LoopObserver:
         self.facts.entered(module, args)
 
     @_looks
-    def compared(self, name: str, inputs: Any, target: Any) -> None:  # noqa: D102
-        self.facts.compared(name, inputs, target)
+    def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
+        self.facts.compared(name, inputs, target, loss)
 
     @_looks
     def scaled(self, loss: Any, result: Any) -> None:  # noqa: D102
@@ -142,29 +143,31 @@ class LoopObserver:
         self.facts.token("scale")
 
     @_looks
-    def backward_begins(self, losses: Any) -> None:  # noqa: D102
+    def backward_begins(self, losses: Any, *, retained: bool = False) -> None:  # noqa: D102
         if self._dropped:  # by a GradScaler that skipped a step, as its gradients overflowed
-            self._pending, self._norms, self._exit_norm, self._dropped = [], [], None, False
-        if self._stale:
-            self._pending, self._stale = [], False
-        for loss in losses if isinstance(losses, (list, tuple)) else [losses]:
-            if isinstance(loss, Tensor) and loss.numel() == 1:
-                plain = self._scaled.pop(id(loss), (None, loss.detach()))[1]
-                self._pending.append(plain)
-        self.facts.backward_begins(losses, self._touched())
+            self._norms, self._exit_norm, self._dropped = [], None, False
+            self._pending.clear()
+        given = losses if isinstance(losses, (list, tuple)) else [losses]
+        single = [loss for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
+        plain = [self._scaled.pop(id(loss), (None, loss.detach()))[1] for loss in single]
+        leaves = self.facts.backward_begins(losses, self._touched(), retained=retained)
+        self._pending.begins(plain, leaves)
 
     @_looks
     def backward_ends(self) -> None:  # noqa: D102
         if self._needs_exit_norm and self._numbers:
             first = next(iter(self._numbers))
             self._exit_norm = total_norm(gradients_of(first))
-        self._mark()
+        self._pending.ends()
+        self._samples.mark()
         self.facts.token("backward")
 
     @_looks
     def zeroed(self, owner: Optimizer | nn.Module) -> None:  # noqa: D102
         number = self._number_of(owner)
-        self._dropped = bool(self._pending) and (self.facts.order.scaled or number == 0)
+        self._dropped = self._pending.waits(None if self.facts.order.scaled else 0) and (
+            self.facts.order.scaled or number == 0
+        )
         self.facts.zeroed(number)
 
     def _number_of(self, owner: Optimizer | nn.Module) -> int | None:
@@ -172,9 +175,8 @@ class LoopObserver:
         if isinstance(owner, Optimizer):
             return self._numbers.get(owner)
         if owner not in self._zeroes and self._samples:
-            inside = {id(p) for p in owner.parameters()}
-            hits = [n for n, refs in self._samples.items() if any(id(ref()) in inside for ref in refs)]
-            self._zeroes[owner] = min(hits, default=None)
+            hits = self._samples.inside({id(p) for p in owner.parameters()})
+            self._zeroes[owner] = min((n for n in hits if n >= 0), default=None)
         return self._zeroes.get(owner)
 
     @_looks
@@ -182,14 +184,14 @@ class LoopObserver:
         self.facts.token("unscale")
         if self._needs_exit_norm:
             self._exit_norm = total_norm(gradients_of(optimizer))
-        self._mark()
+        self._samples.mark()
 
     @_looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
         if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self._norms]:
             self._norms.append((first, limit, norm.detach()))
-        self._mark()
+        self._samples.mark()
 
     @_looks
     def scheduled(self, scheduler: Any) -> None:  # noqa: D102
@@ -217,7 +219,8 @@ class LoopObserver:
         if number is None:
             mine = _identities(optimizer) if self._norms else set()
             self._norms = [each for each in self._norms if each[0] not in mine]
-            self._stale = True
+            stranger = self._strangers.setdefault(optimizer, -1 - len(self._strangers))
+            self._step_over(stranger, optimizer)
             return
         if self._intervention is not None:
             self._intervention.reset_lr(optimizer)
@@ -230,7 +233,7 @@ class LoopObserver:
 
     @_looks
     def _note_step(self, number: int, optimizer: Optimizer) -> None:
-        altered = number in self._marks and self._is_touched(number)
+        altered = self._samples.is_marked(number) and self._samples.is_touched(number)
         self.facts.step_begins(number, optimizer, altered=altered)
 
     @_looks
@@ -238,14 +241,16 @@ class LoopObserver:
         self.facts.step_ends(number)
         used_up = self._norms_of(optimizer)
         self._norms = [each for each in self._norms if all(each is not used for used in used_up)]
-        self._pending, self._exit_norm, self._dropped, self._stale = [], None, False, False
-        if number not in self._samples:
-            used = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-            if used:
-                self._samples[number] = [weakref.ref(p) for p in sorted(used, key=lambda p: p.numel())[:2]]
-        self._mark()
+        self._exit_norm, self._dropped = None, False
+        self._step_over(number, optimizer)
         if number == 0:
             self._finish_row()
+
+    @_looks
+    def _step_over(self, number: int, optimizer: Optimizer) -> None:
+        self._pending.stepped(number, functools.partial(_identities, optimizer))
+        self._samples.add(number, (p for group in optimizer.param_groups for p in group["params"]))
+        self._samples.mark()
 
     @_looks
     def _count(self, optimizer: Optimizer) -> None:
@@ -265,9 +270,8 @@ class LoopObserver:
     def _describe(self, number: int, optimizer: Optimizer, grads: list[Tensor], scale: Tensor | None) -> None:
         where = "" if number == 0 else f"/optimizer{number}"
         row = self._row
-        if self._pending:
-            total = self._pending[0] if len(self._pending) == 1 else stacked(self._pending).sum()
-            row[f"loss{where}"] = total
+        if losses := self._pending.of(number, functools.partial(_identities, optimizer)):
+            row[f"loss{where}"] = losses[0] if len(losses) == 1 else stacked(losses).sum()
         norm, clipped = self._unclipped(number, optimizer, grads)
         if norm is not None:
             row[f"grad_norm{where}"] = norm if scale is None else norm / scale.to(norm.device)
@@ -296,9 +300,9 @@ class LoopObserver:
             norms, limits = [n for _, _, n in mine], [limit for _, limit, _ in mine]
             clipped = stacked([n > limit for n, limit in zip(norms, limits, strict=True)]).any()
             return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(stacked(norms))), clipped
-        if number in self._marks and self._is_touched(
+        if self._samples.is_marked(number) and self._samples.is_touched(
             number
-        ):  # changed since the last pass, by something that was not seen
+        ):  # since the last pass, by something unseen
             self._needs_exit_norm = self._needs_exit_norm or number == 0
             if number == 0 and self._exit_norm is not None:
                 now = total_norm(grads)
@@ -306,18 +310,9 @@ class LoopObserver:
             return None, None
         return self._exit_norm if self._exit_norm is not None and number == 0 else total_norm(grads), None
 
-    def _mark(self) -> None:
-        """Keep two gradients of each optimizer and their versions, which every change in place raises; held, so that no other tensor takes their identity."""
-        for number, refs in self._samples.items():
-            self._marks[number] = _marks(refs)
-
     def _touched(self) -> list[int]:
         """Return the optimizers whose gradients are not what they were when they were marked."""
-        return [number for number in range(len(self._numbers)) if self._is_touched(number)]
-
-    def _is_touched(self, number: int) -> bool:
-        marks = self._marks.get(number)
-        return marks is None or not _untouched(self._samples[number], marks)
+        return [number for number in range(len(self._numbers)) if self._samples.is_touched(number)]
 
     def _snapshot(self, optimizer: Optimizer) -> None:
         """Keep the parameters, on the cadence, so that the update can be measured."""
@@ -360,21 +355,3 @@ def _identities(optimizer: Optimizer) -> set[int]:
 
 def _kept(value: Any) -> Value:
     return value.detach().clone() if isinstance(value, Tensor) else math.nan if value is None else float(value)
-
-
-def _marks(refs: Sequence[weakref.ref[Tensor]]) -> list[Mark]:
-    found: list[Mark] = []
-    for ref in refs:
-        tensor = ref()
-        grad = None if tensor is None else tensor.grad
-        found.append(None if grad is None else (grad, grad._version))
-    return found
-
-
-def _untouched(refs: Sequence[weakref.ref[Tensor]], marks: Sequence[Mark]) -> bool:
-    """Tell whether gradients are there and are what they were."""
-    for ref, mark in zip(refs, marks, strict=True):
-        tensor = ref()
-        if mark is None or tensor is None or tensor.grad is not mark[0] or mark[0]._version != mark[1]:
-            return False
-    return bool(marks)

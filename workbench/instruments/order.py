@@ -164,10 +164,15 @@ def _folded(tokens: list[str]) -> str:
 
 def scalar_factor(losses: Any) -> float | None:
     """Return the product of the numbers by which a loss was multiplied or divided last, read from its graph; None where it has none."""
+    return plain_part(losses)[1]
+
+
+def plain_part(losses: Any) -> tuple[Any, float | None]:
+    """Return the node of a loss's graph before it was multiplied or divided by numbers, and their product; both None without a graph."""
     loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
     node = loss.grad_fn if isinstance(loss, Tensor) else None
     if node is None:
-        return None
+        return None, None
     factor = 1.0
     for _ in range(6):
         name = node.name()
@@ -175,10 +180,9 @@ def scalar_factor(losses: Any) -> float | None:
         if not isinstance(other, Tensor) or other.numel() != 1 or other.requires_grad or other.device.type != "cpu":
             break
         value = float(other)
-        if not value or not math.isfinite(value):
-            return None
+        parent = next((parent for parent, _ in node.next_functions if parent is not None), None)
+        if not value or not math.isfinite(value) or parent is None:
+            return node, None
         factor *= 1.0 / value if name == "DivBackward0" else value
-        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
-        if node is None:
-            break
-    return factor
+        node = parent
+    return node, factor

@@ -84,11 +84,15 @@ class Parameters:
         in_models = set(names)
         strangers = [key for key in self._owned if key not in in_models] if models else []
         frozen = sum(1 for p in self._owned.values() if not p.requires_grad)
+        unrecorded = modes.unrecorded.lines()
+        hidden = [key for key in silent if key in unrecorded and self._owned[key].requires_grad]
         still = [name for name, size in self._largest.items() if not float(size) > 0]
         return {
             "optimizers": {str(number): found for number, found in self._optimizers.items()},
             "owned": len(self._owned), "with_gradient": len(self._with_grad), "frozen": frozen, "looks": self._looks,
             "without_gradient": [names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in silent if self._owned[key].requires_grad][:MAX_NAMES],
+            "without_grad_mode": [names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in hidden][:MAX_NAMES],
+            "without_grad_mode_line": unrecorded[hidden[0]] if hidden else "",
             "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),
             "unowned_in_model": sum(key in in_models for key in homeless), "moves": self._moves,
             "still": still[:MAX_NAMES], "named": bool(models),

@@ -29,7 +29,7 @@ from workbench.instruments.batches import Draws
 class Listener(Protocol):
     """What is told of a loop, in the order in which it happens."""
 
-    def backward_begins(self, losses: Any) -> None: ...  # noqa: D102
+    def backward_begins(self, losses: Any, *, retained: bool = False) -> None: ...  # noqa: D102
     def backward_ends(self) -> None: ...  # noqa: D102
     def step_begins(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def step_ends(self, optimizer: Optimizer) -> None: ...  # noqa: D102
@@ -41,7 +41,7 @@ class Listener(Protocol):
     def loader_begins(self, loader: Any) -> None: ...  # noqa: D102
     def drew(self, loader: Any, waited: float, draws: Draws) -> None: ...  # noqa: D102
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None: ...  # noqa: D102
-    def compared(self, name: str, inputs: Any, target: Any) -> None: ...  # noqa: D102
+    def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None: ...  # noqa: D102
 
 
 CRITERIA = (
@@ -99,10 +99,10 @@ class Taps:
         if take is not None:
             take(error)
 
-    def _tell(self, what: str, *args: Any) -> None:
+    def _tell(self, what: str, *args: Any, **named: Any) -> None:
         for listener in self.listeners:
             try:
-                getattr(listener, what)(*args)
+                getattr(listener, what)(*args, **named)
             except Exception as error:
                 self.tell_fault(listener, error)
                 self.remove(listener)
@@ -202,7 +202,9 @@ class Taps:
         self._undo.append(undo)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._tell("backward_begins", args[0] if args else kwargs.get("tensors"))
+        retained = bool(args[2] if len(args) > 2 else kwargs.get("retain_graph"))
+        higher = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
+        self._tell("backward_begins", args[0] if args else kwargs.get("tensors"), retained=retained and not higher)
         done = original(*args, **kwargs)
         self._tell("backward_ends")
         return done
@@ -261,7 +263,7 @@ class Taps:
         loss = original(*args, **kwargs)
         inputs = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
-        self._tell("compared", name, inputs, target)
+        self._tell("compared", name, inputs, target, loss)
         return loss
 
 

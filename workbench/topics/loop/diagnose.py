@@ -9,18 +9,24 @@ from typing import Any
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding, Status, named
+from workbench.findings.finding import Codes, Finding, named
+from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
 
 OWN_CODES = Codes({
     "loop.no_gradient": "F1.1", "loop.no_update": "F1.1", "loop.unowned_parameters": "F1.1", "loop.optimizer_mismatch": "F1.1",
     "loop.eval_mode_in_training": "F1.1", "loop.train_mode_in_eval": "F1.1", "loop.repeated_batch": "P2.9", "loop.memory_creep": "F1.1",
-    "loop.decayed_norms": "F7.7", "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1",
+    "loop.retained_graph": "F1.1", "loop.no_grad_mode": "F1.1", "loop.decayed_norms": "F7.7",
 })  # fmt: skip
-CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES})
-_OF_PARAMETERS = ("loop.no_gradient", "loop.unowned_parameters", "loop.no_update", "loop.optimizer_mismatch")
-_OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
+CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES, **LOSS_CODES})
+_OF_PARAMETERS = (
+    "loop.no_gradient",
+    "loop.no_grad_mode",
+    "loop.unowned_parameters",
+    "loop.no_update",
+    "loop.optimizer_mismatch",
+)
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
@@ -34,7 +40,9 @@ def diagnose_loop(
     creep_share: float = 0.2,
     creep_bytes: float = 32e6,
     creep_graphs: int = 5,
+    graph_growth: float = 1.5,
     decay_total: float = 0.1,
+    floor_share: float = 0.01,
 ) -> Diagnosis:
     """Judge what was seen of a loop.
 
@@ -46,7 +54,9 @@ def diagnose_loop(
         creep_share, creep_bytes: growth of the process's memory over the later half of the updates, as a share of its size and in
             bytes, that is steady and still no alarm (rules of thumb).
         creep_graphs: graphs of past losses that may be held at once, besides those of two updates (rule of thumb: lists of a few terms).
+        graph_growth: times its first size to which a graph that is kept may grow (rule of thumb).
         decay_total: shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth).
+        floor_share: constant part of the loss, or passes in which it lies at a bound, as a share of the loss or of the passes (rule of thumb).
 
     Returns:
         Each code of `CODES` once, with the line of the person's own file where one is to blame.
@@ -68,7 +78,8 @@ def diagnose_loop(
         _repeated(facts, repeated_share, least_updates),
         _creep(facts, creep_share, creep_bytes, creep_graphs),
         _decayed(record, facts["parameters"], decay_total),
-        *_criteria(facts["criteria"]),
+        _retained(facts, graph_growth),
+        *loss_findings(facts, floor_share=floor_share),
     ]
     order = list(CODES)
     return Diagnosis.of(record, sorted(findings, key=lambda f: order.index(f.code)))
@@ -147,7 +158,20 @@ def _parameters(facts: Facts) -> list[Finding]:
         ])  # fmt: skip
     else:
         match = say("ok", "The optimizer has the parameters of the model that trains.")
-    return [gradient, owned, update, match]
+    return [gradient, _no_grad_mode(facts), owned, update, match]
+
+
+def _no_grad_mode(facts: Facts) -> Finding:
+    names = facts["without_grad_mode"]
+    say: Say = partial(
+        OWN_CODES.finding, "loop.no_grad_mode", value=float(len(names)), unit="parameters", evidence={"names": names}
+    )
+    if not names:
+        return say("ok", "No part of the model that should train runs without gradients alone.")
+    return say(
+        "fail", f"{named(names)} never train: what they belong to runs within torch.no_grad() or inference_mode() alone{at({'': facts['without_grad_mode_line']}, '')}.",
+        advice=["Leave no_grad() out around what should train; where it is meant to be frozen, requires_grad_(False) says so."],
+    )  # fmt: skip
 
 
 def _eval_mode(facts: Facts, share: float) -> Finding:
@@ -260,6 +284,26 @@ def _creep(facts: Facts, share: float, least: float, least_graphs: int) -> Findi
     )  # fmt: skip
 
 
+def _retained(facts: Facts, growth: float) -> Finding:
+    graphs, sizes = facts["graphs"], [nodes for _, nodes in facts["graphs"]["sizes"]]
+    grown = sizes[-1] / sizes[0] if len(sizes) > 1 else 1.0
+    say: Say = partial(
+        OWN_CODES.finding, "loop.retained_graph", value=grown, unit="times the first graph", threshold=growth, evidence={"graphs": dict(graphs)}
+    )  # fmt: skip
+    where = at(facts["order"]["lines"], "backward")
+    if grown > growth and sizes == sorted(sizes):
+        return say(
+            "fail", f"Backward passes keep their graph{where}, which grows from update to update, to {grown:.3g} times its nodes: each pass goes through all updates before it.",
+            advice=["Detach what is carried from one update to the next, such as hidden = hidden.detach(), and leave retain_graph=True out."],
+        )  # fmt: skip
+    if graphs["passes"] and graphs["retained"] == graphs["passes"]:
+        return say(
+            "warn", f"Every backward pass keeps its graph{where}: its memory is held until the next loss takes its place.",
+            advice=["Leave retain_graph=True out: the last backward pass through a graph does not need it."],
+        )  # fmt: skip
+    return say("ok", "Graphs are freed by their last backward pass, as far as they were seen.")
+
+
 def _decayed(record: RecordLike, facts: Facts, limit: float) -> Finding:
     lrs = record.steps["lr"].dropna().tolist() if "lr" in record.steps else list[float]()
     groups = [
@@ -281,40 +325,3 @@ def _decayed(record: RecordLike, facts: Facts, limit: float) -> Finding:
         "warn", f"Decoupled weight decay pulls {count} biases and scales of norms to zero too, by a factor of e^{total:.2g} over the run.",
         advice=["Give parameters with fewer than two dimensions to a group of their own with weight_decay=0."],
     )  # fmt: skip
-
-
-def _criteria(facts: Facts) -> list[Finding]:
-    broadcast = [(name, row) for name, row in facts.items() if row.get("broadcast")]
-    double = [
-        (name, row)
-        for name, row in facts.items()
-        if row.get("probabilities") and not (name == "nll_loss" and row.get("log_probabilities"))
-    ]
-    say: Say = partial(OWN_CODES.finding, "loss.broadcast", evidence={"calls": dict(facts)})
-    if not facts:
-        missing: list[Finding] = [
-            OWN_CODES.not_measured(code, "no loss function of torch.nn.functional was called")
-            for code in ("loss.broadcast", "loss.double_softmax")
-        ]
-        return missing
-    first = say("ok", "Outputs and targets have the same shape.")
-    if broadcast:
-        name, row = broadcast[0]
-        inputs, target = row["broadcast"]
-        first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{at(row, 'line')}: each output is "
-                    "compared with every target.", advice=["Give both the same shape: outputs.squeeze(-1), or targets.unsqueeze(-1)."])  # fmt: skip
-    say = partial(OWN_CODES.finding, "loss.double_softmax", evidence={"calls": dict(facts)})
-    if not any(name in facts for name in _OF_CLASSES):
-        return [first, say("ok", "Does not apply: no loss over classes was seen.")]
-    second = say("ok", "The loss gets what it takes.")
-    if double:
-        name, row = double[0]
-        if name == "binary_cross_entropy_with_logits":
-            return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{at(row, 'line')}: they look like probabilities.", advice=[
-                "Leave the sigmoid out of the model, or use binary_cross_entropy.",
-            ])]  # fmt: skip
-        takes = "logits" if name == "cross_entropy" else "logarithms of probabilities"
-        status: Status = "fail"
-        second = say(status, f"{name} takes {takes} and gets probabilities{at(row, 'line')}: they lie in [0, 1] and sum to 1 in every row, so the loss cannot "
-                     "fall far.", advice=["Leave the softmax out of the model, or give log_softmax to nll_loss."])  # fmt: skip
-    return [first, second]

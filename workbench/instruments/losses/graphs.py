@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 MAX_NODES = 50_000
-WALKS = 3
+WALKS = 8
+"""Backward passes whose whole graph is walked; every power of two of those that keep theirs is walked as well, to see it grow."""
 _DEPTH = 8
 _KEY = "workbench"
 
@@ -32,22 +32,34 @@ class Graphs:
         self._walks = 0
         self.marked = self.most = 0
         self.leaves: dict[int, nn.Parameter] = {}
+        self._passes = self._retained = 0
+        self._sizes: list[list[int]] = []  # of graphs that are kept: number of the pass, and nodes
 
-    def backward(self, losses: Any) -> None:
-        """Take in the losses of a backward pass that is about to begin."""
+    def backward(self, losses: Any, *, retained: bool) -> set[int] | None:
+        """Take in the losses of a backward pass that is about to begin, and return the leaves of their graph where it is walked."""
         roots = _nodes(losses)
         if not roots:
-            return
+            return None
+        self._passes += 1
+        self._retained += retained
         self.most = max(self.most, len(self._alive))
         if _mark(roots[0], self._alive):
             self.marked += 1
-        if self._walks < WALKS:
-            self._walks += 1
-            self.leaves |= {id(p): p for p in _parameters(roots)}
+        if self._walks >= WALKS and not (retained and self._retained & (self._retained - 1) == 0):
+            return None
+        self._walks += 1
+        leaves, nodes = _walked(roots)
+        self.leaves |= {id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)}
+        if retained:
+            self._sizes.append([self._passes, nodes])
+        return {id(leaf) for leaf in leaves}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return how many graphs were marked, and how many of them were held at once."""
-        return {"marked": self.marked, "held": max(self.most, len(self._alive))}
+        """Return how many graphs were marked, how many of them were held at once, and how many were kept by their own backward pass."""
+        return {
+            "marked": self.marked, "held": max(self.most, len(self._alive)), "passes": self._passes, "retained": self._retained,
+            "sizes": self._sizes,
+        }  # fmt: skip
 
 
 def _nodes(losses: Any) -> list[Any]:
@@ -72,15 +84,17 @@ def _mark(node: Any, alive: weakref.WeakSet[_Mark]) -> bool:
     return True
 
 
-def _parameters(roots: list[Any]) -> Iterator[nn.Parameter]:
+def _walked(roots: list[Any]) -> tuple[list[Tensor], int]:
+    """Return the leaves of a graph, and how many nodes it has, up to `MAX_NODES`."""
     seen: set[Any] = set()
-    stack = list(roots)
+    leaves, stack = [], list(roots)
     while stack and len(seen) < MAX_NODES:
         node = stack.pop()
         if node in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter):
-            yield leaf
+        if isinstance(leaf, Tensor):
+            leaves.append(leaf)
         stack += [parent for parent, _ in node.next_functions if parent is not None]
+    return leaves, len(seen)

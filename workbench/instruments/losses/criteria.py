@@ -1,0 +1,122 @@
+"""`Criteria`: what a loop's loss functions are given, in its first updates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.instruments.caller import own_line
+from workbench.instruments.order import plain_part
+
+MAX_CALLS, MAX_BOUNDS = 20, 200
+_FAR = 4
+_KEY = "workbench value"
+_BOUNDS = ("ClampBackward0", "ClampBackward1", "ClampMinBackward0", "MaximumBackward0")
+_ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss")
+
+
+class Criteria:
+    """Looks at the first calls of each loss function: probabilities where logits belong, and shapes that broadcast.
+
+    What stands between a loss function and `backward` is read from the graph: a constant that is added, and a bound from below.
+    """
+
+    def __init__(self) -> None:
+        self._shifts: list[Tensor] = []
+        self._bounds: list[tuple[float, Tensor]] = []
+        self._last = ""  # line of the loss function that was called last
+        self._calls: dict[str, dict[str, Any]] = {}
+        self._values: dict[str, list[Tensor]] = {}
+        self.settled = False
+
+    def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:
+        """Take in a call; only those that are trained on count."""
+        if self.settled or not (isinstance(inputs, Tensor) and inputs.requires_grad):
+            return
+        row = self._calls.setdefault(name, {"calls": 0, "line": own_line(), "broadcast": None, "classes": None})
+        row["calls"] += 1
+        self._last = row["line"]
+        node: Any = loss.grad_fn if isinstance(loss, Tensor) and loss.numel() == 1 else None
+        if node is not None:
+            node.metadata[_KEY] = loss.detach()
+        if row["calls"] > MAX_CALLS:
+            return
+        if name in _ELEMENTWISE and isinstance(target, Tensor) and inputs.shape != target.shape:
+            both = torch.Size(torch.broadcast_shapes(inputs.shape, target.shape))  # type: ignore[no-untyped-call]
+            if both.numel() > max(inputs.numel(), target.numel()):
+                row["broadcast"] = [list(inputs.shape), list(target.shape)]
+        if name == "binary_cross_entropy_with_logits" and inputs.numel() > 1 and inputs.is_floating_point():
+            with torch.no_grad():
+                least, most = inputs.detach().float().aminmax()
+                unit = (least >= 0) & (most <= 1) & (least < most)
+                self._values.setdefault(name, []).append(torch.stack([unit, torch.zeros_like(unit), unit]).float())
+        if (
+            name in ("cross_entropy", "nll_loss")
+            and inputs.ndim >= 2
+            and inputs.shape[1] > 1
+            and inputs.is_floating_point()
+        ):
+            row["classes"] = inputs.shape[1]
+            with torch.no_grad():
+                values = inputs.detach().float()
+                sums, least, most = values.sum(1), values.min(), values.max()
+                probabilities = ((sums - 1).abs().max() < 1e-3) & (least >= 0)
+                logs = (values.exp().sum(1) - 1).abs().max() < 1e-3
+                self._values.setdefault(name, []).append(torch.stack([probabilities, logs, most <= 1]).float())
+
+    def trained(self, losses: Any) -> None:
+        """Take in a loss that `backward` is called on: follow its graph through what has one part with a gradient."""
+        loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+        node, factor = (
+            plain_part(loss) if not self.settled and isinstance(loss, Tensor) and loss.numel() == 1 else (None, None)
+        )
+        added = False
+        for _ in range(_FAR):
+            if node is None or factor is None:
+                return
+            value, name = node.metadata.get(_KEY), node.name()
+            if value is not None:
+                if added and len(self._shifts) < MAX_CALLS:
+                    self._shifts.append(loss.detach() / factor - value)
+                return
+            bound = _bound(node, name)
+            if bound is not None and bound > 0 and factor > 0 and not added and len(self._bounds) < MAX_BOUNDS:
+                self._bounds.append((bound, loss.detach() / factor <= bound * (1 + 1e-6)))
+            elif name not in ("AddBackward0", "SubBackward0"):
+                return
+            added = added or bound is None
+            trained = [parent for parent, _ in node.next_functions if parent is not None]
+            node = trained[0] if len(trained) == 1 else None
+
+    def floor(self) -> dict[str, Any]:
+        """Return by which constant the loss is shifted, the bound below it and in how many passes it lay there, as JSON values."""
+        shifts = [float(shift) for shift in self._shifts]
+        at = [bool(reached) for _, reached in self._bounds]
+        return {
+            "shifts": [min(shifts), max(shifts)] if shifts else None, "bound": self._bounds[-1][0] if at else None,
+            "passes": len(at), "at_bound": sum(at), "line": self._last,
+        }  # fmt: skip
+
+    def settle(self) -> None:
+        """Look no more."""
+        self.settled = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return one row a loss function, as JSON values."""
+        found = {}
+        for name, row in self._calls.items():
+            seen = (
+                torch.stack(self._values[name]).cpu().all(0).tolist() if self._values.get(name) else [None, None, None]
+            )
+            found[name] = row | {"probabilities": seen[0], "log_probabilities": seen[1]}
+        return found
+
+
+def _bound(node: Any, name: str) -> float | None:
+    """Return the number below which a node lets nothing pass; None where it has none, or it lies on a device that would have to be waited for."""
+    found = getattr(node, "_saved_min", getattr(node, "_saved_other", None)) if name in _BOUNDS else None
+    if isinstance(found, Tensor):
+        return float(found) if found.numel() == 1 and found.device.type == "cpu" and not found.requires_grad else None
+    return float(found) if isinstance(found, (int, float)) else None

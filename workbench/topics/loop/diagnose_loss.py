@@ -1,0 +1,91 @@
+"""Findings about what a loop gives to its loss functions, and what it does with their results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from workbench.findings.finding import Codes, Finding, Status
+
+LOSS_CODES = Codes({"loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1"})
+_OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
+_TWICE_SIGMOID = math.log1p(math.exp(-1.0))
+"""Below which binary cross-entropy of a probability that is taken for a logit cannot fall: 0.313."""
+Facts = Mapping[str, Any]
+Say = Callable[..., Finding]
+
+
+def loss_findings(facts: Facts, *, floor_share: float) -> list[Finding]:
+    """Return the findings of `LOSS_CODES`; see `diagnose_loop`."""
+    return [*_criteria(facts["criteria"]), _floor(facts, floor_share)]
+
+
+def _at(row: Facts) -> str:
+    return f" ({row['line']})" if row.get("line") else ""
+
+
+def _floor(facts: Facts, share: float) -> Finding:
+    found = facts["floor"]
+    say: Say = partial(LOSS_CODES.finding, "loss.floor", evidence=dict(found))
+    bound, at_bound, shifts = found["bound"], found["at_bound"], found["shifts"]
+    if bound is not None and at_bound > share * found["passes"]:
+        part = at_bound / found["passes"]
+        return say(
+            "fail", f"The loss is bounded from below by {bound:.3g}{_at(found)} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
+            unit="share of passes", threshold=share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
+        )  # fmt: skip
+    if shifts is not None and shifts[0] > 0 and shifts[1] - shifts[0] <= 1e-3 * shifts[1]:
+        return say(
+            "warn", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}: it cannot fall below that, and changes no gradient.", value=shifts[0],
+            unit="of the loss", advice=["Leave the constant out of the loss; a penalty that should train must not be detached or computed within no_grad()."],
+        )  # fmt: skip
+    return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
+
+
+def _lowest(name: str, row: Facts) -> float | None:
+    """Return below what an example's loss cannot fall where probabilities are taken for logits: no class gets more than e of e + C - 1."""
+    if name == "binary_cross_entropy_with_logits":
+        return _TWICE_SIGMOID
+    return math.log1p((row["classes"] - 1) / math.e) if name == "cross_entropy" and row.get("classes") else None
+
+
+def _criteria(facts: Facts) -> list[Finding]:
+    broadcast = [(name, row) for name, row in facts.items() if row.get("broadcast")]
+    double = [
+        (name, row)
+        for name, row in facts.items()
+        if row.get("probabilities") and not (name == "nll_loss" and row.get("log_probabilities"))
+    ]
+    say: Say = partial(LOSS_CODES.finding, "loss.broadcast", evidence={"calls": dict(facts)})
+    if not facts:
+        missing: list[Finding] = [
+            LOSS_CODES.not_measured(code, "no loss function of torch.nn.functional was called")
+            for code in ("loss.broadcast", "loss.double_softmax")
+        ]
+        return missing
+    first = say("ok", "Outputs and targets have the same shape.")
+    if broadcast:
+        name, row = broadcast[0]
+        inputs, target = row["broadcast"]
+        first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{_at(row)}: each output is "
+                    "compared with every target.", advice=["Give both the same shape: outputs.squeeze(-1), or targets.unsqueeze(-1)."])  # fmt: skip
+    say = partial(LOSS_CODES.finding, "loss.double_softmax", evidence={"calls": dict(facts)})
+    if not any(name in facts for name in _OF_CLASSES):
+        return [first, say("ok", "Does not apply: no loss over classes was seen.")]
+    second = say("ok", "The loss gets what it takes.")
+    if double:
+        name, row = double[0]
+        lowest = _lowest(name, row)
+        say = partial(say, value=lowest, unit="least loss of an example")
+        floor = "" if lowest is None else f" No example of weight 1 has a loss below {lowest:.3f}."
+        if name == "binary_cross_entropy_with_logits":
+            return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{_at(row)}: they look like probabilities.{floor}", advice=[
+                "Leave the sigmoid out of the model, or use binary_cross_entropy.",
+            ])]  # fmt: skip
+        takes = "logits" if name == "cross_entropy" else "logarithms of probabilities"
+        status: Status = "fail"
+        second = say(status, f"{name} takes {takes} and gets probabilities{_at(row)}: they lie in [0, 1] and sum to 1 in every row, so the loss cannot "
+                     f"fall far.{floor}", advice=["Leave the softmax out of the model, or give log_softmax to nll_loss."])  # fmt: skip
+    return [first, second]
