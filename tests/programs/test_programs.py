@@ -301,7 +301,7 @@ SURROUNDED = """
 import os, shutil, sys
 big = os.path.realpath("../data/big.bin")
 made = os.path.join(os.path.dirname(big), "made")
-open(made, "w").write("by the program itself"), os.rename(made, made + "2"), os.remove(made + "2")
+open(made, "w").write("by the program itself"), os.rename(made, made + "2"), os.remove(made + "2"), open(made, "w").write("and left there")
 for harm in (os.remove, lambda p: os.rename(p, "mine"), lambda p: os.rename("train.py", p), lambda p: shutil.rmtree(os.path.dirname(p)), lambda p: os.truncate(p, 0), lambda p: open(p, "a"), lambda p: open("../data/big.bin", "a")):
     try:
         harm(big)

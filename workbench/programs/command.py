@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
+from workbench.programs.guard import take_back
 from workbench.programs.layout import lay_out, top_of
 
 _STARTUP = Path(__file__).parent / "startup"
@@ -204,6 +205,7 @@ def run_command(
         finally:
             command.running.pop(job, None)
             _end(job, path)
+            take_back(str(told))
     seconds = time.perf_counter() - began
     if not told.is_dir():
         raise WorkbenchError(

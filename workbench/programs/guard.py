@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 _CACHES = {".cache", ".config", ".triton", ".nv", "__pycache__"}
 """Folders that libraries keep for themselves, as below a home directory."""
 _COMPILED = "torchinductor_"
-_TAKEN = {"os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.rename": ((0, 2), (1, 3)), "shutil.rmtree": ((0, 1),)}
-"""Audit event -> where among its arguments a path stands whose entry goes away or is replaced, and the folder that it is seen from."""
+_TOUCHED: dict[str, tuple[tuple[int, int, str], ...]] = {
+    "os.truncate": ((0, -1, "content"),), "os.setxattr": ((0, -1, "content"),), "os.removexattr": ((0, -1, "content"),),
+    "os.chmod": ((0, 2, "content"),), "os.chown": ((0, 3, "content"),), "os.utime": ((0, 3, "entry"),),
+    "os.remove": ((0, 1, "entry"),), "os.rmdir": ((0, 1, "entry"),), "shutil.rmtree": ((0, 1, "entry"),),
+    "os.rename": ((0, 2, "entry"), (1, 3, "new")), "os.link": ((0, 2, "content"), (1, 3, "new")),
+    "os.symlink": ((1, 2, "new"),), "os.mkdir": ((0, 2, "folder"),),
+}  # fmt: skip
+"""Audit event -> where among its arguments a path stands, and the folder that it is seen from, -1 for none; and whether what the path
+leads to is changed, the entry itself changes or goes away, or it is a new one, a folder where nothing may be yet. A hard link lets its file be written by another name."""
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+_MADE = "made.jsonl"
 _BEGUN: list[Guard] = []
 
 
@@ -21,6 +32,7 @@ def begin(trial: Mapping[str, Any]) -> Guard:
     """Begin to guard this process, unless that is done already."""
     if not _BEGUN:
         _BEGUN.append(Guard(trial["guarded"], trial["scratch"], trial["folder"], trial["typed_in"]))
+        _BEGUN[0].guard_open()
         sys.addaudithook(_BEGUN[0].heard)  # Python keeps it for good
     return _BEGUN[0]
 
@@ -34,62 +46,127 @@ class Guard:
             os.path.join(os.path.realpath(p), "") for p in (guarded, scratch, folder)
         )
         self._made: set[str] = set()
+        self._placed = threading.local()
+
+    def guard_open(self) -> None:
+        """Have `os.open` checked where its path is seen from an open folder, of which the interpreter does not tell."""
+        original = os.open
+
+        @functools.wraps(original)
+        def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is None:
+                return original(path, flags, mode)
+            self._check_open(_seen(path, dir_fd), None, flags)
+            self._placed.now = True
+            try:
+                return original(path, flags, mode, dir_fd=dir_fd)
+            finally:
+                self._placed.now = False
+
+        os.open = opened
+        os.supports_dir_fd.add(opened)
 
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take in what the interpreter is about to do."""
         if event == "open":
-            if _writes(*arguments[1:3]):
-                self.check(arguments[0])
-        elif event == "os.truncate":
-            self.check(arguments[0])
-        elif event == "os.mkdir":
-            self._check_entry(arguments[0], new=True)
-        elif event in _TAKEN:
-            for i, seen_from in _TAKEN[event]:
-                if len(arguments) <= seen_from or arguments[seen_from] in (None, -1):
-                    self._check_entry(arguments[i], new=i == 1)
+            if not getattr(self._placed, "now", False):
+                self._check_open(*arguments[:3])
+            return
+        for place, seen_from, kind in _TOUCHED.get(event, ()):
+            path = _seen(arguments[place], arguments[seen_from] if 0 <= seen_from < len(arguments) else None)
+            if kind == "content":
+                self.check(path)
+            else:
+                self._check_entry(path, kind)
+
+    def _check_open(self, path: Any, mode: Any, flags: Any) -> None:
+        creates = not isinstance(mode, str) and isinstance(flags, int) and flags & os.O_CREAT
+        if _writes(mode, flags) or (creates and not os.path.lexists(path)):
+            self.check(path)
 
     def check(self, path: Any) -> None:
         """Refuse to write what `path` leads to, through links."""
         if isinstance(path, (str, bytes, os.PathLike)):
             real = os.path.realpath(os.fsdecode(path))
-            self._refuse(real, there=os.path.isfile(real))
+            if not os.path.isdir(real):
+                self._refuse(real, there=os.path.lexists(real))
 
-    def _check_entry(self, path: Any, *, new: bool) -> None:
+    def _check_entry(self, path: Any, kind: str) -> None:
         """Refuse to remove or replace the entry `path`; where that is a link, the folder that it stands in is what counts."""
         if isinstance(path, (str, bytes, os.PathLike)):
             parent, name = os.path.split(os.path.abspath(os.fsdecode(path)))
             real = os.path.join(os.path.realpath(parent), name)
             there = os.path.lexists(real)
-            if there or new:
-                self._refuse(real, there=there and not (new and os.path.isdir(real)))
+            if not there if kind == "folder" else there or kind == "new":
+                self._refuse(real, there=there)
 
     def _refuse(self, real: str, *, there: bool) -> None:
         ours = os.path.join(real, "").startswith((self._scratch, self._folder))
-        if ours or not real.startswith(self._guarded) or real in self._made:
+        if ours or not real.startswith(self._guarded) or self._is_made(real):
             return
         parts = real[len(self._guarded) :].split(os.sep)
         if _CACHES.intersection(parts) or any(part.startswith(_COMPILED) for part in parts):
             return
         if not there:
             self._made.add(real)  # the program's own from here on
+            self._note(_MADE, real)
             return
-        with contextlib.suppress(OSError):
-            note = os.path.join(self._folder, "refused.json")
-            if not os.path.exists(note):
-                found = {"path": os.path.relpath(real, self._seen_from), "line": _line()}
-                descriptor = os.open(note, os.O_WRONLY | os.O_CREAT, 0o600)
-                os.write(descriptor, json.dumps(found).encode())
-                os.close(descriptor)
+        self._made |= set(_made(self._folder))  # by other processes of the program
+        if self._is_made(real):
+            return
+        if not os.path.exists(os.path.join(self._folder, "refused.json")):
+            self._note("refused.json", {"path": os.path.relpath(real, self._seen_from), "line": _line()})
         raise PermissionError(
             f"{real} is of yours: while a program is diagnosed nothing that was there before is written, moved or removed"
         )
+
+    def _is_made(self, real: str) -> bool:
+        """Tell whether the program made this, or a folder that it lies in."""
+        while len(real) >= len(self._guarded) and real not in self._made:
+            real = os.path.dirname(real)
+        return real in self._made
+
+    def _note(self, name: str, value: Any) -> None:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(os.path.join(self._folder, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.write(descriptor, (json.dumps(value) + "\n").encode())
+            os.close(descriptor)
+
+
+def take_back(folder: str) -> None:
+    """Remove what a program that has ended made anew among the person's files, as its guard noted in `folder`; nothing else."""
+    import shutil
+
+    for path in reversed(_made(folder)):
+        with contextlib.suppress(OSError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
+
+
+def _made(folder: str) -> list[str]:
+    try:
+        with open(os.path.join(folder, _MADE), encoding="utf-8") as file:
+            return [str(json.loads(line)) for line in file]
+    except (OSError, ValueError):
+        return []
+
+
+def _seen(path: Any, folder: Any) -> Any:
+    """Return a path as seen from the open folder that it is relative to; None where that cannot be told."""
+    if not isinstance(folder, int) or folder < 0 or not isinstance(path, (str, bytes, os.PathLike)):
+        return path
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+    except OSError:  # no such descriptor, or not Linux
+        return None
 
 
 def _writes(mode: Any, flags: Any) -> bool:
     if isinstance(mode, str):
         return any(c in mode for c in "wa+")
-    return bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
+    return bool(isinstance(flags, int) and flags & _WRITING)
 
 
 def _line() -> str:

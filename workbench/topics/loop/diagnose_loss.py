@@ -41,6 +41,11 @@ def _floor(facts: Facts, share: float) -> Finding:
             "warn", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}: it cannot fall below that, and changes no gradient.", value=shifts[0],
             unit="of the loss", advice=["Leave the constant out of the loss; a penalty that should train must not be detached or computed within no_grad()."],
         )  # fmt: skip
+    if bound is not None:
+        return say(
+            "ok",
+            f"The loss is bounded from below by {bound:.3g}{_at(found)}, and has not come there in {found['passes']} passes.",
+        )
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
 
 

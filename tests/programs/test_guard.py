@@ -1,0 +1,118 @@
+"""A program that is diagnosed may try what it likes: afterwards the person's folder is what it was, byte for byte, its listing included."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from workbench.programs import layout
+from workbench.programs.command import Command, Outcome, check_command, run_command
+
+TRIAL = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": None, "seed": 0}
+PRELUDE = """
+import os, pathlib, shutil, sys
+data = os.path.realpath("../data")
+big, inside, there = data + "/big.bin", data + "/inside", os.getcwd()
+fd = os.open("../data", os.O_RDONLY)
+below = os.open("../data/inside", os.O_RDONLY)
+"""
+REFUSED = {
+    "open": "open(big, 'r+')",
+    "append": "open('../data/big.bin', 'ab')",
+    "pathlib": "pathlib.Path('../data/big.bin').write_text('x')",
+    "os.open": "os.open('../data/big.bin', os.O_WRONLY)",
+    "read only and emptied": "os.open(big, os.O_RDONLY | os.O_TRUNC)",
+    "os.open from a folder": "os.open('big.bin', os.O_WRONLY, dir_fd=fd)",
+    "os.open from a folder, emptied": "os.open('one.txt', os.O_RDWR | os.O_TRUNC, dir_fd=below)",
+    "truncate": "os.truncate('../data/big.bin', 0)",
+    "rename": "os.rename(big, 'mine')",
+    "rename from a folder": "os.rename('big.bin', 'mine', src_dir_fd=fd)",
+    "rename within a folder": "os.rename('one.txt', 'two.txt', src_dir_fd=below, dst_dir_fd=below)",
+    "replace": "(open('mine', 'w').close(), os.replace('mine', big))",
+    "replace into a folder": "(open('mine', 'w').close(), os.replace('mine', 'big.bin', dst_dir_fd=fd))",
+    "replace an empty folder": "(os.mkdir('new'), os.rename('new', data + '/empty'))",
+    "remove": "os.remove(big)",
+    "unlink from a folder": "os.unlink('big.bin', dir_fd=fd)",
+    "rmdir": "os.rmdir(data + '/empty')",
+    "rmdir from a folder": "os.rmdir('empty', dir_fd=fd)",
+    "rmtree": "shutil.rmtree(inside)",
+    "rmtree from a folder": "shutil.rmtree('inside', dir_fd=fd)",
+    "hard link": "os.link(big, 'mine')",
+    "hard link through a link": "os.link('../data/big.bin', 'mine')",
+    "hard link from a folder": "os.link('big.bin', 'mine', src_dir_fd=fd)",
+    "hard link over": "(open('mine', 'w').close(), os.link('mine', big))",
+    "symbolic link over": "os.symlink('nowhere', big)",
+    "write through a link of its own": "(os.symlink(big, 'mine'), open('mine', 'w'))",
+    "chmod": "os.chmod('../data/big.bin', 0o777)",
+    "utime": "os.utime(big)",
+    "move": "shutil.move(big, 'mine')",
+    "copy over": "(open('mine', 'w').close(), shutil.copyfile('mine', big))",
+}
+TAKEN_BACK = {
+    "a new file": "open('../data/new.txt', 'w').write('x')",
+    "a new file from a folder": "os.write(os.open('new.txt', os.O_CREAT | os.O_WRONLY, dir_fd=fd), b'x')",
+    "a new file that is only created": "os.close(os.open('../data/new.lock', os.O_CREAT | os.O_RDONLY))",
+    "a new folder": "(os.makedirs('../data/new/deep'), open('../data/new/deep/er.txt', 'w').write('x'), os.remove('../data/new/deep/er.txt'), open('../data/new/other', 'w'))",
+    "a new folder from a folder": "os.mkdir('new', dir_fd=fd)",
+    "moved in": "(os.mkdir('made'), open('made/x', 'w').write('x'), shutil.move('made', data))",
+    "a new symbolic link": "os.symlink(big, data + '/link')",
+    "a new symbolic link from a folder": "os.symlink('/nowhere', 'link', dir_fd=fd)",
+    "a new hard link": "(open('mine', 'w').close(), os.link('mine', data + '/link'))",
+    "a copy of a whole folder": "shutil.copytree(inside, data + '/copy')",
+    "moved about": "(open(data + '/a', 'w').close(), os.rename(data + '/a', data + '/b'), os.replace(data + '/b', data + '/c'))",
+    "of a child": "(open(data + '/new.txt', 'w').close(), os.spawnl(os.P_WAIT, sys.executable, 'python', '-c', f'open({data!r} + chr(47) + chr(110) + \"ew.txt\", \"a\").write(\"x\")') == 0 or sys.exit('child refused'))",
+}
+
+
+def content(place: Path) -> dict[str, object]:
+    """Return everything that a folder has: names, kinds, modes, times of change, and bytes."""
+    found: dict[str, object] = {}
+    for path in sorted(place.rglob("*")):
+        status = path.lstat()
+        held = path.read_bytes() if path.is_file() else None
+        times = status.st_mtime_ns if path.is_file() else None  # a folder's changes as entries come and go
+        found[str(path.relative_to(place))] = (status.st_mode, status.st_nlink, times, held, os.path.islink(path))
+    return found
+
+
+def tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: dict[str, str]
+) -> tuple[Outcome, dict[str, object], dict[str, object]]:
+    """Run a script that tries each; return how it went, and the person's folder before and after."""
+    mine, data = tmp_path / "mine", tmp_path / "data"
+    (data / "inside").mkdir(parents=True)
+    (data / "empty").mkdir()
+    mine.mkdir()
+    (data / "big.bin").write_bytes(bytes(range(256)) * 40)
+    (data / "inside" / "one.txt").write_text("one")
+    for name in "abcdefgh":
+        (data / f"{name}.txt").write_text(name)
+    lines = [
+        f"\nos.chdir(there); shutil.rmtree('mine', True) if os.path.isdir('mine') else os.path.lexists('mine') and os.remove('mine')\ntry:\n    {does}\n    print('DONE', {what!r})\nexcept PermissionError:\n    print('REFUSED', {what!r})"
+        for what, does in tries.items()
+    ]
+    (mine / "train.py").write_text(textwrap.dedent(PRELUDE) + "".join(lines))
+    monkeypatch.setattr(layout, "MAX_LINKS", 6)  # the folder beside is over the limit, and linked as a whole
+    before = content(tmp_path / "data"), content(tmp_path / "mine")
+    command = Command(words=check_command(["python", "train.py"], mine), folder=mine)
+    outcome = run_command(command, tmp_path / "scratch", TRIAL, threads=1)
+    return outcome, dict(zip(("data", "mine"), before, strict=True)), {"data": content(data), "mine": content(mine)}
+
+
+def test_nothing_of_the_persons_own_is_written_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome, before, after = tried(tmp_path, monkeypatch, REFUSED)
+    said = [line for line in outcome.tail.splitlines() if line.startswith(("DONE", "REFUSED"))]
+    assert said == [f"REFUSED {name}" for name in REFUSED], outcome.tail
+    assert after == before
+
+
+@pytest.mark.parametrize("what", TAKEN_BACK)
+def test_what_a_program_makes_anew_beside_its_folder_is_there_while_it_runs_and_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    outcome, before, after = tried(tmp_path, monkeypatch, {what: TAKEN_BACK[what]})
+    assert outcome.tail.splitlines() == [f"DONE {what}"]
+    assert after == before
