@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
+from workbench.instruments.conversions import Conversions
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.graphs import Graphs
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
 from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor
+from workbench.instruments.workers import Workers
 
 WINDOW = 200
 """Updates in which everything is looked at; afterwards only what may begin later, and on the cadence (rule of thumb)."""
@@ -34,7 +36,7 @@ class LoopFacts:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
-        self.batches = Batches()
+        self.batches, self.workers, self.conversions = Batches(), Workers(), Conversions()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._memory: list[tuple[int, int]] = []
@@ -48,8 +50,9 @@ class LoopFacts:
         self.loaders.drew(loader)
         self.batches.drew(draws)
 
-    def loader_begins(self, loader: Any) -> None:  # noqa: D102
+    def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
         self.loaders.begins(loader)
+        self.workers.begins(loader, states)
 
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
         kind = self.modes.entered(module)
@@ -125,6 +128,7 @@ class LoopFacts:
         """Return everything seen so far, as JSON values."""
         return {
             "updates": self.updates,
+            "near_updates": min(self.updates, WINDOW),
             "ended": self.ended,
             "optimizers_given": self.given,
             "order": self.order.to_dict(),
@@ -134,6 +138,8 @@ class LoopFacts:
             "loaders": self.loaders.to_dict(),
             "criteria": self.criteria.to_dict(),
             "floor": self.criteria.floor(),
+            "workers": self.workers.to_dict(self.loaders.is_trained_on, self.loaders.line),
+            "conversions": self.conversions.to_dict(),
             "batches": self.batches.to_dict(),
             "graphs": self.graphs.to_dict(),
             "memory": [list(pair) for pair in self._memory],

@@ -125,8 +125,8 @@ class LoopObserver:
         self.facts.drew(loader, draws)
 
     @_looks
-    def loader_begins(self, loader: Any) -> None:  # noqa: D102
-        self.facts.loader_begins(loader)
+    def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
+        self.facts.loader_begins(loader, states)
 
     @_looks
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
@@ -135,6 +135,11 @@ class LoopObserver:
     @_looks
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
         self.facts.compared(name, inputs, target, loss)
+
+    @_looks
+    def converted(self, tensor: Tensor, result: Tensor, seconds: float) -> None:  # noqa: D102
+        if self.facts.near:
+            self.facts.conversions.add(tensor, result, seconds)
 
     @_looks
     def scaled(self, loss: Any, result: Any) -> None:  # noqa: D102

@@ -98,6 +98,10 @@ class Loaders:
         """Tell whether updates are made on batches of a loader."""
         return loader is not None and loader in self._seen and self._seen[loader]["trained"] > 0
 
+    def line(self, loader: int) -> str:
+        """Return the line in which iteration over a loader begins first."""
+        return str(self._seen[loader]["line"]) if loader in self._seen else ""
+
     def begins(self, loader: Any) -> None:
         """Take in that iteration over a loader begins."""
         row = self._row(loader)

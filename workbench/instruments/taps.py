@@ -24,6 +24,8 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments.batches import Draws
+from workbench.instruments.conversions import METHODS, is_costly
+from workbench.instruments.workers import asked_workers
 
 
 class Listener(Protocol):
@@ -38,10 +40,11 @@ class Listener(Protocol):
     def scaled(self, loss: Any, result: Any) -> None: ...  # noqa: D102
     def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def scheduled(self, scheduler: Any) -> None: ...  # noqa: D102
-    def loader_begins(self, loader: Any) -> None: ...  # noqa: D102
+    def loader_begins(self, loader: Any, states: Tensor | None) -> None: ...  # noqa: D102
     def drew(self, loader: Any, waited: float, draws: Draws) -> None: ...  # noqa: D102
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None: ...  # noqa: D102
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None: ...  # noqa: D102
+    def converted(self, tensor: Tensor, result: Tensor, seconds: float) -> None: ...  # noqa: D102
 
 
 CRITERIA = (
@@ -136,13 +139,15 @@ class Taps:
         return register_module_forward_pre_hook(enter)
 
     def watch_criteria(self) -> Callable[[], None]:
-        """Tell of the loss functions until what is returned is called, by all who asked for it."""
+        """Tell of loss functions and conversions until what is returned is called, by all who asked for it."""
         asked = object()
         with self._lock:
             if not self._criteria:
                 begun = len(self._undo)
                 for name in CRITERIA:
                     self._replace(F, name, functools.partial(self._compare, name))
+                for name in METHODS:
+                    self._replace(Tensor, name, self._convert)
                 self._unwrap, self._undo = self._undo[begun:], self._undo[:begun]
             self._criteria.add(asked)
 
@@ -185,7 +190,8 @@ class Taps:
             self._tell("step_begins", optimizer)
 
     def _replace(self, owner: Any, name: str, tapped: Callable[..., Any]) -> None:
-        original = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
+        own = name in vars(owner)  # or its base's, as of the methods of tensors
+        original = vars(owner)[name] if own and isinstance(owner, type) else getattr(owner, name)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -196,8 +202,12 @@ class Taps:
         setattr(owner, name, call)
 
         def undo() -> None:
-            if vars(owner).get(name) is call:  # somebody else may have replaced it since: theirs stays
+            if vars(owner).get(name) is not call:  # somebody else may have replaced it since: theirs stays
+                return
+            if own:
                 setattr(owner, name, original)
+            else:
+                delattr(owner, name)
 
         self._undo.append(undo)
 
@@ -243,12 +253,13 @@ class Taps:
         return done
 
     def _iterate(self, original: Any, loader: Any) -> Any:
-        self._tell("loader_begins", loader)
         draws = Draws()
         in_order = getattr(loader, "in_order", True) or not loader.num_workers
         self._opening = (loader.batch_sampler if in_order else None, draws)
         try:
-            batches = original(loader)
+            with asked_workers(loader) as states:
+                self._tell("loader_begins", loader, states)
+                batches = original(loader)
         finally:
             self._opening = (None, None)
         return _TimedIterator(batches, loader, draws, self._tell)
@@ -258,6 +269,13 @@ class Taps:
         batches, (wanted, draws) = original(sampler), self._opening
         plain = type(sampler).__iter__ is BatchSampler.__iter__
         return _noted(batches, draws) if plain and draws is not None and sampler is wanted else batches
+
+    def _convert(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = original(tensor, *args, **kwargs)
+        if is_costly(tensor, result):
+            self._tell("converted", tensor, result, time.perf_counter() - began)
+        return result
 
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         loss = original(*args, **kwargs)

@@ -76,7 +76,7 @@ class _Observed:
         self._seeded, _ = move_seeds(seed)
         TAPS.add(self._observer, self._on_fault)
         self._handles.append(TAPS.watch_modules())
-        TAPS.watch_criteria()
+        self._settle = TAPS.watch_criteria()
         self._watch_optimizers()
         listen(self._logged)
         self._guard_saving()
@@ -130,6 +130,7 @@ class _Observed:
             self._observer.updates >= WINDOW and self._handles
         ):  # by now the models are known: they tell of themselves, which costs less
             self._handles.pop().remove()
+            self._settle()
             self._observer.facts.modes.attach(self._observer.entered)
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:

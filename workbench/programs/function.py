@@ -269,7 +269,8 @@ class _Observed:
         self._undo.callback(TAPS.remove, self._observer)
         self._handles = [TAPS.watch_modules()]
         self._undo.callback(self._remove_handles)
-        self._undo.callback(TAPS.watch_criteria())
+        self._settle = TAPS.watch_criteria()
+        self._undo.callback(self._settle)
         self._undo.callback(listen(self.logged))
         return self
 
@@ -299,6 +300,7 @@ class _Observed:
         self._change.saw(columns.get("loss") or [])
         if self._observer.updates >= WINDOW and not self._known:  # by now the models are, and tell of themselves
             self._known = True
+            self._settle()
             self._remove_handles()
             self._handles = self._observer.facts.modes.attach(self._observer.entered)
 

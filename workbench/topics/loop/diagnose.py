@@ -10,6 +10,7 @@ from typing import Any
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, named
+from workbench.topics.loop.diagnose_data import DATA_CODES, data_findings
 from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
@@ -19,7 +20,7 @@ OWN_CODES = Codes({
     "loop.eval_mode_in_training": "F1.1", "loop.train_mode_in_eval": "F1.1", "loop.repeated_batch": "P2.9", "loop.memory_creep": "F1.1",
     "loop.retained_graph": "F1.1", "loop.no_grad_mode": "F1.1", "loop.decayed_norms": "F7.7",
 })  # fmt: skip
-CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES, **LOSS_CODES})
+CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES, **DATA_CODES, **LOSS_CODES})
 _OF_PARAMETERS = (
     "loop.no_gradient",
     "loop.no_grad_mode",
@@ -43,6 +44,7 @@ def diagnose_loop(
     graph_growth: float = 1.5,
     decay_total: float = 0.1,
     floor_share: float = 0.01,
+    conversion_share: float = 0.1,
 ) -> Diagnosis:
     """Judge what was seen of a loop.
 
@@ -57,6 +59,7 @@ def diagnose_loop(
         graph_growth: times its first size to which a graph that is kept may grow (rule of thumb).
         decay_total: shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth).
         floor_share: constant part of the loss, or passes in which it lies at a bound, as a share of the loss or of the passes (rule of thumb).
+        conversion_share: share of the time of an update that conversions of one line may take that could be left out (rule of thumb).
 
     Returns:
         Each code of `CODES` once, with the line of the person's own file where one is to blame.
@@ -79,6 +82,7 @@ def diagnose_loop(
         _creep(facts, creep_share, creep_bytes, creep_graphs),
         _decayed(record, facts["parameters"], decay_total),
         _retained(facts, graph_growth),
+        *data_findings(record, facts, conversion_share=conversion_share, least_updates=least_updates),
         *loss_findings(facts, floor_share=floor_share),
     ]
     order = list(CODES)

@@ -1,0 +1,61 @@
+"""`Conversions`: tensors that a loop converts to another dtype or moves to another device, and what that takes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.instruments.caller import own_line
+
+METHODS = ("to", "double", "float", "half", "bfloat16", "type", "cpu", "cuda")
+"""Methods of `torch.Tensor` that return another one of another dtype, or on another device."""
+LEAST = 10_000
+"""Elements below which a conversion costs nothing worth telling (rule of thumb)."""
+MAX_PLACES = 50
+
+
+def is_costly(tensor: Any, result: Any) -> bool:
+    """Tell whether a call has converted or moved enough for its time to say something: on an accelerator casts run on by themselves."""
+    if not isinstance(result, Tensor) or not isinstance(tensor, Tensor) or result is tensor or tensor.numel() < LEAST:
+        return False
+    if tensor.device == result.device:
+        return tensor.dtype != result.dtype and tensor.device.type == "cpu"
+    return True
+
+
+class Conversions:
+    """Adds up the conversions of training steps by the line that asks for them; those of evaluations do not count."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, dict[str, Any]] = {}
+        self._last: dict[str, tuple[weakref.ref[Tensor], int]] = {}
+
+    def add(self, tensor: Tensor, result: Tensor, seconds: float) -> None:
+        """Take in one."""
+        if not torch.is_grad_enabled():
+            return
+        line = own_line()
+        if line not in self._places and len(self._places) >= MAX_PLACES:
+            return
+        row = self._places.setdefault(line, {"line": line, "count": 0, "same": 0, "seconds": 0.0, "double": False})
+        last, version = self._last.get(line, (None, -1))
+        row["same"] += last is not None and last() is tensor and version == tensor._version
+        self._last[line] = (weakref.ref(tensor), tensor._version)
+        row["count"] += 1
+        row["seconds"] += seconds
+        row["double"] = row["double"] or (
+            tensor.dtype != result.dtype and torch.float64 in (tensor.dtype, result.dtype)
+        )
+        row |= {"elements": tensor.numel(), "from": _named(tensor), "to": _named(result)}
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return one row a line, those that take longest first, as JSON values."""
+        return sorted(self._places.values(), key=lambda row: -row["seconds"])[:10]
+
+
+def _named(tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return kind if tensor.device.type == "cpu" else f"{kind} on {tensor.device.type}"

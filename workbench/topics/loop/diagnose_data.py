@@ -1,0 +1,73 @@
+"""Findings about how a loop gets its data ready: random numbers of its workers, and conversions that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from workbench.curves.trial_curves import RecordLike
+from workbench.findings.finding import Codes, Finding, named
+
+DATA_CODES = Codes({"data.worker_rng": "P2.9", "loop.conversion": "P1.6"})
+Facts = Mapping[str, Any]
+Say = Callable[..., Finding]
+
+
+def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
+    """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
+    return [_workers(facts["workers"]), _conversion(record, facts, conversion_share, least_updates)]
+
+
+def _workers(rows: list[Facts]) -> Finding:
+    rows = [row for row in rows if row["trained"]]
+    say: Say = partial(DATA_CODES.finding, "data.worker_rng", evidence={"loaders": rows})
+    wrong = next((row for row in rows if row["same_in_workers"] or row["same_in_epochs"]), None)
+    if not rows:
+        return say("ok", "Does not apply: no worker processes load what is trained on.")
+    if wrong is None:
+        drawn = any(row["drawn"] for row in rows)
+        return say(
+            "ok",
+            "Workers draw random numbers of their own, anew each epoch."
+            if drawn
+            else "Workers draw no random numbers.",
+        )
+    said, fix = [], []
+    if wrong["same_in_workers"]:
+        said.append(
+            f"its {wrong['workers']} worker processes draw the same random numbers from {named(wrong['same_in_workers'])}"
+        )
+        fix.append("Seed in worker_init_fn from torch.initial_seed(), or draw from torch, random or NumPy's global generator, which torch seeds for each worker.")  # fmt: skip
+    if wrong["same_in_epochs"]:
+        said.append(f"every epoch repeats the draws of the first from {named(wrong['same_in_epochs'])}")
+        fix.append("Do not make the generator once in __init__, nor seed with a constant or the worker's number alone: workers start anew each epoch.")  # fmt: skip
+    line = f" ({wrong['line']})" if wrong["line"] else ""
+    return say("warn", f"Of a loader{line} {', and '.join(said)}: augmentation varies less than it seems.", advice=fix)
+
+
+def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> Finding:
+    if "step_time_s" not in record.steps or facts["updates"] < least:
+        return DATA_CODES.not_measured("loop.conversion", f"{facts['updates']} updates were seen, {least} are needed")
+    rows = [row | {"share": 0.0} for row in facts["conversions"] if row["count"] >= least]
+    total = float(record.steps["step_time_s"].iloc[: facts["near_updates"]].sum())
+    rows = [row | {"share": row["seconds"] / total if total > 0 else 0.0} for row in rows]
+    wasted = [row for row in rows if row["double"] or 2 * row["same"] >= row["count"]]
+    say: Say = partial(
+        DATA_CODES.finding, "loop.conversion", unit="share of the step", threshold=limit, evidence={"places": rows}
+    )
+    worst = max(wasted, key=lambda row: row["share"], default=None)
+    if worst is None or worst["share"] <= limit:
+        return say(
+            "ok",
+            "No conversion of dtypes that could be left out takes time that matters.",
+            value=worst["share"] if worst else 0.0,
+        )
+    again = 2 * worst["same"] >= worst["count"]
+    what = "the very same tensor is" if again else "tensors are"
+    line = f" ({worst['line']})" if worst["line"] else ""
+    return say(
+        "warn", f"In a step {what} converted from {worst['from']} to {worst['to']}{line}, {worst['count'] / facts['near_updates']:.3g} times an update: "
+        f"{worst['share']:.0%} of its time.", value=worst["share"],
+        advice=["Convert it once, before the loop." if again else "Make the data, or the constant that promotes it, of the model's dtype: float64 is seldom needed in a step."],
+    )  # fmt: skip
