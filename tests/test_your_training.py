@@ -64,6 +64,20 @@ def test_a_loop_and_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "stability.divergent" in run("A log of a finished run", training())["diagnosis"]
 
 
+def test_a_step_of_ones_own(tmp_path: Path) -> None:
+    section = SECTIONS["As a workload"].split("### A step of your own")[1]
+    (text,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names = training()
+    data = torch.utils.data.TensorDataset(names["loader"].dataset.tensors[0])
+    made = {"make_generator": lambda: torch.nn.Linear(8, 4), "make_critic": lambda: torch.nn.Linear(4, 1)}
+    names |= made | {"train_data": data, "validation_data": data}
+    exec(text, names)
+    workload = names["workload"]
+    record = wb.Trainer().run(workload, workload.config.replace(total_steps=20), out=tmp_path / "s")
+    assert {"loss/critic", "loss/generator"} <= set(record.steps)
+    assert record.best() is not None
+
+
 @pytest.mark.slow
 def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

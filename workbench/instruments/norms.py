@@ -29,7 +29,21 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor | None:
             norm: Tensor = torch.cat([t.reshape(-1) for t in tensors]).norm()
         else:
             norm = nn.utils.get_total_norm([t.detach() for t in tensors])
-    return norm if norm.dtype is torch.float32 else norm.float()
+    return norm.float() if norm.dtype in (torch.float16, torch.bfloat16) else norm
+
+
+def clip_to(gradients: Sequence[Tensor], limit: float, scale: Tensor | None = None) -> Tensor | None:
+    """Shorten gradients, `scale` times the true ones, in place to a norm of `limit`; return whether they were longer, None where there are none."""
+    norm = total_norm(gradients)
+    if norm is None:
+        return None
+    if scale is not None:
+        norm = norm / scale.to(norm.device)
+    with torch.no_grad():
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.detach().mul_(factor.to(gradient.device, gradient.dtype))
+    return norm > limit
 
 
 def stacked(scalars: Sequence[Tensor]) -> Tensor:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workbench.instruments.norms import total_norm
+from workbench.instruments.norms import clip_to
 
 
 class Stopped(SystemExit):
@@ -68,18 +67,7 @@ class Change:
 
     def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
         """Shorten the gradients, `scale` times the true ones, in place to `max_grad_norm`; return whether they were longer."""
-        if self.max_grad_norm is None or not gradients:
-            return None
-        norm = total_norm(gradients)
-        if norm is None:
-            return None
-        if scale is not None:
-            norm = norm / scale.to(norm.device)
-        with torch.no_grad():
-            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            for gradient in gradients:
-                gradient.detach().mul_(factor.to(gradient.device, gradient.dtype))
-        return norm > self.max_grad_norm
+        return None if self.max_grad_norm is None else clip_to(gradients, self.max_grad_norm, scale)
 
     def reset_lr(self, optimizer: Optimizer) -> None:  # noqa: ARG002
         """Put the program's own learning rates back, as its schedulers go on from them."""

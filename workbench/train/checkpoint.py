@@ -38,6 +38,11 @@ class Checkpoint(NamedTuple):
     meta: dict[str, Any]
 
 
+def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU that share no memory."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) -> Path:
     """Write `folder/step-<n>` whole or not at all, and return it."""
     target = folder / f"step-{checkpoint.step:08d}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.config import TrainConfig
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, WorkloadError
 from workbench.train.evaluation import Evaluation, TrackedExamples, evaluate_each, values_of
 from workbench.train.forward import MicroBatches, autocast, has_diverged, is_out_of_memory, per_example
 from workbench.train.rng import isolated_rng
@@ -54,7 +54,11 @@ def fault_of_weights(
         with isolated_rng(), torch.set_grad_enabled(training):
             model = build_model(workload, config, device)
             for batch, examples in batches:
-                if training:
+                if training and workload.step is not None:
+                    from workbench.train.own.step import first_update
+
+                    first_update(workload, LaneStack(workload, [config], device), config, [(batch, examples)])
+                elif training:
                     with autocast(device, config.precision):
                         _, losses, _ = per_example(workload, model.train(), batch, examples)
                     losses.sum().backward()  # type: ignore[no-untyped-call]
@@ -65,12 +69,23 @@ def fault_of_weights(
     return True
 
 
+def needs_gradient(workload: Workload) -> None:
+    """Raise a `WorkloadError` where the updates are a step of one's own."""
+    if workload.step is not None:
+        raise WorkloadError("the updates are made by a step of one's own, and this takes the gradient of a loss")
+
+
 class LaneLoss(NamedTuple):
-    """Weighted mean loss of one update's batch, the squared standard error of that mean, and the sum of weights, each shape (lanes,)."""
+    """Weighted mean loss of one update's batch, the squared standard error of that mean, and the sum of weights, each shape (lanes,).
+
+    A step of one's own knows more: what is recorded in place of norm and clipping of `stack.grad`, and further columns.
+    """
 
     loss: Tensor
     squared_se: Tensor
     weight: Tensor | None = None
+    core: Mapping[str, Tensor] = {}
+    recorded: Mapping[str, Tensor | float] = {}
 
 
 class LoopGradients:
@@ -90,6 +105,7 @@ class LoopGradients:
 
     def __call__(self, batches: Sequence[MicroBatches]) -> LaneLoss:
         """Fill `stack.grad`, let buffers and random state advance, and return the losses; the micro-batches are those of each stream."""
+        needs_gradient(self._workload)
         stack = self._stack
         parts = []
         for self.lane, stream in enumerate(stack.streams):

@@ -205,7 +205,7 @@ def available_bytes(device: torch.device) -> int:
 
 def lanes_in_a_stack(workload: Workload, lanes: Sequence[Lane], device: torch.device, bound: int | None) -> int:
     """Return how many of the lanes fit in memory together, of which `bound` bytes may be taken; None is a share of what is free."""
-    if len(lanes) < 2:
+    if len(lanes) < 2 or workload.step is not None:
         return 1
     allowed = available_bytes(device) * FREE_SHARE if bound is None else bound
     return max(1, int(allowed * STATE_SHARE) // lane_bytes(LaneStack(workload, [lanes[0].config], device)))

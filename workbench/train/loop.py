@@ -25,7 +25,7 @@ from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.batches import DataStream
-from workbench.train.checkpoint import Checkpoint
+from workbench.train.checkpoint import Checkpoint, host_copies
 from workbench.train.distributed.batch_norm import merged_running_statistics, synchronise_batch_norm
 from workbench.train.distributed.data_parallel import (
     average_gradients,
@@ -44,8 +44,9 @@ from workbench.train.gradients import fault_of_weights, is_own_config
 from workbench.train.hooks import Hook, Run, Step, watchers
 from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluation
 from workbench.train.lanes.backend import Chosen
-from workbench.train.optimizers import make_updater
+from workbench.train.optimizers import Updater, make_updater
 from workbench.train.own.loss_scale import update_unless_overflown
+from workbench.train.own.step import OwnStep
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.stacked_weights import LaneStack
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
@@ -81,7 +82,9 @@ class TrainingLoop:
         seeds = sorted({lane.config.per_host_seed for lane in lanes})
         configs = [lane.config for lane in lanes]
         self.stack = LaneStack(workload, configs, device, streams=[seeds.index(c.per_host_seed) for c in configs])
-        self.updater = make_updater(configs, self.stack.values, self.stack.parameters, self.stack.models)
+        self.own = None if workload.step is None else OwnStep(workload, configs[0], self.stack, start=self.step)
+        trained = self.stack.values, self.stack.parameters, self.stack.models
+        self.updater: Updater | OwnStep = self.own or make_updater(configs, *trained)
         if hosts.rank:  # dropout differs from host to host (P7.6)
             seed_all(configs[0].shared_seed, configs[0].per_host_seed, hosts.rank)
             self.stack.rng.load(0, capture_rng())
@@ -149,7 +152,7 @@ class TrainingLoop:
         with explained(self.workload, f"at step {self.step}"):
             return self._choose(
                 self.workload, configs, self.stack, self.streams, steps=max(c.total_steps for c in configs) - self.step,
-                watched=watched, before=common_backend(self.lanes), excused=self._excused,
+                watched=watched, before=common_backend(self.lanes), excused=self._excused, own=self.own,
             )  # fmt: skip
 
     def _excused(self, row: int, error: Exception, batches: MicroBatches, training: bool) -> bool:
@@ -186,8 +189,8 @@ class TrainingLoop:
             if self.hosts.size > 1:
                 share = self.lanes[0].config.batch_size // self.hosts.size
                 batch = average_gradients(self.hosts, self._exchanged, batch, examples=share)
-            norm = global_norm(grad)
-            core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": norm}
+            core = {"loss": batch.loss, "loss_se": batch.squared_se, "grad_norm": global_norm(grad), **batch.core}
+            norm = core["grad_norm"]
             if self._thresholds is not None:
                 _, core["clipped"] = clip_by_norm(grad, norm, self._thresholds, out=grad)
             how = lr, step, self._host_lr[step]
@@ -195,11 +198,11 @@ class TrainingLoop:
             now = time.perf_counter()
             wait_s = sum(stream.wait_s for stream in self.streams)
             event = Step(step, batch.loss, norm, lr[:, 0], values, grad, update, wait_s, now - before, self.run.trials)
-            event.recorded.update(scaling)
+            event.recorded.update({**scaling, **batch.recorded})
             before = now
             for hook in self.hooks:
                 hook.on_step(event)
-            values.sub_(update)
+            values.sub_(update) if self.own is None else values.copy_(self.own.after)
             self.log.append(step, core, event.recorded)
             self.step = step + 1
             if self.step >= self._next or len(self.log) >= FLUSH_STEPS:
@@ -305,10 +308,10 @@ class TrainingLoop:
             "statistics": running_statistics(self.hosts, trained),
         }
         states = {f"{kind}/{name}": t for kind, tensors in own.items() for name, t in tensors.items()}
-        states = gather_states(self.hosts, _copies(states))
+        states = gather_states(self.hosts, host_copies(states))
         with merged_running_statistics(trained) if self.hosts.size > 1 else contextlib.nullcontext():
-            model = _copies(trained.state_dict())
-        optimizer = _copies({f"optimizer/{name}": t for name, t in self.updater.state(row).items()})
+            model = host_copies(trained.state_dict())
+        optimizer = host_copies({f"optimizer/{name}": t for name, t in self.updater.state(row).items()})
         plain = self.updater.plain_state(row)
         meta = {"evaluated": lane.evaluated_at == self.step, "seconds": lane.seconds, "optimizer": plain}
         meta |= {} if self.stack.scale is None else self.stack.scale.state()
@@ -357,7 +360,8 @@ class TrainingLoop:
             self._host_lr[: len(lane.lrs), row] = lane.lrs
         dtype = self.stack.values.dtype
         self._lr = torch.as_tensor(self._host_lr, dtype=dtype).to(self.device).unsqueeze(2)
-        self._thresholds = clip_thresholds([lane.config for lane in self.lanes], self.stack.values)
+        configs = [] if self.own else [lane.config for lane in self.lanes]
+        self._thresholds = clip_thresholds(configs, self.stack.values)
 
     def _account(self) -> None:
         """Share the time since the last call equally among the lanes."""
@@ -393,7 +397,3 @@ class TrainingLoop:
             except Exception as error:
                 errors.append(error)
         return errors
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
+from workbench.train.own.factories import build_optimizer
 from workbench.train.own.torch_optimizer import TorchOptimizer
 from workbench.train.update_rules import RULES, Constants, HostLr, Memory
 
@@ -186,7 +188,12 @@ def make_updater(
     for lane, config in enumerate(configs):
         groups.setdefault(lane if callable(config.optimizer) else _rule_key(config), []).append(lane)
     parts: list[tuple[Sequence[int], Updater]] = [
-        (rows, TorchOptimizer(configs[key], parameters[key], models[key] if models else None))
+        (
+            rows,
+            TorchOptimizer(
+                configs[key], partial(build_optimizer, configs[key], models[key] if models else None, parameters[key])
+            ),
+        )
         if isinstance(key, int)
         else (rows, UpdateRule([configs[row] for row in rows], params[rows]))
         for key, rows in groups.items()

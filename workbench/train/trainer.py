@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from workbench.config import TrainConfig
+from workbench.config import TrainConfig, code_name
 from workbench.errors import ConfigError
 from workbench.ledger.push import pusher
 from workbench.progress import Progress, progress_bar
@@ -30,6 +30,7 @@ from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane, check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.lanes.backend import choose_gradients
 from workbench.train.loop import TrainingLoop
+from workbench.train.own.step import check_own_step
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
@@ -197,6 +198,7 @@ class Trainer:
                 f"{', '.join(workload.splits)}. Give it with {missing[0]}_data=..., or leave it out."
             )
         sizes = check_lanes(workload, configs)
+        check_own_step(workload, configs, gradients=self.gradients, workers=hosts.size if hosts.size > 1 else 0)
         tracked = tracked_examples(workload, self.track)
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
         memory = None if self.memory_gb is None else int(self.memory_gb * 1e9)
@@ -305,4 +307,5 @@ def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -
         "parameters": f"{zlib.crc32(shapes.encode()):08x}",
         "first_loss": loss if math.isfinite(loss) else None,
         "classes": classes_of(workload.loss, outputs),
+        **({} if workload.step is None else {"step": code_name(workload.step)}),
     }

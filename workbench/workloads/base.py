@@ -47,6 +47,10 @@ class Workload:
         metrics: name -> `(outputs, batch) -> (batch,)`, one value per example.
         collate: list of items -> batch; None is PyTorch's default.
         num_workers: processes that load data; 0 loads in the training process. Iterable data is read by one at most.
+        step: `(state, batch) -> loss`: makes one update by itself, where a loss and one optimizer cannot say it (several optimizers, LBFGS,
+            reinforcement learning); it returns a scalar, or a dict of some. None is the gradient of `loss` and one step of the config's
+            optimizer. `state` has `model`, `optimizer` or `optimizers` as the config's factory returned them, `scaler` (of float16),
+            `autocast()`, `device` and `index`. With it `forward` and `loss` only evaluate.
         minimised: whether a smaller loss is better. False where it is adversarial, or a surrogate as in reinforcement learning: no
             run is judged by it, and configs are compared by the metric that `config.select` names.
         config: the baseline that the person trains with today.
@@ -68,6 +72,7 @@ class Workload:
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+    step: Callable[[Any, Any], Any] | None = None
     minimised: bool = True
     source: str | None = None
 
@@ -75,7 +80,7 @@ class Workload:
         """Check every field that can be checked without building a model or loading an item."""
         if not isinstance(self.name, str) or not self.name.strip():
             raise WorkloadError(f"name={self.name!r} must be a non-empty string, for example 'digits_cnn'.")
-        for name in ("build_model", "loss", "forward", "weights", "collate"):
+        for name in ("build_model", "loss", "forward", "weights", "collate", "step"):
             self._check_callable(name)
         self._check_metrics()
         for split in SPLITS:
@@ -95,7 +100,7 @@ class Workload:
 
     def _check_callable(self, name: str) -> None:
         value = getattr(self, name)
-        if value is None and name in ("weights", "collate"):
+        if value is None and name in ("weights", "collate", "step"):
             return
         if not callable(value):
             raise WorkloadError(f"workload {self.name!r}: {name} must be callable, not {_kind(value)}.")

@@ -23,6 +23,7 @@ from workbench.record.write import StudyWriter
 from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane, check_lanes
+from workbench.train.own.step import check_own_step
 from workbench.train.rng import isolated_rng
 from workbench.train.trainer import run_alone
 from workbench.workloads.base import Workload
@@ -103,6 +104,7 @@ class ParameterServerTrainer:
     ) -> list[TrialRecord]:
         """Train trials one after the other on one cluster; finished ones are only returned. See `Trainer.run_trials`."""
         sizes = check_lanes(workload, configs)
+        check_own_step(workload, configs, workers=self.workers)
         tracked = tracked_examples(workload, self.track)
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
         left = [(config, writer) for config, writer in zip(configs, writers, strict=True) if not writer.finished]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
 from workbench.train.forward import autocast, per_example
-from workbench.train.gradients import LoopGradients
+from workbench.train.gradients import LoopGradients, needs_gradient
 from workbench.train.optimizers import make_updater
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import LaneStack, build_model
@@ -110,6 +110,7 @@ def measure_chance(
     The first `max_examples` of the first epoch are looked at (rule of thumb: a variance to 2 %), so many bytes of
     batches held while a constant is fitted, and larger outputs than `max_outputs` values are not fitted.
     """
+    needs_gradient(workload)
     with isolated_rng():
         model = build_model(workload, config, device).eval()
         seed_all(config.shared_seed, config.per_host_seed)

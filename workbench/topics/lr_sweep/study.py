@@ -6,7 +6,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -64,6 +64,8 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
 
 
 ExtraTrials = Callable[[float], Sequence[TrialRequest]]
+_OWN_START = (0.25, 1.0, 4.0)
+"""Where a step of one's own is swept from, over its own lr: no forward pass tells the scale of its updates (rule of thumb)."""
 LARGEST = sys.float_info.max
 
 
@@ -129,7 +131,10 @@ class LRSweep(Study):
         full-length ones: what another study is going to ask for costs less in company.
         """
         critical = partial(self._critical, session)
-        rounds = self.rounds(session.config, lambda: session.record, critical=critical, extra_trials=extra_trials)
+        own = self.lrs is None and self.start is None and session.workload.step is not None
+        rounds = (replace(self, start=_OWN_START) if own else self).rounds(
+            session.config, lambda: session.record, critical=critical, extra_trials=extra_trials
+        )
         for requests in rounds:
             run_round(session, requests)
 
@@ -172,7 +177,8 @@ class LRSweep(Study):
         """Return where the scale of the range lies: known from forward passes on the initial model."""
         known = session.record.facts.get("initial_critical_lr")
         if known is None:
-            critical = measure_critical_lr(session.workload, session.config, session.device).value
+            found = session.workload, session.config, session.device
+            critical = None if session.workload.step is not None else measure_critical_lr(*found).value
             known = critical if critical is not None else session.config.peak_lr
             session.facts(initial_critical_lr=known, initial_critical_lr_found=critical is not None)
         return float(known)

@@ -24,7 +24,7 @@ from workbench.topics.one_batch.probes import (
     find_spread,
     find_unused,
 )
-from workbench.train.gradients import LoopGradients
+from workbench.train.gradients import LoopGradients, needs_gradient
 from workbench.train.optimizers import make_updater
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
@@ -50,6 +50,7 @@ def collect_one_batch(
     Raises:
         WorkbenchError: the model cannot be built, or the batch not loaded.
     """
+    needs_gradient(workload)
     stages: list[dict[str, Callable[[OneBatch], Any]]] = [
         {"loss": find_loss, "layers": find_layers, "spread": find_spread},
         {"fit": lambda one: _fit(one, config)},

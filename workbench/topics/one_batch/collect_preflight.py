@@ -18,6 +18,7 @@ from workbench.train.example_values import evaluation_batch, float_tensors
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
 from workbench.train.optimizers import make_updater
+from workbench.train.own.step import first_update
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import LaneStack, build_model
 from workbench.workloads.base import Workload
@@ -127,16 +128,21 @@ def _not_finite(batch: Any, examples: int, labels: Tensor | None) -> tuple[dict[
 def _first_step(workload: Workload, stack: LaneStack, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Take one step: which parameters get a gradient, and which ones move."""
     stack.models[0].train()
-    gradients = LoopGradients(workload, stack)
+    batches = next(train_batches(workload, config, device))
+    moved = torch.zeros_like(stack.values, dtype=torch.bool)
     with explained(workload, "at the first step"):
-        loss = float(gradients([next(train_batches(workload, config, device))]).loss)
+        if workload.step is not None:
+            loss, after = first_update(workload, stack, config, batches)
+            moved |= after != stack.values
+        else:
+            loss = float(LoopGradients(workload, stack)([batches]).loss)
     if not math.isfinite(loss):
         return _NO_STEP | {"nonfinite_loss": str(loss)}
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=device)
-    updater = make_updater([config], stack.values, stack.parameters, stack.models)
-    moved = torch.zeros_like(stack.values, dtype=torch.bool)
-    for step in range(2):  # some optimizers hold their first update back
-        moved |= updater.update(stack.values, stack.grad, lr, step) != 0
+    if workload.step is None:
+        updater = make_updater([config], stack.values, stack.parameters, stack.models)
+        for step in range(2):  # some optimizers hold their first update back
+            moved |= updater.update(stack.values, stack.grad, lr, step) != 0
     parts = list(zip(stack.names, stack.slices, strict=True))
     still = {kind: [name for name, where in parts if not bool(tensor[0, where].any())] for kind, tensor in (("no_gradient", stack.grad), ("no_update", moved))}  # fmt: skip
     named = {*still["no_gradient"], *still["no_update"]}

@@ -14,6 +14,7 @@ from workbench.config import TrainConfig
 from workbench.errors import WorkbenchError
 from workbench.train.batches import train_batches
 from workbench.train.forward import per_example
+from workbench.train.gradients import needs_gradient
 from workbench.train.own.factories import build_optimizer
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -39,6 +40,7 @@ def collect_parameters(workload: Workload, config: TrainConfig, device: torch.de
         "numbers" (of the model, and of random parameters outside it), and under "frozen", "unowned" and "outside" a row for each parameter:
         "name", "numbers", "random", "waves" (only a sine or cosine takes what it makes), "by_loss" (the model does not use it).
     """
+    needs_gradient(workload)
     with isolated_rng():
         model = build_model(workload, config, device)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -91,6 +91,11 @@ class OptimizersStudy(Study):
 
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a study that is already open."""
+        if session.workload.step is not None:
+            raise ConfigError(
+                f"workload {session.workload.name!r} has a step of its own, whose optimizers cannot be exchanged for rules by name: "
+                "diagnose it with each factory, optimizer=lambda model, lr: ..., and compare the records."
+            )
         trainer = session.trainer
         if session.config.weight_decay and not any(isinstance(hook, Norms) for hook in trainer.hooks):
             every = max(1, session.config.total_steps // 50)

@@ -22,6 +22,7 @@ from workbench.curves.trial_curves import TrialCurve
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
+from workbench.train.gradients import needs_gradient
 from workbench.train.own.factories import build_optimizer, trained_parameters
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -184,6 +185,7 @@ def collect_replaced(session: Session) -> None:
 
 
 def _replaced(session: Session) -> dict[str, Any]:
+    needs_gradient(session.workload)
     config, factory = session.config, session.config.optimizer
     baseline = session.trial(config, stage=Role.BASELINE).number
     record, constants = session.record, {} if callable(factory) else constants_of(config.to_dict())

@@ -24,6 +24,7 @@ from workbench.train.gradients import Excuse, LaneLoss, LoopGradients
 from workbench.train.lane import room_for_calls
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.vmap_gradients import VmapGradients, verify
+from workbench.train.own.step import ONE_AT_A_TIME, OwnStep
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
@@ -35,7 +36,7 @@ ALL = 2**31  # lanes in a call: however many there are
 TOO_SHORT = "too short to measure"
 REMEMBERED = 1000  # rule of thumb: choices that are kept on this machine
 
-Gradients = LoopGradients | VmapGradients
+Gradients = LoopGradients | VmapGradients | OwnStep
 Update = Sequence[MicroBatches]
 Vmap = Callable[["Arrangement"], VmapGradients]
 
@@ -131,6 +132,7 @@ def choose_gradients(
     before: Mapping[str, Any] | None = None,
     share: bool = False,
     excused: Excuse | None = None,
+    own: OwnStep | None = None,
 ) -> Chosen:
     """Return the gradient backend for a stack that is about to train; the stack is left as it was.
 
@@ -143,11 +145,14 @@ def choose_gradients(
         before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same backend
             gives the same digits (P4.2).
         share: batches are this process's share of those of many.
+        own: a person's own step, which takes the place of all this.
 
     Raises:
         ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
     """
     loop = LoopGradients(workload, stack, share=share, excused=excused)
+    if own is not None:
+        return Chosen(loop, Verdict(None, ONE_AT_A_TIME), own.under(loop, excused))
     if not steps or wanted == "loop":
         return Chosen(loop, Verdict(None, "asked for" if steps else "no step is left"))
     room = room_for_calls(stack, bound=memory)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.lr_schedulers import scheduled_groups
 from workbench.schedules import lr_values, takes_optimizer
 from workbench.train.forward import all_finite
-from workbench.train.own.factories import SCALE, build_optimizer
+from workbench.train.own.factories import SCALE
 
+Make = Callable[[], torch.optim.Optimizer]
 _OURS = ("params", "lr")  # of a parameter group: set by the trainer, so never saved
 
 
@@ -29,14 +30,13 @@ class _Scheduled(NamedTuple):
     groups: Sequence[Sequence[dict[str, Any]]]
 
     @classmethod
-    def of(cls, config: TrainConfig, parameters: Sequence[nn.Parameter], model: nn.Module | None) -> _Scheduled:
+    def of(cls, config: TrainConfig, make: Make) -> _Scheduled:
         """Read it off a second optimizer of the same factory; nothing is in it without such a scheduler."""
         factory, first = config.schedule, config.warmup_steps
         if not takes_optimizer(factory):
             return cls(first, (), ())
         assert callable(factory)
-        twin = build_optimizer(config, model, parameters)
-        groups = scheduled_groups(factory, twin, config.total_steps - first)
+        groups = scheduled_groups(factory, make(), config.total_steps - first)
         return cls(first, lr_values(config)[first:].tolist(), groups)
 
     def at(self, step: int, lr: float) -> Sequence[dict[str, Any]] | None:
@@ -46,7 +46,7 @@ class _Scheduled(NamedTuple):
 
 
 class TorchOptimizer:
-    """The optimizer of one lane, from a person's factory (`build_optimizer`); its state is saved as tensors and plain values.
+    """An optimizer of one lane, that `make` makes from a person's factory; its state is saved as tensors and plain values.
 
     The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by the schedule, so
     groups with different rates keep their proportions, and one with an `lr_scale` has that part of it. Only `state` and `param_groups` are saved, as by `state_dict`.
@@ -55,14 +55,14 @@ class TorchOptimizer:
         ConfigError: no optimizer came back, its `step` needs a closure, or its state can not be saved.
     """
 
-    def __init__(self, config: TrainConfig, parameters: Sequence[nn.Parameter], model: nn.Module | None = None) -> None:
+    def __init__(self, config: TrainConfig, make: Make, made: torch.optim.Optimizer | None = None) -> None:
         self._name = f"optimizer={config.to_dict()['optimizer']!r}"
-        self._optimizer = build_optimizer(config, model, parameters)
+        self._optimizer = make() if made is None else made
         groups = self._optimizer.param_groups
         self._scales = [float(group.get(SCALE, 1.0)) for group in groups]
         ratios = [float(group["lr"]) / config.peak_lr for group in groups]
         self._ratios = [ratio * scale for ratio, scale in zip(ratios, self._scales, strict=True)]
-        self._scheduled = _Scheduled.of(config, parameters, model)
+        self._scheduled = _Scheduled.of(config, make)
 
     def update(
         self,
@@ -75,12 +75,7 @@ class TorchOptimizer:
         out: Tensor | None = None,
     ) -> Tensor:
         """Let the optimizer step, and give back what it did; the parameters are put back for the trainer."""
-        value = float(lr) if host_lr is None else float(host_lr[0])
-        scheduled = self._scheduled.at(step, value)
-        for place, group in enumerate(self._optimizer.param_groups):
-            group["lr"] = value * self._ratios[place]
-            if scheduled is not None:
-                group.update(scheduled[place], lr=scheduled[place]["lr"] * self._scales[place])
+        self.set_lr(step, float(lr) if host_lr is None else float(host_lr[0]))
         before = params.clone()
         try:
             self._optimizer.step()
@@ -94,9 +89,20 @@ class TorchOptimizer:
             self.state(0), self.plain_state(0)
         return update
 
+    def set_lr(self, step: int, lr: float) -> None:
+        """Give each group its learning rate, and what else the scheduler moves, at a step of which the schedule says `lr`."""
+        scheduled = self._scheduled.at(step, lr)
+        for place, group in enumerate(self._optimizer.param_groups):
+            group["lr"] = lr * self._ratios[place]
+            if scheduled is not None:
+                group.update(scheduled[place], lr=scheduled[place]["lr"] * self._scales[place])
+
     def state(self, lane: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return the optimizer's tensors as `state/<parameter>/<name>` and `group/<number>/<name>`."""
-        return {key: value for key, value in self._entries().items() if isinstance(value, Tensor)}
+        """Return the optimizer's tensors as `state/<parameter>/<name>` and `group/<number>/<name>`; those in a list, as LBFGS keeps them, as `item/...`."""
+        entries = self._entries()
+        own = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
+        lists = {key: value for key, value in entries.items() if isinstance(value, (list, tuple))}
+        return own | {_item(k, i): t for k, v in lists.items() for i, t in enumerate(v) if isinstance(t, Tensor)}
 
     def plain_state(self, lane: int) -> dict[str, Any]:  # noqa: ARG002
         """Return everything else that the optimizer keeps, by the same names, as JSON values."""
@@ -112,8 +118,8 @@ class TorchOptimizer:
 
     def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Put a copy of saved state back."""
-        entries: dict[str, Any] = {key: value.clone() for key, value in state.items()}
-        entries |= {key: _decoded(value) for key, value in plain.items()}
+        entries: dict[str, Any] = {key: t.clone() for key, t in state.items() if not key.startswith("item/")}
+        entries |= {key: _decoded(value, state) for key, value in plain.items()}
         stored: dict[int, dict[str, Any]] = {}
         groups = self._optimizer.state_dict()["param_groups"]
         for key, value in entries.items():
@@ -146,7 +152,7 @@ class TorchOptimizer:
             entries |= {f"state/{number}/{name}": value for name, value in values.items()}
         return entries
 
-    def _encoded(self, key: str, value: Any) -> Any:
+    def _encoded(self, key: str, value: Any, *, whole: bool = True) -> Any:
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, bool | int | str | None):
@@ -154,7 +160,11 @@ class TorchOptimizer:
         if isinstance(value, float):
             return {"float": value.hex()}  # exact, and JSON has no word for NaN and infinities
         if isinstance(value, tuple | list):
-            return {type(value).__name__: [self._encoded(key, v) for v in value]}
+            parts = [
+                {"item": _item(key, i)} if whole and isinstance(v, Tensor) else self._encoded(key, v, whole=False)
+                for i, v in enumerate(value)
+            ]
+            return {type(value).__name__: parts}
         raise self._cannot_save(key, type(value).__name__)
 
     def _cannot_save(self, where: str, what: str) -> ConfigError:
@@ -164,10 +174,16 @@ class TorchOptimizer:
         )
 
 
-def _decoded(value: Any) -> Any:
+def _item(key: str, place: int) -> str:
+    return f"item/{key}/{place}"
+
+
+def _decoded(value: Any, state: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         ((kind, inside),) = value.items()
         if kind == "float":
             return float.fromhex(inside)
-        return (tuple if kind == "tuple" else list)(_decoded(v) for v in inside)
+        if kind == "item":
+            return state[inside].clone()
+        return (tuple if kind == "tuple" else list)(_decoded(v, state) for v in inside)
     return value
