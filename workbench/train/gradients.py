@@ -41,11 +41,12 @@ def fault_of_weights(
     error: Exception,
     batches: MicroBatches,
     training: bool,
+    update: Callable[[Workload, LaneStack, TrainConfig, MicroBatches], object],
 ) -> bool:
     """Tell whether weights that training has led astray are at fault for an error on these batches: untrained ones do not raise.
 
     `binary_cross_entropy` asserts that its inputs lie in [0, 1], a Cholesky factor asks for a positive definite matrix: at a learning
-    rate that is too high they raise before a loss is NaN. Such a trial has diverged.
+    rate that is too high they raise before a loss is NaN. Such a trial has diverged. `update` makes one where the workload has its own step.
     """
     numeric = isinstance(error, (ArithmeticError, AssertionError, RuntimeError, ValueError))
     if not numeric or isinstance(error, WorkbenchError) or is_out_of_memory(error):
@@ -55,9 +56,7 @@ def fault_of_weights(
             model = build_model(workload, config, device)
             for batch, examples in batches:
                 if training and workload.step is not None:
-                    from workbench.train.own.step import first_update
-
-                    first_update(workload, LaneStack(workload, [config], device), config, [(batch, examples)])
+                    update(workload, LaneStack(workload, [config], device), config, [(batch, examples)])
                 elif training:
                     with autocast(device, config.precision):
                         _, losses, _ = per_example(workload, model.train(), batch, examples)

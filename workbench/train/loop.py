@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluatio
 from workbench.train.lanes.backend import Chosen
 from workbench.train.optimizers import Updater, make_updater
 from workbench.train.own.loss_scale import update_unless_overflown
-from workbench.train.own.step import OwnStep
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.stacked_weights import LaneStack
+from workbench.train.steps.own_step import OwnStep, first_update
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload
 
@@ -159,9 +160,8 @@ class TrainingLoop:
         """Tell whether a lane whose code raised has diverged; the person's own training says what it raises."""
         lane = self.lanes[row]
         own = self.hosts.size > 1 or self.step == 0 or is_own_config(self.workload, lane.config)
-        excused = not own and fault_of_weights(
-            self.workload, lane.config, self.device, error=error, batches=batches, training=training
-        )
+        at_fault = partial(fault_of_weights, self.workload, lane.config, self.device, update=first_update)
+        excused = not own and at_fault(error=error, batches=batches, training=training)
         if excused:
             lane.writer.event("raised", step=self.step, error=in_one_line(error))
         return excused

@@ -30,9 +30,9 @@ from workbench.train.hooks import Hook, Norms, Timing
 from workbench.train.lane import Lane, check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.lanes.backend import choose_gradients
 from workbench.train.loop import TrainingLoop
-from workbench.train.own.step import check_own_step
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import build_model
+from workbench.train.steps.own_step import check_own_step
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, chosen_config
 from workbench.workloads.losses import classes_of

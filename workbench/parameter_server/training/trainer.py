@@ -23,8 +23,8 @@ from workbench.record.write import StudyWriter
 from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.hooks import Hook
 from workbench.train.lane import Lane, check_lanes
-from workbench.train.own.step import check_own_step
 from workbench.train.rng import isolated_rng
+from workbench.train.steps.own_step import check_own_step
 from workbench.train.trainer import run_alone
 from workbench.workloads.base import Workload
 

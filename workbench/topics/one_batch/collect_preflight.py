@@ -18,9 +18,9 @@ from workbench.train.example_values import evaluation_batch, float_tensors
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
 from workbench.train.optimizers import make_updater
-from workbench.train.own.step import first_update
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import LaneStack, build_model
+from workbench.train.steps.own_step import first_update
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_fresh, check_selection
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of, label_of

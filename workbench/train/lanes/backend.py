@@ -24,9 +24,9 @@ from workbench.train.gradients import Excuse, LaneLoss, LoopGradients
 from workbench.train.lane import room_for_calls
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.vmap_gradients import VmapGradients, verify
-from workbench.train.own.step import ONE_AT_A_TIME, OwnStep
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import LaneStack
+from workbench.train.steps.own_step import ONE_AT_A_TIME, OwnStep
 from workbench.workloads.base import Workload
 
 WORTH_SECONDS = 1.0  # rule of thumb: tracing and measuring take up to half of it, which less training never regains

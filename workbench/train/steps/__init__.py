@@ -1,0 +1,1 @@
+"""How an update is made where a person makes it: `Workload(step=...)`."""
