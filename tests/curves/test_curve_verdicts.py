@@ -85,6 +85,40 @@ def test_noisy_healthy_runs_raise_no_alarm_with_or_without_known_noise(rate, sd)
             assert classify_curve(loss).when == "none"
 
 
+HEALTHY = {
+    "usual": lambda u: 0.4 + 1.9 * np.exp(-6 * u), "slow": lambda u: 0.4 + 1.9 * np.exp(-u), "flat": lambda u: 2.3 + 0 * u,
+    "to_zero": lambda u: 2.3 * np.exp(-6 * u), "stepwise": lambda u: 0.3 + 0.7 * (2.0 - (u > 0.3) - (u > 0.6)),
+}  # fmt: skip
+NOISES = {
+    "normal": lambda s, rng: s + 0.15 * rng.standard_normal(s.size), "heavy": lambda s, rng: s + 0.1 * rng.standard_t(2, s.size),
+    "relative": lambda s, rng: s * np.exp(0.4 * rng.standard_normal(s.size)),
+    "wild": lambda s, rng: s * np.exp(0.8 * rng.standard_normal(s.size)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("total", [10, 20, 40, 64, 128, 256, 1000])
+def test_two_in_a_hundred_healthy_curves_rise_at_most_whatever_their_noise_and_length(total):
+    """Noise that is unknown, heavy-tailed, or in proportion to the loss, which the noise of the whole run understates at its beginning."""
+    rng, seen = np.random.default_rng(total), []
+    for _ in range(25 if total < 1000 else 8):
+        curves = [
+            noisy(shape(np.arange(total) / total), rng) for shape in HEALTHY.values() for noisy in NOISES.values()
+        ]
+        seen += [classify_curve(loss).when != "none" for loss in curves]
+    assert np.mean(seen) <= 0.02, f"{sum(seen)} of {len(seen)}"
+
+
+@pytest.mark.parametrize(("total", "least"), [(40, 0.8), (128, 0.97), (1000, 0.97)])
+@pytest.mark.parametrize("factor", [5.0, 20.0])
+def test_a_loss_that_jumps_to_a_multiple_of_itself_is_found_in_noise_of_proportion(total, least, factor):
+    rng, seen = np.random.default_rng(total), []
+    for _ in range(40):
+        base = HEALTHY["usual"](np.arange(total) / total) * np.where(np.arange(total) > total // 2, factor, 1.0)
+        verdict = classify_curve(base * np.exp(0.1 * rng.standard_normal(total)))
+        seen.append(verdict.is_lasting and abs((verdict.onset_step or 0) - total // 2) <= max(3, 0.05 * total))
+    assert np.mean(seen) >= least, f"{sum(seen)} of {len(seen)}"
+
+
 @pytest.mark.parametrize("shape", ["ripple", "plateau", "restarts", "outlier"])
 def test_uneven_healthy_curves_raise_no_alarm(shape):
     t = np.arange(1000)
@@ -268,7 +302,7 @@ def test_a_study_knows_that_a_run_never_trained():
 def test_unknown_noise_is_estimated_from_second_differences(sd):
     t = np.linspace(0, 1, 4000)
     loss = 3 * np.exp(-2 * t) + sd * np.random.default_rng(1).standard_normal(t.size)
-    assert noise_per_step(loss, None, full_batch=False)[0] == pytest.approx(sd, rel=0.06)
+    assert np.median(noise_per_step(loss, None, full_batch=False)) == pytest.approx(sd, rel=0.06)
 
 
 @pytest.mark.parametrize(("sd", "width"), [(0.005, 3), (0.15, 17), (50.0, 65)])
@@ -279,3 +313,11 @@ def test_the_window_widens_with_the_noise_and_not_further(sd, width):
     assert smoothed.shape == left.shape == (1000,)
     assert left[500] == pytest.approx(1.2533 * sd / np.sqrt(width))
     assert left[0] == sd  # one value: nothing to average over
+
+
+@pytest.mark.parametrize(("same", "full"), [(0, False), (49, True)])
+def test_a_watched_loop_has_noise_unless_every_update_saw_the_same_batch(same, full):
+    """A loop tells no number of examples: its record has 0."""
+    made = record([trial(FALLING, 0.1)], facts={"loop": {"loaders": {"compared": 49, "same": same}}})
+    made.trials["train_examples"] = 0
+    assert judged(made).curves[0].full_batch is full

@@ -20,6 +20,7 @@ from workbench.curves.trial_curves import (
     equal,
     full_length,
     judge,
+    one_batch,
     plain_cell,
 )
 from workbench.record.roles import POINTS, Role
@@ -69,7 +70,8 @@ class JudgedStudy:
     @cached_property
     def curves(self) -> list[TrialCurve]:
         """Every trial that has rows and did not crash, in order of its number."""
-        return curves_of(self.trials, self.steps, chance=self.facts.get("chance_loss"), points=self.points)
+        chance, same = self.facts.get("chance_loss"), one_batch(self.facts.get("loop"))
+        return curves_of(self.trials, self.steps, chance=chance, points=self.points, same_batch=same)
 
     @cached_property
     def full_length(self) -> list[TrialCurve]:

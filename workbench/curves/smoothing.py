@@ -15,6 +15,7 @@ MEDIAN_PENALTY = 1.2533
 """Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 _RESOLUTION = float(np.finfo(np.float32).eps)
 _RECENT = 17
+_NEAR = (9, 33)
 
 
 def fill_gaps(loss: FloatArray) -> tuple[FloatArray, bool]:
@@ -33,8 +34,9 @@ def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: 
     """Return the standard deviation of each step's loss around that of the whole training set, shape (steps,).
 
     The root mean square of the recorded `loss_se` (NaN where unknown) over the last 17 steps (rule of thumb): a small batch without
-    the hard examples shows a low loss and a low error at once. Where it is unknown, 1.4826 MAD / sqrt(6) of the second differences.
-    Never below the resolution of a float32 loss, which is all there is for a full batch.
+    the hard examples shows a low loss and a low error at once. Where it is unknown, 1.4826 MAD / sqrt(6) of the second differences
+    up to the step, half of the run but 9 to 33 of them (rule of thumb): noise falls with the loss, and that of the whole run is
+    too small for its beginning; a loss that explodes is no noise to what was before. Never below the resolution of a float32 loss, which is all there is for a full batch.
     """
     floor: FloatArray = 4.0 * _RESOLUTION * np.abs(loss)
     if full_batch:
@@ -43,19 +45,25 @@ def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: 
     if loss_se is not None:
         noise = np.asarray(loss_se, dtype=np.float64)[: loss.size].copy()
         noise[~np.isfinite(noise)] = np.nan
-    if np.isnan(noise).any():
-        noise[np.isnan(noise)] = float(np.nanmedian(noise)) if np.isfinite(noise).any() else _difference_noise(loss)
+    if np.isnan(noise).all():
+        return np.maximum(_difference_noise(loss), floor)
+    noise[np.isnan(noise)] = float(np.nanmedian(noise))
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(noise, (_RECENT - 1, 0)), _RECENT)
     rms = np.hypot.reduce(windows, axis=1) / np.sqrt(np.minimum(np.arange(noise.size) + 1, _RECENT))
     out: FloatArray = np.maximum(rms, floor)
     return out
 
 
-def _difference_noise(values: FloatArray) -> float:
+def _difference_noise(values: FloatArray) -> FloatArray:
+    """Return the noise of each value, shape (steps,), of the second differences up to it, or of the first ones."""
     if values.size < 5:
-        return 0.0
-    second = np.diff(values, n=2)
-    return 1.4826 * float(np.median(np.abs(second - np.median(second)))) / math.sqrt(6.0)
+        return np.zeros(values.size)
+    second = np.abs(np.diff(values, n=2))
+    width = min(max(_NEAR[0], min(_NEAR[1], values.size // 2)), second.size)
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(second, width), axis=1)
+    until = np.clip(np.arange(values.size) - 1 - width, 0, medians.size - 1)
+    out: FloatArray = 1.4826 / math.sqrt(6.0) * medians[until]
+    return out
 
 
 def running_median(values: FloatArray, width: int) -> FloatArray:

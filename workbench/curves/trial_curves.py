@@ -152,10 +152,21 @@ def comparable(value: Any) -> Hashable:
     return float(value) if isinstance(value, (bool, int, float)) else None if value is None else str(value)
 
 
+def one_batch(loop: Mapping[str, Any] | None) -> bool:
+    """Whether a watched loop's facts say that every update saw the same batch, so that its losses have no sampling noise."""
+    seen = (loop or {}).get("loaders") or {}
+    return bool(seen.get("compared", 0) > 1 and seen["same"] == seen["compared"])
+
+
 def curves_of(
-    trials: pd.DataFrame, steps: pd.DataFrame, *, chance: float | None, points: Collection[str] = POINTS
-) -> list[TrialCurve]:
-    """Return every trial that has rows and did not crash, in order of its number; `points` are the roles that are points of a sweep."""
+    trials: pd.DataFrame, steps: pd.DataFrame, *, chance: float | None, points: Collection[str] = POINTS, same_batch: bool = False
+) -> list[TrialCurve]:  # fmt: skip
+    """Return every trial that has rows and did not crash, in order of its number.
+
+    Args:
+        points: the roles that are points of a sweep.
+        same_batch: every update saw the same examples, where the trials do not say how many there are (`train_examples` of 0).
+    """
     if not len(trials) or not len(steps):
         return []
     frames = {int(str(number)): frame for number, frame in steps.groupby("trial")}
@@ -168,10 +179,11 @@ def curves_of(
             rows = rows.sort_values("step")
         loss = rows["loss"].to_numpy(dtype=np.float64)
         known = "loss_se" in rows.columns
+        examples = number(row.get("train_examples", math.inf))
         curves.append(TrialCurve(
             trial=int(row["trial"]), stage=str(row["stage"]), point=str(row["stage"]) in points, state=str(row["state"]),
             lr=number(row["peak_lr"]), seed=int(row["seed"]), config={str(k): v for k, v in row.items()}, total_steps=int(row["total_steps"]),
-            full_batch=number(row["batch_size"]) >= number(row.get("train_examples", math.inf)), loss=loss,
+            full_batch=number(row["batch_size"]) >= examples if examples > 0 else same_batch, loss=loss,
             loss_se=rows["loss_se"].to_numpy(dtype=np.float64) if known else np.full(loss.size, np.nan), steps=rows, chance=chance,
         ))  # fmt: skip
     return sorted(curves, key=lambda c: c.trial)

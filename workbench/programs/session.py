@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.config import TrainConfig
+from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.programs.command import Outcome
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule
@@ -92,8 +93,7 @@ def open_program(
             select = LOGGED
         _check_metric(given, outcome, select)
         config = _config(outcome, select=select, select_mode=mode)
-        loaders = outcome.facts["loop"]["loaders"]
-        full = loaders["compared"] > 1 and loaders["same"] == loaders["compared"]
+        full = one_batch(outcome.facts["loop"])
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
         note=note or f"diagnosis of `{given.shown}`", command=options.get("command"), call=options.get("call"),
