@@ -224,7 +224,7 @@ class OwnStep:
         """Return a listener that does nothing: `TAPS` tells of more than is asked for here."""
         if name not in vars(Listener):
             raise AttributeError(name)
-        return lambda *_: None
+        return lambda *_, **__: None
 
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: ARG002
         """Keep what the function's own clipping says of the norm before it."""
