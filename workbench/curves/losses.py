@@ -39,7 +39,7 @@ def selects_by_loss(record: RecordLike) -> bool:
 def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis with what compares losses as "does not apply", where the loss is not to be minimised.
 
-    A loss that becomes NaN stays what it is.
+    Where that was seen and not said ("not_minimised", why), it is not measured. A loss that becomes NaN stays what it is.
     """
     if not without_loss(record):
         return diagnosis
@@ -50,7 +50,9 @@ def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
     def spared(code: str) -> bool:
         return not moot & {code, f"{code.partition('.')[0]}.*"} or (gone and code == "stability.divergent")
 
-    findings = (finding if spared(finding.code) else replace(finding, **_NOTHING) for finding in diagnosis.findings)
+    seen = record.facts.get("not_minimised")
+    nothing = _NOTHING if seen is None else _NOTHING | {"status": "not_measured", "summary": f"Not measured: {seen}."}
+    findings = (finding if spared(finding.code) else replace(finding, **nothing) for finding in diagnosis.findings)
     return replace(diagnosis, findings=tuple(findings))
 
 

@@ -88,6 +88,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loop.retained_graph": ("loop.memory_creep",),
     "loop.memory_creep": (),
     "loop.conversion": (),
+    "loop.decayed_norms": (),
     "loop.*": _LEARNS,
     "loss.floor": _LEARNS,
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),

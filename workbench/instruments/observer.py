@@ -95,6 +95,7 @@ class LoopObserver:
         self._only = bool(optimizers)
         self._every = every
         self._intervention = intervention
+        self._entered: Optimizer | None = None  # its learning rates are changed already
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         for optimizer in optimizers:
             self._numbers[optimizer] = len(self._numbers)
@@ -202,14 +203,21 @@ class LoopObserver:
     def scheduled(self, scheduler: Any) -> None:  # noqa: D102
         self.facts.scheduled(scheduler, self.updates)
 
+    def step_enters(self, optimizer: Optimizer) -> None:
+        """Change the learning rates before a closure makes the gradients: LBFGS has read its own by the time that it returns."""
+        if self._intervention is not None and not (self._only and optimizer not in self._numbers):
+            self._intervention.set_lr(optimizer, self.updates)
+            self._entered = optimizer
+
     def step_begins(self, optimizer: Optimizer) -> None:  # noqa: D102
         if self._only and optimizer not in self._numbers:
             self.facts.stepped_elsewhere(optimizer)
             return
         number = self._numbers.setdefault(optimizer, len(self._numbers))
         self._note_step(number, optimizer)
-        if self._intervention is not None:
+        if self._intervention is not None and self._entered is not optimizer:
             self._intervention.set_lr(optimizer, self.updates)
+        self._entered = None
         scale = getattr(optimizer, "grad_scale", None)  # there while a GradScaler leaves unscaling to the optimizer
         scale = scale if isinstance(scale, Tensor) else None
         grads = gradients_of(optimizer)

@@ -43,6 +43,9 @@ class Parameters:
         self._elsewhere: set[int] = set()
         self._homeless: dict[int, Tensor] = {}
         self._looks = self._moves = 0
+        self._lr = self._highest = self._moved_at = (
+            0.0  # the lr now, the largest so far, and the largest at which updates were measured
+        )
         self._largest: dict[str, Tensor] = {}
 
     def elsewhere(self, optimizer: Optimizer) -> None:
@@ -53,6 +56,9 @@ class Parameters:
         """Note which parameters have a gradient now, and return whether none has; `leaves` are those that the loss depends on."""
         self._looks += 1
         empty = True
+        if number == 0:
+            self._lr = max((lr for g in optimizer.param_groups if isinstance(lr := g.get("lr"), float)), default=0.0)
+            self._highest = max(self._highest, self._lr)
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -67,6 +73,7 @@ class Parameters:
     def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:
         """Note the largest update of each parameter so far."""
         self._moves += 1
+        self._moved_at = max(self._moved_at, self._lr)
         for name, size in updates:
             known = self._largest.get(name)
             self._largest[name] = size if known is None else torch.maximum(known, size)
@@ -95,6 +102,7 @@ class Parameters:
             "without_grad_mode_line": unrecorded[hidden[0]] if hidden else "",
             "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),
             "unowned_in_model": sum(key in in_models for key in homeless), "moves": self._moves,
+            "moved_at": self._moved_at / self._highest if self._highest else 1.0,
             "still": still[:MAX_NAMES], "named": bool(models),
         }  # fmt: skip
 

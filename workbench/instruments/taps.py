@@ -33,6 +33,7 @@ class Listener(Protocol):
 
     def backward_begins(self, losses: Any, *, retained: bool = False) -> None: ...  # noqa: D102
     def backward_ends(self) -> None: ...  # noqa: D102
+    def step_enters(self, optimizer: Optimizer) -> None: ...  # noqa: D102  # with a closure that is about to make the gradients
     def step_begins(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def step_ends(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def zeroed(self, owner: Optimizer | nn.Module) -> None: ...  # noqa: D102
@@ -171,6 +172,7 @@ class Taps:
             self._tell("step_begins", optimizer)
             return None
         self._due.add(optimizer)
+        self._tell("step_enters", optimizer)
 
         @functools.wraps(closure, updated=())
         def told(*inner: Any, **named: Any) -> Any:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.curves.judged import judged
+from workbench.curves.losses import judged_without_loss, selects_by_loss
+from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes
 from workbench.programs.command import Command, check_command
 from workbench.programs.session import ProgramSession, metric_of, open_program
 from workbench.programs.trainer import ProgramTrainer, Repeatable
@@ -33,7 +34,6 @@ from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
 
-CODES = Codes({"batch_size.noise_scale": "F6.5"})
 _LEAST = 40
 """Updates of the probe at least (rule of thumb)."""
 _CONFIRMED = 10.0
@@ -134,21 +134,28 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
         return  # mend it first: no comparison of learning rates holds until then
     config = session.config
     program: Any = session.workload
-    tolerance = _EXACT if program.full_batch else _ROUGH
+    if not program.minimised:
+        if not selects_by_loss(session.record):  # else nothing tells which of two runs is the better one
+            LRSweep(lrs=[ratio * config.peak_lr for ratio in (1 / _STEP, 1.0, _STEP)]).extend(session)
+            if proof is not None:
+                _prove_best(session, proof)
+        return
     unstable = any(f.status == "fail" for f in diagnose_instability(session.record))
     sweep = LRSweep(
         refinements=0,
         lanes=2,
         start=(1 / _STEP if unstable else _STEP,),
         blind_decades=_BLIND_DECADES,
-        tolerance=tolerance,
+        tolerance=_EXACT if program.full_batch else _ROUGH,
+        far_ratio=LRSweep.far_ratio if program.full_batch else _STEP,
+        edge_margin=None if program.full_batch else EDGE_MARGIN,
     )
     sweep.extend(session)
     swept = diagnose_lr_sweep(session.record)
     edge, star = swept["lr.unstable"].evidence.get("upper"), swept["lr.best"].value
     highest = float(session.record.trials["peak_lr"].max())
     seen = star is not None and (
-        highest >= _CONFIRMED / 2 * star or (edge or math.inf) <= _CONFIRMED * star
+        highest >= _STEP * star * (1 - 1e-9) or (edge or math.inf) <= _CONFIRMED * star
     )  # the sweep's own runs tell
     InstabilityStudy(
         confirm_all=False,
@@ -199,15 +206,13 @@ def judge_program(record: StudyRecord) -> Diagnosis:
     study = judged(record)
     found = (
         diagnose_loop(record)
-        + diagnose_lr_sweep(study)
+        + diagnose_lr_sweep(study, far_ratio=EDGE_MARGIN)
         + diagnose_instability(study)
         + diagnose_schedule(study, restarts_planned=True)
     )
-    found += diagnose_input_share(record)
+    found = judged_without_loss(record, found + diagnose_input_share(record))
     if "clipping_lr" in record.facts:
         found += diagnose_clipping(study)
-    reason = "a program makes its batches itself, so their size cannot be varied from outside; change it by the program's own argument, and diagnose that"
-    found += Diagnosis.of(record, [CODES.not_measured("batch_size.noise_scale", reason)])
     recommendation = recommend(study, found)
     found = settled_by_proof(record, found, recommendation)
     recommendation |= {"paste": lines_to_change(record, recommendation)}

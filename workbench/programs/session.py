@@ -17,7 +17,15 @@ from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.programs.command import Outcome
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule
-from workbench.programs.trainer import Program, ProgramTrainer, Repeatable, first_run, place_of, write_outcome
+from workbench.programs.trainer import (
+    UNCHANGED,
+    Program,
+    ProgramTrainer,
+    Repeatable,
+    first_run,
+    place_of,
+    write_outcome,
+)
 from workbench.progress import progress_bar
 from workbench.record.folder import default_folder, read_json, unfinished
 from workbench.record.roles import Role
@@ -79,7 +87,8 @@ def open_program(
     outcome = None
     if (path / "study.json").exists():
         config = TrainConfig.from_dict(_revived(read_json(path / "study.json")["config"]))
-        full = bool(read_json(path / "study.json")["facts"].get("full_batch"))
+        facts = read_json(path / "study.json")["facts"]
+        full, minimised = bool(facts.get("full_batch")), facts.get("minimised") is not False
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".first-", dir=path.parent))
@@ -94,19 +103,26 @@ def open_program(
         _check_metric(given, outcome, select)
         config = _config(outcome, select=select, select_mode=mode)
         full = one_batch(outcome.facts["loop"])
+        minimised = not np.isfinite(outcome.columns.get("loss/optimizer1", ())).any()
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
         note=note or f"diagnosis of `{given.shown}`", command=options.get("command"), call=options.get("call"),
     )  # fmt: skip
-    program = Program(command=given, config=config, full_batch=full, endless=steps is not None)
+    program = Program(command=given, config=config, full_batch=full, endless=steps is not None, minimised=minimised)
     try:
         if outcome is not None:
+            trainer.keep(UNCHANGED, outcome)
             trial = writer.trial(
                 config.to_dict(), stage=Role.BASELINE, train_examples=config.batch_size if full else 10**9
             )
             write_outcome(trial, config, outcome)
             facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
             facts["built"] = outcome.facts.get("built", [])
+            if not minimised:
+                writer.add_facts(
+                    minimised=False,
+                    not_minimised="several optimizers have losses of their own, of which none has to fall",
+                )
             writer.add_facts(
                 loop=outcome.facts["loop"], program=facts, full_batch=full, chance_loss=None, initial_critical_lr=config.peak_lr,
                 initial_critical_lr_found=False, own_config=config.to_dict(),

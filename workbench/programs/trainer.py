@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,6 +92,8 @@ class ProgramTrainer:
     hooks: Sequence[Hook] = ()
     track: int | Sequence[int] = 0
     evaluate_also: Sequence[str] = ()
+    seen: dict[tuple[float, ...], Outcome] = field(default_factory=dict, compare=False, repr=False)
+    """The longest run so far of each change and seed: a shorter one begins in the same way, so that it need not be run."""
 
     def run_trials(
         self,
@@ -135,11 +137,31 @@ class ProgramTrainer:
                 raise
 
     def _run(self, program: Program, config: TrainConfig, scratch: Path) -> Outcome:
-        outcome = program.command.run(
-            scratch, trial_of(config, program.config, endless=program.endless), threads=self.threads
-        )
+        trial = trial_of(config, program.config, endless=program.endless)
+        known = self.seen.get(_key(trial))
+        if known is not None and trial["stop_after"] is not None and known.updates >= trial["stop_after"]:
+            return _beginning(known, trial["stop_after"])
+        outcome = program.command.run(scratch, trial, threads=self.threads)
         shutil.rmtree(scratch, ignore_errors=True)
+        self.keep(trial, outcome)
         return outcome
+
+    def keep(self, trial: Mapping[str, Any], outcome: Outcome) -> None:
+        """Keep a run in memory, for shorter ones; one that did not go well is run again."""
+        if outcome.code == 0 and not outcome.facts.get("fault"):
+            self.seen[_key(trial)] = outcome
+
+
+def _key(trial: Mapping[str, Any]) -> tuple[float, ...]:
+    changed = (trial["factor"], trial["warmup_steps"], trial["max_grad_norm"] or math.inf, trial["seed"])
+    return tuple(float(f"{value:.9g}") for value in changed)
+
+
+def _beginning(outcome: Outcome, updates: int) -> Outcome:
+    """Return the first updates of a run, as if it had been ended with the last of them; its time is counted once."""
+    columns = {name: list(values)[:updates] for name, values in outcome.columns.items()}
+    metrics = [row for row in outcome.metrics if row["update"] < updates]
+    return replace(outcome, columns=columns, metrics=metrics, seconds=0.0)
 
 
 def trial_of(config: TrainConfig, own: TrainConfig, *, endless: bool) -> dict[str, Any]:
@@ -219,13 +241,16 @@ def evaluations(
     return sorted(rows, key=lambda row: row[0])
 
 
+UNCHANGED = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "seed": 0}
+
+
 def first_run(command: Repeatable, scratch: Path, *, steps: int | None, threads: int | None) -> Outcome:
     """Run it unchanged and return what was seen.
 
     Raises:
         WorkbenchError: it fails, no update of an optimizer was seen, or not all of them.
     """
-    trial = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": steps, "seed": 0}
+    trial = UNCHANGED | {"stop_after": steps}
     outcome = command.run(scratch, trial, threads=threads)
     unseen = not outcome.updates or outcome.facts.get("fault")
     if unseen or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):

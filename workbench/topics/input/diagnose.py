@@ -205,7 +205,10 @@ def diagnose_input_share(
     """
     code, steps = "input.bound", record.steps
     if not {"trial", "data_wait_s", "step_time_s"} <= set(steps.columns):
-        return Diagnosis.of(record, [CODES.not_measured(code, "the record has no times of steps")])
+        return Diagnosis.of(
+            record,
+            [CODES.not_measured(code, "no wait for data was recorded: the batches come from no DataLoader of torch")],
+        )
     alone = [] if "trial" not in record.trials else [int(t) for t in record.trials["trial"]]
     lanes = getattr(record, "lanes", None)
     if isinstance(lanes, pd.DataFrame) and "lanes" in lanes:

@@ -45,6 +45,7 @@ def diagnose_loop(
     decay_total: float = 0.1,
     floor_share: float = 0.01,
     conversion_share: float = 0.1,
+    least_lr: float = 0.1,
 ) -> Diagnosis:
     """Judge what was seen of a loop.
 
@@ -60,6 +61,7 @@ def diagnose_loop(
         decay_total: shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth).
         floor_share: constant part of the loss, or passes in which it lies at a bound, as a share of the loss or of the passes (rule of thumb).
         conversion_share: share of the time of an update that conversions of one line may take that could be left out (rule of thumb).
+        least_lr: share of the largest learning rate that an update has to have for its parameters to be judged by it (rule of thumb).
 
     Returns:
         Each code of `CODES` once, with the line of the person's own file where one is to blame.
@@ -75,7 +77,7 @@ def diagnose_loop(
     findings = [
         *order_findings(facts, least_updates=least_updates),
         *schedule_findings(facts),
-        *_parameters(facts["parameters"]),
+        *_parameters(facts["parameters"], least_lr),
         _eval_mode(facts, eval_share),
         _train_mode(facts),
         _repeated(facts, repeated_share, least_updates),
@@ -101,7 +103,7 @@ def _unchanged(facts: Facts) -> list[str]:
     return [] if all(name.endswith("bias") for name in names) and len(names) * 3 <= facts["owned"] else names
 
 
-def _parameters(facts: Facts) -> list[Finding]:
+def _parameters(facts: Facts, least_lr: float) -> list[Finding]:
     silent, unowned, still = facts["without_gradient"], facts["unowned"], _unchanged(facts)
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
     if not facts["looks"]:
@@ -140,18 +142,7 @@ def _parameters(facts: Facts) -> list[Finding]:
         ])  # fmt: skip
     else:
         owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
-    say = partial(
-        OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
-    )
-    update = say("ok", "Every parameter that was looked at is changed by its updates.")
-    if facts["moves"] < 2:
-        update = OWN_CODES.not_measured(
-            "loop.no_update", f"parameters were looked at before and after {facts['moves']} updates, 2 are needed"
-        )
-    elif still and not none:
-        update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"{named(still)} are not changed by any update that was looked at.", advice=[
-            "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
-        ])  # fmt: skip
+    update = _update(facts, still, least_lr, none=none)
     strange = facts["strangers_without_gradient"]
     say = partial(OWN_CODES.finding, "loop.optimizer_mismatch", value=float(strange), unit="parameters")
     if not facts["named"]:
@@ -176,6 +167,27 @@ def _no_grad_mode(facts: Facts) -> Finding:
         "fail", f"{named(names)} never train: what they belong to runs within torch.no_grad() or inference_mode() alone{at({'': facts['without_grad_mode_line']}, '')}.",
         advice=["Leave no_grad() out around what should train; where it is meant to be frozen, requires_grad_(False) says so."],
     )  # fmt: skip
+
+
+def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> Finding:
+    say: Say = partial(
+        OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
+    )
+    update = say("ok", "Every parameter that was looked at is changed by its updates.")
+    if facts["moves"] < 2:
+        update = OWN_CODES.not_measured(
+            "loop.no_update", f"parameters were looked at before and after {facts['moves']} updates, 2 are needed"
+        )
+    elif still and facts.get("moved_at", 1.0) < least_lr:  # of a warmup in epochs: rounding swallows such updates
+        update = OWN_CODES.not_measured(
+            "loop.no_update",
+            f"the updates that were looked at have {facts['moved_at']:.2g} times the largest learning rate",
+        )
+    elif still and not none:
+        update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"{named(still)} are not changed by any update that was looked at.", advice=[
+            "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
+        ])  # fmt: skip
+    return update
 
 
 def _eval_mode(facts: Facts, share: float) -> Finding:

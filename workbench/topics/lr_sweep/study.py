@@ -15,6 +15,7 @@ from workbench.config import TrainConfig
 from workbench.curves.judged import judged
 from workbench.curves.losses import bottomless
 from workbench.curves.lr_search import (
+    SAME,
     around,
     climb_round,
     edge_round,
@@ -91,6 +92,8 @@ class LRSweep(Study):
         decades: how far from the initial model's critical lr the sweep may go, both ways together.
         blind_decades: the same while no lr learns anything (rule of thumb).
         far_ratio: how far above lr* and the baseline an unstable lr is looked for (rule of thumb).
+        edge_margin: a bracket around `lr.unstable` whose lower end is so many times lr* is not narrowed any more, as no recommendation
+            depends on it; narrowed one lr at a time until then. None narrows it wherever it is.
         start: lrs of the first round as multiples of the baseline's, whose own trial is there already; the sweep climbs from them at
             full length, for a training that was tuned by somebody. None finds the range as described above.
     """
@@ -110,6 +113,7 @@ class LRSweep(Study):
     decades: float = 12.0
     blind_decades: float = 6.0
     far_ratio: float = 64.0
+    edge_margin: float | None = None
     start: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
@@ -211,6 +215,17 @@ class _Rounds:
         highest = min(self.critical * wide, self.sweep.far_ratio * max(best, base))
         return self.critical / reach, self.critical * reach, highest
 
+    def _narrowed(self, table: SweepTable, near: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the lrs that narrow the bracket around the onset of instability, as far as it is wanted."""
+        sweep, bracket = self.sweep, unstable_bracket(table)
+        if sweep.edge_margin is None:
+            return edge_round(table, lanes=sweep.lanes, tolerance=sweep.tolerance, near=near)
+        if bracket is not None and table.best is not None:
+            far = sweep.edge_margin * table.points[table.best].lr / SAME
+            if (bracket.lower or 0.0) >= far:
+                return ()
+        return edge_round(table, lanes=1, tolerance=sweep.tolerance, near=near)
+
     def short_runs(
         self, lrs: Sequence[float], steps: int
     ) -> Generator[list[TrialRequest], None, tuple[float | None, tuple[float, ...]]]:
@@ -250,7 +265,7 @@ class _Rounds:
             low, high, highest = self._limits(table)
             steps = {} if sweep.start is None else {"steps": (4.0,)}
             edge = raise_round(table, highest=highest, near=near, **steps)
-            edge = edge or edge_round(table, lanes=sweep.lanes, tolerance=sweep.tolerance, near=near)
+            edge = edge or self._narrowed(table, near)
             left = (sweep.full_batch_refinements if table.noise_free else sweep.refinements) - refined
             grid = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=sweep.lanes)
             if not grid and not (table.noise_free and left > 0) and (sweep.start is None or not edge):

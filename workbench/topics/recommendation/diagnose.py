@@ -79,8 +79,12 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
         if comparison["adopted"]:
             changes = _changes(config_of(record, comparison["recommended"]["trials"][0]), fields, own)
     elif without_loss(record) and selects_by_loss(record):
-        said = "the loss is not to be minimised, and checkpoints are selected by it"
-        comparison["reason"] = f"Not adopted: {said}; name the metric that counts in select."
+        said = (
+            record.facts.get("not_minimised") or "the loss is not to be minimised, and checkpoints are selected by it"
+        )
+        comparison["reason"] = (
+            f"Not adopted: {said}; name the metric that counts{' (--metric)' if record.facts.get('not_minimised') else ' in select'}."
+        )
     elif comparison["baseline"] and not without_loss(record):
         comparison["reason"] = f"Not adopted: {_no_candidate(record, diagnosis)}."
     if fields["total_steps"] < own["total_steps"]:
@@ -315,6 +319,10 @@ def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
     remedies = {str(ADVICE[name]): name for name in REMEDY_FIELDS}
     done = {str(ADVICE[name]) for name, field in REMEDY_FIELDS.items() if field in changed}
     adopted = bool(found.get("adopted"))
+    if adopted and "peak_lr" in changed:
+        done |= {
+            line for code in _OWN_LR if code in diagnosis for line in diagnosis[code].advice if " peak_lr to " in line
+        }
     if adopted and "peak_lr" in changed and float(found["config"]["peak_lr"]) < float(record.config["peak_lr"]):
         done.add(str(ADVICE["lower_lr"]))  # proven better, it is no last resort, but what was wrong
     held = found.get("candidate") is not None and not adopted  # it had the best learning rate, or a better config

@@ -1,0 +1,167 @@
+"""Scripts of the kinds that people publish: adversarial pairs, LBFGS, a warmup in epochs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workbench as wb
+from workbench.cli import main
+from workbench.config import TrainConfig
+from workbench.instruments.observer import LoopObserver
+from workbench.instruments.taps import TAPS
+from workbench.playbook.program import diagnose_program
+from workbench.programs.change import Change
+from workbench.programs.command import Outcome
+from workbench.programs.trainer import Program, ProgramTrainer
+from workbench.record.write import StudyWriter
+
+PAIR = """
+import torch
+torch.manual_seed(0)
+generator, judge = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+of_judge = torch.optim.Adam(judge.parameters(), lr=0.01)
+of_generator = torch.optim.Adam(generator.parameters(), lr=0.01)
+against = torch.nn.functional.binary_cross_entropy_with_logits
+for k in range(30):
+    real, made = torch.randn(16, 2) + 1, generator(torch.randn(16, 2))
+    of_judge.zero_grad()
+    (against(judge(real), torch.ones(16, 1)) + against(judge(made.detach()), torch.zeros(16, 1))).backward()
+    of_judge.step()
+    of_generator.zero_grad()
+    against(judge(made), torch.ones(16, 1)).backward()
+    of_generator.step()
+    print(f"distance {(made.mean(0) - 1).norm().item():.4f}")
+"""
+
+
+def folder(tmp_path: Path, text: str) -> Path:
+    place = tmp_path / "mine"
+    place.mkdir()
+    (place / "train.py").write_text(textwrap.dedent(text))
+    return place
+
+
+def diagnose(place: Path, **options: Any) -> wb.Diagnosis:
+    return diagnose_program(["python", "train.py"], place.parent / "study", folder=place, threads=1, seeds=1, **options)
+
+
+def test_losses_of_an_adversarial_pair_tell_nothing_and_a_metric_does(tmp_path: Path) -> None:
+    place = folder(tmp_path, PAIR)
+    found = diagnose(place)
+    assert found.cost["trials"] == 1
+    for code in ("lr.best", "stability.divergent"):
+        assert (found[code].status, "losses of their own" in found[code].summary) == ("not_measured", True)
+    assert "--metric" in (found.recommendation or {})["reason"]
+    by_metric = diagnose_program(
+        ["python", "train.py"], tmp_path / "other", folder=place, threads=1, seeds=1, metric="distance ([0-9.]+)"
+    )
+    assert by_metric.cost["trials"] == 3
+    assert "distance" in (by_metric.recommendation or {})["reason"]
+
+
+def lbfgs(factor: float, lr: float) -> list[float]:
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(5))
+    optimizer = torch.optim.LBFGS([w], lr=lr, max_iter=3)
+    observer = LoopObserver(lambda _: None, intervention=Change(factor=factor))
+    TAPS.add(observer)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (w**2).sum() + (w**4).sum()
+        loss.backward()
+        return loss
+
+    try:
+        return [optimizer.step(closure).item() for _ in range(4)]
+    finally:
+        TAPS.remove(observer)
+
+
+def test_a_learning_rate_is_changed_where_it_is_read_before_the_closure() -> None:
+    assert lbfgs(2.0, 0.1) == lbfgs(1.0, 0.2) != lbfgs(1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("lr", "status"),
+    [(lambda k: 1e-9 if k < 12 else 0.1, "not_measured"), (lambda _: 1e-9, "fail"), (lambda _: 0.1, "ok")],
+)
+def test_an_update_that_rounding_swallows_is_no_fault_where_the_learning_rate_warms_up(
+    tmp_path: Path, lr: Callable[[int], float], status: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))  # 1 - 1e-9 * gradient is 1 in float32
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for k in range(20):
+            optimizer.param_groups[0]["lr"] = lr(k)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert run.diagnose()["loop.no_update"].status == status
+
+
+def test_a_program_whose_own_settings_are_the_ones_to_keep_is_healthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    torch.manual_seed(0)
+    x = torch.randn(640, 10)
+    loader = DataLoader(TensorDataset(x, (x @ torch.linspace(-1, 1, 10) > 0).long()), batch_size=16, shuffle=True)
+    model = torch.nn.Linear(10, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    """
+    place = folder(tmp_path, text)
+    monkeypatch.chdir(place)
+    assert main(["diagnose", "--threads", "1", "--out", str(tmp_path / "study"), "--", "python", "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert "Diagnosis of train: ok (" in out
+
+
+def test_a_run_that_is_the_beginning_of_another_is_not_made_again(tmp_path: Path) -> None:
+    made: list[tuple[float, int | None]] = []
+
+    class Counted:
+        name, shown, settings, patterns = "counted", "counted", {}, {}
+
+        def run(self, scratch: Path, trial: dict[str, Any], *, threads: int | None = None) -> Outcome:
+            made.append((trial["factor"], trial["stop_after"]))
+            updates = trial["stop_after"] or 20
+            losses = [trial["factor"] / (k + 1) for k in range(updates)]
+            told = [{"update": k, "name": "val_loss", "value": float(k)} for k in (10, 15)]
+            return Outcome(
+                columns={"loss": losses, "lr": [0.1] * updates}, metrics=[t for t in told if t["update"] < updates], facts={}, code=0,
+                seconds=1.0, start_s=0.0, tail="",
+            )  # fmt: skip
+
+    own = TrainConfig(peak_lr=0.1, total_steps=20, batch_size=4, select="validation/loss")
+    program = Program(command=Counted(), config=own)  # type: ignore[arg-type]
+    whole, other = own.replace(peak_lr=0.2), own.replace(peak_lr=0.4)
+    study = StudyWriter.open(tmp_path / "study", kind="program", workload="counted", config=own.to_dict(), settings={})
+    trainer = ProgramTrainer()
+    for config in (
+        whole,
+        whole.replace(total_steps=10),
+        other.replace(total_steps=10),
+        other,
+        other.replace(shared_seed=1),
+    ):
+        trainer.run_trials(program, [config], study, stage="probe")
+    study.close()
+    assert made == [(2.0, None), (4.0, 10), (4.0, None), (4.0, None)]
+    record = wb.open(tmp_path / "study")
+    losses = record.steps.set_index("trial")["loss"]
+    assert losses[1].tolist() == losses[0].tolist()[:10]
+    assert record.evals[record.evals["trial"] == 1]["split"].tolist().count("validation") == 0
+    assert record.trials["seconds"].tolist() == [1.0, 0.0, 1.0, 1.0, 1.0]
