@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +170,37 @@ def test_a_run_that_is_the_beginning_of_another_is_not_made_again(tmp_path: Path
     assert losses[1].tolist() == losses[0].tolist()[:10]
     assert record.evals[record.evals["trial"] == 1]["split"].tolist().count("validation") == 0
     assert record.trials["seconds"].tolist() == [1.0, 0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_command_from_outside_ends_the_program_too(tmp_path: Path, how: signal.Signals) -> None:
+    text = """
+    import os, sys, time, torch
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    while True:
+        optimizer.zero_grad(); w.square().sum().backward(); optimizer.step(); time.sleep(0.1)
+    """
+    place, told = folder(tmp_path, text), tmp_path.parent / f"{tmp_path.name}-pid"
+    words = [
+        sys.executable,
+        "-c",
+        f"import signal, sys; from workbench.cli import main; signal.signal({how.value}, signal.SIG_DFL); sys.exit(main())",
+    ]
+    with subprocess.Popen(
+        [*words, "diagnose", "--threads", "1", "--out", str(tmp_path / "study"), "--", "python", "train.py", str(told)],
+        cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as job:  # fmt: skip
+        try:
+            until = time.monotonic() + 120
+            while not (told.exists() and told.read_text()) and time.monotonic() < until:
+                time.sleep(0.1)
+            job.send_signal(how)
+            assert job.wait(60) == 130
+        finally:
+            job.kill()
+    pid = int(told.read_text())
+    told.unlink()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

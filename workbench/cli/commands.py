@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shlex
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -47,7 +48,9 @@ def diagnose(args: argparse.Namespace) -> int:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
     if "--" in args.words:
         words = args.words[args.words.index("--") + 1 :]
-        return _show_diagnosis(_program(args, words), args.fail_on, heading="Lines to change")
+        with _ended_like_ctrl_c():
+            found = _program(args, words)
+        return _show_diagnosis(found, args.fail_on, heading="Lines to change")
     if args.rest:
         raise UsageError(
             f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains stands behind --."
@@ -307,6 +310,18 @@ def serve(args: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return RAN
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Have a closed terminal and SIGTERM do what Ctrl-C does, where they would end this process alone and leave the person's program running."""
+    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(name, _as_ctrl_c) for name in names if signal.getsignal(name) == signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for name, does in before.items():
+            signal.signal(name, does)
 
 
 def _as_ctrl_c(_: int, frame: FrameType | None) -> None:
