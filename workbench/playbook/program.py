@@ -130,7 +130,8 @@ def walk(
 
 def _walk(session: ProgramSession, proof: Proof | None) -> None:
     session.trial(session.config, stage=Role.BASELINE)
-    if any(f.status == "fail" for f in diagnose_loop(session.record)):
+    looked = diagnose_loop(session.record)
+    if by_faults(looked) or any(f.status == "fail" for f in looked):
         return  # mend it first: no comparison of learning rates holds until then
     config = session.config
     program: Any = session.workload
@@ -217,7 +218,7 @@ def judge_program(record: StudyRecord) -> Diagnosis:
     found = settled_by_proof(record, found, recommendation)
     recommendation |= {"paste": lines_to_change(record, recommendation)}
     if (mend := by_faults(found)) and len(record.trials) == 1:
-        fault = next(f for f in causes_first(found.findings) if f.status == "fail" and f.advice)
+        fault = next(f for f in causes_first(found.findings) if f.status in ("fail", "warn") and f.advice)
         recommendation |= {"paste": fault.advice[0], "reason": f"Nothing else was tried: {mend}."}
         untold = f"Not measured: {mend}."
         moot = [
