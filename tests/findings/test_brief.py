@@ -1,8 +1,8 @@
-"""What the terminal shows of a diagnosis: every trouble and every measurement in full, the rest by its codes."""
+"""What a terminal shows of a diagnosis: every trouble and every measurement in full, what is well as a number."""
 
 from __future__ import annotations
 
-from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.diagnosis import MAX_ROWS, Diagnosis
 from workbench.findings.finding import Finding
 
 
@@ -12,34 +12,32 @@ def diagnosis(*findings: tuple[str, str]) -> Diagnosis:
 
 
 def test_trouble_and_measurements_stay_and_the_rest_is_counted() -> None:
-    made = diagnosis(
-        ("data.labels", "ok"), ("lr.best", "ok"), ("stability.early", "warn"), ("input.bound", "not_measured"), ("data.scale", "ok"),
-    )  # fmt: skip
-    head, *lines = made.brief.splitlines()
-    assert head == repr(made).splitlines()[0] == "Diagnosis of mine: warn (1 warn, 1 not_measured, 3 ok)"
-    assert [line.split()[2] for line in lines] == ["stability.early", "input.bound", "lr.best", "2"]
-    assert lines[-1] == "  + ok           2 more: data.labels, data.scale"
-    assert "About data.labels." in repr(made)
+    well = [(f"data.{k}", "ok") for k in range(MAX_ROWS)]
+    made = diagnosis(*well, ("lr.best", "ok"), ("input.bound", "not_measured"), ("stability.early", "warn"))
+    head, *lines = repr(made).splitlines()
+    assert head == f"Diagnosis of mine  [warn]  1 warn, 1 not measured, {MAX_ROWS + 1} ok"
+    assert [line.split()[:2] for line in lines] == [
+        ["!", "stability.early"], ["+", "lr.best"], ["?", "input.bound"], ["+", str(MAX_ROWS)],
+    ]  # fmt: skip
 
 
-def test_nothing_to_fold_is_the_whole_diagnosis() -> None:
-    made = diagnosis(("lr.best", "ok"), ("lr.at_edge", "fail"))
-    assert made.brief == repr(made)
-    assert diagnosis().brief == repr(diagnosis())
+def test_of_few_every_finding_has_a_line_and_the_measurement_comes_first() -> None:
+    made = diagnosis(("lr.grid_edge", "ok"), ("lr.unstable", "not_measured"), ("lr.best", "ok"))
+    assert [line.split()[1] for line in repr(made).splitlines()[1:]] == ["lr.best", "lr.unstable", "lr.grid_edge"]
 
 
 def test_what_is_said_alike_is_said_once_with_all_its_codes() -> None:
     codes = [f"hosts.code_{k}" for k in range(9)]
     alone = Finding(code="hosts.wrapped", status="fail", summary="Nobody was called.")
     alike = [Finding(code=code, status="not_measured", summary="Not measured: nobody was called.") for code in codes]
-    head, first, *lines = Diagnosis(findings=(*alike[:4], alone, *alike[4:])).brief.splitlines()
-    assert "1 fail, 9 not_measured" in head
+    head, first, *lines = repr(Diagnosis(findings=(*alike[:4], alone, *alike[4:]))).splitlines()
+    assert "1 fail, 9 not measured" in head
     assert "hosts.wrapped" in first
     text = " ".join(" ".join(lines).split())
-    assert text == f"? not_measured 9 alike: {', '.join(codes)}. Not measured: nobody was called."
+    assert text == f"? 9 alike: {', '.join(codes)}. Not measured: nobody was called."
     assert max(map(len, lines)) <= 110
     other = Finding(code="a.b", status="warn", summary=alike[0].summary)
-    assert len(Diagnosis(findings=(other, alike[0])).brief.splitlines()) == 3, "another status is another thing"
+    assert len(repr(Diagnosis(findings=(other, alike[0]))).splitlines()) == 3, "another status is another thing"
 
 
 def test_the_advice_of_what_is_not_well_comes_worst_first_and_once() -> None:
@@ -60,18 +58,6 @@ def test_the_advice_of_what_is_not_well_comes_worst_first_and_once() -> None:
     assert max(map(len, lines)) <= 100
     assert made.advised("a.a").splitlines()[-1] == "- Rest."
     assert Diagnosis(findings=made.findings[:1]).advised() == ""
-
-
-def test_a_notebook_tells_a_reason_for_not_measuring_once_and_every_verdict_by_itself() -> None:
-    reason, well = "Not measured: no candidate fits.", "No residual connection."
-    findings = [
-        Finding(code=f"warmup.{name}", status="not_measured", summary=reason) for name in ("needed", "over_cap")
-    ]
-    findings += [Finding(code=f"architecture.{name}", status="ok", summary=well) for name in ("a", "b")]
-    shown = repr(Diagnosis(findings=tuple(findings)))
-    assert shown.count(reason) == 1
-    assert "2 alike: warmup.needed, warmup.over_cap." in shown
-    assert shown.count(well) == 2
 
 
 def test_a_long_summary_goes_on_below_its_own_beginning() -> None:

@@ -67,8 +67,8 @@ def test_nothing_is_lost_and_ranking_again_changes_nothing() -> None:
                 *found("lr.unstable", status="not_measured")]  # fmt: skip
     ranked = causes_first(findings)
     assert [(f.code, f.status) for f in ranked] == [
-        ("data.scale", "warn"), ("stability.early", "fail"), ("lr.too_high", "warn"), ("lr.unstable", "not_measured"),
-        ("lr.best", "ok"), ("data.labels", "ok"),
+        ("data.scale", "warn"), ("stability.early", "fail"), ("lr.too_high", "warn"), ("lr.best", "ok"),
+        ("lr.unstable", "not_measured"), ("data.labels", "ok"),
     ]  # fmt: skip
     assert causes_first(ranked) == ranked
     assert {f.code for f in ranked if f.advice} == {"data.scale", "lr.unstable", "lr.best", "data.labels"}
@@ -93,15 +93,14 @@ def test_an_alarm_on_data_loop_loss_or_model_stops_tuning_and_a_remark_does_not(
 
 def test_terminal_notebook_and_page_name_what_follows_under_its_cause() -> None:
     said = Diagnosis(findings=tuple(found("stability.early!", "lr.too_high", "data.worker_rng")), workload="mine")
-    head, cause, follows, other = said.brief.splitlines()
-    assert head == "Diagnosis of mine: fail (2 warn; 1 more follows from these)"
+    head, cause, follows, other = repr(said).splitlines()
+    assert head == "Diagnosis of mine  [fail]  2 warn; 1 more follows from these"
     assert "data.worker_rng" in cause
     assert "lr.too_high" in follows
     assert other.split() == ["From", "it", "follow:", "x", "stability.early"]
-    assert "About stability.early!." in repr(said)
     rows = said.rows()["findings"]
     assert [(f["code"], f["follows_from"]) for f in rows][-1] == ("stability.early", "lr.too_high")
-    html = verdict_table("head", said.findings)
-    assert html.index("<code>lr.too_high") < html.index("1 more follow") < html.index("<code>stability.early")
+    html = verdict_table(said)
+    assert html.index("<code>lr.too_high") < html.index("1 more follow from it") < html.index("<code>stability.early")
     assert "Mend stability.early" not in html
     assert said.advised() == "- Mend data.worker_rng.\n- Mend lr.too_high."

@@ -55,21 +55,21 @@ def test_a_loss_of_zero_lies_at_the_lower_edge_of_a_logarithmic_axis() -> None:
 @pytest.mark.parametrize("peak", [1e6, 2.5e36, 1e308])
 def test_a_run_that_blows_up_leaves_the_others_readable(peak: float) -> None:
     ax = curves(FALLING, [2.0, 50.0, peak, 3.0, np.nan])
-    assert ax.get_ylim()[1] == pytest.approx(2e4)
+    assert ax.get_ylim()[1] == pytest.approx(20)
     low, high = np.log(ax.get_ylim())
     assert np.ptp(np.log(FALLING)) > 0.4 * (high - low)
     (mark,) = [line for line in ax.lines if line.get_marker() == "^"]
-    assert [float(v[0]) for v in mark.get_data()] == pytest.approx([2, 2e4])
+    assert [float(v[0]) for v in mark.get_data()] == pytest.approx([1, 20])
     labels = ax.get_legend_handles_labels()[1]
-    said = short(peak) if peak < 1e100 else "1e100 and more"
-    assert any(label == f"lr 0.2, leaves at ▲, up to {said}" for label in labels)
-    assert not any("leaves" in label for label in labels if label.startswith("lr 0.1"))
+    said = short(peak) if peak < 1e100 else "> 1e100"
+    assert any(label == f"lr 0.2, off scale at ▲ (max {said})" for label in labels)
+    assert not any("off scale" in label for label in labels if label.startswith("lr 0.1"))
 
 
 def test_negative_losses_beside_a_blow_up_can_be_read() -> None:
     ax = curves(np.linspace(3, -4, 60), [3.0, 1e20, 5.0])
     assert ax.get_yscale() == "symlog"
-    assert ax.get_ylim()[1] == pytest.approx(3e4)
+    assert ax.get_ylim()[1] == pytest.approx(30)
     assert ydata(ax, 0) == pytest.approx(np.linspace(3, -4, 60))
     heights = ax.transAxes.inverted().transform(ax.transData.transform([(0, 3), (0, -4)]))[:, 1]
     assert heights[0] - heights[1] > 0.15

@@ -190,8 +190,7 @@ def test_an_unfinished_study_decides_nothing(state: str) -> None:
     record.trials.loc[[0, 3], "state"] = state
     said = rows(record, diagnosis())
     assert f"Not complete: 2 {state}; the same command goes on from there." in said["Trained"]
-    assert said["To change"] == "Not decided: the study is not complete."
-    assert "Gain" not in said
+    assert said["Config"] == f"Not decided: 2 {state}."
 
 
 def test_what_a_record_says_is_redacted() -> None:

@@ -138,7 +138,7 @@ def twin(loss, lr=0.01, **changed):
 @pytest.mark.parametrize(("loss", "status", "said"), [
     (falling(), "ok", "trains alike"), (falling(0.01), "ok", "trains alike"),
     (falling(0.5), "warn", "its end loss is higher by 0.5"),
-    (BLOWN, "warn", "stable here, lastingly unstable there"),
+    (BLOWN, "warn", "stable here, unstable without recovery there"),
 ])  # fmt: skip
 def test_two_forms_are_held_against_each_other_by_a_run_of_each(loss, status, said):
     r = study(*OWN_ADAM, twin(loss, rules="playbook"), optimizer="adam", peak_lr=0.01, facts=FORMS)

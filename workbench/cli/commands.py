@@ -108,12 +108,13 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
 
 def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None, *, heading: str | None = None) -> int:
     """Print a diagnosis, what to change and try, and what it cost; return the exit code."""
-    print(diagnosis.brief)
+    print(diagnosis)
     if diagnosis.recommendation:
         own = heading is None and not diagnosis.recommendation.get("changed")
         print(f"\n{heading or 'Config to train with'}{' (unchanged)' if own else ''}:")
         print(diagnosis.recommendation["paste"])
-        print(diagnosis.recommendation.get("reason", ""))
+        if diagnosis.recommendation.get("candidate"):  # else the answer about the config has said it
+            print(diagnosis.recommendation["reason"])
     _print_next(diagnosis)
     cost = diagnosis.cost
     runs = cost.get("baseline_runs")
@@ -154,7 +155,7 @@ def judge(args: argparse.Namespace) -> int:
     )
     diagnosis = judged(record, out=args.out, command=_typed(args))
     told, rest = without_the_rest(diagnosis)
-    print(told.brief)
+    print(told)
     if advice := told.advised():
         print(advice)
     print(f"\nRead:      {record}")
@@ -191,7 +192,7 @@ def input_pipeline(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
         command=_typed(args),
     )
-    print(diagnosis.brief)
+    print(diagnosis)
     if advice := diagnosis.advised("input.bound"):
         print(advice)
     if diagnosis.path is not None:
@@ -222,7 +223,7 @@ def hosts(args: argparse.Namespace) -> int:
         out=args.out,
         command=_typed(args),
     )
-    print(diagnosis.brief)
+    print(diagnosis)
     if advice := diagnosis.advised():
         print(advice)
     print("\nThe five areas:", *(f"  {area:<14} {status}" for area, status in areas.items()), sep="\n")

@@ -40,36 +40,36 @@ ADVICE: dict[str, Advice] = {
     "warmup": Advice(
         action="Prepend a learning-rate warmup, the shortest that is stable at ten times the unstable lr",
         clause="F2.1, F3.6",
-        gain="the best remedy for early instability; it opens larger peak learning rates and lengthens the run by its steps",
+        gain="the best remedy for early instability; it allows larger peak learning rates and lengthens the run by its steps",
         cost="short trials and one full run, about 2 baseline runs",
         study="warmup.Study",
     ),
     "clipping": Advice(
         action="Clip the gradient norm, at first at the 90th percentile of the norms of a stable run",
         clause="F2.2, F4.9",
-        gain="helps early and in the middle, and most where single batches have outlier gradients",
-        cost="one full run a threshold, together as lanes",
+        gain="helps early and in mid-training, most where single batches have outlier gradients",
+        cost="one full run per threshold, trained in parallel",
         study="clipping.Study",
     ),
     "optimizer": Advice(
         action="Try another optimizer: Adam sometimes copes where momentum does not",
         clause="F2.3",
-        gain="another range of learning rates that train, wider or narrower",
-        cost="a learning-rate sweep for each rule, together as lanes, about 15 baseline runs a rule, or less with steps=...",
+        gain="another range of learning rates that train, which may be wider",
+        cost="a learning-rate sweep per optimizer, trained in parallel: about 15 baseline runs each, fewer with steps=...",
         study="optimizers.Study",
     ),
     "architecture": Advice(
-        action="Use the practices of the architecture: residual connections, normalisation before the addition as in "
-        "x + Norm(f(x)), residual branches that begin at zero",
+        action="Change the architecture: add residual connections, normalise before the addition as in "
+        "x + Norm(f(x)), initialise residual branches to zero",
         clause="F2.4 to F2.8",
         gain="a larger stable lr, the more so the deeper the model",
-        cost="a change of the model and a diagnosis of its own",
+        cost="a change of the model, and another diagnosis",
     ),
     "lower_lr": Advice(
         action="Lower the learning rate only as the last resort: it hides the instability instead of curing it",
         clause="F2.9",
-        gain="stable, and slower for it",
-        cost="nothing; the sweep has trained it already",
+        gain="stable, but slower",
+        cost="none; the sweep has trained it already",
     ),
 }
 _ORDER: dict[Kind, tuple[str, ...]] = {

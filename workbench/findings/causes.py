@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from workbench.findings.finding import STATUSES, Finding
+from workbench.findings.finding import MEASUREMENTS, STATUSES, Finding
 
 _PLACES = (
     "data.nonfinite", "data.labels", "data.no_signal", "data.leakage", "data.duplicates", "data.unshuffled",
@@ -135,7 +135,8 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings in the order in which to read them, each alarm that follows from another with `follows_from` set.
 
     Alarms first: what stands for itself by severity and then along the chain from data to checkpoints, remarks after the rest of
-    their severity; then what follows from these, without advice; then what was not measured, and what is well, in the order given.
+    their severity; then what follows from these, without advice; then measurements, what was not measured, and what is well, each in
+    the order given.
     """
     found = list(findings)
     places = [*_PLACES, ""]
@@ -145,8 +146,9 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     def key(finding: Finding) -> tuple[int, ...]:
         status = STATUSES.index(finding.status)
         if finding.code not in roots:
-            return (status,)
-        remark = REMARKS.index(_key(finding.code, REMARKS)) + 1 if _is(finding.code, REMARKS) else 0
+            measures = finding.status == "ok" and finding.code in MEASUREMENTS
+            return (2, not measures, status)
+        remark = REMARKS.index(_key(finding.code, REMARKS)) + 1 if is_remark(finding.code) else 0
         return (1, roots[finding.code] != finding.code, status, remark, alarms[finding.code])
 
     def marked(finding: Finding) -> Finding:
@@ -168,6 +170,11 @@ def and_more(findings: Iterable[Finding]) -> str:
     """Return "; 7 more follow from these", the end of a count of what stands for itself; "" where all does."""
     folded = sum(f.follows_from is not None for f in causes_first(findings))
     return f"; {folded} more {'follow' if folded > 1 else 'follows'} from these" if folded else ""
+
+
+def is_remark(code: str) -> bool:
+    """Tell whether an alarm of this code is good to know, and no reason why training would fail."""
+    return _is(code, REMARKS)
 
 
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError
+from workbench.findings.answers import Answer, answers
 from workbench.findings.audited import Audited
 from workbench.findings.causes import and_more, causes_first, listed
-from workbench.findings.finding import MEASUREMENTS, SYMBOLS, Finding, Status, said_alike, worst
+from workbench.findings.finding import MEASUREMENTS, STATUSES, SYMBOLS, Finding, Status, said_alike, worst
 from workbench.record.json_values import to_json
 
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
@@ -30,31 +31,36 @@ _COLOURS = {
 _LEFT = "text-align: left; vertical-align: top"
 
 
-def verdict_table(head: str, findings: Sequence[Finding]) -> str:
-    """Return a heading and a table of findings, causes first; of many, what is well and measures nothing is folded into one line.
+def verdict_table(diagnosis: Diagnosis) -> str:
+    """Return the verdict as HTML in which every text is escaped: badge, answers, and a table of the findings that no answer tells.
 
-    Args:
-        head: one line above the table.
-
-    Returns:
-        HTML in which every text is escaped.
+    Causes come first; of many findings, what is well and measures nothing is folded into one line.
     """
-    few = len(findings) <= MAX_ROWS
-    after = {f.code: then for f, then in listed(findings)}
-    ranked = [f for f, _ in listed(findings)]
-    told = [f for f in ranked if few or f.status != "ok" or f.code in MEASUREMENTS]
-    rest = [f for f in ranked if f not in told]
+    told, rest = diagnosis.told()
+    after = {f.code: then for f, then in listed(diagnosis.findings)}
     columns = ("status", "finding", "what was found", "value", "clause")
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
     advised: set[str] = set()
     groups = said_alike(told, joins=lambda f: not after[f.code])
     rows = "\n".join(_table_row(alike, advised, after[alike[0].code]) for alike in groups)
-    parts = [f"<p><strong>{escape(head)}</strong></p>"]
+    parts = [f"<p><strong>{escape(diagnosis.title)}</strong> {_badge(diagnosis.verdict)} {escape(diagnosis.tally)}</p>"]
+    if diagnosis.answers:
+        lines = (
+            f'<tr><th scope="row" style="{_LEFT}; white-space: nowrap">{escape(a.question)}</th>'
+            f'<td style="{_LEFT}">{_badge(a.status)}</td><td style="{_LEFT}">{escape(a.text)}</td></tr>'
+            for a in diagnosis.answers
+        )
+        parts.append("<table>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
     if told:
         parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")
     if rest:
-        parts.append(_folded(f"{SIGNS['ok'][0]} {len(rest)} more are ok", rest))
+        parts.append(_folded(f"{SIGNS['ok'][0]} {len(rest)} {'more are ok' if told else 'checks are ok'}", rest))
     return "\n".join(parts)
+
+
+def _badge(status: Status) -> str:
+    symbol, word = SIGNS[status]
+    return f'<span style="color: {_COLOURS[status]}; white-space: nowrap"><strong>{symbol} {word}</strong></span>'
 
 
 def _folded(title: str, findings: Sequence[Finding], *, signs: bool = False) -> str:
@@ -67,7 +73,6 @@ def _folded(title: str, findings: Sequence[Finding], *, signs: bool = False) -> 
 def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[Finding]) -> str:
     """Return the row of findings that say the same of several codes, with what follows from it and the first advice that no row above gave."""
     finding = alike[0]
-    symbol, word = SIGNS[finding.status]
     lines = [line for line in finding.advice[:1] if finding.status != "ok" and line not in advised]
     advised.update(lines)
     advice = "".join(f"<br>Try: {escape(line)}" for line in lines)
@@ -75,7 +80,7 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
     value = "" if finding.value is None else f"{finding.value:.4g} {escape(finding.unit or '')}".strip()
     clauses = dict.fromkeys(f.clause for f in alike if f.clause)
     cells = (
-        f'<span style="color: {_COLOURS[finding.status]}; white-space: nowrap"><strong>{symbol} {word}</strong></span>',
+        _badge(finding.status),
         "<br>".join(f"<code>{escape(f.code)}</code>" for f in alike),
         escape(finding.summary) + advice + follow,
         value,
@@ -153,29 +158,51 @@ class Diagnosis:
             "recommendation": to_json(self.recommendation),
         }
 
-    def __repr__(self) -> str:
-        """Return the verdict, how many findings have which status, and one line per finding, causes first; a reason for not measuring is told once."""
-        return "\n".join([self._head, *_told(listed(self.findings), lambda f: f.status == "not_measured", _whole)])
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The four questions that a training is asked, answered; none of a study that asks for less than all of them."""
+        return answers(self.findings, self.recommendation)
 
     @property
-    def brief(self) -> str:
-        """The repr with what is well and measures nothing in one paragraph of codes, and what is said alike said once, for a terminal."""
-        told = [(f, then) for f, then in listed(self.findings) if f.status != "ok" or f.code in MEASUREMENTS]
-        rest = [f.code for f in self.findings if f.status == "ok" and f.code not in MEASUREMENTS]
-        well = [_paragraph("ok", f"{len(rest)} more: {', '.join(rest)}")] if rest else []
-        return "\n".join([self._head, *_told(told, lambda _: True, _codes), *well])
+    def title(self) -> str:
+        """What was diagnosed."""
+        return f"Diagnosis of {self.workload or 'a record'}"
+
+    @property
+    def tally(self) -> str:
+        """How many findings that stand for themselves have which status."""
+        counts = Counter(f.status for f, _ in listed(self.findings))
+        shown = ", ".join(f"{counts[s]} {SIGNS[s][1]}" for s in STATUSES if counts[s]) or "nothing was looked at"
+        return f"{shown}{and_more(self.findings)}"
+
+    def told(self) -> tuple[list[Finding], list[Finding]]:
+        """Return the findings that a reader is shown in full beside the answers, causes first; and those that are well, to be folded."""
+        few = len(self.findings) <= MAX_ROWS
+        ranked = [f for f, _ in listed(self.findings)]
+        answered = {code for answer in self.answers for code in answer.codes}
+        told = [f for f in ranked if few or f.status != "ok" or f.code in MEASUREMENTS]
+        return [f for f in told if f.code not in answered], [f for f in ranked if f not in told]
+
+    def __repr__(self) -> str:
+        """Return the verdict for a terminal: answers, then what none of them tells, causes first; what is said alike is said once."""
+        told, rest = self.told()
+        lines = [f"{self.title}  [{SIGNS[self.verdict][1]}]  {self.tally}"]
+        lines += [_paragraph(a.status, a.text, a.question, wide=17) for a in self.answers]
+        after = {f.code: then for f, then in listed(self.findings)}
+        for answer in self.answers:
+            lines += _codes([f for code in answer.codes for f in after.get(code, ())], said=answer.codes)
+        lines += _told([(f, after[f.code]) for f in told])
+        if rest:
+            lines.append(
+                _paragraph("ok", f"{len(rest)} {'more' if told else 'checks'}, each with its evidence in the report")
+            )
+        return "\n".join(lines)
 
     def advised(self, *also: str) -> str:
         """Return the advice of what is not well, causes first and each once, for a terminal; empty where there is none."""
         told = [f for f in causes_first(self.findings) if f.status != "ok" or f.code in also]
         lines = dict.fromkeys(line for finding in told for line in finding.advice)
         return "\n".join(textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in lines)
-
-    @property
-    def _head(self) -> str:
-        counts = Counter(f.status for f, _ in listed(self.findings))
-        shown = ", ".join(f"{number} {status}" for status, number in counts.items())
-        return f"Diagnosis of {self.workload or 'a record'}: {self.verdict} ({shown}{and_more(self.findings)})"
 
     def rows(self) -> dict[str, Any]:
         """Return the verdict in short, for a notebook's output: no evidence, numbers to six digits."""
@@ -186,49 +213,41 @@ class Diagnosis:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:  # noqa: ARG002
         return {
             "text/plain": repr(self),
-            "text/html": verdict_table(self._head, self.findings),
+            "text/html": verdict_table(self),
             "application/vnd.workbench.verdict+json": self.rows(),
         }
 
 
-def _paragraph(status: Status, text: str, code: str = "") -> str:
+def _paragraph(status: Status, text: str, code: str = "", *, wide: int = 26) -> str:
     """Return a line of one status, continued below its text where it is long."""
-    start = f"  {SYMBOLS[status]} {status:<12} " + (f"{code:<26} " if code else "")
+    start = f"  {SYMBOLS[status]} " + (f"{code:<{wide}} " if code else "")
     below = " " * (len(start) if code else len(start) + 2)
     return textwrap.fill(start + text, WIDTH, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
 
 
-def _told(
-    told: Sequence[tuple[Finding, Sequence[Finding]]],
-    joins: Callable[[Finding], bool],
-    below: Callable[[Sequence[Finding]], list[str]],
-) -> list[str]:
+def _told(told: Sequence[tuple[Finding, Sequence[Finding]]]) -> list[str]:
     """Return one paragraph a group of findings that say the same, each with what follows from it below."""
     after = {f.code: then for f, then in told}
     lines = []
-    for group in said_alike((f for f, _ in told), joins=lambda f: joins(f) and not after[f.code]):
+    for group in said_alike((f for f, _ in told), joins=lambda f: not after[f.code]):
         finding, codes = group[0], ", ".join(f.code for f in group)
         if len(group) > 1:
             lines.append(_paragraph(finding.status, f"{len(group)} alike: {codes}. {finding.summary}"))
         else:
             lines.append(_paragraph(finding.status, finding.summary, finding.code))
-        lines += below(after[finding.code])
+        lines += _codes(after[finding.code])
     return lines
 
 
-def _codes(followers: Sequence[Finding]) -> list[str]:
+def _codes(followers: Sequence[Finding], *, said: Sequence[str] = ()) -> list[str]:
     """Return the codes of what follows from a finding, in one paragraph."""
-    text = "From it follow: " + ", ".join(f"{SYMBOLS[f.status]} {f.code}" for f in followers)
+    of = f"From {', '.join(said)} follow: " if said else "From it follow: "
+    text = of + ", ".join(f"{SYMBOLS[f.status]} {f.code}" for f in followers)
     return [_below(text)] if followers else []
 
 
-def _whole(followers: Sequence[Finding]) -> list[str]:
-    """Return what follows from a finding, each by its own sentence."""
-    return [_below(f"follows: {SYMBOLS[f.status]} {f.code} {f.summary}") for f in followers]
-
-
 def _below(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=" " * 17, subsequent_indent=" " * 19)  # under the code
+    return textwrap.fill(text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 6)  # under the code
 
 
 def _six(value: Any) -> Any:

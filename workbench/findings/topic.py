@@ -26,6 +26,7 @@ class Figure:
         kind: of study that the figure belongs to, left out of the reports of all others; None belongs to any.
         size: width and height in inches; up to `NARROW` a figure is read on a phone as it is, a wider one scrolls there.
         numbers: `(record, diagnosis) -> sentence` with a few numbers of what is drawn, where no finding says them.
+        applies: `(record, diagnosis) -> bool`, whether it shows anything that a sentence does not; None is always.
         alone: whether these numbers say all, because the findings speak of the whole study.
     """
 
@@ -38,6 +39,7 @@ class Figure:
     kind: str | None = None
     size: tuple[float, float] = (NARROW, 3.4)
     numbers: Callable[[Any, Diagnosis], str] | None = None
+    applies: Callable[[Any, Diagnosis], bool] | None = None
     alone: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Training losses: one trial's curve, trials of any studies together, and a y axis on which all curves can be read."""
+"""Training losses: one trial's curve over its faint raw values, trials of any studies together, and a y axis on which all can be read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from workbench.curves.smoothing import running_median
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.plots.frames import curve, lr_of
 from workbench.plots.style import (
@@ -27,6 +28,8 @@ from workbench.plots.style import (
 )
 
 Floats = NDArray[np.float64]
+SHARE, WIDEST = 50, 65
+"""A curve is smoothed by the median of one step in `SHARE`, of at most `WIDEST` (rule of thumb); one of fewer steps is not."""
 
 
 def draw_trial_loss(
@@ -42,7 +45,8 @@ def draw_trial_loss(
 ) -> Line2D | None:
     """Draw one trial's training loss in the style number `index`, called by its lr or `label`; None where it has no finite loss.
 
-    One that is `behind` the others is grey and without a label.
+    The line is the centred median of a `SHARE`th of the steps, over the faint raw values. One that is `behind` the others is grey and
+    without a label.
     """
     steps, losses = curve(record, trial, "loss")
     losses = drawable(losses)
@@ -54,19 +58,28 @@ def draw_trial_loss(
             ax, steps, losses, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label="_behind"
         )
     lr = lr_of(record, trial)
-    ratio = "" if np.isnan(relative_to) else f" = {short(lr / relative_to)} x lr*".replace(" 1 x", "")
+    ratio = (
+        "" if np.isnan(relative_to) else f", {short(lr / relative_to)} x the best".replace("1 x the best", "the best")
+    )
     name = label or f"lr {short(lr)}"
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
+    smoothed = losses.copy()
+    smoothed[finite] = running_median(losses[finite], min(losses.size // SHARE, WIDEST) | 1)
+    if not np.array_equal(smoothed, losses, equal_nan=True):
+        draw_curve(
+            ax, steps, losses, color=color, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1.9, label=f"_raw {index}"
+        )
     line = draw_curve(
         ax,
         steps,
-        losses,
+        smoothed,
         color=color,
         linestyle=style,
         linewidth=1.1,
         zorder=2.5 - 0.01 * index,
         label=f"{name}{ratio}" + (f": {note}" if note else ""),
     )
+    line.set_gid(str(index))
     if not finite.all():
         last = int(np.flatnonzero(finite)[-1])
         ended = f"{name} diverged at step {int(steps[~finite][0]):,}"
@@ -83,7 +96,7 @@ def loss_axes(ax: Axes, curves: Sequence[Line2D], *, title: str) -> None:
 
 
 def fit_y(
-    ax: Axes, curves: Sequence[Line2D], *, headroom: float = 1e4, depth: float = 1e-12, margin: float = 0.05
+    ax: Axes, curves: Sequence[Line2D], *, headroom: float = 10.0, depth: float = 1e-6, margin: float = 0.05
 ) -> None:
     """Choose scale and range of the y axis, so that one curve's extremes do not flatten the others.
 
@@ -94,7 +107,7 @@ def fit_y(
     Args:
         curves: lines of `ax`; those with a triangle get another label.
         headroom: upper end of the axis over the largest initial value (rule of thumb).
-        depth: lower end of a logarithmic axis over the same (rule of thumb; far below what float32 losses resolve).
+        depth: lower end of a logarithmic axis over the same (rule of thumb: what lies below is fitted to the last digit).
         margin: space above and below, as a share of the axis.
     """
     shown = [np.asarray(line.get_ydata(), dtype=np.float64) for line in curves]
@@ -109,7 +122,9 @@ def fit_y(
     else:
         _raise_to_floor(ax, curves, float(values[values >= depth * start].min(initial=top)))
         log_scale(ax, "y")
-    low, high = ax.dataLim.minposy if values.min() >= 0 else ax.dataLim.y0, min(ax.dataLim.y1, top)
+    shown = [np.asarray(line.get_ydata(), dtype=np.float64) for line in curves]  # some may have been raised
+    kept = np.concatenate([y[np.isfinite(y)] for y in shown])
+    low, high = float(kept[kept > 0].min() if values.min() >= 0 else kept.min()), min(float(kept.max()), top)
     if low < high:  # a margin of equal height on either side, as it looks on the axis
         to_axis = ax.yaxis.get_transform()
         ends = to_axis.transform(np.array([low, high]))
@@ -133,15 +148,23 @@ def _raise_to_floor(ax: Axes, curves: Sequence[Line2D], floor: float) -> None:
 
 
 def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
-    """Mark where each curve first rises above `top`, and say in its label how far it goes."""
+    """Mark where each curve first rises above `top`, and say in its label how far it goes; one that ends no lower than it began ends there."""
+    raw = {line.get_label(): line for line in ax.lines if str(line.get_label()).startswith("_raw")}
     for line in curves:
         x, y = (np.asarray(data, dtype=np.float64) for data in line.get_data())
         beyond = np.flatnonzero(np.nan_to_num(y, nan=-np.inf) > top)
         if beyond.size:
             label, peak = str(line.get_label()), float(np.nanmax(y))
-            reach = f", up to {short(peak)}" + (" and more" if peak >= LARGEST else "")
-            line.set_label(f"{label}, leaves at ▲" + ("" if "at most" in label else reach))
+            reach = f" (max {'> ' if peak >= LARGEST else ''}{short(peak)})"
+            line.set_label(f"{label}, off scale at ▲" + ("" if "max" in label else reach))
             ax.plot(x[beyond[0]], top, "^", color=line.get_color(), markersize=8, clip_on=False, zorder=6)
+            known = y[np.isfinite(y)]
+            if np.median(known[-len(known) // 10 :]) >= known[0]:
+                for drawn in (line, raw.get(f"_raw {line.get_gid()}")):
+                    if drawn is not None:
+                        kept = np.asarray(drawn.get_ydata(), dtype=np.float64).copy()
+                        kept[beyond[0] + 1 :] = np.nan
+                        drawn.set_ydata(kept)
     for end in _ends(ax):
         end.set_ydata(np.minimum(np.asarray(end.get_ydata(), dtype=np.float64), top))
         end.set_clip_on(False)

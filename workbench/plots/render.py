@@ -26,7 +26,9 @@ from workbench.plots.style import GRID, INK, PALETTE, PAPER, house_style, why_no
 Draw = Callable[[Axes], Any]
 """Draws into the axes it is given, as `lambda ax: plot_x(record, ax=ax)`."""
 CHARACTERS_AN_INCH = 15
-"""Of a caption; more would leave the figure."""
+"""Of a caption or a legend; more would leave the figure."""
+LEGEND_ROW_IN = 0.19
+"""Height of a legend's row, in inches."""
 
 
 class Redrawn:
@@ -160,10 +162,26 @@ def inline_svg(
             return None, reason
         figure = ax.get_figure(root=True)
         assert figure is not None
+        _legend_below(ax, figure)
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", facecolor="none", dpi=144, metadata=nothing)
     return _embed(buffer.getvalue(), key).replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1), None
+
+
+def _legend_below(ax: Axes, figure: Figure) -> None:
+    """Move the legend from the data to below the axes, in as many columns as fit, and make the figure taller by its rows."""
+    legend = ax.get_legend()
+    if legend is None or len(figure.axes) > 1:
+        return
+    handles = [handle for handle in legend.legend_handles if handle is not None]
+    labels = [text.get_text() for text in legend.get_texts()]
+    legend.remove()
+    widest = max(map(len, labels)) + 6  # the sample of the line, and the gap
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * CHARACTERS_AN_INCH) // widest))
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_IN * rows)
+    figure.legend(handles=handles, labels=labels, loc="outside lower left", ncols=columns, frameon=False)
 
 
 def png(draws: Sequence[Draw], *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> bytes:

@@ -1,15 +1,14 @@
-"""The head of the report: five sentences for a colleague who was not there."""
+"""The head of the report: the answers, for a colleague who was not there."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from workbench.curves.seed_comparison import p_words
-from workbench.findings.causes import listed, vetoes_tuning
+from workbench.findings.causes import listed
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding
 from workbench.plots.words import counted, number_text
@@ -20,28 +19,35 @@ MAX_NAMED = 2
 
 
 def summarise(record: Any, diagnosis: Diagnosis, *, width: int = 110) -> str:
-    """Return what was trained, found, is to be changed, what that brings, and how sure it is: five lines for a colleague.
+    """Return the answers, what was trained, and how sure they are: a few lines for a colleague.
 
-    A line that has nothing to say is left out, but for what was trained and what was found.
+    A study that asks for less than the four questions of a whole diagnosis says what was found and what is to be changed.
 
     Args:
         width: columns after which a line is continued below itself.
     """
     rows = summary_rows(record, diagnosis)
+    wide = max(map(len, rows)) + 2
     return "\n".join(
-        textwrap.fill(f"{name + ':':<11}{said}", width, subsequent_indent=" " * 11) for name, said in rows.items()
+        textwrap.fill(f"{name + ':':<{wide}}{said}", width, subsequent_indent=" " * wide) for name, said in rows.items()
     )
 
 
 def summary_rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
     """Return the lines of `summarise` by their names, without secrets."""
-    rows = {
-        "Trained": _trained(record),
-        "Found": _found(diagnosis),
-        "To change": _change(record, diagnosis),
-        "Gain": _gain(record, diagnosis),
-        "How sure": _sure(record, diagnosis),
-    }
+    rows: dict[str, str] = {}
+    left = _left(record)
+    if diagnosis.answers:
+        rows |= {answer.question: answer.text for answer in diagnosis.answers}
+        if left:
+            rows["Config"] = f"Not decided: {left}."
+    else:
+        rows["Found"] = _found(diagnosis)
+        if left:
+            rows["Next"] = f"Not decided: {left}."
+        elif not diagnosis.recommendation:
+            rows["Next"] = _first_advice(diagnosis)
+    rows |= {"Trained": _trained(record), "How sure": _sure(record, diagnosis)}
     return {name: shown_line(said) for name, said in rows.items() if said}
 
 
@@ -85,41 +91,6 @@ def _found(diagnosis: Diagnosis) -> str:
     return " ".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
 
 
-def _change(record: Any, diagnosis: Diagnosis) -> str:
-    found = diagnosis.recommendation
-    if _left(record):
-        return "Not decided: the study is not complete."
-    if not found:
-        first = _first_advice(diagnosis)
-        return f"Not asked by this study. First to try: {first}" if first else ""
-    changed = [str(name) for name in found.get("changed", ())] if found.get("adopted") else []
-    after: Mapping[str, Any] = found.get("config") or {}
-    values = "; ".join(f"{name} {_value(record.config.get(name))} → {_value(after.get(name))}" for name in changed)
-    first = _first_advice(diagnosis) if vetoes_tuning(diagnosis.findings) else ""
-    if first:
-        return f"First: {first}" + (f" The config by itself, without that: {values}." if values else "")
-    if values:
-        return f"{values}."
-    if found.get("adopted"):
-        return "Nothing: the baseline's config is the one to keep."
-    candidate = str(found.get("candidate") or "")
-    tried = f" The best candidate, {candidate}, was not proven better." if candidate else ""
-    return f"Nothing: keep the baseline's config.{tried}"
-
-
-def _gain(record: Any, diagnosis: Diagnosis) -> str:
-    """Baseline and candidate by the metric that selects checkpoints."""
-    found = diagnosis.recommendation or {}
-    before, after = found.get("baseline") or {}, found.get("recommended") or {}
-    select = str((found.get("proof") or {}).get("select") or (found.get("config") or {}).get("select") or "")
-    adopted = bool(found.get("adopted") and found.get("changed") and not _left(record))
-    if not adopted or select not in before or select not in after:
-        return ""
-    seeds = int(after.get("seeds") or len((found.get("proof") or {}).get("seeds", ())) or 1)
-    mean = f", mean over {seeds} fresh seeds" if found.get("proof") else ""
-    return f"{select} {number_text(before[select])} → {number_text(after[select])} (selected checkpoints{mean})."
-
-
 def _sure(record: Any, diagnosis: Diagnosis) -> str:
     """What the answer rests on, and what nobody looked at."""
     if not diagnosis.findings:
@@ -150,7 +121,3 @@ def _trouble(diagnosis: Diagnosis) -> list[Finding]:
 
 def _first_advice(diagnosis: Diagnosis) -> str:
     return next((str(f.advice[0]) for f in _trouble(diagnosis) if f.advice), "")
-
-
-def _value(value: Any) -> str:
-    return "off" if value is None else value if isinstance(value, str) else number_text(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,15 +17,14 @@ from typing import Any
 
 from workbench.errors import UsageError
 from workbench.findings.advice import ADVICE
-from workbench.findings.causes import and_more, listed
+from workbench.findings.causes import listed
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import MEASUREMENTS
 from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
 from workbench.report.summary import summary_rows
-from workbench.report.templates import STATUS, render, shown_line
+from workbench.report.templates import render, shown_line
 from workbench.topics.recommendation.diagnose import next_steps
 from workbench.topics.registry import FIGURES
 
@@ -63,19 +63,18 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
 
 
 def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
-    """What this page is, of which study, from which day; the verdict; five lines for a colleague; what it cost."""
+    """What this page is, of which study, from which day; the verdict; the answers; what it cost."""
     study, cost = getattr(record, "study", {}), diagnosis.cost
     name = f" Study {study['name']}" if study.get("name") else ""
     day = f", {str(study['created'])[:10]}" if study.get("created") else ""
     note = f" Note: {str(study['note']).rstrip('.')}." if study.get("note") else ""
-    counts = {s: sum(f.status == s for f, _ in listed(diagnosis.findings)) for s in STATUS}
-    tally = ", ".join(f"{n} {STATUS[s][1].lower()}" for s, n in counts.items() if n) or "nothing was looked at"
     meaning = {
         "fail": "Something keeps this training from working as it could.",
         "warn": "It trains, but something deserves a look.",
         "not_measured": "No trouble was found, but part of it could not be measured.",
-        "ok": "Everything that was looked for is absent.",
+        "ok": "No trouble was found.",
     }[diagnosis.verdict]
+    answered = {answer.question: answer.status for answer in diagnosis.answers}
     known = [
         f"{cost['steps']:,} training steps" if cost.get("steps") is not None else "",
         f"{cost['seconds']:,.1f} s" if cost.get("seconds") is not None else "",
@@ -84,22 +83,22 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "origin": f"Training diagnosis.{name}{day}{'.' if name or day else ''}{note}",
         "verdict": diagnosis.verdict,
-        "meaning": meaning if diagnosis.findings else "This is no clean bill: there is no finding.",
-        "tally": f"{tally}{and_more(diagnosis.findings)}",
+        "meaning": "" if answered else meaning if diagnosis.findings else "This is no clean bill: there is no finding.",
+        "tally": diagnosis.tally,
+        "answered": defaultdict(str, answered),
         "summary": summary_rows(record, diagnosis),
         "cost": " · ".join(part for part in known if part),
     }
 
 
 def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The alarms with what follows from each, causes first; what was not measured; what is ok, and the measurements among it."""
+    """The alarms with what follows from each, causes first; what was not measured; what is ok."""
     ranked = listed(diagnosis.findings)
     fine = [f for f, _ in ranked if f.status == "ok"]
     return {
         "alarms": [(f, then) for f, then in ranked if f.status in ("fail", "warn")],
         "unknown": [f for f, _ in ranked if f.status == "not_measured"],
         "fine": fine,
-        "measured": [[f.code, f.value, f.unit or "", f.summary] for f in fine if f.code in MEASUREMENTS],
     }
 
 
@@ -129,7 +128,7 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
         return None
     changed = [str(name) for name in found.get("changed", ())]
     if not found.get("adopted"):
-        said = "No change was proven better than the baseline, so this is the baseline's own config."
+        said = "It is the baseline's own: no change was proven better."
     elif changed:
         said = f"It changes {', '.join(changed)}."
     else:
@@ -153,7 +152,7 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     ]
     return {
         "said": said,
-        "reason": found.get("reason") or "",
+        "reason": (found.get("reason") or "") if found.get("candidate") else "",
         "title": "Lines to change" if of_program else "Recommended config",
         "source": source,
         "columns": ("", "baseline", "recommended" if found.get("adopted") else "candidate, not adopted"),
@@ -194,6 +193,7 @@ def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
     kind = getattr(record, "study", {}).get("kind", "diagnosis")
     order = FIGURES if kind == "diagnosis" else sorted(FIGURES, key=lambda figure: not figure.own)
     belong = [f for f in order if (f.facts is None or f.facts in known) and f.kind in (None, kind)]
+    belong = [f for f in belong if f.applies is None or f.applies(record, diagnosis)]
     drawn = [_drawn(figure, record, diagnosis) for figure in belong]
     return [item for item in drawn if not item.figure.own or item.svg is not None]
 

@@ -253,7 +253,7 @@ def _answer_text(left: Side, right: Side) -> str:
     better, worse = (left, right) if sign * (left.value - right.value) <= 0 else (right, left)
     said = f"{better.name} is better by {gap:.3g} ({better.value:.4g} against {worse.value:.4g})"
     if min(len(left.seeds), len(right.seeds)) < 2:
-        return f"{said}; with a single seed on a side, chance cannot be told from a difference."
+        return f"{said}; one side has one seed, so this may be chance."
     between = sign * (worse.mean - better.mean)
     error = math.hypot(*(s.deviation / math.sqrt(len(s.seeds)) for s in (left, right)))
     if between > NOISE * error:

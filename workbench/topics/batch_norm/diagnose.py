@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from workbench.curves.seed_comparison import p_words
 from workbench.curves.selection import metric_sign, selected_by_seed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import Audited, why_missing
@@ -176,9 +177,9 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     evidence["chance"] = better
     best = min((size for size in better if better[size] < alpha), key=lambda size: better[size], default=None)
     if best is None:
-        return CODES.finding(code, "ok", f"{said} None is better than this by more than chance.", **numbers)
+        return CODES.finding(code, "ok", f"{said} None is significantly better.", **numbers)
     return CODES.finding(
-        code, "warn", f"{said} {best} is better, by chance in {better[best]:.1%} of cases.",
+        code, "warn", f"{said} {best} is better ({p_words(better[best])}).",
         advice=[f"Train with bn_stat_examples={best}, and confirm it under fresh seeds."], **numbers,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from workbench.curves.judged import judged, trials_with
+from workbench.curves.seed_comparison import p_words
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trial_curves import RecordLike, memory_field
 from workbench.errors import UsageError
@@ -337,9 +338,8 @@ def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, fals
 
 
 def _decay_words(row: Mapping[str, Any]) -> str:
-    helps = "helps" if row["helps"] else "gains nothing that is not chance"
-    by_chance = "below 0.1%" if row["chance"] < 1e-3 else f"{row['chance']:.1%}"
-    return f"At {row['batch_size']}, a weight decay of {row['weight_decay']:g} {helps}: {row['gain']:+.3g} ({by_chance} by chance)"
+    helps = "helps" if row["helps"] else "shows no gain"
+    return f"At {row['batch_size']}, a weight decay of {row['weight_decay']:g} {helps}: {row['gain']:+.3g} ({p_words(row['chance'])})"
 
 
 def _mean_gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:

@@ -150,10 +150,10 @@ def _gain_where_chosen(runs: Sequence[SelectedRun], noise_sds: float, false_alar
     noise = math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
     spread = _over_seeds(gains, false_alarm)[1] if len(gains) >= FEWEST_TESTED else 0.0
     threshold = luck + max(noise_sds * noise, spread)
-    by = f"It is better than the last by {gain:.3g} on the split that chose it"
-    said = f"{by}, more than luck and noise explain ({threshold:.2g}){{little}}; how much of that holds on new data was not measured."
+    by = f"It is {gain:.3g} better than the last on the split that chose it"
+    said = f"{by}; selection and noise explain {threshold:.2g}{{little}}. How much of that holds on new data was not measured."
     if gain <= threshold:
-        said = f"{by}, which luck and noise explain ({threshold:.2g})."
+        said = f"{by}; selection and noise explain {threshold:.2g}, so the two are equal."
     numbers = {"gain": gain, "luck": luck, "noise": noise, "spread": spread, "threshold": threshold}
     return {"split": "selected"} | numbers, said
 
@@ -328,7 +328,7 @@ def _selection(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: f
     carried = float(tested / chosen) if math.isfinite(tested) and chosen > 0 else None
     evidence |= {"luck": luck, "learned": learned, "noise": noise, "contenders": rivals, "carried_over": carried}
     head = f"{select} moves by {noise:.2g} from one evaluation to the next, and {rivals:g} of them might be the best"
-    head += f": the selected value flatters by about {luck:.2g}"
+    head += f": selection makes the chosen value look better by about {luck:.2g}"
     much = f"as much as {share:.0%} of what training learned" if share <= 1 else "more than all that training learned"
     much = much if math.isfinite(share) else "and training learned nothing"
     flatters = share > max_luck_frac

@@ -172,7 +172,7 @@ class _Clipped:
         over = " over all steps" if where == "all" else ""
         name = "" if percentile is None else f" (the {ordinal(percentile)} percentile{over})"
         sick = any(row["twin_lasting"] for row in rows)
-        without = "without it training is not" if sick else "without it the loss rises and comes back"
+        without = "without it training is not" if sick else "without it the loss rises and recovers"
         beyond = not lead.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge)
         price = f"{share}{': no cure but a smaller step' if beyond else ''}.{self._against_reference(rows)}"
         summary = f"Clipping at {limit}{name} keeps lr {lead.lr:.4g} stable; {without}. {price}"

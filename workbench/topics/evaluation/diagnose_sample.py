@@ -244,7 +244,7 @@ def _counts_words(row: Any, compared: str) -> str:
     total, correct = int(row["total"]), int(row["correct"])
     text = f"{int(row['class'])}: {correct} of {total} right, recall {row['recall']:.3g} (95 % interval {row['low']:.2g} to {row['high']:.2g})"
     if total:
-        text += f"; one example is {1 / total:.2g}"
+        text += f"; one error moves its recall by {1 / total:.2g}"
     if row["delta_examples"] is not None and math.isfinite(row["delta"]) and row["delta"]:
         text += f"; between {compared} it changes by {row['delta']:+.2g}, which is {row['delta_examples']}"
     return text

@@ -108,12 +108,14 @@ def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
 def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
     alike = f"{best.low:.4g} to {best.high:.4g}"
     if len(best.tied) > 1 and math.isclose(best.lr, baseline, rel_tol=1e-9):
-        summary = f"The learning rates from {alike} train equally well; the baseline's {best.lr:.4g} is one of them"
+        summary = f"{alike} train equally well; yours ({best.lr:.4g}) is one of them"
     elif best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
-        summary = f"The learning rates from {alike} train equally well; {best.lr:.4g} lies in their middle"
+        summary = f"{alike} train equally well; {best.lr:.4g} is in the middle"
+    elif len(best.tied) > 1:
+        summary = f"Best by training loss: {best.lr:.4g}; {alike} train equally well"
     else:
-        summary = f"The best learning rate by training loss is {best.lr:.4g} ({alike} are as good)"
-    note = "; the grid around it is coarse, more lrs would sharpen it" if best.needs_refinement else ""
+        summary = f"Best by training loss: {best.lr:.4g}, within {alike}"
+    note = " (coarse grid: more learning rates would narrow it)" if best.needs_refinement else ""
     return CODES.finding(
         "lr.best", "ok", f"{summary}{note}.", value=best.lr, unit="lr",
         evidence={
@@ -139,7 +141,7 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
         where = f"as far as the sweep goes from the scale of the model ({low:.4g} to {high:.4g})"
         return found("ok", f"{summary}, {where}.")
     advice = [f"Extend the sweep to {word} learning rates."]
-    return found("warn", f"{summary}: the true lr* may lie beyond it.", advice=advice)
+    return found("warn", f"{summary}: the best one may lie beyond it.", advice=advice)
 
 
 def _unstable(
@@ -154,7 +156,7 @@ def _unstable(
     found = partial(CODES.finding, "lr.unstable", unit="lr")
     if bracket is None:
         top = table.points[-1].lr
-        summary = f"No learning rate up to {top:.4g} is lastingly unstable in {table.total_steps} steps."
+        summary = f"Stable at every learning rate up to {top:.4g}, over {table.total_steps} steps."
         if top >= far * (1 - 1e-9):
             return found("ok", summary, evidence=evidence)
         advice = ["Extend the sweep to larger learning rates: every workload has an unstable one."]
@@ -164,10 +166,16 @@ def _unstable(
         "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=tolerance)), None),
         "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
     }  # fmt: skip
-    wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f"; the bracket is wider than {tolerance:.0%}"
-    low = "below" if bracket.lower is None else f"between {bracket.lower:.4g} and"
-    odd = f"; {len(bracket.stable_above)} larger lr(s) are stable all the same" if bracket.stable_above else ""
-    summary = f"Training becomes lastingly unstable {low} {bracket.upper:.4g}{wide}{odd}."
+    wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f", wider than the {tolerance:.0%} asked for"
+    odd, many = "", len(bracket.stable_above)
+    if many:
+        odd = (
+            "; one larger lr was stable nevertheless" if many == 1 else f"; {many} larger lrs were stable nevertheless"
+        )
+    where = f"at {bracket.upper:.4g}, the smallest lr above the best one that was tried"
+    if bracket.lower is not None:
+        where = f"from {bracket.middle:.4g} on (between {bracket.lower:.4g} and {bracket.upper:.4g}{wide})"
+    summary = f"Unstable, without recovery, {where}{odd}."
     return found("ok", summary, value=bracket.middle, evidence=evidence)
 
 
@@ -184,7 +192,7 @@ def _at_edge(
         times = table.points[-1].lr / best.lr
         seen: Status = "ok" if table.points[-1].lr >= edge_ratio * best.lr else "not_measured"
         return CODES.finding(
-            "lr.at_edge", seen, f"No lr up to {table.points[-1].lr:.4g}, {times:.3g} times lr*, is unstable."
+            "lr.at_edge", seen, f"No lr up to {table.points[-1].lr:.4g}, {times:.3g} times the best one, is unstable."
         )
     ratio = bracket.middle / best.lr
     lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
@@ -199,11 +207,11 @@ def _at_edge(
     found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=edge_ratio, evidence=evidence)
     if not at_edge:
         as_good = "" if ratio > edge_ratio else f", but lr {lowest:.4g} trains as well"
-        return found("ok", f"Instability starts at {ratio:.3g} times lr*{as_good}: harmless.")
+        return found("ok", f"Instability starts at {ratio:.3g} times the best lr{as_good}: harmless.")
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
     tried = " or ".join(dict.fromkeys(words)) or "a fix"
-    start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times lr* is unstable)"
+    start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times it is unstable)"
     if harmful is False:
         return found("ok", f"{start}, but {tried} beyond it gains nothing that matters: harmless.")
     end = (
@@ -224,12 +232,12 @@ def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio:
     found = partial(found, evidence={"disputed": rows, "repeated_lrs": [p.lr for p in repeated]})
     if not disputed:
         where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
-        return found("ok", f"The seeds agree on what is lastingly unstable, at {where} run more than once.")
+        return found("ok", f"All seeds agree on which learning rates are unstable, at {where} run more than once.")
     first = disputed[0]
     near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
-    end = ": stability there is a matter of chance." if near else f", well above lr* = {best.lr:.4g}."
+    end = ": stability there is a matter of chance." if near else f", well above the best lr, {best.lr:.4g}."
     return found(
         "warn" if near else "ok",
-        f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are lastingly unstable{end}",
+        f"At lr {first.lr:.4g} {first.lasting} of {len(first.seeds)} seeds are unstable without recovery{end}",
         value=first.lr, unit="lr", advice=[f"Stay below {first.lr:.4g}, or run more seeds there."] if near else [],
     )  # fmt: skip

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from workbench.curves.judged import judged
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import baseline_lr, best_lr, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots.frames import baseline_lr, best_lr, curve, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
 from workbench.plots.style import (
     BAD,
@@ -28,6 +28,7 @@ from workbench.plots.style import (
     short,
 )
 from workbench.record.json_values import number
+from workbench.record.roles import Role
 
 ABOVE, SPACING = 3, 1.4
 """Learning rates that are drawn above lr* ("just above" has no number in F1.7), and the ratio between neighbours: half a grid step of factor
@@ -56,7 +57,8 @@ def plot_lr_sweep(
         if not len(points):
             return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
         labels = {"xlabel": "learning rate", "ylabel": "training loss, end of the run"}
-        axes.set(title="Objective against learning rate", **labels)
+        axes.set(title="Final training loss vs learning rate", **labels)
+        _draw_short_runs(axes, record)
         curves = _draw_points(axes, points)
         _mark_found(axes, record, diagnosis)
         if mark is not None:
@@ -110,7 +112,7 @@ def plot_loss_curves(
             curves += [] if line is None else [line]
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
-        loss_axes(axes, curves, title="Training loss at lr* and just above" if chosen else "Training loss")
+        loss_axes(axes, curves, title="Training loss at the best lr and just above" if chosen else "Training loss")
     return axes
 
 
@@ -134,7 +136,9 @@ def _draw_points(ax: Axes, points: pd.DataFrame) -> list[Line2D]:
     good, curves = points[points["feasible"]], list[Line2D]()
     if len(good):
         lrs, losses = good["lr"].to_numpy(), good["loss"].to_numpy()
-        curves = ax.plot(lrs, losses, "-o", color=GOOD, markersize=5, label="trained to the end", zorder=3)
+        curves = ax.plot(
+            lrs, losses, "-o", color=GOOD, markersize=5, label="trained to the end (± standard error)", zorder=3
+        )
         errors = good["loss_se"].where(np.isfinite(good["loss_se"]), 0.0).to_numpy()
         ax.errorbar(lrs, losses, yerr=errors, fmt="none", ecolor=GOOD, capsize=2.5, zorder=3)
     ended = np.isfinite(points["loss"])
@@ -146,10 +150,26 @@ def _draw_points(ax: Axes, points: pd.DataFrame) -> list[Line2D]:
     return curves
 
 
+def _draw_short_runs(ax: Axes, record: Record) -> None:
+    """Draw the last loss of each short trial, small and grey: they say where the longer ones were to be run."""
+    ends = {}
+    for trial in trials_in(record, Role.LR_RANGE):
+        _, losses = curve(record, trial, "loss")
+        if (
+            losses.size and 0 < losses[-1] <= 10 * losses[0]
+        ):  # what is above says "diverged" by a longer run (rule of thumb)
+            ends[lr_of(record, trial)] = float(losses[-1])
+    if ends:
+        line = ax.plot(
+            list(ends), list(ends.values()), "o", color=BASELINE, alpha=0.6, label=f"short runs ({len(ends)})"
+        )
+        line[0].set(markersize=3, zorder=2)
+
+
 def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     """Draw lr* with its interval, the bracket of the unstable lr, and the baseline's lr."""
     for code, ends, color, style, label in (
-        ("lr.best", ("low", "high"), GOOD, "--", "lr* {}, interval shaded"),
+        ("lr.best", ("low", "high"), GOOD, "--", "best lr {} (shaded: as good)"),
         ("lr.unstable", ("lower", "upper"), BAD, "-.", "unstable from {}"),
     ):
         found = finding(diagnosis, code)

@@ -158,11 +158,11 @@ def _too_low(
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
     unit = "lr* / baseline lr"
     found = partial(CODES.finding, "lr.too_low", value=value, unit=unit, threshold=ratio, evidence=evidence)
-    where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} lr* = {best.lr:.4g}"
+    where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} the best lr, {best.lr:.4g},"
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
-        return found("ok", f"{where}.")
+        return found("ok", f"{where.rstrip(',')}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
-        return found("ok", f"{where}, and no larger one is much better: {rival.words} at lr {rival.lr:.4g}.")
+        return found("ok", f"{where} but no larger one is much better: {rival.words} at lr {rival.lr:.4g}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
     summary = f"{where} and learns {rival.less} less than a larger one: {rival.words}{use}."
@@ -172,7 +172,7 @@ def _too_low(
 def _unheld(baseline: float, best: BestLR, bracket: UnstableBracket | None, ratio: float) -> list[Finding]:
     """Return what the distance to lr* and to the edge says where the baseline's own lr was not trained."""
     times = best.lr / baseline
-    summary = f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(times, ratio)} lr* = {best.lr:.4g}."
+    summary = f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(times, ratio)} the best lr, {best.lr:.4g}."
     high = bracket is not None and baseline >= bracket.upper
     low = times > ratio * (1 + 1e-9) and baseline < best.low
     return [

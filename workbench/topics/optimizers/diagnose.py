@@ -105,7 +105,7 @@ def _better(
         advice = [f"config.replace(optimizer={change['optimizer']!r}, peak_lr={change['peak_lr']:.6g})"]
         summary = f"{chosen.optimizer} at lr {change['peak_lr']:.4g}{more} {why}."
         return make("warn", summary, advice=advice, evidence=evidence | {"change": change})
-    start = f"No rule tried is better than {own.optimizer} by more than the noise"
+    start = f"Keep {own.optimizer}: no other optimizer tried is significantly better"
     nearly = "" if held is None else f" {held.words}"
     if wider:
         found, decades = wider[0]
@@ -113,7 +113,9 @@ def _better(
         return make("ok", f"{start}. {found.optimizer} is as good {over}.{nearly}", evidence=evidence)
     best = min(trained, key=lambda found: found.loss)
     lowest = f" The lowest training loss is that of {best.optimizer}, {best.loss:.3g} against {own.loss:.3g}."
-    summary = f"{start}, nor its range of learning rates certainly wider.{nearly}{'' if best is own else lowest}"
+    summary = (
+        f"{start}, and none trains over a clearly wider range of learning rates.{nearly}{'' if best is own else lowest}"
+    )
     return make("ok", summary, evidence=evidence)
 
 
@@ -141,7 +143,7 @@ def _mismatch(study: JudgedStudy, noise: Mapping[str, float]) -> Finding:
         return CODES.finding(code, "ok", f"{own} trains alike in the playbook's form and in torch's.{tail}", **known)
     how = f"its end loss is {'lower' if odd.gain > 0 else 'higher'} by {abs(odd.gain):.3g}."
     if odd.own.verdict.is_lasting != odd.twin.verdict.is_lasting:
-        words = ["lastingly unstable" if side.verdict.is_lasting else "stable" for side in (odd.own, odd.twin)]
+        words = ["unstable without recovery" if side.verdict.is_lasting else "stable" for side in (odd.own, odd.twin)]
         how = f"{words[0]} here, {words[1]} there."
     if causes := mine.get("causes") or ():
         how += (

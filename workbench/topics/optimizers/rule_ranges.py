@@ -259,14 +259,14 @@ class Contest:
     @property
     def words(self) -> str:
         """How near the rival comes, as a sentence."""
-        doubt = "" if self.seeds else ", which one seed cannot tell from chance"
+        doubt = "" if self.seeds else "; one seed cannot tell that from chance"
         if self.better and not self.wins:
             doubt = (
-                f", a gain of {abs(self.gain) / self.learned:.2g} of what was learned, too small to matter"
+                f", but the gain is negligible, {abs(self.gain) / self.learned:.2g} of what was learned"
                 if self.learned > 0
                 else ""
             )
-        return f"The best other one, {self.rival.optimizer}, is {'ahead' if self.gain > 0 else 'behind'}: {self.reason}{doubt}."
+        return f"The best other, {self.rival.optimizer}, is {'ahead' if self.gain > 0 else 'behind'}: {self.reason}{doubt}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""

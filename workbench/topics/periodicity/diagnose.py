@@ -148,7 +148,7 @@ def _silent(held: Sequence[Series], training: Series | None, alpha: float, evide
     ask = f"Evaluate at least {MIN_POINTS} times, every fixed number of steps."
     if epoch is not None:
         every = max(1, int(epoch / 4.5))
-        ask = f"Evaluate every {every} steps, at least {max(MIN_POINTS, int(np.ceil(MIN_CYCLES * epoch / every)) + 2)} times."
+        ask = f"Evaluate {'every step' if every == 1 else f'every {every} steps'}, at least {max(MIN_POINTS, int(np.ceil(MIN_CYCLES * epoch / every)) + 2)} times."
     most = max((len(s.values) for s in held), default=MIN_POINTS)
     if most < MIN_POINTS:
         said = f"Does not apply: {most} evaluations are too few for a pattern to show or to mislead"

@@ -52,7 +52,7 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
 
 
 def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
-    """Return config, changed, paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
+    """Return config, changed, own (values before), paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
 
     The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins
     over seeds (`prove`), or, trained with a single seed, where it is better by more than its noise, and where nothing speaks
@@ -92,7 +92,14 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
             f" Measured in {fields['total_steps']:,} steps where the workload trains {own['total_steps']:,}: the best lr of the "
             "whole run is likely lower."
         )
-    return {"config": own | changes, "changed": sorted(changes), "paste": _paste(own, changes), **comparison}
+    before = {name: own[name] for name in sorted(changes)}
+    return {
+        "config": own | changes,
+        "changed": sorted(changes),
+        "own": before,
+        "paste": _paste(own, changes),
+        **comparison,
+    }
 
 
 def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:

@@ -63,7 +63,8 @@ def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes |
 
 def _title(recommendation: Mapping[str, Any], proof: Mapping[str, Any]) -> str:
     if not proof.get("wins"):
-        return "Not better beyond chance"
+        seeds = len(proof.get("seeds") or ())
+        return f"Candidate against baseline, {seeds} seeds: not significantly better"
     examples = recommendation.get("examples") or {}
     if examples.get("refused"):
         return f"Better over seeds; with other examples than these {examples.get('examples')} perhaps not"

@@ -40,6 +40,16 @@ def _schedule_numbers(record: Any, diagnosis: Diagnosis) -> str:
     return f"Recommended: {_shape(chosen)}. The baseline as it ran: {before}."
 
 
+def _says_more(record: Any, diagnosis: Diagnosis) -> bool:
+    """Tell whether there is more to see than one horizontal line."""
+    chosen = (diagnosis.recommendation or {}).get("config") or record.config
+    flat = all(
+        (c.get("schedule") or "constant") == "constant" and not c.get("warmup_steps") for c in (chosen, record.config)
+    )
+    fields = ("schedule", "peak_lr", "warmup_steps", "total_steps")
+    return not flat or any(chosen.get(name) != record.config.get(name) for name in fields)
+
+
 def _shape(config: Any) -> str:
     warmup = int(config.get("warmup_steps") or 0)
     ramp = f"after {counted(warmup, 'step')} of warmup" if warmup else "without warmup"
@@ -58,6 +68,7 @@ TOPIC = Topic(
             codes=("warmup.shortest", "schedule.discontinuity"),
             draw=_draw_schedule,
             numbers=_schedule_numbers,
+            applies=_says_more,
             alone=True,
         ),
     ),

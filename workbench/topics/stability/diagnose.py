@@ -19,6 +19,7 @@ from workbench.errors import RecordError
 from workbench.findings.advice import Kind, advise
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
+from workbench.plots.words import counted
 from workbench.record.read import open_record, periodic_rows
 from workbench.record.roles import Role
 
@@ -34,11 +35,11 @@ KINDS = tuple(CODES)[1:]
 _LATER = ("stability.mid", "stability.spike")  # of the middle, which a run that was lost early does not have
 _BACK = ("recovered", "settling")
 _NAME = {
-    "stability.early": "The loss becomes unstable early and does not come back",
-    "stability.early_recovers": "The loss rises early and comes back",
-    "stability.mid": "The loss rises in the middle of training",
-    "stability.divergent": "Training ends non-finite or no better than it began",
-    "stability.spike": "The loss spikes in the middle of training and comes back soon",
+    "stability.early": "Unstable early, without recovery",
+    "stability.early_recovers": "Early loss spike that recovers",
+    "stability.mid": "Loss rises in mid-training",
+    "stability.divergent": "Diverges: ends non-finite or no better than it began",
+    "stability.spike": "Loss spike in mid-training that recovers soon",
 }
 
 
@@ -205,12 +206,12 @@ def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interva
     if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
         return CODES.not_measured(code, _silent(study, lead), evidence=evidence)
     if lead is None:
-        return CODES.finding(code, "ok", f"Not seen in {len(study.judged)} trial(s).", evidence=evidence)
+        return CODES.finding(code, "ok", f"Not seen in {counted(len(study.judged), 'trial')}.", evidence=evidence)
     status: Status = "warn" if lead.zone in ("below", "near") and study.harmful is not False else "ok"
     cost = ""
     if own and lead.back:
         lost = study.lost(own)
-        status, cost = ("warn", f"; that costs {lost}") if lost else ("ok", ", and costs nothing")
+        status, cost = ("warn", f"; it costs {lost}") if lost else ("ok", "; it costs nothing")
     elif own:
         status = "fail"
     kind: Kind = "early" if lead.rise is None or lead.rise.when == "early" else "mid"
@@ -223,7 +224,7 @@ def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interva
 
 def _silent(study: _Instability, far: _Hit | None) -> str:
     """Return why a code that was not seen at the lrs that matter may be there nevertheless."""
-    star = "" if study.star is None else f"at lr* = {study.star:.4g}"
+    star = "" if study.star is None else f"at the best lr, {study.star:.4g}"
     base = f"at the baseline's lr {study.baseline:.4g}" if study.baseline else ""
     reason = (
         f"no trial {' or '.join(w for w in (base, star) if w) or 'at a learning rate that matters'} could be judged"
@@ -244,24 +245,24 @@ def _at_lr(lr: float) -> str:
 def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, Any], cost: str) -> str:
     at = f" from step {lead.step}" if lead.step is not None else ""
     where = {
-        "own": cost, "other": "", "below": f", above the baseline's {study.baseline:.4g}" if study.baseline else ", no higher than lr*",
-        "near": f", just above lr* = {study.star or math.nan:.4g}", "far": ", far above the lrs that matter: by nature",
+        "own": cost, "other": "", "below": f", above the baseline's {study.baseline:.4g}" if study.baseline else ", no higher than the best lr",
+        "near": f", just above the best lr, {study.star or math.nan:.4g}", "far": ", as expected this far above the useful range",
     }[lead.zone]  # fmt: skip
     if lead.zone in ("below", "near") and study.harmful is False:
-        where += ", but no fix tried gains anything: harmless"
+        where += "; no fix improved the result, so this costs nothing"
     trials = {row["trial"] for row in evidence["hits"]}
-    more = f" ({len(trials)} trials in all)" if len(trials) > 1 else ""
+    more = f" (seen in {len(trials)} trials)" if len(trials) > 1 else ""
     text = f"{_NAME[code]}{at}{_at_lr(lead.item.curve.lr)}{where}{more}."
     if lead.zone == "other":
         runs = sum(item.curve.trial in study.own for item in study.judged)
         own = f"{'the one run' if runs == 1 else f'{runs} runs'} of the baseline's own config (lr {study.baseline:.4g})"
-        return f"Not in {own}. Elsewhere: {text[0].lower()}{text[1:]}"
+        return f"Not seen in {own}. In other runs: {text[0].lower()}{text[1:]}"
     missed = evidence.get("seen_at_interval")
     if missed and missed["missed"]:
         text += f" Evaluating every {missed['interval']} steps would have missed it."
     if code == "stability.spike":
         cause = evidence.get("cause")
-        text += f" Likely cause: {cause}." if cause else " Cause: not measured."
+        text += f" Likely cause: {cause}." if cause else " Cause: not known."
     if evidence.get("update") and lead.zone == "own":
         text += told(evidence["update"])
     return text
@@ -313,7 +314,7 @@ def _headroom(study: _Instability, near: float) -> Finding:
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
     near_by = bracket is not None and not bracket.stable_above and ends[1] < near * base
     small = near_by or (value <= 1 and any(i.curve.trial in study.own and i.is_lasting() for i in study.items))
-    shown = f"at {value:.3g} times the baseline's lr ({source} = {lr:.4g})"
+    shown = f"at {value:.3g} times the baseline's lr ({'' if source == 'lr.unstable' else f'{source} '}{lr:.4g})"
     if value <= 0.5:
         shown += f": the baseline's {base:.4g} is {1 / value:.3g} times too high"
     if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)

@@ -60,9 +60,9 @@ def plot_probe(
         axes.set_ylabel(name, parse_math=False)
         coarse, worst = steps % every_steps == 0, np.where(finite, values, np.inf)
         axes.axhline(values[0], color=BASELINE, linestyle=":", label=f"before the first update: {short(values[0])}")
-        peak = f"every step, at most {short(worst.max())}"
+        peak = f"every step (max {short(worst.max())})"
         fine = draw_curve(axes, steps, values, color=GOOD, linewidth=1.1, label=peak)
-        label = f"every {every_steps} steps, at most {short(worst[coarse].max(initial=-np.inf))}"
+        label = f"every {every_steps} steps (max {short(worst[coarse].max(initial=-np.inf))})"
         look: dict[str, Any] = {"color": PALETTE[1], "linestyle": "--", "marker": "o"}
         rough = draw_curve(axes, steps[coarse], values[coarse], label=label, **look)
         if not finite.all():

@@ -1,0 +1,99 @@
+"""The four questions, answered first: each in the words of the finding that matters, and each said once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding, Status
+
+KEPT: dict[str, Any] = {"adopted": False, "changed": [], "candidate": None, "reason": "Not adopted: nothing is better."}
+
+
+def finding(code: str, status: Status = "ok", **given: Any) -> Finding:
+    return Finding(code=code, status=status, summary=f"About {code}.", **given)
+
+
+WELL = (
+    finding("lr.best", value=0.1, evidence={"baseline_lr": 0.1, "low": 0.05, "high": 0.2}),
+    finding("lr.too_low"), finding("lr.too_high"), finding("lr.unstable", value=0.5),
+    finding("stability.headroom"), finding("stability.early"), finding("data.scale"), finding("loop.no_step"),
+)  # fmt: skip
+
+
+def answered(*other: Finding, found: dict[str, Any] | None = KEPT) -> dict[str, str]:
+    codes = {f.code for f in other}
+    made = Diagnosis(findings=(*other, *(f for f in WELL if f.code not in codes)), recommendation=found)
+    return {answer.question: answer.text for answer in made.answers}
+
+
+def test_a_healthy_training_is_told_where_it_stands() -> None:
+    assert answered() == {
+        "Learning rate": "About lr.best. About lr.unstable.",
+        "Stability": "Your config trains stably. About stability.headroom.",
+        "Anything broken": "Nothing found in 2 checks.",
+        "Config": "Keep yours: nothing is better.",
+    }
+
+
+def test_a_study_that_seeks_no_config_has_no_answers() -> None:
+    assert answered(found=None) == {}
+    assert Diagnosis(findings=(finding("warmup.shortest"),), recommendation=KEPT).answers == ()
+
+
+def test_an_alarm_takes_the_place_of_what_is_well() -> None:
+    said = answered(finding("lr.too_high", "fail"), finding("data.scale", "warn"), finding("loop.no_step", "fail"))
+    assert said["Anything broken"] == "About loop.no_step. 1 more: data.scale."
+    assert said["Learning rate"] == "About lr.best. About lr.unstable.", "what follows from a fault is no answer"
+    assert answered(finding("lr.too_high", "fail"))["Learning rate"] == "About lr.too_high. About lr.unstable."
+    assert answered(finding("stability.early", "fail"))["Stability"] == "About stability.early."
+    assert answered(finding("stability.early", "fail"), finding("lr.too_high", "fail"))["Stability"] == "Unstable; that follows from lr.too_high."  # fmt: skip
+
+
+def test_an_own_lr_outside_of_what_trains_best_is_told_how_far_it_is() -> None:
+    far = finding("lr.best", value=0.1, evidence={"baseline_lr": 0.01, "low": 0.05, "high": 0.2})
+    assert answered(far)["Learning rate"] == "About lr.best. About lr.too_low. About lr.unstable."
+
+
+def test_what_could_not_be_measured_is_never_well() -> None:
+    said = answered(finding("data.scale", "not_measured"), finding("stability.early", "not_measured"))
+    assert said["Anything broken"] == "Nothing found in 1 checks. 1 could not be made."
+    assert said["Stability"] == "About stability.early."
+    made = Diagnosis(findings=(finding("lr.best", "not_measured"),), recommendation=KEPT)
+    assert [a.status for a in made.answers[:2]] == ["not_measured", "not_measured"]
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ({"candidate": "lr 0.2"}, "Keep yours: lr 0.2 was not proven better."),
+        (
+            {
+                "adopted": True, "changed": ["max_grad_norm", "peak_lr"], "own": {"peak_lr": 0.1, "max_grad_norm": None},
+                "config": {"peak_lr": 0.2, "max_grad_norm": 1.0, "select": "validation/loss"}, "candidate": "lr 0.2",
+                "baseline": {"validation/loss": 0.5}, "recommended": {"validation/loss": 0.25},
+                "proof": {"seeds": [1, 2, 3], "arms": [{"chance": 0.01}]},
+            },
+            "Change max_grad_norm to 1; peak_lr 0.1 → 0.2: validation/loss 0.5 → 0.25, p = 0.01 over 3 seeds.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_config_is_kept_or_changed_with_what_that_brings(found: dict[str, Any], text: str) -> None:
+    assert answered(found=KEPT | found)["Config"] == text
+    assert answered(finding("loop.no_step", "fail"), found=KEPT | found)["Config"].startswith(
+        "First mend loop.no_step." if found.get("adopted") else "Not decided: mend loop.no_step first."
+    )
+
+
+def test_terminal_and_notebook_say_everything_once() -> None:
+    wrong = (finding("lr.too_high", "fail"), *(f for f in WELL if f.code != "lr.too_high"))
+    more = tuple(finding(f"input.x{k}") for k in range(9))
+    made = Diagnosis(findings=(*wrong, *more), recommendation=KEPT, workload="mine")
+    for code in ("lr.too_high", "lr.unstable", "stability.headroom"):
+        assert repr(made).count(f"About {code}.") == 1
+    page = made._repr_mimebundle_()["text/html"]
+    assert page.count("About lr.too_high.") == 1
+    assert page.index("About lr.too_high.") < page.index("Config") < page.index("<details>")
+    assert repr(made).splitlines()[1].split()[:3] == ["x", "Learning", "rate"]

@@ -1,0 +1,138 @@
+"""`answers`: the questions that every training is asked, each answered in a sentence or two; what a reader sees first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.findings.causes import causes_first, is_remark, vetoes_tuning
+from workbench.findings.finding import Finding, Status, worst
+
+_ALARMS = ("fail", "warn")
+_TUNED = ("lr.", "stability.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a diagnosis answers to one question.
+
+    Attributes:
+        question: in one to three words.
+        status: the worst of the findings that it rests on.
+        text: for a person.
+        codes: findings whose own sentences it holds.
+    """
+
+    question: str
+    status: Status
+    text: str
+    codes: tuple[str, ...] = ()
+
+
+def answers(findings: Sequence[Finding], recommendation: Mapping[str, Any] | None) -> tuple[Answer, ...]:
+    """Return the answers about learning rate, stability, faults and config; none where a study asked for less than all of them.
+
+    Args:
+        findings: of a whole diagnosis.
+        recommendation: what `recommend` returns; None where no config was sought.
+    """
+    if recommendation is None or not any(f.code == "lr.best" for f in findings):
+        return ()
+    findings = causes_first(findings)
+    alarms = [f for f in findings if f.status in _ALARMS and not f.follows_from]
+    return (
+        _learning_rate(findings, alarms),
+        _stability(findings, alarms),
+        _broken(findings, alarms),
+        _config(findings, recommendation),
+    )
+
+
+def _of(findings: Sequence[Finding], prefix: str) -> list[Finding]:
+    return [f for f in findings if f.code.startswith(prefix)]
+
+
+def _told(question: str, found: Sequence[Finding], *, first: str = "") -> Answer:
+    """Return an answer in the words of findings, what several of them say alike once."""
+    text = " ".join(dict.fromkeys([*filter(None, [first]), *(f.summary for f in found)]))
+    return Answer(question=question, status=worst([f.status for f in found]), text=text, codes=tuple(f.code for f in found))  # fmt: skip
+
+
+def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
+    """The first alarm about the learning rate, else where it is best and how far the own one is; and from where on it is too high."""
+    lead = [*_of(alarms, "lr."), *_of(findings, "lr.best")][:1]
+    own, low, high = (lead[0].evidence.get(name) for name in ("baseline_lr", "low", "high"))
+    if lead[0].code == "lr.best" and own is not None and low is not None and high is not None:
+        lead += _of(findings, "lr.too_low") if own < low else _of(findings, "lr.too_high") if own > high else []
+    edge = [f for f in _of(findings, "lr.unstable") if f.value is not None]
+    return _told("Learning rate", [*lead, *edge])
+
+
+def _stability(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
+    """The first alarm, the alarm that it follows from, or how far the edge is."""
+    question, wrong = "Stability", _of(alarms, "stability.")
+    if wrong:
+        return _told(question, wrong[:1])
+    later = [f for f in _of(findings, "stability.") if f.status in _ALARMS]
+    if later:
+        return Answer(question=question, status=worst([f.status for f in later]), text=f"Unstable; that follows from {later[0].follows_from}.")  # fmt: skip
+    headroom = _of(findings, "stability.headroom")
+    looked = [f for f in _of(findings, "stability.") if f.code != "stability.headroom"]
+    if any(f.status == "ok" for f in looked):
+        return _told(question, headroom, first="Your config trains stably.")
+    return _told(question, looked[:1] or headroom)
+
+
+def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
+    """The first fault in data, loop, loss, model, schedule or evaluation, and how many others there are."""
+    question = "Anything broken"
+    wrong = [f for f in alarms if not f.code.startswith(_TUNED) and not is_remark(f.code)]
+    if wrong:
+        more = f" {len(wrong) - 1} more: {', '.join(f.code for f in wrong[1:])}." if wrong[1:] else ""
+        lead = wrong[0]
+        return Answer(question=question, status=lead.status, text=f"{lead.summary}{more}", codes=(lead.code,))
+    looked = [f for f in findings if not f.code.startswith(_TUNED)]
+    missing = sum(f.status == "not_measured" for f in looked)
+    text = f"Nothing found in {len(looked) - missing} checks."
+    text += f" {missing} could not be made." if missing else ""
+    return Answer(question=question, status="not_measured" if missing else "ok", text=text)
+
+
+def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
+    """What to change and what that brings, or why to keep everything."""
+    names = [str(name) for name in found.get("changed", ())] if found.get("adopted") else []
+    faults = vetoes_tuning(findings)
+    if names:
+        before, after = found.get("own") or {}, found.get("config") or {}
+        text = f"Change {'; '.join(f'{name} {_change(before.get(name), after.get(name))}' for name in names)}{_gain(found)}."
+    elif faults:
+        text = f"Not decided: mend {faults[0]} first."
+    elif found.get("candidate"):
+        text = f"Keep yours: {found['candidate']} was not proven better."
+    else:
+        why = str(found.get("reason") or "").removeprefix("Not adopted: ")
+        text = f"Keep yours: {why[:1].lower() + why[1:]}" if why else "Keep yours."
+    if names and faults:
+        text = f"First mend {faults[0]}. Then: {text[:1].lower()}{text[1:]}"
+    return Answer(question="Config", status="ok", text=text)
+
+
+def _change(before: Any, after: Any) -> str:
+    return f"to {_shown(after)}" if before is None and after is not None else f"{_shown(before)} → {_shown(after)}"
+
+
+def _shown(value: Any) -> str:
+    return "off" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _gain(found: Mapping[str, Any]) -> str:
+    """Return baseline and candidate by the metric that selects checkpoints, and the chance that they are equal."""
+    proof = found.get("proof") or {}
+    select = str(proof.get("select") or (found.get("config") or {}).get("select") or "")
+    before, after = (found.get(arm) or {} for arm in ("baseline", "recommended"))
+    if select not in before or select not in after:
+        return ""
+    chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
+    sure = f", p = {max(chances):.2g} over {len(proof['seeds'])} seeds" if chances else ", one seed"
+    return f": {select} {before[select]:.4g} → {after[select]:.4g}{sure}"
