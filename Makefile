@@ -1,6 +1,6 @@
-# make install    everything into .venv, and nothing is run
-# make diagnose   install into .venv and diagnose a bundled workload: verdict and report, in minutes
+# make diagnose   install the core into .venv and diagnose a bundled workload: verdict and report, in minutes
 # make lab        the notebooks, in JupyterLab, on this machine only
+# make install    everything into .venv, for the tests too, and nothing is run
 # make test       what to run before and after a change
 # make test-cluster   the tests that need processes of their own: minutes, most of them to start processes
 # make test-browser   JupyterLab in a headless Chromium: notebooks, panels, interrupt, reload; needs the program chromium
@@ -17,6 +17,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
+LAB := $(VENV)/.lab
 STAMP := $(VENV)/.installed
 WORKLOAD ?= digits_cnn
 NOTEBOOKS = $(wildcard notebooks/*.ipynb)
@@ -37,16 +39,24 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $@
 
-diagnose: $(STAMP)
+$(LAB): $(CORE)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab]'
+	@touch $@
+
+$(STAMP): $(CORE)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+diagnose: $(CORE)
 	$(BIN)/workbench diagnose $(WORKLOAD)
 
-lab: $(STAMP)
+lab: $(LAB)
 	$(BIN)/workbench lab
 
 # One worker a core; the notebooks on copies in an empty folder: a study that is there would be read instead of trained again.

@@ -20,7 +20,7 @@ from workbench.ledger.push import LEDGER, push, rebuild
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(binaries() is None, reason="PostgreSQL is not installed: apt-get install postgresql"),
-    pytest.mark.skipif(find_spec("psycopg") is None, reason="no driver: pip install 'workbench[ledger]'"),
+    pytest.mark.skipif(find_spec("psycopg") is None, reason="no driver: pip install 'training-workbench[ledger]'"),
 ]
 
 

@@ -75,7 +75,7 @@ def test_optuna_is_not_needed(root: Path, tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": ROOT},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "pip install 'workbench[ledger]'" in done.stdout, "said before anything is trained"
+    assert "pip install 'training-workbench[ledger]'" in done.stdout, "said before anything is trained"
     assert "noted" in (tmp_path / "t.csv").read_text()
 
 

@@ -87,7 +87,7 @@ def lab(args: argparse.Namespace) -> int:
     from importlib.util import find_spec
 
     if find_spec("jupyterlab") is None:
-        raise WorkbenchError("JupyterLab is not installed: pip install 'workbench[lab]', or run make lab.")
+        raise WorkbenchError("JupyterLab is not installed: pip install 'training-workbench[lab]', or run make lab.")
     if not Path("notebooks").is_dir():
         raise UsageError("there is no folder notebooks/ here: start workbench lab in the folder that holds it.")
     words = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1"]

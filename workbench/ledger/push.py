@@ -151,7 +151,9 @@ def _missing(*also: str) -> str | None:
 
 def _check_installed(*also: str) -> None:
     if missing := _missing(*also):
-        raise RecordError(f"a ledger needs {missing}, which is not installed: pip install 'workbench[ledger]'.")
+        raise RecordError(
+            f"a ledger needs {missing}, which is not installed: pip install 'training-workbench[ledger]'."
+        )
 
 
 def _push(study: Path, address: str | None, wait_s: float, *, trials: bool) -> None:

@@ -222,7 +222,7 @@ class Calls:
 def require_ray() -> None:
     """Raise a `WorkbenchError` that says what to do where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise WorkbenchError("executor='ray' needs Ray, which is not installed: pip install 'workbench[ray]'.")
+        raise WorkbenchError("executor='ray' needs Ray, which is not installed: pip install 'training-workbench[ray]'.")
 
 
 def node_of_this_worker() -> str:

@@ -15,7 +15,10 @@ from typing import Any
 
 from workbench.lazy import public_spelling
 
-_PACKAGES = ("workbench", "torch", "numpy", "pandas", "scipy", "scikit-learn")
+_PACKAGES = {"workbench": "training-workbench"} | {
+    name: name for name in ("torch", "numpy", "pandas", "scipy", "scikit-learn")
+}
+"""Name in a record -> name of the distribution."""
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
 _DIFF = ("diff", "--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _CLASS = re.compile(r"\b(?<![.'\"])([A-Z]\w+)\(")
@@ -26,9 +29,9 @@ MAX_UNTRACKED = 500  # rule of thumb: more new files than this are no change to 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of what a result depends on, without importing any of it."""
     found = {"python": sys.version.split()[0]}
-    for package in _PACKAGES:
+    for package, distribution in _PACKAGES.items():
         try:
-            found[package] = metadata.version(package)
+            found[package] = metadata.version(distribution)
         except metadata.PackageNotFoundError:
             continue
     return found

@@ -19,6 +19,7 @@ from workbench.errors import UsageError
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import listed
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import MEASUREMENTS
 from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic
@@ -92,13 +93,15 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The alarms with what follows from each, causes first; what was not measured; what is ok."""
+    """The alarms with what follows from each, causes first; measurements that no answer tells; what was not measured; what else is ok."""
     ranked = listed(diagnosis.findings)
-    fine = [f for f, _ in ranked if f.status == "ok"]
+    told = diagnosis.told()[0]
+    measured = [f for f in told if f.status == "ok" and f.code in MEASUREMENTS]
     return {
         "alarms": [(f, then) for f, then in ranked if f.status in ("fail", "warn")],
         "unknown": [f for f, _ in ranked if f.status == "not_measured"],
-        "fine": fine,
+        "measured": measured,
+        "fine": [f for f, _ in ranked if f.status == "ok" and f not in measured],
     }
 
 
