@@ -90,8 +90,8 @@ class TrainConfig:
     per_host_seed: int = 0
 
     def __new__(cls, *_: Any, **given: Any) -> TrainConfig:
-        """Refuse a seed that does not say whether it is shared (P7.7), before the fields are set."""
-        _no_unnamed_seed(given)
+        """Refuse what is no field, with the nearest one, and a seed that does not say whether it is shared (P7.7)."""
+        _known(given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -200,6 +200,24 @@ def _call(name: str, arguments: Mapping[str, Any]) -> str:
     return "\n".join([f"{name}(", *(f"    {key}={value!r}," for key, value in arguments.items()), ")"])
 
 
+_ALSO_CALLED = {
+    **dict.fromkeys(("lr", "learning_rate", "max_lr", "base_lr"), "peak_lr"),
+    **dict.fromkeys(("steps", "max_steps", "num_steps", "iterations"), "total_steps"),
+    **dict.fromkeys(
+        ("epochs", "max_epochs", "num_epochs"), "total_steps, which is epochs * len(train_data) / batch_size"
+    ),
+    **dict.fromkeys(("wd", "decay"), "weight_decay"),
+    **dict.fromkeys(("bs", "train_batch_size"), "batch_size"),
+    **dict.fromkeys(("lr_schedule", "lr_scheduler", "scheduler"), "schedule"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
+    **dict.fromkeys(("clip", "grad_clip", "clip_grad_norm", "gradient_clip_val", "max_norm"), "max_grad_norm"),
+    **dict.fromkeys(("optim", "optimiser"), "optimizer"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulate_steps"),
+    **dict.fromkeys(("dtype", "amp", "fp16", "bf16"), "precision"),
+}
+"""What other trainers call a field -> the field."""
+
+
 def _no_unnamed_seed(values: Mapping[str, Any]) -> None:
     if "seed" in values:
         raise ConfigError(
@@ -214,7 +232,8 @@ def _known(values: Mapping[str, Any]) -> None:
     names = [f.name for f in dataclasses.fields(TrainConfig)]
     for key in values:
         if key not in names:
-            raise UnknownNameError(f"TrainConfig has no field {key!r}.{nearest(key, names)}")
+            hint = f" Did you mean {_ALSO_CALLED[key]}?" if key in _ALSO_CALLED else nearest(key, names)
+            raise UnknownNameError(f"TrainConfig has no field {key!r}.{hint}")
 
 
 def code_name(value: Callable[..., Any]) -> str:

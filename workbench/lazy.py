@@ -7,6 +7,7 @@ question for its names that need torch or widgets, under `if TYPE_CHECKING`. Typ
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Calla
 
     def load(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"{module} has no {name!r}; dir() of it lists what there is")
+            raise AttributeError(f"{module} has no {name!r}{_near(name, homes)}")
         home, there = homes[name]
         found = vars(importlib.import_module(home))
         value = found[there] if there in found else importlib.import_module(f"{home}.{there}")
@@ -29,6 +30,13 @@ def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Calla
         return value
 
     return load, lambda: sorted(sys.modules[module].__all__)
+
+
+def _near(name: str, homes: dict[str, tuple[str, str]]) -> str:
+    """Return the public name nearest to one that is missing; a class is found by its own name, too, as LRSweep is wb.lr_sweep.Study."""
+    spelled = {there.lower(): how for there, how in public_spelling().items()} | {name.lower(): name for name in homes}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
+    return f"; did you mean {spelled[close[0]]}?" if close else "; dir() of it lists what there is"
 
 
 @cache

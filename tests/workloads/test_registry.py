@@ -74,7 +74,6 @@ def test_siblings_can_be_imported_and_the_path_is_put_back(folder: Path) -> None
     ("name", "said"),
     [
         ("digits_cn", "'digits_cn' is not known. Did you mean 'digits_cnn'"),
-        ("own_workload.py", "For a file of your own add the attribute: own_workload.py:workload"),
         (":workload", "not complete"),
         ("own_workload.py:", "not complete.*path/to/file.py:attribute"),
         ("own_worklaod.py:workload", "no file 'own_worklaod.py'.*Did you mean 'own_workload.py'"),

@@ -27,7 +27,7 @@ from workbench.cli.commands import (
 )
 from workbench.cli.help import EXIT_CODES, HELP, MAIN_HELP
 from workbench.cli.notebooks import describe, lab, list_all, run
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import UsageError, WorkbenchError, nearest
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "diagnose": diagnose,
@@ -47,6 +47,9 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
+        print(f"workbench: {words[0]!r} is no command.{nearest(words[0], _COMMANDS)}", file=sys.stderr)
+        return USAGE
     try:
         args = build_parser().parse_args(words)
     except SystemExit as stop:  # argparse, after --help or a usage error

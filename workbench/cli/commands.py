@@ -239,6 +239,8 @@ def report(args: argparse.Namespace) -> int:
     from workbench.record.read import open_record
     from workbench.report.write import write_report
 
+    if not Path(args.dir).is_dir():
+        raise UsageError(f"there is no folder {args.dir}: give one that workbench studies lists.")
     record = open_record(args.dir)
     print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")
     return RAN
@@ -251,6 +253,10 @@ def studies(args: argparse.Namespace) -> int:
     if args.note:
         given = Path(args.note[0])
         set_note(given if (given / "study.json").exists() else Path(args.dir) / given, args.note[1])
+    if args.ledger is None and not Path(args.dir).is_dir():
+        raise UsageError(
+            f"there is no folder {args.dir}: workbench diagnose makes one, or give another: workbench studies DIR."
+        )
     extra = [name.strip() for name in args.columns.split(",") if name.strip()]
     if args.rebuild:
         from workbench.ledger.push import rebuild

@@ -181,7 +181,7 @@ def check_values(declared: Iterable[NotebookParameter], given: Mapping[str, Any]
 
     Raises:
         UnknownNameError: no such workload, file or module, or no such precision; the nearest is named.
-        UsageError: no device has such a name.
+        UsageError: no device has such a name; a `DeviceError`: this machine has none.
     """
     for parameter in declared:
         value, default = given.get(parameter.name), _literal(parameter.default)
@@ -200,6 +200,10 @@ def _check_value(name: str, value: str, cwd: Path) -> None:
         raise UsageError(
             f"parameter device={value!r} is not known. Allowed: auto, cpu, cuda, mps, or one of several, as cuda:1."
         )
+    if name == "device" and value.startswith(("cuda", "mps")):
+        from workbench.train.batches import resolve_device
+
+        resolve_device(value)
     if name == "precision" and value not in ("", *get_args(Precision)):
         raise UnknownNameError(f"parameter precision={value!r} is not known.{nearest(value, get_args(Precision))}")
 

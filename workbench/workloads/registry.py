@@ -97,30 +97,51 @@ def find_file(source: str, *, cwd: Path | None = None) -> Path:
 
 
 def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, others: tuple[type, ...] = ()) -> Any:
-    """Return what `made` makes of the attribute that a name stands for, while its folder can be imported from."""
-    if ":" not in name:
+    """Return what `made` makes of the attribute that a name stands for, while its folder can be imported from.
+
+    A file without an attribute stands for the one workload that it holds.
+    """
+    alone = name.endswith(".py") and ":" not in name
+    if ":" not in name and not alone:
         if name not in _BUNDLED:
-            raise UnknownNameError(f"workload {name!r} is not known.{nearest(name, _BUNDLED)}{_how_to_name(name)}")
+            raise UnknownNameError(f"workload {name!r} is not known.{nearest(name, _BUNDLED)}{_how_to_name()}")
         name = f"workbench.workloads.{_BUNDLED[name][0]}:{name}"
-    source, _, attribute = name.rpartition(":")
-    if not source or not attribute:
-        raise UnknownNameError(f"workload {name!r} is not complete.{_how_to_name(name)}")
+    source, _, attribute = (name, "", "") if alone else name.rpartition(":")
+    if not alone and (not source or not attribute):
+        raise UnknownNameError(f"workload {name!r} is not complete.{_how_to_name()}")
     is_file = source.endswith(".py")
     path = find_file(source)
     folder = str(path.resolve().parent if is_file else Path.cwd())
     sys.path.insert(0, folder)
     try:
         module = _import_file(path, anew=anew) if is_file else _import_module(source)
+        if alone:
+            attribute = _only(module, source, others)
         if not hasattr(module, attribute):
             there = [key for key, value in vars(module).items() if _may_be_asked_for(key, value, module, others)]
             hint = (
                 nearest(attribute, there) if there else " It holds no workload, and no function that could return one."
             )
             raise UnknownNameError(f"{source} has no attribute {attribute!r}.{hint}")
-        return made(getattr(module, attribute), name)
+        return made(getattr(module, attribute), f"{source}:{attribute}" if alone else name)
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
+
+
+def _only(module: ModuleType, source: str, others: tuple[type, ...]) -> str:
+    """Return the name of the one workload, or of what else is asked for, that a file holds; of the one function where it holds none."""
+    there = [key for key, value in vars(module).items() if _may_be_asked_for(key, value, module, others)]
+    objects = [key for key in there if not isinstance(getattr(module, key), FunctionType)]
+    found = objects or there
+    if len(found) != 1:
+        holds = (
+            f"holds {', '.join(found)}: say which, as in {source}:{found[0]}"
+            if found
+            else "holds no workload, and no function that could return one"
+        )
+        raise UnknownNameError(f"{source} {holds}.")
+    return found[0]
 
 
 def call_on(workload: object, expression: str) -> str | None:
@@ -139,9 +160,7 @@ def file_modules() -> list[ModuleType]:
     return [module for name, module in sys.modules.items() if name.startswith(_FILE_MODULE)]
 
 
-def _how_to_name(name: str) -> str:
-    if name.endswith(".py"):
-        return f" For a file of your own add the attribute: {name}:workload."
+def _how_to_name() -> str:
     return " Your own is path/to/file.py:attribute or package.module:attribute."
 
 

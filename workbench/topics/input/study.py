@@ -289,6 +289,10 @@ def examine_input(
         diagnosis = replace(diagnose_input_pipeline(record), path=record.path, command=command or record.command)
         _write(record.path, diagnosis, record)
         return diagnosis
+    if isinstance(found, torch.Tensor | str | bytes):
+        raise UsageError(
+            f"{target} is a {type(found).__name__}, which is no workload, DataLoader or dataset: give what makes batches."
+        )
     doing: Any = step
     folder = None if out is None else Path(out)
     if isinstance(step, str):
