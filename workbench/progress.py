@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,14 +16,29 @@ Progress = Callable[[int], None]
 
 
 class ProgressBar:
-    """A tqdm bar and its status line, or a line for each status, or nothing."""
+    """A tqdm bar and its status line, or a line for each status, or nothing.
+
+    Args:
+        bar: of tqdm; None writes lines.
+        label: what a line begins with; "" writes none.
+    """
 
     def __init__(self, bar: Any = None, *, label: str = "") -> None:
         self._bar, self._label, self._said = bar, label, ""
+        self._total, self._done, self._began = 0, 0, time.monotonic()
+
+    def expect(self, steps: int) -> None:
+        """Say how many updates there will be, about; more only make it longer."""
+        self._total = steps
+        if self._bar is not None:
+            self._bar.total = max(steps, self._bar.n)
 
     def advance(self, steps: int) -> None:
         """Count `steps` more updates."""
+        self._done += steps
         if self._bar is not None:
+            if self._bar.total is not None and self._bar.n + steps > self._bar.total:
+                self._bar.total = self._bar.n + steps
             self._bar.update(steps)
 
     def status(self, text: str) -> None:
@@ -31,8 +47,16 @@ class ProgressBar:
             self._bar.set_postfix_str(text)
         elif self._label and text != self._said:
             self._said = text
-            sys.stderr.write(f"{self._label}: {text}\n")
+            sys.stderr.write(f"{self._label}: {text}{self._left()}\n")
             sys.stderr.flush()
+
+    def _left(self) -> str:
+        """Return the share that is done and the time that is left, in brackets; "" where neither is known."""
+        if not 0 < self._done < self._total:
+            return ""
+        left = (time.monotonic() - self._began) * (self._total / self._done - 1)
+        told = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+        return f" ({self._done / self._total:.0%}, about {told} left)"
 
 
 @contextmanager

@@ -77,6 +77,9 @@ _BAD_START = (
 _MID = ("stability.mid", "stability.spike")
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
+_STAGES = 5
+_RUNS, _RUNS_A_SEED = 5.0, 2.0
+"""Baseline runs that a diagnosis takes, about, and those for each seed of the proof: what the bundled workloads took (rule of thumb)."""
 _ELSEWHERE = (
     "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
 )  # fmt: skip
@@ -92,6 +95,8 @@ class _Walk:
     proof: Proof
 
     def run(self, session: Session) -> None:
+        session.plan(_RUNS + _RUNS_A_SEED * self.proof.seeds)
+        session.stage(1, _STAGES, "data, model and loss before training")
         if "preflight" not in session.record.facts:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
         session.collect("parameters", lambda: collect_parameters(session.workload, session.config, session.device))
@@ -104,6 +109,7 @@ class _Walk:
             return
         session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
+        session.stage(2, _STAGES, "baseline")
         baseline = session.trial(session.config, stage=Role.BASELINE)
         _evaluate_whole(session, baseline.number)
         session.collect("generalisation", lambda: collect_generalisation(session))
@@ -112,18 +118,21 @@ class _Walk:
             collect_replaced(session)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
         fixed = session.workload.minimised and _fixed_step(session)
+        session.stage(3, _STAGES, "learning rates")
         if session.workload.minimised and not fixed:
             self.sweep.extend(session, extra_trials=partial(self._extra_trials, session.config))
         elif not session.workload.minimised and not selects_by_loss(session.record):
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
         run_round(session, self.proof.baselines(session.config))
+        session.stage(4, _STAGES, "instability")
         if session.workload.minimised and not fixed:
             self.instability.extend(session)
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):
             _cure(session, known)
         found, candidate = _candidate(session, known)
+        session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
         if candidate is not None:
             self.proof.extend(session, candidate)
             if _any_wrong(known, _BAD_START) and not recommend(session.record, known)["adopted"]:

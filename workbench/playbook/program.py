@@ -129,6 +129,8 @@ def walk(
 
 
 def _walk(session: ProgramSession, proof: Proof | None) -> None:
+    session.plan(5.0 + 2.0 * (proof.seeds if proof is not None else 0))  # what own scripts took (rule of thumb)
+    session.stage(1, 4, "baseline")
     session.trial(session.config, stage=Role.BASELINE)
     looked = diagnose_loop(session.record)
     if by_faults(looked) or any(f.status == "fail" for f in looked):
@@ -151,6 +153,7 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
         far_ratio=LRSweep.far_ratio if program.full_batch else _STEP,
         edge_margin=None if program.full_batch else EDGE_MARGIN,
     )
+    session.stage(2, 4, "learning rates")
     sweep.extend(session)
     swept = diagnose_lr_sweep(session.record)
     edge, star = swept["lr.unstable"].evidence.get("upper"), swept["lr.best"].value
@@ -158,6 +161,7 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
     seen = star is not None and (
         highest >= _STEP * star * (1 - 1e-9) or (edge or math.inf) <= _CONFIRMED * star
     )  # the sweep's own runs tell
+    session.stage(3, 4, "instability")
     InstabilityStudy(
         confirm_all=False,
         confirm_multiples=() if seen else (5.0, 10.0),
@@ -168,6 +172,7 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
     known = judge_program(session.record)
     if by_faults(known):
         return
+    session.stage(4, 4, "comparison with the baseline under fresh seeds")
     if (
         proof is not None
         and known["lr.too_high"].status in ("warn", "fail")

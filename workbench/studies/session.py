@@ -58,6 +58,16 @@ class Session:
         self.workload, self.config, self.trainer, self.writer = workload, config, trainer, writer
         self.executor, self._bar = executor, bar
         self._seen: set[int] = set()
+        self._stage = ""
+
+    def plan(self, runs: float) -> None:
+        """Say how many baseline runs the study takes, about, for the bar to know its end."""
+        self._bar.expect(round(runs * self.config.total_steps))
+
+    def stage(self, number: int, of: int, name: str) -> None:
+        """Say which part of the study begins."""
+        self._stage = f"{number} of {of}: {name}"
+        self._bar.status(self._stage)
 
     @property
     def device(self) -> torch.device:
@@ -89,7 +99,7 @@ class Session:
             return []
         lrs = [config.peak_lr for config in configs]
         span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
-        self._bar.status(f"{stage} lr={span}")
+        self._bar.status(f"{self._stage or stage}, lr {span}")
         trainer = trainer or self.trainer
         how: dict[str, Any] = {"stage": stage, "progress": self._bar.advance}
         if self.executor is None:
