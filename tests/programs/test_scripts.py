@@ -23,6 +23,7 @@ from workbench.instruments.taps import TAPS
 from workbench.playbook.program import diagnose_program
 from workbench.programs.change import Change
 from workbench.programs.command import Outcome
+from workbench.programs.layout import lay_out
 from workbench.programs.trainer import Program, ProgramTrainer
 from workbench.record.write import StudyWriter
 
@@ -204,3 +205,22 @@ def test_what_ends_the_command_from_outside_ends_the_program_too(tmp_path: Path,
     told.unlink()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_study_beside_the_folder_is_not_laid_out_and_a_file_that_goes_meanwhile_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder(tmp_path, "")
+    (place / "notes.txt").write_text("mine")
+    scratch = tmp_path / "study" / "runs-1" / "2" / "run"
+    scratch.mkdir(parents=True)
+    (tmp_path / "study" / "study.json").write_text("{}")
+
+    def torn(source: str, target: Path) -> None:
+        target.write_text("half of it")
+        raise FileNotFoundError(source)
+
+    monkeypatch.setattr("workbench.programs.layout.shutil.copy2", torn)
+    twin = lay_out(place, scratch)
+    assert (twin / "notes.txt").read_text() == "mine"
+    assert not (twin.parent / "study").exists()

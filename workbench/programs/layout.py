@@ -48,6 +48,7 @@ def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bo
     outer = place / (top.name or "top")
     twin = outer / inside
     without = {str(path) for path in (place, *place.parents[:2])} | {os.path.normpath(folder / n) for n in redirected}
+    without |= {str(path) for path in place.parents if (path / "study.json").exists()}  # it is being written to
     twin.parent.mkdir(parents=True, exist_ok=True)
     left = [MAX_LINKS, MAX_COPIES]
     if copy:
@@ -110,7 +111,8 @@ def _copied(entry: os.DirEntry[str], target: Path, left: list[int]) -> bool:
         if not entry.is_file(follow_symlinks=False) or size > min(MAX_COPIED, left[1]):
             return False
         shutil.copy2(entry.path, target)
-    except OSError:
+    except OSError:  # not ours to read, or gone meanwhile
+        target.unlink(missing_ok=True)
         return False
     left[1] -= size
     return True
