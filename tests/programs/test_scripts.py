@@ -18,6 +18,7 @@ import torch
 import workbench as wb
 from workbench.cli import main
 from workbench.config import TrainConfig
+from workbench.errors import WorkbenchError
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.playbook.program import diagnose_program
@@ -205,6 +206,26 @@ def test_what_ends_the_command_from_outside_ends_the_program_too(tmp_path: Path,
     told.unlink()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_script_that_reads_from_further_out_is_told_what_it_can_reach(tmp_path: Path) -> None:
+    place = folder(tmp_path, "import torch\nopen('../../data.txt').read()\n")
+    (tmp_path.parent / "data.txt").write_text("mine")
+    with pytest.raises(WorkbenchError, match=rf"with what lies in {tmp_path}: .* needs an absolute path"):
+        diagnose(place)
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_shapes_that_broadcast_are_found_whichever_way_round_they_are_given(tmp_path: Path, *, swapped: bool) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(6):
+            optimizer.zero_grad()
+            pair = (torch.randn(8, 1), model(torch.randn(8, 4)).squeeze(1))
+            torch.nn.functional.mse_loss(*(pair if swapped else pair[::-1])).backward()
+            optimizer.step()
+    assert run.diagnose()["loss.broadcast"].status == "fail"
 
 
 def test_a_study_beside_the_folder_is_not_laid_out_and_a_file_that_goes_meanwhile_is_left(

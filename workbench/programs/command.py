@@ -341,8 +341,10 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
             f"`{shown}` was ended by {name} after {outcome.seconds:.0f} s and {outcome.updates} updates.{said}"
         )
     if outcome.code:
+        top = top_of(command.folder)
+        reach = f" It ran in a twin of {command.folder}, with what lies in {top}: what it reads from elsewhere needs an absolute path."
         return WorkbenchError(
-            f"`{shown}` failed with exit code {outcome.code} after {outcome.updates} updates: it has to run by itself first.{said}"
+            f"`{shown}` failed with exit code {outcome.code} after {outcome.updates} updates: it has to run by itself first.{'' if outcome.updates else reach}{said}"
         )
     if outcome.facts.get("fault"):
         return WorkbenchError(

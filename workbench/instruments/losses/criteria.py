@@ -33,7 +33,11 @@ class Criteria:
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:
         """Take in a call; only those that are trained on count."""
-        if self.settled or not (isinstance(inputs, Tensor) and inputs.requires_grad):
+        if self.settled:
+            return
+        if name in _ELEMENTWISE and not _trained(inputs) and _trained(target):
+            inputs, target = target, inputs  # mse_loss(x, model(x)): the same either way round
+        if not _trained(inputs):
             return
         row = self._calls.setdefault(name, {"calls": 0, "line": own_line(), "broadcast": None, "classes": None})
         row["calls"] += 1
@@ -112,6 +116,10 @@ class Criteria:
             )
             found[name] = row | {"probabilities": seen[0], "log_probabilities": seen[1]}
         return found
+
+
+def _trained(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _bound(node: Any, name: str) -> float | None:
