@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import workbench as wb
 from workbench.cli import main
@@ -226,6 +227,32 @@ def test_shapes_that_broadcast_are_found_whichever_way_round_they_are_given(tmp_
             torch.nn.functional.mse_loss(*(pair if swapped else pair[::-1])).backward()
             optimizer.step()
     assert run.diagnose()["loss.broadcast"].status == "fail"
+
+
+class Named(torch.nn.Module):
+    """Takes its batch by name, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 2)
+
+    def forward(self, *, mask: torch.Tensor, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.inner(x * mask), labels)
+
+
+@pytest.mark.parametrize(("again", "status"), [(False, "ok"), (True, "fail")])
+def test_batches_that_are_given_by_name_are_compared(tmp_path: Path, *, again: bool, status: str) -> None:
+    data = [{"mask": torch.ones(4), "x": torch.randn(4), "labels": k % 2} for k in range(64)]
+    loader = DataLoader(data, batch_size=4)  # type: ignore[arg-type]
+    model = Named()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = iter(loader)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(**(next(iter(loader)) if again else next(batches))).backward()
+            optimizer.step()
+    assert run.diagnose()["loop.repeated_batch"].status == status
 
 
 def test_a_study_beside_the_folder_is_not_laid_out_and_a_file_that_goes_meanwhile_is_left(

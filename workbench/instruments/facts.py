@@ -17,7 +17,7 @@ from workbench.instruments.losses.graphs import Graphs
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
-from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor
+from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor, tensors
 from workbench.instruments.workers import Workers
 
 WINDOW = 200
@@ -39,13 +39,15 @@ class LoopFacts:
         self.batches, self.workers, self.conversions = Batches(), Workers(), Conversions()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
+        self._drawn: Any = None  # since the last update
         self._memory: list[tuple[int, int]] = []
 
     def token(self, name: str) -> None:
         """Take in that a call was made."""
         self.order.add(name, line=self.near)
 
-    def drew(self, loader: Any, draws: Draws) -> None:  # noqa: D102
+    def drew(self, loader: Any, draws: Draws, batch: Any) -> None:  # noqa: D102
+        self._drawn = batch if self.near else None
         self.order.add("draw", line=False)
         self.loaders.drew(loader)
         self.batches.drew(draws)
@@ -62,7 +64,7 @@ class LoopFacts:
             first = first_tensor(args)
             self.batches.fed(first)
             if self.near:
-                self.loaders.fed(first)
+                self.loaders.fed(first if first is not None else tuple(tensors(self._drawn)))  # model(**batch)
         elif kind == "evaluate":
             self.batches.evaluated()
 
@@ -104,6 +106,7 @@ class LoopFacts:
     def step_ends(self, number: int) -> None:  # noqa: D102
         self.order.stepped(number)
         if number == 0:
+            self._drawn = None
             self.loaders.stepped(near=self.near)
             self.batches.stepped()
 

@@ -120,10 +120,10 @@ class LoopObserver:
     # ---- what a loop does, in its order
 
     @_looks
-    def drew(self, loader: Any, waited: float, draws: Draws) -> None:  # noqa: D102
+    def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None:  # noqa: D102
         self._waited += waited
         self._drew = True
-        self.facts.drew(loader, draws)
+        self.facts.drew(loader, draws, batch)
 
     @_looks
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,9 +136,14 @@ class Loaders:
             }
         return self._seen[key]
 
-    def fed(self, first: Tensor | None) -> None:
-        """Take in the first tensor that a model is trained on: a number that other examples would hardly give."""
+    def fed(self, given: Tensor | Sequence[Tensor]) -> None:
+        """Take in the first tensor that a model is trained on, or all of its batch: a number that other examples would hardly give."""
+        several = () if isinstance(given, Tensor) else given
+        first = given if isinstance(given, Tensor) else next(iter(given), None)
         if first is not None and len(self._prints) < MAX_PRINTS and not self._fed:
+            self._sizes.append(int(first.shape[0]) if first.ndim else 1)
+            if len(several) > 1:  # the first may be a mask, the same in every batch
+                first = torch.cat([t.detach().reshape(-1)[:4096].float().to(first.device) for t in several])
             first = first.detach()
             flat = first.reshape(-1)
             flat = flat[:: max(flat.numel() // 4096, 1)]
@@ -146,7 +152,6 @@ class Loaders:
                 weights = torch.arange(1, flat.numel() + 1, device=flat.device, dtype=torch.float32).sin()
                 self._weights = {flat.numel(): weights}
             self._fed = [torch.dot(flat.float(), weights)]
-            self._sizes.append(int(first.shape[0]) if first.ndim else 1)
 
     def stepped(self, *, near: bool) -> None:
         """Take in that an update was made."""
@@ -169,8 +174,15 @@ class Loaders:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """Return the first tensor that holds something in nested tuples, lists and dicts."""
+    """Return the first tensor that holds something in nested tuples, lists and mappings."""
+    return next(tensors(value), None)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors that hold something in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
-        return value if value.numel() and not value.is_sparse else None
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((found for part in parts if (found := first_tensor(part)) is not None), None)
+        if value.numel() and not value.is_sparse:
+            yield value
+        return
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ():
+        yield from tensors(part)

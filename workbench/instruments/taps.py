@@ -42,7 +42,7 @@ class Listener(Protocol):
     def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def scheduled(self, scheduler: Any) -> None: ...  # noqa: D102
     def loader_begins(self, loader: Any, states: Tensor | None) -> None: ...  # noqa: D102
-    def drew(self, loader: Any, waited: float, draws: Draws) -> None: ...  # noqa: D102
+    def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None: ...  # noqa: D102
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None: ...  # noqa: D102
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None: ...  # noqa: D102
     def converted(self, tensor: Tensor, result: Tensor, seconds: float) -> None: ...  # noqa: D102
@@ -310,7 +310,7 @@ class _TimedIterator:
             draws.exhausted = True
             raise
         draws.current = draws.ahead.popleft() if draws.ahead else None
-        self._told("drew", self._loader, time.perf_counter() - began, draws)
+        self._told("drew", self._loader, time.perf_counter() - began, draws, batch)
         return batch
 
     def __len__(self) -> int:
