@@ -1,4 +1,4 @@
-"""The README's code does what the README says, copied as it stands."""
+"""The code of the README and of the pages that it leads to does what they say, copied as it stands."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ import torch
 
 import workbench as wb
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("first_steps", "python", "studies", "notebooks", "parameter_servers")]
+BLOCKS = re.findall(r"```python\n(.*?)```", "\n".join([README, *(page.read_text() for page in PAGES)]), re.DOTALL)
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    assert len(README.split()) <= 900
 
 
 def block(word: str) -> str:

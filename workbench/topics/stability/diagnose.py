@@ -314,15 +314,19 @@ def _headroom(study: _Instability, near: float) -> Finding:
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
     near_by = bracket is not None and not bracket.stable_above and ends[1] < near * base
     small = near_by or (value <= 1 and any(i.curve.trial in study.own and i.is_lasting() for i in study.items))
-    shown = f"at {value:.3g} times the baseline's lr ({'' if source == 'lr.unstable' else f'{source} '}{lr:.4g})"
+    shown = f"at {_times(value)} times the baseline's lr ({'' if source == 'lr.unstable' else f'{source} '}{lr:.4g})"
     if value <= 0.5:
         shown += f": the baseline's {base:.4g} is {1 / value:.3g} times too high"
     if ends[1] > 1.1 * ends[0]:  # too wide to name one number (rule of thumb)
-        shown = f"between {ends[0] / base:.3g} and {ends[1] / base:.3g} times the baseline's lr"
+        shown = f"between {_times(ends[0] / base)} and {_times(ends[1] / base)} times the baseline's lr"
     evidence |= {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]}
     status: Status = "warn" if small else "ok"
     advice = advise("early") if small else []
     return found(status, f"Instability starts {shown}.", value=value, evidence=evidence, advice=advice)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 _GET_ONE = "Run 02_instability, or workbench diagnose, on this workload first, and give its folder here."
