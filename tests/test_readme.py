@@ -13,7 +13,9 @@ import workbench as wb
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("first_steps", "python", "studies", "notebooks", "parameter_servers")]
+PAGES = [
+    ROOT / "docs" / f"{name}.md" for name in ("first_steps", "python", "studies", "notebooks", "parameter_servers")
+]
 BLOCKS = re.findall(r"```python\n(.*?)```", "\n".join([README, *(page.read_text() for page in PAGES)]), re.DOTALL)
 
 

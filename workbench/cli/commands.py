@@ -249,7 +249,9 @@ def report(args: argparse.Namespace) -> int:
 def studies(args: argparse.Namespace) -> int:
     """List what was run, after writing a note or making the index again where that is asked for."""
     from workbench.ledger.studies import export_studies, list_studies, set_note
+    from workbench.record.folder import runs_root
 
+    args.dir = args.dir or str(runs_root())
     if args.note:
         given = Path(args.note[0])
         set_note(given if (given / "study.json").exists() else Path(args.dir) / given, args.note[1])
@@ -285,6 +287,7 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str]) -> str:
 def serve(args: argparse.Namespace) -> int:
     """Be one task of a cluster until the chief is done."""
     from workbench.parameter_server.program import become_script, follow_trial, run_task, train_trial
+    from workbench.record.folder import runs_root
 
     resolver = _resolver(args)
     chief = evaluator = _nothing
@@ -301,7 +304,7 @@ def serve(args: argparse.Namespace) -> int:
         if args.steps is not None and args.steps < 1:
             raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
         (workload,) = args.rest
-        out = Path(args.out or f"runs/{Path(workload).name.rpartition(':')[2]}-ps")
+        out = Path(args.out) if args.out else runs_root() / f"{Path(workload).name.rpartition(':')[2]}-ps"
         chief = partial(train_trial, resolver, workload, out, steps=args.steps, wait_s=args.wait)
         evaluator = partial(follow_trial, workload, out, steps=args.steps, wait_s=args.wait)
     # As Ctrl-C does: what runs the tasks of a cluster ends one like this, and others have to be told.

@@ -206,7 +206,7 @@ Writes report.html, and its figures as SVG files in figures/, of a finished, run
     "studies": Command(
         line="what was run here, and what came out?",
         options=(
-            _option("dir", "DIR", "folder of studies (default: runs)", nargs="?", default="runs"),
+            _option("dir", "DIR", "folder of studies (default: the project's runs)", nargs="?"),
             _option("--rebuild", None, "make the index again from the folders", action="store_true"),
             _option("--columns", "A,B", "further columns, such as workload,failed,created", default=""),
             _option("--export", "FILE", "write the table as .csv or .xlsx"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def _code(verdicts: Sequence[str | None], fail_on: str | None) -> int:
 
 
 def lab(args: argparse.Namespace) -> int:
-    """Become a JupyterLab server for the notebooks of this folder, on this machine alone."""
+    """Become a JupyterLab server on this machine alone, for copies of the notebooks of this folder: what is run in them changes no tracked file."""
     from importlib.util import find_spec
 
     if find_spec("jupyterlab") is None:
@@ -91,8 +92,9 @@ def lab(args: argparse.Namespace) -> int:
     if not Path("notebooks").is_dir():
         raise UsageError("there is no folder notebooks/ here: start workbench lab in the folder that holds it.")
     words = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1"]
-    words += ["--ServerApp.root_dir=.", "--ServerApp.preferred_dir=notebooks"]  # notebooks link to pages in docs/
-    first = Path("notebooks") / "00_quickstart.ipynb"
+    copies = working_copies(Path("notebooks"))
+    words += ["--ServerApp.root_dir=."]  # notebooks link to pages in docs/
+    first = copies / "00_quickstart.ipynb"
     words += [f"--LabApp.default_url=/lab/tree/{first.as_posix()}"] if first.exists() else []
     words += ["--no-browser"] if args.no_browser else []
     if getattr(os, "geteuid", lambda: 1)() == 0:  # a container; the server is on loopback and asks for its token
@@ -101,3 +103,13 @@ def lab(args: argparse.Namespace) -> int:
     settings = str(Path(__file__).with_name("lab"))  # pages open as pages; no question about news
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [settings, os.environ.get("JUPYTER_CONFIG_PATH")]))
     os.execv(sys.executable, words)  # JupyterLab takes this process over, and with it Ctrl-C
+
+
+def working_copies(source: Path) -> Path:
+    """Copy what is not there yet of a folder of notebooks into one beside it, `my_notebooks`, and return that."""
+    target = source.resolve().parent / "my_notebooks"
+    target.mkdir(exist_ok=True)
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not (target / path.name).exists():
+            shutil.copy2(path, target / path.name)
+    return Path(os.path.relpath(target))

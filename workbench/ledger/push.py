@@ -23,6 +23,7 @@ from typing import Any
 
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.table import study_folders, study_row
+from workbench.record.folder import runs_root
 from workbench.record.read import StudyRecord
 from workbench.record.redact import redact
 
@@ -77,8 +78,9 @@ def push(study: Path, address: str | None = None, *, wait_s: float | None = None
             time.sleep(0.2 * attempt)  # two processes that make the first ledger at once get in each other's way
 
 
-def rebuild(root: str | Path = "runs", *, ledger: str | None = None, wait_s: float | None = None) -> int:
+def rebuild(root: str | Path | None = None, *, ledger: str | None = None, wait_s: float | None = None) -> int:
     """Push all studies in a folder; return how many. The file ledger.db is made anew, in a shared ledger other studies stay."""
+    root = root or runs_root()
     folders = study_folders(Path(root))
     if shared_url(ledger) is None:
         _check_installed()

@@ -13,7 +13,7 @@ import pandas as pd
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.push import VARIABLE, push_closed, pushed_rows
 from workbench.ledger.table import COLUMNS, check_extra, read_folders
-from workbench.record.folder import lock, write_atomic
+from workbench.record.folder import lock, runs_root, write_atomic
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord
 
@@ -22,11 +22,13 @@ WIDEST = 60  # characters; longer texts wrap
 WAIT_S = 5.0  # for the ledger when a note is written (rule of thumb): a person waits, and the folder has the note
 
 
-def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger: str | None = None) -> pd.DataFrame:
+def list_studies(
+    root: str | Path | None = None, *, extra: Sequence[str] = (), ledger: str | None = None
+) -> pd.DataFrame:
     """Return the six required columns of every study, one row a study (P5.1 to P5.7).
 
     Args:
-        root: folder of the studies, which are read themselves: the table is right while a study runs, and after a crash. One that
+        root: folder of the studies, None is the project's `runs`, which are read themselves: the table is right while a study runs, and after a crash. One that
             cannot be read is a warning that names it.
         extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, unfinished, best_trial, best_step, select,
             config_sha256, commit.
@@ -38,6 +40,7 @@ def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger
         UsageError: there is no such column, `ledger` is no address, or it is "" and WORKBENCH_LEDGER is not set.
     """
     check_extra(extra)
+    root = root or runs_root()
     if ledger is None:
         rows, problems = read_folders(Path(root))
         for problem in problems:
@@ -53,7 +56,7 @@ def list_studies(root: str | Path = "runs", *, extra: Sequence[str] = (), ledger
 
 
 def export_studies(
-    path: str | Path, root: str | Path = "runs", *, extra: Sequence[str] = (), ledger: str | None = None
+    path: str | Path, root: str | Path | None = None, *, extra: Sequence[str] = (), ledger: str | None = None
 ) -> Path:
     """Write the table of studies as .csv or .xlsx and return where (P5.1).
 

@@ -16,12 +16,28 @@ from typing import IO, Any
 from workbench.errors import RecordError
 
 TRIES = 3  # a reader that asks whether somebody writes holds the file for a moment
+_PROJECT = (".git", "pyproject.toml")
 _IDENTITY = ("workload", "config", "settings")
 
 
-def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Path:
-    """Make and return a new folder `root/<workload>-<stem>-<time>`; nobody who asks at the same moment gets the same."""
-    base = Path(root) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+def runs_root() -> Path:
+    """Return the one folder of studies of a project, relative to the current folder: that of WORKBENCH_RUNS, else `runs` beside `.git` or `pyproject.toml`.
+
+    It is the same from whichever folder of the project a command, a notebook or a panel is started. Outside of any project it is
+    `runs` in the current folder.
+    """
+    given = os.environ.get("WORKBENCH_RUNS")
+    if given:
+        return Path(given)
+    here = Path.cwd()
+    project = next((f for f in (here, *here.parents) if any((f / mark).exists() for mark in _PROJECT)), here)
+    home = Path.home()
+    return Path(os.path.relpath((here if project in (home, *home.parents) else project) / "runs"))
+
+
+def default_folder(workload: str, stem: str, *, root: str | Path | None = None) -> Path:
+    """Make and return a new folder `root/<workload>-<stem>-<time>`, None is `runs_root`; nobody who asks at the same moment gets the same."""
+    base = Path(root or runs_root()) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     for path in [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]:
         try:
             path.mkdir(parents=True)
@@ -33,9 +49,9 @@ def default_folder(workload: str, stem: str, *, root: str | Path = "runs") -> Pa
     raise RecordError(f"{base} and 998 others of its name are there already: give a folder with out=...")
 
 
-def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path = "runs") -> Path | None:
+def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path | None = None) -> Path | None:
     """Return the newest folder under `root` in which a study with all that is `wanted` was begun and not finished, if there is one."""
-    for path in sorted(Path(root).glob(f"{workload}-{stem}-*/study.json"), reverse=True):
+    for path in sorted(Path(root or runs_root()).glob(f"{workload}-{stem}-*/study.json"), reverse=True):
         with contextlib.suppress(RecordError):
             study = read_json(path)
             same = isinstance(study, dict) and all(study.get(key) == value for key, value in wanted.items())

@@ -71,14 +71,15 @@ def source_of(instance: Any) -> str:
 def git_state(folder: Path) -> tuple[str | None, bytes]:
     """Return (commit, patch) of the repository that `folder` is in; (None, b"") outside one.
 
-    The patch holds the uncommitted changes of the whole repository and its small untracked files; studies, and whatever
-    has a name that suggests a secret, are left out.
+    The patch holds the uncommitted changes of the whole repository and its small untracked files; studies, notebooks, which hold
+    pictures, and whatever has a name that suggests a secret, are left out.
     """
     commit, top = _git(folder, "rev-parse", "HEAD"), _git(folder, "rev-parse", "--show-toplevel")
     if commit is None or top is None:
         return None, b""
     root = Path(os.fsdecode(top.rstrip(b"\n")))
     hidden = [f":(exclude,glob,icase)**/{form}" for pattern in _SECRET for form in (pattern, f"{pattern}/**")]
+    hidden.append(":(exclude,glob)**/*.ipynb")
     patch = _git(root, *_DIFF, "HEAD", "--", ".", *hidden) or b""
     listed = (_git(root, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
     wanted = [name for line in listed if line and _belongs(root, name := os.fsdecode(line))]
@@ -96,7 +97,7 @@ def _belongs(root: Path, name: str) -> bool:
     """Tell whether an untracked file is part of the code: small, no secret by its name, not a study's own."""
     path = root / name
     secret = any(fnmatch.fnmatch(part.lower(), pattern) for part in Path(name).parts for pattern in _SECRET)
-    if secret or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_BYTES:
+    if secret or path.suffix == ".ipynb" or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_BYTES:
         return False
     folders = [root.joinpath(*Path(name).parts[:depth]) for depth in range(1, len(Path(name).parts))]
     return path.name != "ledger.db" and not any((above / "study.json").exists() for above in folders)

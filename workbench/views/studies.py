@@ -14,6 +14,7 @@ import traitlets
 from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger.studies import set_note
 from workbench.panels.controls import is_live
+from workbench.record.folder import runs_root
 from workbench.record.json_values import to_json
 from workbench.report.templates import table as html_table
 from workbench.views.studies_data import (
@@ -53,7 +54,7 @@ class StudiesTable:
         return html_table(names, _plain(self.table[names]).to_numpy().tolist()) + problems
 
 
-def studies_panel(folder: str | Path = "runs", *, ledger: str | None = None, live: bool | None = None) -> Any:
+def studies_panel(folder: str | Path | None = None, *, ledger: str | None = None, live: bool | None = None) -> Any:
     """Return the study browser over a folder; a table alone where nobody can use it.
 
     Type to filter; a click on a column's head sorts; a click on a row, or Enter, opens a study: its trials with the best first, its
@@ -61,7 +62,7 @@ def studies_panel(folder: str | Path = "runs", *, ledger: str | None = None, liv
     compare their configs, best values and curves. Studies that are running are read as they are; nothing is locked.
 
     Args:
-        folder: of the studies, as in `list_studies`.
+        folder: of the studies, as in `list_studies`; None is the project's `runs`.
         ledger: address of a shared ledger; "" takes the one in WORKBENCH_LEDGER. Studies of other machines are listed only.
         live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
 
@@ -74,7 +75,7 @@ def studies_panel(folder: str | Path = "runs", *, ledger: str | None = None, liv
 
     Source: P5.1 to P5.7 for the columns, P5.4 for the note.
     """
-    root = Path(folder)
+    root = Path(folder or runs_root())
     table, problems = study_table(root, ledger=ledger)
     if not is_live(live):
         return StudiesTable(table, root, tuple(problems))
