@@ -144,3 +144,23 @@ def test_from_the_command_line(
     assert [
         cli.main(["studies", *w]) for w in (["--note", "one", ""], ["--note", "two", "x"], ["--columns", "no"])
     ] == [2, 1, 2]
+
+
+def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(tmp_path / "one")
+    findings = [{"code": "lr.best", "value": 0.25}, {"code": "lr.unstable", "value": None}]
+    (tmp_path / "one" / "diagnosis.json").write_text(json.dumps({"verdict": "warn", "findings": findings}))
+    study(tmp_path / "two")
+    (tmp_path / "two" / "diagnosis.json").write_text("cut off {")
+    row = wb.list_studies(tmp_path, extra=["verdict", "lr_best", "lr_unstable"]).set_index("study")
+    assert row.loc["one", ["verdict", "lr_best"]].tolist() == ["warn", 0.25]
+    assert row.loc["two", ["verdict", "lr_best", "lr_unstable"]].isna().all()
+    assert cli.main(["studies", str(tmp_path)]) == 0
+    head, one, two = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert one == ["one", "6", "0.25", "validation/loss", "0.25", "warn", "a", "note"]
+    assert two == ["two", "6", "0.25", "validation/loss", "a", "note"]
+    assert head[-1] == "note"
+    assert cli.main(["studies", str(tmp_path), "--verbose"]) == 0
+    assert capsys.readouterr().out.count("reproduce: ") == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import shlex
 import signal
@@ -264,24 +265,44 @@ def studies(args: argparse.Namespace) -> int:
         from workbench.ledger.push import rebuild
 
         rebuild(args.dir, ledger=args.ledger or None)
-    table = list_studies(args.dir, extra=extra, ledger=args.ledger)
+    known = [name for name in _SHOWN if name not in extra]
+    table = list_studies(args.dir, extra=[*extra, *known], ledger=args.ledger)
     where = args.dir if args.ledger is None else "the shared ledger"
-    print(_study_lines(table, extra) if len(table) else f"No studies in {where}: workbench diagnose makes one.")
+    print(
+        _study_lines(table, extra, args.verbose)
+        if len(table)
+        else f"No studies in {where}: workbench diagnose makes one."
+    )
     if args.export:
         print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
     return RAN
 
 
-def _study_lines(table: pd.DataFrame, extra: Sequence[str]) -> str:
-    """One row a study, and under each where its config is and what reproduces it: together too wide for a terminal."""
-    rows = [("study", "trials", "best value", "note")]
-    rows += [(str(r.study), str(r.trials), f"{r.best_value:.4g}", str(r.note)) for r in table.itertuples()]
-    wide = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"{a:<{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}  {d}" for a, b, c, d in rows]
+_SHOWN = ("select", "verdict", "lr_best", "lr_unstable")
+
+
+def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> str:
+    """One row a study; under each, where asked for, further columns, where its config is and what reproduces it."""
+    rows = [("study", "trials", "best value", "metric", "best lr", "unstable from", "verdict", "note")]
+    for row in table.to_dict("records"):
+        metric = str(row["select"]).partition(" ")[0]
+        rows.append((
+            str(row["study"]), str(row["trials"]), _number(row["best_value"]), metric if _number(row["best_value"]) else "",
+            _number(row["lr_best"]), _number(row["lr_unstable"]), row["verdict"] if isinstance(row["verdict"], str) else "", str(row["note"]),
+        ))  # fmt: skip
+    wide = [max(len(row[column]) for row in rows) for column in range(7)]
+    lines = [
+        "  ".join([*(f"{text:<{width}}" for text, width in zip(row, wide, strict=False)), row[-1]]) for row in rows
+    ]
     for line, study in enumerate(table.to_dict("records"), start=1):
-        lines[line] += f"\n    config:    {study['config']}\n    reproduce: {study['reproduce']}"
         lines[line] += "".join(f"\n    {f'{name}:':<10} {study[name]}" for name in extra)
+        if verbose:
+            lines[line] += f"\n    config:    {study['config']}\n    reproduce: {study['reproduce']}"
     return "\n".join(lines)
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else ""
 
 
 def serve(args: argparse.Namespace) -> int:

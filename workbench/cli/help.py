@@ -207,6 +207,7 @@ Writes report.html, and its figures as SVG files in figures/, of a finished, run
         line="what was run here, and what came out?",
         options=(
             _option("dir", "DIR", "folder of studies (default: the project's runs)", nargs="?"),
+            _option("--verbose", None, "where each config is, and the command that reproduces the study", action="store_true"),
             _option("--rebuild", None, "make the index again from the folders", action="store_true"),
             _option("--columns", "A,B", "further columns, such as workload,failed,created", default=""),
             _option("--export", "FILE", "write the table as .csv or .xlsx"),
@@ -215,11 +216,11 @@ Writes report.html, and its figures as SVG files in figures/, of a finished, run
             _option("--note", ("STUDY", "TEXT"), "write another note to a study, and list", nargs=2),
         ),
         description="""\
-One row a study: name, number of trials, best validation result and note; below it where its config is and the
-command that reproduces it.""",
+One row a study: name, number of trials, best result with its metric, learning rates as diagnosed, verdict and note.""",
         epilog="""\
 examples:
   workbench studies
+  workbench studies --verbose     # the commands that reproduce them
   workbench studies --columns workload,failed,created --export studies.xlsx
   workbench studies --note digits_cnn-lr_sweep-20260801-120000 "warmup did not help"    # a folder, or a name in runs/
   workbench studies --rebuild team/runs      # after folders were copied or deleted

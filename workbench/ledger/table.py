@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import shlex
@@ -29,6 +30,9 @@ EXTRA = {
     "select": "metric that selects, and what is better",
     "config_sha256": "hash of the config when the study was begun",
     "commit": "git commit of the code",
+    "verdict": "worst status of its diagnosis, where there is one",
+    "lr_best": "best learning rate, as diagnosed",
+    "lr_unstable": "learning rate from which training is unstable, as diagnosed",
 }
 """Further columns -> what they hold; they are there on request."""
 
@@ -93,7 +97,18 @@ def study_row(folder: Path) -> dict[str, Any]:
         "select": f"{config['select']} ({config['select_mode']})",
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),
+        **_diagnosed(folder),
     }
+
+
+def _diagnosed(folder: Path) -> dict[str, Any]:
+    """Return what the study's diagnosis measured, None where it has none that can be read."""
+    try:
+        found = json.loads((folder / "diagnosis.json").read_text(encoding="utf-8"))
+        values = {str(f["code"]): f["value"] for f in found["findings"]}
+        return {"verdict": found["verdict"], "lr_best": values.get("lr.best"), "lr_unstable": values.get("lr.unstable")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"verdict": None, "lr_best": None, "lr_unstable": None}
 
 
 def _config_link(folder: Path, study: dict[str, Any]) -> str:
