@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import math
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,19 @@ def test_the_least_loss_of_probabilities_that_are_taken_for_logits_is_the_one_th
         assert run.diagnose()["loss.double_softmax"].value == pytest.approx(
             getattr(F, name)(best, target).item(), rel=1e-5
         )
+
+
+def test_training_goes_on_where_the_folder_of_a_watch_vanishes_which_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (model, _), (optimizer, _) = pair()
+    with caplog.at_level(logging.WARNING), wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for k in range(300):
+            if k == 120:
+                shutil.rmtree(run.path)
+            update(model, optimizer)
+            if k % 50 == 0:
+                run.log(validation_loss=0.5)
+    assert [record.getMessage().count("stopped recording") for record in caplog.records] == [1]
+    assert TAPS.listeners == []
+    assert not (tmp_path / "run").exists() or not (tmp_path / "run" / "study.json").exists()

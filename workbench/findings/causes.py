@@ -39,7 +39,7 @@ _PLACES = (
 REMARKS = (
     "architecture.*", "stability.headroom", "lr.grid_edge", "checkpoints.best_not_last", "checkpoints.selection", "data.imbalance",
     "evaluation.too_small", "evaluation.minority_counts", "evaluation.interval", "evaluation.batch_size", "clipping.cures",
-    "batch_size.*", "input.bound", "loop.decayed_norms", "loop.retained_graph", "loop.conversion",
+    "batch_size.*", "input.bound", "loop.decayed_norms", "loop.retained_graph", "loop.conversion", "loop.second_training",
 )  # fmt: skip
 """Good to know, and no reason why training would fail: they stand after every other alarm of their severity, in this order."""
 
@@ -89,6 +89,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loop.memory_creep": (),
     "loop.conversion": (),
     "loop.decayed_norms": (),
+    "loop.second_training": (),
     "loop.*": _LEARNS,
     "loss.floor": _LEARNS,
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),

@@ -81,7 +81,7 @@ class Order:
             line: whether to look up where it is called.
             altered: gradients were changed after the last backward pass, by something that is not told of.
         """
-        steps = self._steps.setdefault(number, _Steps())
+        steps = self._steps.setdefault(number, _Steps(self._steps[0].total if 0 in self._steps else 0))
         passes = self._backwards - steps.at_backward
         steps.total += 1
         steps.repeated += steps.total > 1 and passes == 0
@@ -132,7 +132,8 @@ class Order:
 
 
 class _Steps:
-    def __init__(self) -> None:
+    def __init__(self, begun: int = 0) -> None:
+        self.begun = begun  # updates of the first optimizer before
         self.total = self.repeated = self.empty = self.kept = self.altered = self.at_backward = 0
         self.line = ""
         self.windows: Counter[str] = Counter()
@@ -140,7 +141,7 @@ class _Steps:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "steps": self.total, "repeated": self.repeated, "empty": self.empty, "kept": self.kept, "altered": self.altered, "line": self.line,
+            "steps": self.total, "begun": self.begun, "repeated": self.repeated, "empty": self.empty, "kept": self.kept, "altered": self.altered, "line": self.line,
             "windows": dict(self.windows.most_common(10)), "factors": dict(self.factors.most_common(10)),
         }  # fmt: skip
 

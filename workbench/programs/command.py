@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from workbench.programs.guard import take_back
 from workbench.programs.layout import lay_out, top_of
 
 _STARTUP = Path(__file__).parent / "startup"
+GRACE_S = 30.0
+"""That a run may take to its end after it was ended early, for what it saves and cleans up (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +202,7 @@ def run_command(
         if command.stopped.is_set():
             _end(job, path)
         try:
-            code = job.wait(timeout=command.timeout_s)
-        except subprocess.TimeoutExpired:
-            code = -signal.SIGKILL
+            code = _awaited(job, told, command.timeout_s)
         finally:
             command.running.pop(job, None)
             _end(job, path)
@@ -219,6 +220,22 @@ def run_command(
         columns=joined(_lines(told / "rows.jsonl")), metrics=_lines(told / "metrics.jsonl"), facts=facts, code=code,
         seconds=seconds, start_s=max(facts.get("first_update", started) - started, 0.0), tail=_tail(told / "output.txt"), refused=refused,
     )  # fmt: skip
+
+
+def _awaited(job: subprocess.Popen[bytes], told: Path, timeout_s: float | None) -> int:
+    """Return the exit code of a run: 0 where it was ended early and does not go, as one that waits for children of its own."""
+    began, ended = time.monotonic(), math.inf
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return job.wait(timeout=0.5 if timeout_s is None else min(0.5, timeout_s))
+        now = time.monotonic()
+        if timeout_s is not None and now - began > timeout_s:
+            return -signal.SIGKILL
+        if ended == math.inf and (told / "facts.json").exists():
+            facts = _read(told / "facts.json") or {}
+            ended = now if facts.get("stopped") or facts.get("diverged") else math.inf
+        if now - ended > GRACE_S:
+            return 0
 
 
 @contextlib.contextmanager

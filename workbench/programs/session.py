@@ -106,7 +106,7 @@ def open_program(
         minimised = not np.isfinite(outcome.columns.get("loss/optimizer1", ())).any()
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
-        note=note or f"diagnosis of `{given.shown}`", command=options.get("command"), call=options.get("call"),
+        note=note or _note(given, outcome), command=options.get("command"), call=options.get("call"),
     )  # fmt: skip
     program = Program(command=given, config=config, full_batch=full, endless=steps is not None, minimised=minimised)
     try:
@@ -132,6 +132,13 @@ def open_program(
         writer.finish()
     finally:
         writer.close()
+
+
+def _note(given: Repeatable, outcome: Outcome | None) -> str:
+    seeded = outcome.facts.get("seeded") if outcome is not None else None
+    return f"diagnosis of `{given.shown}`" + (
+        f"; the seeds that it sets itself ({', '.join(seeded)}) are moved by each trial's" if seeded else ""
+    )
 
 
 def _revived(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from workbench.findings.finding import Codes, Finding
 
 ORDER_CODES = Codes({
     "loop.no_zero_grad": "F1.1", "loop.zeroed_before_step": "F1.1", "loop.no_step": "F1.1", "loop.repeated_step": "F1.1",
-    "loop.accumulation_scale": "F1.1", "clipping.after_step": "F4.6", "clipping.before_unscale": "F4.6",
+    "loop.accumulation_scale": "F1.1", "loop.second_training": "F1.1", "clipping.after_step": "F4.6", "clipping.before_unscale": "F4.6",
 })  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
@@ -38,7 +38,7 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     evidence = {"order": " ".join(usual), "lines": dict(lines)}
     return [
         _kept(optimizers, evidence, share), _zeroed(orders, lines, evidence, share), _no_step(facts),
-        _repeated(optimizers, lines, evidence, share), _accumulation(first, lines, evidence),
+        _repeated(optimizers, lines, evidence, share), _second(optimizers, least_updates), _accumulation(first, lines, evidence),
         *_clipping(orders, lines, evidence, share),
     ]  # fmt: skip
 
@@ -55,6 +55,18 @@ def _no_step(facts: Facts) -> Finding:
     return say(
         "fail", f"{order['backwards']} backward passes and {none}{_where(order['lines'], 'backward')}: what it has is not trained.",
         advice=["Call optimizer.step() after loss.backward()."],
+    )  # fmt: skip
+
+
+def _second(optimizers: Facts, least: int) -> Finding:
+    first = optimizers["0"]["steps"]
+    later = [row for row in optimizers.values() if row["begun"] >= first and row["steps"] >= least]
+    say: Say = partial(ORDER_CODES.finding, "loop.second_training", value=float(len(later)), unit="optimizers")
+    if not later:
+        return say("ok", "No optimizer begins after another one's last step.")
+    return say(
+        "warn", f"After the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{_where({'': later[0]['line']}, '')}: a training of its own, of which nothing "
+        "is recorded. What is said here holds for the first.", advice=["Run or watch one training at a time."],
     )  # fmt: skip
 
 

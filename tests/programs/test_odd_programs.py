@@ -1,0 +1,138 @@
+"""Programs that do what a diagnosis does not expect: they end early, leave others running, train twice, or are interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.errors import UsageError, WorkbenchError
+from workbench.playbook.program import diagnose_program
+from workbench.programs import command
+from workbench.programs.command import Command, Outcome, check_command, run_command
+from workbench.record.read import open_record
+
+NOTHING: dict[str, Any] = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": None, "seed": 0}
+TRAINS = """
+import torch
+torch.manual_seed(3)
+w = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.4)
+curvature = torch.tensor([1.0, 0.3, 0.01])
+for k in range(UPDATES):
+    optimizer.zero_grad()
+    loss = 0.5 * (curvature * w.weight ** 2).sum() + 0.0 * w.bias.sum()
+    loss.backward()
+    optimizer.step()
+    print("loss is", "high" if loss > 0.5 else "low", "after", loss.item())
+"""
+
+
+def folder(tmp_path: Path, text: str, updates: int = 20) -> Path:
+    place = tmp_path / "mine"
+    place.mkdir(exist_ok=True)
+    (place / "train.py").write_text(textwrap.dedent(text).replace("UPDATES", str(updates)))
+    return place
+
+
+def run(place: Path, scratch: Path, **changes: Any) -> Outcome:
+    given = Command(words=check_command(["python", "train.py"], place), folder=place)
+    return run_command(given, scratch, NOTHING | changes, threads=1)
+
+
+def is_gone(pid: int) -> bool:
+    status = Path("/proc", str(pid), "stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_command_that_is_no_python_program_says_so(tmp_path: Path) -> None:
+    with pytest.raises(WorkbenchError, match="without a step of a torch optimizer.*no training here"):
+        diagnose_program(["echo", "no training here"], tmp_path / "study", folder=folder(tmp_path, ""))
+    assert not (tmp_path / "study" / "study.json").exists()
+
+
+@pytest.mark.parametrize("metric", [r"loss is (\w+)", r"(high|low)"])
+def test_a_metric_that_matches_text_is_refused_with_what_was_printed(tmp_path: Path, metric: str) -> None:
+    with pytest.raises(UsageError, match=r"matches no line with a number.*loss is low after"):
+        diagnose_program(["python", "train.py"], tmp_path / "study", folder=folder(tmp_path, TRAINS), metric=metric)
+
+
+def test_a_program_that_ends_before_it_is_told_to_has_the_updates_that_it_made(tmp_path: Path) -> None:
+    outcome = run(folder(tmp_path, TRAINS), tmp_path / "run", stop_after=50)
+    assert (outcome.updates, outcome.code, outcome.facts["stopped"]) == (20, 0, False)
+
+
+CHILDREN = {
+    "workers of a loader": "from torch.utils.data import DataLoader\nloader = DataLoader(list(range(1000)), 2, num_workers=2, persistent_workers=True)\nit = iter(loader); next(it)\npids = [c.pid for c in multiprocessing.active_children()]",
+    "processes": "children = [multiprocessing.Process(target=time.sleep, args=(600,)) for _ in range(2)]\n[c.start() for c in children]\npids = [c.pid for c in children]",
+    "a process in a session of its own": "pids = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True).pid]",
+    "a process that ignores its end": "pids = [subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)']).pid]",
+}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_children_of_a_program_that_is_ended_early_are_ended_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of processes that are no daemons the program itself would wait for the end."""
+    monkeypatch.setattr(command, "GRACE_S", 1.0)
+    text = f"import multiprocessing, subprocess, sys, time\n{CHILDREN[kind]}\nprint('pids', *pids)\n{TRAINS}"
+    outcome = run(folder(tmp_path, text, updates=1000), tmp_path / "run", stop_after=10)
+    pids = [int(word) for line in outcome.tail.splitlines() if line.startswith("pids") for word in line.split()[1:]]
+    assert outcome.updates == 10
+    assert pids
+    assert [pid for pid in pids if not is_gone(pid)] == []
+
+
+def test_of_two_trainings_one_after_the_other_it_is_said_that_the_first_is_judged(tmp_path: Path) -> None:
+    place = folder(tmp_path, TRAINS + TRAINS.replace("import torch", "").replace("lr=0.4", "lr=0.1"))
+    outcome = run(place, tmp_path / "run")
+    assert outcome.updates == 20
+    assert set(outcome.columns["lr"]) == {0.4}
+    diagnosis = diagnose_program(["python", "train.py"], tmp_path / "study", folder=place, seeds=1, threads=1)
+    second = diagnosis["loop.second_training"]
+    assert (second.status, "20 updates of the first optimizer another one makes 20 (train.py:2" in second.summary) == (
+        "warn",
+        True,
+    )
+    assert "seeds that it sets itself (train.py:3" in str(open_record(tmp_path / "study").study["note"])
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_command_runs_ends_its_processes_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    text = f"import os, time\nopen(os.environ['PIDS'], 'a').write(f'{{os.getpid()}} ')\n{TRAINS}    time.sleep(float(os.environ['SLOW']))\n"
+    place, pids = folder(tmp_path, text), tmp_path / "pids"
+    words = [sys.executable, "-m", "workbench", "diagnose", "--out", str(tmp_path / "study"), "--seeds", "1", "--threads", "1", "--", "python", "train.py"]  # fmt: skip
+    environment = {**os.environ, "PIDS": str(pids), "SLOW": "0.05", "PYTHONPATH": str(Path(__file__).parents[2])}
+    job = subprocess.Popen(words, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 240
+    while time.monotonic() < until and len(pids.read_text().split() if pids.exists() else ()) < 3:
+        time.sleep(0.1)
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=120)
+    assert job.returncode == 130, said
+    assert "goes on from there" in said
+    begun = [int(pid) for pid in pids.read_text().split()]
+    assert len(begun) >= 3
+    assert [pid for pid in begun if not is_gone(pid)] == []
+    finished = int((open_record(tmp_path / "study").trials["state"] == "complete").sum())
+    assert finished >= 1
+    again = subprocess.run(
+        words, cwd=place, env=environment | {"SLOW": "0"}, capture_output=True, text=True, timeout=400
+    )
+    assert again.returncode == 0, again.stderr
+    record = open_record(tmp_path / "study")
+    assert (
+        len(pids.read_text().split()) == len(begun) + len(record.trials) - finished
+    )  # nothing ran twice but what was interrupted
+    assert [p.name for p in place.iterdir()] == ["train.py"]
