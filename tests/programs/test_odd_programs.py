@@ -94,6 +94,7 @@ def test_children_of_a_program_that_is_ended_early_are_ended_with_it(
     assert [pid for pid in pids if not is_gone(pid)] == []
 
 
+@pytest.mark.slow
 def test_of_two_trainings_one_after_the_other_it_is_said_that_the_first_is_judged(tmp_path: Path) -> None:
     place = folder(tmp_path, TRAINS + TRAINS.replace("import torch", "").replace("lr=0.4", "lr=0.1"))
     outcome = run(place, tmp_path / "run")
@@ -109,9 +110,12 @@ def test_of_two_trainings_one_after_the_other_it_is_said_that_the_first_is_judge
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_a_command_runs_ends_its_processes_and_the_same_call_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_while_a_command_runs_ends_its_processes_and_the_same_call_goes_on(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     text = f"import os, time\nopen(os.environ['PIDS'], 'a').write(f'{{os.getpid()}} ')\n{TRAINS}    time.sleep(float(os.environ['SLOW']))\n"
-    place, pids = folder(tmp_path, text), tmp_path / "pids"
+    place = folder(tmp_path, text)
+    pids = tmp_path_factory.mktemp("elsewhere") / "pids"  # beside the program's folder it would be removed
     words = [sys.executable, "-m", "workbench", "diagnose", "--out", str(tmp_path / "study"), "--seeds", "1", "--threads", "1", "--", "python", "train.py"]  # fmt: skip
     environment = {**os.environ, "PIDS": str(pids), "SLOW": "0.05", "PYTHONPATH": str(Path(__file__).parents[2])}
     job = subprocess.Popen(words, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

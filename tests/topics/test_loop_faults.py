@@ -296,3 +296,56 @@ def test_training_goes_on_where_the_folder_of_a_watch_vanishes_which_is_told_onc
     assert [record.getMessage().count("stopped recording") for record in caplog.records] == [1]
     assert TAPS.listeners == []
     assert not (tmp_path / "run").exists() or not (tmp_path / "run" / "study.json").exists()
+
+
+def test_what_cannot_be_asked_or_compared_is_left_alone(tmp_path: Path) -> None:
+    """A loader that refuses to be changed, tensors that have no version, and a loss that is a scaled parameter."""
+
+    class Fixed(DataLoader):  # type: ignore[type-arg]
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in ("collate_fn", "worker_init_fn") and name in self.__dict__:
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    with torch.inference_mode():
+        table = torch.ones(200, 200, dtype=torch.float64)
+    w = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    with wb.watch(nn.ParameterList([w]), optimizer, out=tmp_path / "run") as run:
+        for batch in Fixed(list(range(12)), 2, num_workers=1):
+            table.float()
+            optimizer.zero_grad()
+            (w * 2.0 * float(batch[0])).backward()
+            optimizer.step()
+    assert run.record.steps["loss"].tolist()[0] == 0.0
+    assert len(run.record.steps) == 6
+    assert run.diagnose()["data.worker_rng"].status == "ok"
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_workers_that_are_no_forks_are_asked_too(start: str, tmp_path: Path) -> None:
+    w = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    loader = DataLoader(_Noise(), 2, num_workers=2, multiprocessing_context=start, worker_init_fn=_alike)
+    with wb.watch(nn.ParameterList([w]), optimizer, out=tmp_path / "run") as run:
+        for batch in loader:
+            optimizer.zero_grad()
+            (w * batch.sum()).backward()
+            optimizer.step()
+    finding = run.diagnose()["data.worker_rng"]
+    assert (finding.status, "2 worker processes draw the same random numbers from torch" in finding.summary) == (
+        "warn",
+        True,
+    )
+
+
+class _Noise(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, _: int) -> Tensor:
+        return torch.rand(3)
+
+
+def _alike(_: int) -> None:
+    torch.manual_seed(0)

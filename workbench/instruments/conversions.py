@@ -35,7 +35,7 @@ class Conversions:
 
     def add(self, tensor: Tensor, result: Tensor, seconds: float) -> None:
         """Take in one."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or tensor.is_inference():
             return
         line = own_line()
         if line not in self._places and len(self._places) >= MAX_PLACES:

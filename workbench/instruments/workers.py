@@ -26,17 +26,30 @@ def asked_workers(loader: DataLoader[Any]) -> Iterator[Tensor | None]:
 
     The numbers are [worker, kind, state when it began and after its last batch], 0 where nothing is known. Nothing is drawn for them.
     """
-    if not loader.num_workers:
+    asked = _asked(loader) if loader.num_workers else None
+    if asked is None:
         yield None
         return
-    init, collate = loader.worker_init_fn, loader.collate_fn
-    states = torch.zeros(loader.num_workers, len(KINDS), 2, dtype=torch.int64)
-    states.share_memory_()  # type: ignore[no-untyped-call]
-    loader.worker_init_fn, loader.collate_fn = _Began(init, states), _Collated(collate, states)
+    init, collate, states = asked
     try:
         yield states
     finally:
         loader.worker_init_fn, loader.collate_fn = init, collate
+
+
+def _asked(loader: DataLoader[Any]) -> tuple[Any, Any, Tensor] | None:
+    """Put ours before a loader's own functions and return those; None where it does not let them be changed, or memory cannot be shared."""
+    init, collate = loader.worker_init_fn, loader.collate_fn
+    try:
+        states = torch.zeros(loader.num_workers, len(KINDS), 2, dtype=torch.int64)
+        states.share_memory_()  # type: ignore[no-untyped-call]
+        loader.collate_fn = _Collated(collate, states)
+        loader.worker_init_fn = _Began(init, states)
+    except Exception:
+        with contextlib.suppress(Exception):
+            loader.collate_fn = collate
+        return None
+    return init, collate, states
 
 
 class _Began:
