@@ -79,6 +79,21 @@ def told(found: Mapping[str, Any], *, most: int = 8) -> str:
     return f" It begins with update {found['update']}: {'; '.join(said)}." if said else ""
 
 
+def told_replay(found: Mapping[str, Any], *, most: int = 3) -> str:
+    """Return in a sentence what the replay of the update says, with `most` of its examples."""
+    where = f" Replayed from step {found['started']}, {'bit for bit' if found['exact'] else 'to rounding'}: "
+    batch, before, after = (found[name] for name in ("batch_before", "others_before", "others_after"))
+    said = {"data": "the batch itself is to blame", "both": "the batch stands out, and so do others right before it",
+            "state": "the state is to blame, not the batch", None: "nothing stands out"}  # fmt: skip
+    told = f"{where}{said[found['cause']]}. Under the weights {found['back']} updates before, the loss of its batch is {batch:.3g} and that of others {before:.3g}"
+    if found["cause"] in ("data", "both"):
+        shown = zip(found["examples"][:most], found["example_losses"][:most], strict=True)
+        return f"{told}; examples {', '.join(f'{i} ({loss:.3g})' for i, loss in shown)} have the largest."
+    ratio = found["second_moment_ratio"]
+    stale = f", and its squared gradient was {ratio:.3g} times the second moment" if ratio and ratio > 10 else ""
+    return f"{told}; after it others have {after:.3g}. The update was {found['update_ratio']:.3g} times as long as usual{stale}."
+
+
 def _second_moment_ratio(curve: TrialCurve, row: int, loop: Mapping[str, Any]) -> float | None:
     """Follow the sum of Adam's second moment, which is a moving average of the squared gradient norms that the optimizer was given."""
     if curve.config.get("optimizer") not in _WITH_SECOND_MOMENT or row < 1:

@@ -57,6 +57,7 @@ from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost
 from workbench.topics.recommendation.study import Proof, collect_replaced
 from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import diagnose_instability
+from workbench.topics.stability.replay import collect_replay
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.study import WarmupStudy
@@ -128,6 +129,7 @@ class _Walk:
         session.stage(4, _STAGES, "instability")
         if session.workload.minimised and not fixed:
             self.instability.extend(session)
+        collect_replay(session)
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):
             _cure(session, known)

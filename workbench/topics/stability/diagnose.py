@@ -13,7 +13,7 @@ from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.spikes import first_update, told
+from workbench.curves.spikes import first_update, told, told_replay
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.errors import RecordError
 from workbench.findings.advice import Kind, advise
@@ -206,7 +206,12 @@ def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interva
     if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
         return CODES.not_measured(code, _silent(study, lead), evidence=evidence)
     if lead is None:
-        return CODES.finding(code, "ok", f"Not seen in {counted(len(study.judged), 'trial')}.", evidence=evidence)
+        said, jump = f"Not seen in {counted(len(study.judged), 'trial')}.", study.record.facts.get("replay")
+        rises = [item.curve.trial for item in study.items if item.verdict.rises]
+        if jump and code == "stability.spike" and jump["trial"] not in rises:
+            said += f" The loss of a single update jumps, {jump['update']}, and no stretch of high losses follows.{told_replay(jump)}"
+            evidence["replay"] = jump
+        return CODES.finding(code, "ok", said, evidence=evidence)
     status: Status = "warn" if lead.zone in ("below", "near") and study.harmful is not False else "ok"
     cost = ""
     if own and lead.back:
@@ -218,8 +223,14 @@ def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interva
     return CODES.finding(
         code, status, _summary(study, code, lead, evidence, cost), value=lead.item.curve.lr, unit="lr", step=lead.step,
         threshold=study.star if study.star is not None else study.baseline, evidence=evidence,
-        advice=advise(kind) if status != "ok" else (),
+        advice=(*_look_at(evidence), *advise(kind)) if status != "ok" else (),
     )  # fmt: skip
+
+
+def _look_at(evidence: Mapping[str, Any]) -> list[str]:
+    again = evidence.get("replay") or {}
+    shown = ", ".join(map(str, again.get("examples", ())[:3]))
+    return [f"Look at examples {shown} of the training data."] if again.get("cause") in ("data", "both") else []
 
 
 def _silent(study: _Instability, far: _Hit | None) -> str:
@@ -265,6 +276,8 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
         text += f" Likely cause: {cause}." if cause else " Cause: not known."
     if evidence.get("update") and lead.zone == "own":
         text += told(evidence["update"])
+    if evidence.get("replay") and lead.zone == "own":
+        text += told_replay(evidence["replay"])
     return text
 
 
@@ -277,8 +290,11 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interv
         empty = {"cause": None, "lead_steps": None}
         evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty
         facts = study.record.facts
-        if lead and lead.rise and facts.get("loop"):
+        again = facts.get("replay") or {}
+        if lead and lead.rise and (facts.get("loop") or again.get("trial") == lead.item.curve.trial):
             evidence["update"] = first_update(lead.item.curve, lead.rise, facts)
+            if again and (evidence["update"] or {}).get("update") == again["update"]:
+                evidence["replay"] = again
     if code == "stability.mid":
         confirm = [i for i in study.items if i.curve.stage == Role.CONFIRM]
         evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]

@@ -18,11 +18,12 @@ from workbench.topics.stability.figures import plot_confirm
 from workbench.topics.stability.figures import plot_probe as plot
 
 if TYPE_CHECKING:
+    from workbench.topics.stability.replay import replay
     from workbench.topics.stability.study import InstabilityStudy as Study
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
-__all__ = ["Study", "check", "diagnose", "plot", "plot_confirm"]
+__all__ = ["Study", "check", "diagnose", "plot", "plot_confirm", "replay"]
 EVERY_STEPS = 100
 """The coarse interval that the picture of the probe draws (F1.10)."""
 MAX_RUNS = 4
