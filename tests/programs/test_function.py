@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import workbench as wb
@@ -40,6 +41,9 @@ def bowl(run: FunctionRun) -> None:
         optimizer.zero_grad()
         model(CURVATURES).backward()
         optimizer.step()
+
+
+BUILT = bowl.__code__.co_firstlineno + 2
 
 
 def noisy(run: FunctionRun, *, seeded: int | None = None, updates: int = 20, made: list[Any] | None = None) -> None:
@@ -88,6 +92,10 @@ def test_the_unstable_lr_of_a_quadratic_is_two_over_its_curvature(tmp_path: Path
     diagnosis = wb.diagnose_function(bowl, tmp_path / "study", seeds=1)
     assert diagnosis["lr.unstable"].value == pytest.approx(2 / 1.25, rel=0.05)
     assert diagnosis["loop.no_zero_grad"].status == "ok"
+    assert wb.open(tmp_path / "study").facts["program"]["built"] == [f"tests/programs/test_function.py:{BUILT}"]
+    assert "batch size and architecture, which cannot be steered" in (diagnosis.recommendation or {})["paste"]
+    assert diagnosis["loss.broadcast"].status == "not_measured", "its loss is written by hand"
+    assert diagnosis.verdict != "ok"
     assert (tmp_path / "study" / "report.html").exists()
     assert wb.open(tmp_path / "study").study["workload"] == "bowl"
     assert state() == before
@@ -95,6 +103,24 @@ def test_the_unstable_lr_of_a_quadratic_is_two_over_its_curvature(tmp_path: Path
     again = wb.diagnose_function(bowl, tmp_path / "study", seeds=1)
     assert len(wb.open(tmp_path / "study").trials) == len(trials)
     assert again["lr.unstable"].value == diagnosis["lr.unstable"].value
+
+
+def digits(run: FunctionRun) -> None:
+    inputs, labels = load_digits(return_X_y=True)
+    data = torch.utils.data.TensorDataset(torch.tensor(inputs, dtype=torch.float32) / 16, torch.tensor(labels))
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        for batch, targets in torch.utils.data.DataLoader(data, 64, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(batch), targets).backward()
+            optimizer.step()
+
+
+@pytest.mark.slow
+def test_a_healthy_function_is_plain_ok(tmp_path: Path) -> None:
+    diagnosis = wb.diagnose_function(digits, tmp_path / "study", seeds=1)
+    assert diagnosis.verdict == "ok", diagnosis
 
 
 def test_a_seed_says_all_that_is_drawn_and_one_that_is_set_inside_is_moved() -> None:

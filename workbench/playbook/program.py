@@ -243,7 +243,7 @@ def judge_program(record: StudyRecord) -> Diagnosis:
 
 
 def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> str:
-    """Return what to write into the program: its learning rates times a factor, a warmup, a clipping threshold."""
+    """Return what to write into the program: its learning rates times a factor, a warmup, a clipping threshold; and what cannot be tried."""
     changes = {name: recommendation["config"][name] for name in recommendation["changed"]}
     lines = record.facts["loop"]["order"]["lines"]
     at = {token: f"  # {lines[token]}" if lines.get(token) else "" for token in ("step0", "backward")}
@@ -263,4 +263,7 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
     if "warmup_steps" in changes:
         steps = int(changes["warmup_steps"])
         told.append(f"warmup: lr times min(1, step / {steps}) for the first {steps} steps{at['step0']}")
-    return "\n".join(told) if told else "nothing: the program's own settings are the ones to keep"
+    kept = "nothing: the program's own settings are the ones to keep"
+    return "\n".join(
+        [*(told or [kept]), "not tried: batch size and architecture, which cannot be steered from outside"]
+    )

@@ -14,20 +14,18 @@ import re
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from workbench.instruments.caller import own_line
 from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
+from workbench.programs.built import BuiltLines
 from workbench.programs.change import Change
 from workbench.programs.guard import begin as begin_to_guard
 from workbench.programs.seeds import move_seeds, set_seeds
@@ -64,7 +62,7 @@ class _Observed:
         self._finished = False
         self._ends = 0
         self._seeded: list[str] = []
-        self._built: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+        self._built = BuiltLines()
         self._models: list[nn.Module] = []
         self._fault = ""
         self._first_update = 0.0
@@ -77,7 +75,7 @@ class _Observed:
         TAPS.add(self._observer, self._on_fault)
         self._handles.append(TAPS.watch_modules())
         self._settle = TAPS.watch_criteria()
-        self._watch_optimizers()
+        self._built.watch()
         listen(self._logged)
         self._guard_saving()
         for name in ("stdout", "stderr"):
@@ -94,17 +92,6 @@ class _Observed:
             return original(obj, f, *args, **kwargs)
 
         torch.save = save
-
-    def _watch_optimizers(self) -> None:
-        """Note in which line each optimizer is built."""
-        original = Optimizer.__init__
-
-        @functools.wraps(original)
-        def built(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            self._built[optimizer] = own_line()
-            original(optimizer, *args, **kwargs)
-
-        Optimizer.__init__ = built  # type: ignore[method-assign,assignment]
 
     def _look(self, updates: int) -> None:
         """Hold the models while they become known: those of a function are gone when the process ends and is asked for its facts."""
@@ -185,7 +172,7 @@ class _Observed:
             return
         found = {
             "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
-            "seeded": self._seeded, "fault": self._fault, "world": _world(), "built": [self._built.get(each, "") for each in self._change.optimizers][:8], "threads": torch.get_num_threads(), "first_update": self._first_update,
+            "seeded": self._seeded, "fault": self._fault, "world": _world(), "built": self._built.of(self._change.optimizers), "threads": torch.get_num_threads(), "first_update": self._first_update,
         }  # fmt: skip
         temporary = self._folder / ".facts.json"
         with contextlib.suppress(OSError):

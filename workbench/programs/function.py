@@ -32,6 +32,7 @@ from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen, number
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
+from workbench.programs.built import BuiltLines
 from workbench.programs.change import Change, Stopped
 from workbench.programs.command import Outcome, joined
 from workbench.programs.seeds import Seed, move_seeds, set_seeds
@@ -258,6 +259,7 @@ class _Observed:
         self.first_update = 0.0
         self._fault = ""
         self._known = False
+        self._built = BuiltLines()
         self._handles: list[Any] = []
 
     def __enter__(self) -> _Observed:
@@ -265,6 +267,7 @@ class _Observed:
         set_seeds(self._seed)
         self._seeded, unmoved = move_seeds(self._seed)
         self._undo.callback(unmoved)
+        self._undo.callback(self._built.watch())
         TAPS.add(self._observer, self._on_fault)
         self._undo.callback(TAPS.remove, self._observer)
         self._handles = [TAPS.watch_modules()]
@@ -284,6 +287,7 @@ class _Observed:
         self.facts = {
             "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
             "seeded": self._seeded, "fault": self._fault, "world": 1, "threads": torch.get_num_threads(),
+            "built": self._built.of(self._change.optimizers),
         }  # fmt: skip
 
     def logged(self, values: Mapping[str, float]) -> None:
