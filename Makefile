@@ -7,13 +7,14 @@
 # make check      all of these, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
 # make nightly    the tests that kill processes over and over: ten minutes
+# make docs       the documentation as a site, in build/site
 # make zoo        how often the workbench is right: planted faults and healthy trainings, 40 minutes on two idle cores
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab zoo test test-cluster test-browser check nightly notebooks bench
+.PHONY: help install diagnose lab docs zoo test test-cluster test-browser check nightly notebooks bench
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -68,10 +69,15 @@ ifneq ($(NOTEBOOKS),)
 		--nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS:%=build/%)
 endif
 
+# Every warning, as of a link that leads nowhere, is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(MAKE) docs
 	$(MAKE) test
 	$(MAKE) test-cluster
 	$(MAKE) test-browser

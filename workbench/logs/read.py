@@ -38,8 +38,10 @@ def read_log(
 
     Args:
         path: a file, a folder, a frame, or several of them.
-        loss, step, grad_norm, validation: names of the columns with the training loss, the step, the norm of the gradient before
-            clipping, and the validation loss.
+        loss: name of the column with the training loss.
+        step: of that with the step.
+        grad_norm: of that with the norm of the gradient before clipping.
+        validation: of that with the validation loss.
         lr: name of the column with the learning rate, or the learning rate itself where it was constant and not logged.
         max_grad_norm: threshold that gradients were clipped at.
         total_steps: planned length of a run; None takes what the log says, else its last step.

@@ -59,18 +59,7 @@ class PerWorkerDataset:
 
 
 class ClusterCoordinator:
-    """Schedules functions on the workers of a strategy. A strategy has one: making a second returns the first (behaviour 15).
-
-    Args:
-        strategy: says which cluster, and where variables live.
-        max_waiting: how many functions may wait before `schedule` blocks.
-        watchdog_s: where something runs or waits and nothing has ended for so long, the stacks of all threads are logged, and again
-            after as long (behaviour 26); None never does.
-        on_stall: called then.
-
-    Raises:
-        UsageError: `strategy` is no `ParameterServerStrategy` (T5.1).
-    """
+    """Schedules functions on the workers of a strategy. A strategy has one: making a second returns the first (behaviour 15)."""
 
     strategy: ParameterServerStrategy
 
@@ -82,7 +71,18 @@ class ClusterCoordinator:
         watchdog_s: float | None = WATCHDOG_S,
         on_stall: Callable[[], object] | None = None,
     ) -> ClusterCoordinator:
-        """Return the strategy's coordinator, which is made where there is none."""
+        """Return the strategy's coordinator, which is made where there is none.
+
+        Args:
+            strategy: says which cluster, and where variables live.
+            max_waiting: how many functions may wait before `schedule` blocks.
+            watchdog_s: where something runs or waits and nothing has ended for so long, the stacks of all threads are logged, and again
+                after as long (behaviour 26); None never does.
+            on_stall: called then.
+
+        Raises:
+            UsageError: `strategy` is no `ParameterServerStrategy` (T5.1).
+        """
         if not isinstance(strategy, ParameterServerStrategy):
             raise UsageError(
                 f"wb.ps.ClusterCoordinator takes a wb.ps.Strategy, not {type(strategy).__name__}. Other ways of training have "

@@ -55,7 +55,8 @@ def diagnose_clipping(
         percentile: of the norms of a steady stretch without clipping (F4.9).
         aggressive_frac: share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12).
         drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
-        parked_frac, skip_frac: see `clipped_runs` and `steady_stretch`.
+        parked_frac: see `clipped_runs`.
+        skip_frac: see `steady_stretch`.
         lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
             without (rule of thumb).
     """

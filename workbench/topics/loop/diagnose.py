@@ -54,8 +54,9 @@ def diagnose_loop(
         least_updates: below which nothing is said of what repeats (rule of thumb).
         eval_share: share of the backward passes that may be made in evaluation mode (rule of thumb: a first check of a model).
         repeated_share: share of updates in a row that may see the very same examples (rule of thumb).
-        creep_share, creep_bytes: growth of the process's memory over the later half of the updates, as a share of its size and in
-            bytes, that is steady and still no alarm (rules of thumb).
+        creep_share: growth of the process's memory over the later half of the updates, as a share of its size, that is steady and
+            still no alarm (rule of thumb).
+        creep_bytes: the same in bytes (rule of thumb); both have to be passed.
         creep_graphs: graphs of past losses that may be held at once, besides those of two updates (rule of thumb: lists of a few terms).
         graph_growth: times its first size to which a graph that is kept may grow (rule of thumb).
         decay_total: shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth).
