@@ -23,12 +23,12 @@ NOTHING: dict[str, Any] = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": No
 TRAINS = """
 import torch
 torch.manual_seed(3)
-w = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(w.parameters(), lr=0.4)
+w = torch.nn.Parameter(torch.tensor([1.0, -1.0, 1.0]))
+optimizer = torch.optim.SGD([w], lr=0.4)
 curvature = torch.tensor([1.0, 0.3, 0.01])
 for k in range(UPDATES):
     optimizer.zero_grad()
-    loss = 0.5 * (curvature * w.weight ** 2).sum() + 0.0 * w.bias.sum()
+    loss = 0.5 * (curvature * w ** 2).sum()
     loss.backward()
     optimizer.step()
     print("loss is", "high" if loss > 0.5 else "low", "after", loss.item())
