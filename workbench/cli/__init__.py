@@ -22,11 +22,12 @@ from workbench.cli.commands import (
     input_pipeline,
     judge,
     report,
-    serve,
     studies,
+    watch,
 )
 from workbench.cli.help import EXIT_CODES, HELP, MAIN_HELP
 from workbench.cli.notebooks import describe, lab, list_all, run
+from workbench.cli.task import serve
 from workbench.errors import UsageError, WorkbenchError, nearest
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -37,6 +38,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "describe": describe,
     "run": run,
     "report": report,
+    "watch": watch,
     "studies": studies,
     "hosts": hosts,
     "ps": serve,

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import logging
 import math
-import os
 import shlex
-import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from workbench.cli.help import AT_OR_ABOVE
+from workbench.cli.signals import ended_like_ctrl_c
 from workbench.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.findings.diagnosis import Diagnosis
-    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
 
 RAN, FAILED, USAGE, VERDICT, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -49,9 +43,9 @@ def diagnose(args: argparse.Namespace) -> int:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
     if "--" in args.words:
         words = args.words[args.words.index("--") + 1 :]
-        with _ended_like_ctrl_c():
+        with ended_like_ctrl_c():
             found = _program(args, words)
-        return _show_diagnosis(found, args.fail_on, heading="Lines to change")
+        return _show_diagnosis(found, args, heading="Lines to change")
     if args.rest:
         raise UsageError(
             f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains stands behind --."
@@ -81,7 +75,7 @@ def diagnose(args: argparse.Namespace) -> int:
         command=_typed(args),
         progress=True,
     )
-    return _show_diagnosis(diagnosis, args.fail_on)
+    return _show_diagnosis(diagnosis, args)
 
 
 def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
@@ -107,7 +101,7 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     )  # fmt: skip
 
 
-def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None, *, heading: str | None = None) -> int:
+def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: str | None = None) -> int:
     """Print a diagnosis, what to change and try, and what it cost; return the exit code."""
     print(diagnosis)
     if diagnosis.recommendation:
@@ -125,7 +119,11 @@ def _show_diagnosis(diagnosis: Diagnosis, fail_on: str | None, *, heading: str |
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")
-    return exit_code(diagnosis.verdict, fail_on)
+        if args.open:
+            import webbrowser
+
+            webbrowser.open((diagnosis.path / "report.html").resolve().as_uri())
+    return exit_code(diagnosis.verdict, args.fail_on)
 
 
 def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
@@ -247,6 +245,26 @@ def report(args: argparse.Namespace) -> int:
     return RAN
 
 
+def watch(args: argparse.Namespace) -> int:
+    """Serve a page that follows a study, until Ctrl-C."""
+    import time
+    import webbrowser
+
+    from workbench.views.watch_page import serving
+
+    if not Path(args.dir).is_dir():
+        raise UsageError(f"there is no folder {args.dir}: give one that workbench studies lists.")
+    with serving(Path(args.dir), port=args.port) as server:
+        print(f"Open {server.address}\nCtrl-C ends it; the study is not touched.", flush=True)
+        if args.open:
+            webbrowser.open(server.address)
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            return RAN
+
+
 def studies(args: argparse.Namespace) -> int:
     """List what was run, after writing a note or making the index again where that is asked for."""
     from workbench.ledger.studies import export_studies, list_studies, set_note
@@ -303,85 +321,3 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
 
 def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else ""
-
-
-def serve(args: argparse.Namespace) -> int:
-    """Be one task of a cluster until the chief is done."""
-    from workbench.parameter_server.program import become_script, follow_trial, run_task, train_trial
-    from workbench.record.folder import runs_root
-
-    resolver = _resolver(args)
-    chief = evaluator = _nothing
-    if resolver.role in ("chief", "evaluator") and args.script is not None:
-        if not Path(args.script).is_file():
-            raise UsageError(f"--script {args.script}: there is no such file.")
-        chief = evaluator = partial(become_script, resolver, Path(args.script), args.rest)
-    elif resolver.role in ("chief", "evaluator"):
-        if len(args.rest) != 1:
-            raise UsageError(
-                f"the {resolver.role} needs one WORKLOAD, or --script FILE with its own arguments behind --; given: "
-                f"{shlex.join(args.rest) or 'nothing'}."
-            )
-        if args.steps is not None and args.steps < 1:
-            raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
-        (workload,) = args.rest
-        out = Path(args.out) if args.out else runs_root() / f"{Path(workload).name.rpartition(':')[2]}-ps"
-        chief = partial(train_trial, resolver, workload, out, steps=args.steps, wait_s=args.wait)
-        evaluator = partial(follow_trial, workload, out, steps=args.steps, wait_s=args.wait)
-    # As Ctrl-C does: what runs the tasks of a cluster ends one like this, and others have to be told.
-    before = signal.signal(signal.SIGTERM, _as_ctrl_c)
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("workbench.parameter_server.cluster").setLevel(logging.INFO)
-    try:
-        run_task(resolver, chief=chief, evaluator=evaluator, wait_s=args.wait)
-    except KeyboardInterrupt:
-        if resolver.role in ("worker", "ps"):
-            raise KeyboardInterrupt(f"{resolver.task} has left the cluster.") from None
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return RAN
-
-
-@contextlib.contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Have a closed terminal and SIGTERM do what Ctrl-C does, where they would end this process alone and leave the person's program running."""
-    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(name, _as_ctrl_c) for name in names if signal.getsignal(name) == signal.SIG_DFL}
-    try:
-        yield
-    finally:
-        for name, does in before.items():
-            signal.signal(name, does)
-
-
-def _as_ctrl_c(_: int, frame: FrameType | None) -> None:
-    """Do what Ctrl-C does now: a trainer finishes its step and saves everything. Background jobs of a shell ignore Ctrl-C, but not this."""
-    does = signal.getsignal(signal.SIGINT)
-    if callable(does):
-        does(signal.SIGINT, frame)
-    else:
-        raise KeyboardInterrupt
-
-
-def _nothing() -> None:
-    """What a worker or server does as chief: it is none."""
-
-
-def _resolver(args: argparse.Namespace) -> ClusterResolver:
-    from workbench.parameter_server.cluster.cluster_resolver import VARIABLES, ClusterResolver, Task
-
-    task = None
-    if args.role != "auto":
-        if args.index is None and args.role in ("worker", "ps"):
-            raise UsageError(f"--role {args.role} needs --index N: which one of them this process is, from 0.")
-        task = Task(args.role, args.index or 0)
-    elif args.index is not None:
-        raise UsageError(f"--index {args.index} needs --role worker or --role ps beside it.")
-    if args.cluster is None and args.role == "evaluator" and not any(os.environ.get(name) for name in VARIABLES):
-        return ClusterResolver(None, task, "--role evaluator")  # it needs no cluster (T1.10)
-    if args.cluster is None:
-        return ClusterResolver.from_environment(task=task)
-    if args.cluster.lstrip().startswith("{"):
-        return ClusterResolver.from_json(args.cluster, task=task, source="--cluster")
-    return ClusterResolver.from_file(args.cluster, task=task, source=f"--cluster {args.cluster}")

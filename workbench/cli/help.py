@@ -62,6 +62,7 @@ HELP = {
             _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
             _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local",
                 choices=("local", "parameter_server")),
+            _option("--open", None, "open the report in a browser at the end", action="store_true"),
             _option("--metric", "M", "of a command: 'val loss ([0-9.]+)' in its output, or a name given to wb.log"),
             _option("--metric-mode", "D", "of a command: min or max (default: by the metric's name)", choices=("min", "max")),
             _option("--redirect", "PATH", "of a command: what it writes to; each run gets an empty one", action="append", default=[]),
@@ -202,6 +203,18 @@ next: open summary.html or a copy in JupyterLab, or `workbench studies`""",
         description="""\
 Writes report.html, and its figures as SVG files in figures/, of a finished, running or interrupted study.""",
         epilog="example:\n  workbench report runs/digits_cnn",
+    ),
+    "watch": Command(
+        line="a page that follows a study while it trains",
+        options=(
+            _option("dir", "DIR", "folder of a study"),
+            _option("--port", "N", "port on this machine (default: a free one)", type=int, default=0),
+            _option("--open", None, "open the page in a browser", action="store_true"),
+        ),
+        description="""\
+Curves, verdict and trials of a study as they are on disk, on a page of this machine alone, whose address holds a token. It follows a
+study that is written by any process, and stays when that, its notebook or the page itself is restarted. Ctrl-C ends it.""",
+        epilog="example:\n  workbench watch runs/digits_cnn\nfrom another machine: ssh -L 8000:127.0.0.1:8000 HOST, and --port 8000",
     ),
     "studies": Command(
         line="what was run here, and what came out?",

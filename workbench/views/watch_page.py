@@ -1,0 +1,135 @@
+"""`WatchServer`: a page on this machine that follows a study while it is written, and survives its kernel, its page and an ssh connection."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from threading import Lock, Thread
+from urllib.parse import parse_qs, urlsplit
+
+from workbench.errors import WorkbenchError
+from workbench.findings.diagnosis import verdict_table
+from workbench.playbook import diagnosis_of
+from workbench.plots.render import inline_svg
+from workbench.record.read import StudyRecord, open_record
+from workbench.report.templates import render, table
+from workbench.topics.registry import FIGURES, STUDIES
+from workbench.views.summary import study_sentence
+
+LOOPBACK = "127.0.0.1"
+_COLUMNS = ("trial", "stage", "state", "peak_lr", "seed", "steps_run", "best_step", "best_value")
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves one study to whoever on this machine has the token; nothing is written, and nothing but the study is read.
+
+    Args:
+        folder: of the study.
+        port: 0 takes a free one.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        self.folder, self.token = folder, secrets.token_urlsafe(24)
+        self._lock, self._seen, self._body = Lock(), -1.0, ""
+        super().__init__((LOOPBACK, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        return f"http://{LOOPBACK}:{self.server_port}/?token={self.token}"
+
+    def body(self) -> str:
+        """Return what there is to see now, drawn again only where the study has changed."""
+        with self._lock:
+            newest = max((p.stat().st_mtime for p in self.folder.rglob("*") if p.is_file()), default=0.0)
+            if newest != self._seen:
+                self._seen, self._body = newest, study_body(self.folder)
+            return self._body
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: WatchServer
+
+    def do_GET(self) -> None:
+        """Answer with the page, or with its changing part, to whoever has the token and asks for this machine by its own name."""
+        asked = urlsplit(self.path)
+        token = parse_qs(asked.query).get("token", [""])[0]
+        here = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
+        if not hmac.compare_digest(token, self.server.token) or self.headers.get("Host") not in here:
+            self._send(
+                HTTPStatus.FORBIDDEN,
+                "The token is missing or wrong: open the address that workbench watch printed.",
+                "text/plain",
+            )
+        elif asked.path == "/":
+            css = resources.files("workbench.report").joinpath("report.css").read_text("utf-8")
+            nonce = secrets.token_urlsafe(12)
+            page = render("watch.html.j2", Path(__file__).parent, css=css, nonce=nonce, name=self.server.folder.name)
+            self._send(HTTPStatus.OK, page, "text/html", policy=f"default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'")  # fmt: skip
+        elif asked.path == "/now":
+            self._send(HTTPStatus.OK, self.server.body(), "text/html")
+        else:
+            self._send(HTTPStatus.NOT_FOUND, "There is nothing here.", "text/plain")
+
+    def _send(self, status: HTTPStatus, text: str, kind: str, *, policy: str = "default-src 'none'") -> None:
+        data = text.encode()
+        self.send_response(status)
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(data)), "Content-Security-Policy": policy,
+            "Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
+        }  # fmt: skip
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of requests."""
+
+
+def study_body(folder: Path) -> str:
+    """Return sentence, curves, verdict and trials of a study as they are on disk, as HTML; why there is nothing where it cannot be read."""
+    try:
+        record = open_record(folder)
+        diagnosis = diagnosis_of(record)
+    except WorkbenchError as error:
+        return render("watch_now.html.j2", Path(__file__).parent, said=str(error), figures=[], verdict="", trials="")
+    kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
+    names = STUDIES[kind].pictures if kind in STUDIES else ("loss-curves",)
+    figures = []
+    for figure in (figure for name in names for figure in FIGURES if figure.name == name):
+        try:
+            draw = partial(figure.draw, record, diagnosis)
+            svg, reason = inline_svg(lambda ax, draw=draw: draw(ax=ax), key=figure.name, alt=figure.shows)  # type: ignore[misc]
+        except WorkbenchError as error:
+            svg, reason = None, str(error)
+        figures.append((svg, reason))
+    columns = [name for name in _COLUMNS if name in record.trials]
+    rows = record.trials[columns].astype(object).where(record.trials[columns].notna(), None).to_numpy().tolist()
+    return render(
+        "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record).replace("`", ""), figures=figures,
+        verdict=verdict_table(diagnosis), trials=table([c.replace("_", " ") for c in columns], rows),
+    )  # fmt: skip
+
+
+@contextmanager
+def serving(folder: Path, *, port: int = 0) -> Iterator[WatchServer]:
+    """Serve a study while the block runs."""
+    server = WatchServer(folder, port=port)
+    thread = Thread(target=server.serve_forever, name="workbench watch", daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
