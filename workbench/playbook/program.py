@@ -44,6 +44,8 @@ and two runs cut a factor of 4 so far (rule of thumb)."""
 _STEP = 4.0
 """Factor by which the sweep climbs from the program's own lr, which somebody has chosen already: runs of full length, for a short one needs
 the program's whole start and prefers larger lrs (rule of thumb)."""
+_FINER = 2
+"""Lrs near lr* that are tried besides the grid where every update sees all examples (rule of thumb: each costs a whole run of somebody's program)."""
 _BLIND_DECADES = 3.7
 """How far from its own lr a program that learns nothing is tried, both ways together: a factor of 64 each (rule of thumb)."""
 _BAD_START = ("lr.probabilistic", "stability.early", "stability.early_recovers", "lr.too_high", "lr.nothing_learns")
@@ -146,6 +148,7 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
     unstable = any(f.status == "fail" for f in diagnose_instability(session.record))
     sweep = LRSweep(
         refinements=0,
+        full_batch_refinements=_FINER,
         lanes=2,
         start=(1 / _STEP if unstable else _STEP,),
         blind_decades=_BLIND_DECADES,
