@@ -91,7 +91,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loop.decayed_norms": (),
     "loop.second_training": (),
     "loop.*": _LEARNS,
-    "loss.floor": _LEARNS,
+    "loss.floor": (),
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
     "init.*": _LEARNS,
     "units.*": (
