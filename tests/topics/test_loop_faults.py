@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
 from workbench.instruments.norms import stacked
-from workbench.instruments.observer import LoopObserver, _kept
+from workbench.instruments.observer import LoopObserver
+from workbench.instruments.rows import kept
 from workbench.instruments.taps import TAPS
 from workbench.programs.change import Change, Stopped
 
@@ -204,7 +205,7 @@ def test_losses_and_norms_of_several_devices_are_put_together_on_the_first() -> 
 
 
 def test_a_learning_rate_that_is_missing_is_no_number() -> None:
-    assert math.isnan(float(_kept(None)))
+    assert math.isnan(float(kept(None)))
 
 
 @pytest.mark.parametrize("frozen", [True, False])

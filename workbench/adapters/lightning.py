@@ -15,9 +15,9 @@ _BASE: Any = type("_Base", tuple(module.Callback for module in libraries("lightn
 class WatchCallback(_BASE):
     """Records every `fit`, from after the sanity check to its end; `validate`, `test` and `predict` alone record nothing."""
 
-    def __init__(self, out: str | Path | None = None, *, name: str | None = None, note: str | None = None, every: int = 50) -> None:  # fmt: skip
+    def __init__(self, out: str | Path | None = None, *, name: str | None = None, note: str | None = None, every: int = 50, share: float | None = 0.01) -> None:  # fmt: skip
         super().__init__()
-        self._watching = Watching(out, name=name, note=note, every=every)
+        self._watching = Watching(out, name=name, note=note, every=every, share=share)
         self._known: dict[str, Any] = {}
 
     @property

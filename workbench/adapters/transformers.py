@@ -25,8 +25,8 @@ class WatchCallback(_BASE):
     the program does.
     """
 
-    def __init__(self, out: str | Path | None = None, *, name: str | None = None, note: str | None = None, every: int = 50) -> None:  # fmt: skip
-        self._watching = Watching(out, name=name, note=note, every=every)
+    def __init__(self, out: str | Path | None = None, *, name: str | None = None, note: str | None = None, every: int = 50, share: float | None = 0.01) -> None:  # fmt: skip
+        self._watching = Watching(out, name=name, note=note, every=every, share=share)
 
     @property
     def run(self) -> WatchedRun | None:

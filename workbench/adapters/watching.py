@@ -29,8 +29,10 @@ class Watching:
         open: whether one is in progress.
     """
 
-    def __init__(self, out: str | Path | None, *, name: str | None, note: str | None, every: int) -> None:
-        self._out, self._options = out, {"name": name, "note": note, "every": every}
+    def __init__(
+        self, out: str | Path | None, *, name: str | None, note: str | None, every: int, share: float | None
+    ) -> None:
+        self._out, self._options = out, {"name": name, "note": note, "every": every, "share": share}
         self.open = self._told = False
         self.run: WatchedRun | None = None
 

@@ -15,6 +15,7 @@ from workbench.curves.judged import judged
 from workbench.curves.sweep import objective
 from workbench.curves.trial_curves import RecordLike, TrialVerdict, comparable
 from workbench.record.json_values import number
+from workbench.record.metrics import passed_over
 from workbench.record.roles import SHORT
 
 FloatArray = NDArray[np.float64]
@@ -200,6 +201,7 @@ class ReferenceNorms:
             choose_threshold(self.norms, percentile=percentile, first=self.first, end=self.end),
             self.item.curve.at_steps,
         )
+        found = replace(found, nonfinite=found.nonfinite - int(passed_over(self.item.curve.steps).sum()))
         if not self.first < self.end <= at.size:
             return found
         return replace(found, first_step=int(at[self.first]), last_step=int(at[self.end - 1]))
@@ -311,7 +313,7 @@ def _row(item: TrialVerdict, limit: float, twin: TrialVerdict | None, parked_fra
         "when": item.verdict.when, "outcome": item.verdict.outcome, "lasting": item.lost, "loss": objective(curve),
         "clip_frac": _share(hit[finite]), "late_clip_frac": late_frac,
         "parked": late_frac is not None and late_frac >= parked_frac,
-        "falling": _falling(curve.loss), "alternation": alternation(curve.loss[late]), "nonfinite": int((~finite).sum()),
+        "falling": _falling(curve.loss), "alternation": alternation(curve.loss[late]), "nonfinite": int((~finite & ~passed_over(table)).sum()),
         "effective_lr": curve.lr * float(np.minimum(1.0, limit / np.maximum(known, limit)).mean()) if plain else None,
     } | same  # fmt: skip
 

@@ -49,10 +49,17 @@ def rise_cause(
         row, cause = seen["outlier_step"], "optimizer_state"
         seen["outlier_step"] = int(curve.at_steps[row])
         if values is norms:
-            sudden = row == 0 or values[row] >= 0.5 * outlier_ratio * values[row - 1]
-            cause = "data" if sudden else "curvature"
+            cause = "data" if _sudden(values, curve.loss, row, 0.5 * outlier_ratio) else "curvature"
         return found | seen | {"cause": cause, "lead_steps": int(curve.at_steps[jump] - curve.at_steps[row])}
     return found
+
+
+def _sudden(norms: FloatArray, loss: FloatArray, row: int, ratio: float) -> bool:
+    """Tell whether a norm is `ratio` times the one before it; where that was not measured, whether the loss climbed by as much in one update."""
+    if row == 0 or math.isfinite(norms[row - 1]) or row < 6:
+        return bool(row == 0 or norms[row] >= ratio * norms[row - 1])
+    level = float(np.nanmedian(loss[max(0, row - 50) : row]))
+    return bool(loss[row] - level >= ratio * abs(loss[row - 1] - level))
 
 
 def _column(curve: TrialCurve, name: str) -> FloatArray | None:
@@ -87,8 +94,8 @@ def _jumps(values: FloatArray, ratio: float, floor: float) -> bool:
 
 def _outlier(values: FloatArray, first: int, last: int, window: int, ratio: float) -> dict[str, Any] | None:
     """Return step and size of the first value in [first, last] far above the median of the steps before `first`."""
-    before = values[max(0, first - window) : first]
-    before = before[np.isfinite(before)]
+    before = values[:first]
+    before = before[np.isfinite(before)][-window:]
     if before.size < 5 or np.median(before) <= 0:
         return None
     sizes = np.nan_to_num(values[first : last + 1] / np.median(before), nan=0.0, posinf=math.inf)

@@ -41,7 +41,11 @@ def first_update(
     rows = range(max(start, 1), min(max(stop, onset + 2), curve.loss.size))
     before = slice(max(0, start - window), start)
     loss, norm, lr = curve.loss, _column(curve, "grad_norm"), _column(curve, "lr")
-    usual = {"loss": _median(loss[before]), "grad_norm": _median(norm[before]), "lr": _median(lr[before])}
+    usual = {
+        "loss": _median(loss[before]),
+        "grad_norm": _median(norm[:start][np.isfinite(norm[:start])][-window:]),
+        "lr": _median(lr[before]),
+    }
     noise = 1.4826 * _median(np.abs(loss[before] - usual["loss"]))
     noise = max(noise, 1e-3 * abs(usual["loss"]))
     for row in rows:
@@ -109,8 +113,12 @@ def _second_moment_ratio(curve: TrialCurve, row: int, loop: Mapping[str, Any]) -
     squares = np.where(clipped, limits[0] if limits else 0.0, norm) ** 2
     begun = (loop.get("batches") or {}).get("second_moment") or {"sum": 0.0, "steps": 0.0}
     moment, count = float(begun["sum"]), float(begun["steps"])
-    for square in squares[:-1][np.isfinite(squares[:-1])]:
-        moment, count = beta * moment + (1.0 - beta) * float(square), count + 1
+    known = np.flatnonzero(np.isfinite(squares[:-1]))
+    for at, gap in zip(
+        known, np.diff(known, append=row), strict=True
+    ):  # each stands for the updates up to the next one
+        left = beta ** float(gap)
+        moment, count = left * moment + (1.0 - left) * float(squares[at]), count + gap
     if moment <= 0 or count < 1 or not math.isfinite(squares[-1]):
         return None
     return float(squares[-1] / (moment / (1.0 - beta**count)))

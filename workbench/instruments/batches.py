@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
+
+from workbench.instruments.surroundings import first_tensor
 
 MEMORY = 512
 """Updates whose batches are remembered; rows are read in blocks of fewer."""
@@ -48,18 +52,22 @@ class Batches:
         self._ahead: bool | None = None  # the loop draws one batch more than it has used, as Accelerate's does
         self._passes, self._updates, self._read = 0, 0, 0
         self._fed: tuple[list[int], Tensor | None] | None = None
+        self._held: Any = None  # what a model was given in an update that is passed over
+        self._fits = True  # whether batches are as large as what the sampler chose for them, as seen last
+        self._newest: Callable[[], Draws | None] = lambda: None
         self._notes: deque[dict[str, Any]] = deque(maxlen=MEMORY)
         self._kept: list[tuple[float, int, dict[str, Any]]] = []
-        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._losses: NDArray[np.float64] = np.zeros(0)
         self._norms: deque[float] = deque(maxlen=WINDOW)
         self._lr = math.nan
         self._moment: dict[str, float] | None = None
 
     def drew(self, draws: Draws) -> None:
         """Take in that a batch was drawn."""
-        drawn = self._drawn.pop(draws, deque[list[Any] | None](maxlen=MEMORY))
-        drawn.append(draws.current)
-        self._drawn[draws] = drawn  # again, so that the one that drew last stands last
+        if self._newest() is not draws:  # the one that drew last stands last
+            self._drawn[draws] = self._drawn.pop(draws, deque[list[Any] | None](maxlen=MEMORY))
+            self._newest = weakref.ref(draws)
+        self._drawn[draws].append(draws.current)
 
     def fed(self, first: Tensor | None) -> None:
         """Take in the first tensor that a model is trained on, for its shape; its values are looked at where no sampler tells."""
@@ -71,6 +79,11 @@ class Batches:
             return
         with torch.no_grad():
             self._fed = (list(first.shape), first.detach().reshape(-1)[:_DIGESTED].float().sum())
+
+    def hold(self, args: Any) -> None:
+        """Take in what a model is trained on in an update that is passed over, until its end: it may turn out to stand out."""
+        if self._held is None:
+            self._held = args
 
     def evaluated(self) -> None:
         """Take in that a model ran without gradient: what was drawn last was not for training."""
@@ -94,8 +107,15 @@ class Batches:
         total = sum(float(s["exp_avg_sq"].sum()) for s in found)
         self._moment = {"sum": total, "steps": max((float(s.get("step", 0)) for s in found), default=0.0)}
 
-    def stepped(self) -> None:
-        """Take in that an update was made."""
+    def stepped(self, *, whole: bool = True) -> None:
+        """Take in that an update was made; `whole` notes what its model was given."""
+        if self._held is not None:
+            if whole:
+                self.fed(first_tensor(self._held))
+            self._held = None
+        if not self._drawn and self._fed is None:
+            self._updates, self._passes = self._updates + 1, 0
+            return
         draws, drawn = self._in_use()
         if self._ahead is None:
             self._ahead = len(drawn) == self._passes + 1
@@ -105,43 +125,68 @@ class Batches:
             other.clear()
         drawn.extend(left)
         known = [part for part in used if part is not None]
-        fits = self._fed is None or (bool(known) and len(known[0]) in self._fed[0])
+        if self._fed is not None:
+            self._fits = bool(known) and len(known[0]) in self._fed[0]
+        fits = self._fits
         examples = [index for part in known for index in part] if known and len(known) == len(used) and fits else None
         self._notes.append({"update": self._updates, "examples": examples, "batch": self._fed})
         self._updates, self._passes, self._fed = self._updates + 1, 0, None
 
-    def read(self, columns: Mapping[str, Sequence[float]]) -> None:
-        """Look at the rows of the next updates, and keep the notes of those that stand out."""
+    def read(self, columns: Mapping[str, Sequence[float]]) -> bool:
+        """Look at the rows of the next updates, and keep the notes of those that stand out; tell whether the loss of one does."""
         count = len(next(iter(columns.values()), ()))
-        notes = {note["update"]: note for note in self._notes}
-        for i in range(count):
-            loss, norm, lr = (columns[name][i] if name in columns else math.nan for name in ("loss", "grad_norm", "lr"))
-            score = self._score(loss, norm, lr)
-            if score > 1.0 and (note := notes.get(self._read)) is not None:
-                self._kept.append((-score, self._read, note))
-            self._read += 1
-        self._kept = sorted(self._kept, key=lambda kept: kept[:2])[:MAX_KEPT]
+        nothing = np.full(count, math.nan)
+        loss, norm, lr = (np.asarray(columns.get(name, nothing), dtype=float) for name in ("loss", "grad_norm", "lr"))
+        losses = self._loss_scores(loss)
+        scores = np.maximum(losses, self._lr_scores(lr))
+        for i in np.flatnonzero(np.isfinite(norm)):
+            scores[i] = max(scores[i], self._norm_score(float(norm[i])))
+        found = np.flatnonzero(scores > 1.0)
+        if found.size:
+            notes = {note["update"]: note for note in self._notes}
+            for i in found:
+                note = notes.get(self._read + int(i))
+                if note is not None:
+                    self._kept.append((-float(scores[i]), note["update"], note))
+            self._kept = sorted(self._kept, key=lambda kept: kept[:2])[:MAX_KEPT]
+        self._read += count
+        return bool((losses > 1.0).any())
 
-    def _score(self, loss: float, norm: float, lr: float) -> float:
-        """Return by how many of its limits an update stands out, 0 where nothing is known."""
-        scores = [0.0]
-        if len(self._losses) >= 5:
-            level = median(self._losses)
-            if not math.isfinite(loss):
-                scores.append(math.inf)
-            elif loss > level:
-                noise = max(1.4826 * median(abs(x - level) for x in self._losses), 1e-3 * abs(level), 1e-12)
-                scores.append((loss - level) / (self._loss_sds * noise))
-        if len(self._norms) >= 5 and math.isfinite(norm) and norm > self._norm_ratio * min(self._norms):
+    def _loss_scores(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return by how many of its limits each loss lies above the `WINDOW` finite ones before it, 0 where fewer than 5 are known."""
+        finite = np.isfinite(loss)
+        known = np.concatenate([self._losses, loss[finite]])
+        before = self._losses.size + np.cumsum(finite) - finite  # finite losses before each row
+        self._losses = known[-WINDOW:]
+        scores = np.where(finite | (before < 5), 0.0, math.inf)
+        full, few = finite & (before >= WINDOW), finite & (before >= 5) & (before < WINDOW)
+        if full.any():
+            windows = np.lib.stride_tricks.sliding_window_view(known, WINDOW)[before[full] - WINDOW]
+            scores[full] = self._above(loss[full], windows)
+        for i in np.flatnonzero(few):
+            scores[i] = self._above(loss[i : i + 1], known[: before[i]][None])[0]
+        return scores
+
+    def _above(self, loss: NDArray[np.float64], windows: NDArray[np.float64]) -> NDArray[np.float64]:
+        level = np.median(windows, axis=1)
+        noise = 1.4826 * np.median(np.abs(windows - level[:, None]), axis=1)
+        noise = np.maximum(np.maximum(noise, 1e-3 * np.abs(level)), 1e-12)
+        return np.maximum((loss - level) / (self._loss_sds * noise), 0.0)
+
+    def _lr_scores(self, lr: NDArray[np.float64]) -> NDArray[np.float64]:
+        before = np.concatenate([[self._lr], lr[:-1]])
+        self._lr = float(lr[-1]) if lr.size else self._lr
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = lr / (self._lr_ratio * before)
+        return np.where((before > 0) & np.isfinite(lr) & np.isfinite(scores), scores, 0.0)
+
+    def _norm_score(self, norm: float) -> float:
+        score = 0.0
+        if len(self._norms) >= 5 and norm > self._norm_ratio * min(self._norms):
             usual = median(self._norms)
-            scores += [norm / (self._norm_ratio * usual)] if usual > 0 else []
-        if self._lr > 0 and math.isfinite(lr):
-            scores += [lr / (self._lr_ratio * self._lr)]
-        for value, into in ((loss, self._losses), (norm, self._norms)):
-            if math.isfinite(value):
-                into.append(value)
-        self._lr = lr
-        return max(scores)
+            score = norm / (self._norm_ratio * usual) if usual > 0 else 0.0
+        self._norms.append(norm)
+        return score
 
     def to_dict(self) -> dict[str, Any]:
         """Return the kept notes in the order of their updates, and the second moment before the first, as JSON values."""

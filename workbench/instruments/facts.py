@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.conversions import Conversions
+from workbench.instruments.losses.attention import WINDOW, Attention
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.graphs import Graphs
 from workbench.instruments.modes import Modes
@@ -20,8 +21,6 @@ from workbench.instruments.parameters import Parameters
 from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor, tensors
 from workbench.instruments.workers import Workers
 
-WINDOW = 200
-"""Updates in which everything is looked at; afterwards only what may begin later, and on the cadence (rule of thumb)."""
 EVERY = 50
 MEMORY_EVERY = 10
 """Updates between two looks at the process's memory, ten times as many after the window."""
@@ -30,16 +29,18 @@ MEMORY_EVERY = 10
 class LoopFacts:
     """Collects facts of a loop; `to_dict` gives them at any time.
 
-    `models` are the ones that train, empty where they are to be found.
+    `models` are the ones that train, empty where they are to be found; `attention` says which updates are looked at.
     """
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
+    def __init__(self, models: Sequence[nn.Module], attention: Attention) -> None:
+        self.attention = attention
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions = Batches(), Workers(), Conversions()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._drawn: Any = None  # since the last update
+        self._next_look: dict[int, int] = {}  # at the parameters of each optimizer
         self._memory: list[tuple[int, int]] = []
 
     def token(self, name: str) -> None:
@@ -48,7 +49,8 @@ class LoopFacts:
 
     def drew(self, loader: Any, draws: Draws, batch: Any) -> None:  # noqa: D102
         self._drawn = batch if self.near else None
-        self.order.add("draw", line=False)
+        if self.attention.awake:
+            self.order.add("draw", line=False)
         self.loaders.drew(loader)
         self.batches.drew(draws)
 
@@ -73,7 +75,10 @@ class LoopFacts:
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
         """Take in a backward pass, and return the parameters that its losses depend on, None where that was not looked up."""
-        self.modes.backward(self.loaders.drawn())
+        if self.modes.passes:
+            self.modes.end_of_run(self.loaders.drawn())
+        if self.attention.awake:
+            self.modes.backward(self.attention.weight)
         self.loaders.trained()
         self.batches.backward()
         self.order.backward(losses, touched=touched, near=self.near)
@@ -81,7 +86,8 @@ class LoopFacts:
         return self.graphs.backward(losses, retained=retained) if self.near else None
 
     def zeroed(self, number: int | None) -> None:  # noqa: D102
-        self.order.add("zero" if number is None else f"zero{number}", line=self.near)
+        if self.attention.awake:
+            self.order.add("zero" if number is None else f"zero{number}", line=self.near)
 
     def clipped(self, kind: str, limit: float) -> None:  # noqa: D102
         self.order.clipped(kind, limit, line=self.near)
@@ -92,7 +98,8 @@ class LoopFacts:
 
     def step_begins(self, number: int, optimizer: Optimizer, *, altered: bool = False) -> None:  # noqa: D102
         empty = False
-        if self.near or self.updates % EVERY == 0:
+        if self.near or (self.attention.awake and self.updates >= self._next_look.get(number, 0)):
+            self._next_look[number] = (self.updates // EVERY + 1) * EVERY
             empty = self.parameters.look(number, optimizer, self.graphs.leaves.values())
         if number == 0:
             self.batches.step_begins(optimizer)
@@ -107,8 +114,9 @@ class LoopFacts:
         self.order.stepped(number)
         if number == 0:
             self._drawn = None
-            self.loaders.stepped(near=self.near)
-            self.batches.stepped()
+            if self.near:
+                self.loaders.stepped()
+            self.batches.stepped(whole=self.attention.awake or self.attention.roused)
 
     def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:  # noqa: D102
         self.parameters.moved(updates)
@@ -131,6 +139,7 @@ class LoopFacts:
         """Return everything seen so far, as JSON values."""
         return {
             "updates": self.updates,
+            "attention": self.attention.to_dict(),
             "near_updates": min(self.updates, WINDOW),
             "ended": self.ended,
             "optimizers_given": self.given,

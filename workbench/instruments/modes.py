@@ -38,7 +38,7 @@ class Modes:
         self._inner: set[int] = set()
         self._last: _Root | None = None
         self.unrecorded = _Unrecorded()
-        self._passes = 0  # forward passes without gradient since the last backward pass
+        self.passes = 0  # forward passes without gradient since the last backward pass
         self._entered = 0
         for model in models:
             self._add(model)
@@ -69,24 +69,24 @@ class Modes:
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             self._last = root
             return "forward"
-        self._passes += 1
+        self.passes += 1
         root.look_at_evaluation()
         return "evaluate"
 
-    def backward(self, drawn: Mapping[int, int]) -> None:
-        """Take in that a backward pass begins: what ran forward last is what trains. `drawn` are the batches since the one before."""
-        self._end_of_run(drawn)
+    def backward(self, weight: int) -> None:
+        """Take in that a backward pass begins, which stands for `weight` of them: what ran forward last is what trains."""
         seen = [self._last] if self._last is not None else list(self._roots.values()) if self._given else []
         for root in seen:  # of a model whose parts are called one by one only its mode is known
-            root.look_at_training()
+            root.look_at_training(weight)
 
-    def _end_of_run(self, drawn: Mapping[int, int]) -> None:
-        if self._passes:
+    def end_of_run(self, drawn: Mapping[int, int]) -> None:
+        """Take in that passes without gradient end here, if there were any; `drawn` are the batches since the last backward pass."""
+        if self.passes:
             loader = max(drawn, key=lambda key: drawn[key], default=None)
-            whose = loader if loader is not None and drawn[loader] * 2 >= self._passes else None
+            whose = loader if loader is not None and drawn[loader] * 2 >= self.passes else None
             for root in self._roots.values():
-                root.end_of_run(self._passes, loader=whose)
-            self._passes = 0
+                root.end_of_run(self.passes, loader=whose)
+            self.passes = 0
 
     def settle(self, trained: set[int]) -> None:
         """Forget models of which no parameter is trained."""
@@ -117,7 +117,7 @@ class Modes:
 
     def to_dict(self, loaders: _Trains, drawn: Mapping[int, int] | None = None) -> dict[str, Any]:
         """Return what was seen of each model, as JSON values."""
-        self._end_of_run(drawn or {})
+        self.end_of_run(drawn or {})
         return {"entered": self._entered, "models": [root.to_dict(loaders) for root in self._roots.values()]}
 
 
@@ -215,15 +215,15 @@ class _Root:
     def _training(self) -> list[str]:
         return [name for name, ref in self._random if (module := ref()) is not None and module.training]
 
-    def look_at_training(self) -> None:
+    def look_at_training(self, weight: int) -> None:
         """Count a pass that is trained on.
 
         It is in evaluation mode where the model as a whole is, and nothing in it that depends on the mode is in training mode. Parts that are
         set to evaluation mode within a model in training mode are meant to be: frozen ones.
         """
-        self.trained += 1
+        self.trained += weight
         if self._random and not self._in_training() and not self._training():
-            self.trained_in_eval += 1
+            self.trained_in_eval += weight
             if "eval" not in self.lines:
                 self.lines["eval"] = own_line()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +14,12 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Draws
 from workbench.instruments.facts import LoopFacts
+from workbench.instruments.losses.attention import Attention
 from workbench.instruments.losses.pending import Pending, Samples
-from workbench.instruments.norms import each_norm, gradients_of, stacked, total_norm
-from workbench.instruments.rows import StepRows, Value
+from workbench.instruments.norms import gradients_of, stacked, total_norm
+from workbench.instruments.parameters import Snapshot
+from workbench.instruments.rows import StepRows, Value, learning_rates, summed
 from workbench.instruments.taps import TAPS
-
-MAX_LAYERS = 64
-"""Parameter tensors up to which each has a column of its own (rule of thumb)."""
-MAX_GROUPS = 8
-FIRST_LOOKS = (10, 25)
-"""Updates at which parameters are looked at besides those on the cadence: a warmup may leave the first one without effect."""
 
 
 class Intervention(Protocol):
@@ -53,8 +48,12 @@ def _looks(method: _Looks) -> _Looks:
     def guarded(self: LoopObserver, *args: Any, **kwargs: Any) -> None:
         if self.faulty:
             return
+        attention = self.attention
+        began = time.perf_counter() if attention.awake else 0.0
         try:
             method(self, *args, **kwargs)
+            if began:
+                attention.spent += time.perf_counter() - began
         except Exception as error:
             if self._intervention is None:  # whoever calls takes the observer out
                 raise
@@ -68,13 +67,14 @@ class LoopObserver:
     """Listens to a loop (see `Listener`) and keeps one row an update; the first optimizer that steps is the one that counts updates.
 
     Losses are those that `backward` is called on, summed over the calls of one update, as they were before a GradScaler scaled them.
-    Gradient norms are those before the loop's own clipping. Nothing waits for a device.
+    Gradient norms are those before the loop's own clipping, of updates that are looked at (see `Attention`) or clipped. Nothing waits for a device.
 
     Args:
         sink: takes the rows, in blocks of columns.
         optimizers: to observe; empty is every one that steps.
         models: whose modes and parameter names are looked at; empty finds them by their forward passes.
         every: updates between two looks at parameters and updates (rule of thumb).
+        share: of the time of a step that looking may take after the first updates; None looks at every update.
         intervention: changes the updates; None leaves them alone.
     """
 
@@ -85,15 +85,16 @@ class LoopObserver:
         optimizers: Sequence[Optimizer] = (),
         models: Sequence[nn.Module] = (),
         every: int = 50,
+        share: float | None = None,
         intervention: Intervention | None = None,
     ) -> None:
-        self.facts = LoopFacts(models)
+        self.attention = Attention(share, most=every)
+        self.facts = LoopFacts(models, self.attention)
         self._sink = sink
         self.rows = StepRows(self._hand_on)
         self.updates = 0
         self.faulty = False  # whether nothing is looked at any more
         self._only = bool(optimizers)
-        self._every = every
         self._intervention = intervention
         self._entered: Optimizer | None = None  # its learning rates are changed already
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -105,6 +106,8 @@ class LoopObserver:
         self._row: dict[str, Value] = {}
         self._norms: list[tuple[int, float, Tensor]] = []  # id of the first parameter, limit and norm of each clipping
         self._exit_norm: Tensor | None = None
+        self.looks_now = True  # at the gradients of the update in progress
+        self._fresh = True  # whether they are marked
         self._needs_exit_norm = False
         self._zeroes: weakref.WeakKeyDictionary[nn.Module, int | None] = weakref.WeakKeyDictionary()
         self._samples = Samples()
@@ -114,8 +117,7 @@ class LoopObserver:
         )  # not observed, below 0
         self._waited, self._drew, self._dropped = 0.0, False, False
         self._last = time.perf_counter()
-        self._before_values: list[Tensor] = []
-        self._layers: list[tuple[str, Tensor]] = []
+        self._snapshot = Snapshot(every)
 
     # ---- what a loop does, in its order
 
@@ -132,6 +134,13 @@ class LoopObserver:
     @_looks
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
         self.facts.entered(module, args)
+
+    def passes_over(self, args: tuple[Any, ...]) -> bool:
+        """Tell whether nothing but what it is given is wanted of a forward pass; that is held until the update is made."""
+        if self.looks_now or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return False
+        self.facts.batches.hold(args)
+        return True
 
     @_looks
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
@@ -155,17 +164,28 @@ class LoopObserver:
             self._pending.clear()
         given = losses if isinstance(losses, (list, tuple)) else [losses]
         single = [loss for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
-        plain = [self._scaled.pop(id(loss), (None, loss.detach()))[1] for loss in single]
-        leaves = self.facts.backward_begins(losses, self._touched(), retained=retained)
-        self._pending.begins(plain, leaves)
+        plain = [self._read(self._scaled.pop(id(loss), (None, loss.detach()))[1]) for loss in single]
+        touched = self._touched() if self.attention.awake else ()
+        self._pending.begins(plain, self.facts.backward_begins(losses, touched, retained=retained))
+
+    def _read(self, loss: Tensor) -> Value:
+        """Return a loss as a number where that waits for no device, and have its update looked at where it stands out."""
+        if self.attention.share is None or not loss.is_cpu or type(loss) is not Tensor or not loss.is_floating_point():
+            return loss
+        value: float = loss.item()
+        self.attention.saw(value)
+        self.looks_now = self.looks_now or self.attention.roused
+        return value
 
     @_looks
     def backward_ends(self) -> None:  # noqa: D102
+        self._pending.ends()
+        if not self.looks_now:
+            return
         if self._needs_exit_norm and self._numbers:
             first = next(iter(self._numbers))
             self._exit_norm = total_norm(gradients_of(first))
-        self._pending.ends()
-        self._samples.mark()
+        self._mark()
         self.facts.token("backward")
 
     @_looks
@@ -188,16 +208,22 @@ class LoopObserver:
     @_looks
     def unscaled(self, optimizer: Optimizer) -> None:  # noqa: D102
         self.facts.token("unscale")
-        if self._needs_exit_norm:
-            self._exit_norm = total_norm(gradients_of(optimizer))
+        if self.looks_now:
+            if self._needs_exit_norm:
+                self._exit_norm = total_norm(gradients_of(optimizer))
+            self._mark()
+
+    def _mark(self) -> None:
         self._samples.mark()
+        self._fresh = True
 
     @_looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
         if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self._norms]:
             self._norms.append((first, limit, norm.detach()))
-        self._samples.mark()
+        if self.looks_now:
+            self._mark()
 
     @_looks
     def scheduled(self, scheduler: Any) -> None:  # noqa: D102
@@ -210,10 +236,16 @@ class LoopObserver:
             self._entered = optimizer
 
     def step_begins(self, optimizer: Optimizer) -> None:  # noqa: D102
-        if self._only and optimizer not in self._numbers:
-            self.facts.stepped_elsewhere(optimizer)
-            return
-        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        number = self._numbers.get(optimizer)
+        if number is None:
+            if self._only:
+                self.facts.stepped_elsewhere(optimizer)
+                return
+            number = self._numbers[optimizer] = len(self._numbers)
+        if self.attention.share is not None and self._intervention is None:
+            self._probe(number, optimizer)
+            if not self.looks_now:
+                return
         self._note_step(number, optimizer)
         if self._intervention is not None and self._entered is not optimizer:
             self._intervention.set_lr(optimizer, self.updates)
@@ -245,25 +277,41 @@ class LoopObserver:
                 self._intervention.updated(self.updates)
 
     @_looks
+    def _probe(self, number: int, optimizer: Optimizer) -> None:
+        """Have the update in progress looked at where one of its gradients stands out, as far as that waits for no device; else pass it over."""
+        grad = self._samples.probe() if number == 0 else None
+        if grad is not None:
+            self.attention.probed(torch.linalg.vector_norm(grad).item())
+            self.looks_now = self.looks_now or self.attention.roused
+        if not self.looks_now:
+            self.facts.order.step(number, empty=False, line=False)
+            self._fill(number, optimizer, (), None)
+
+    @_looks
     def _note_step(self, number: int, optimizer: Optimizer) -> None:
-        altered = self._samples.is_marked(number) and self._samples.is_touched(number)
+        altered = self._is_altered(number)
         self.facts.step_begins(number, optimizer, altered=altered)
 
     @_looks
     def _note_end(self, number: int, optimizer: Optimizer) -> None:
         self.facts.step_ends(number)
-        used_up = self._norms_of(optimizer)
-        self._norms = [each for each in self._norms if all(each is not used for used in used_up)]
+        if self._norms:
+            used_up = self._norms_of(optimizer)
+            self._norms = [each for each in self._norms if all(each is not used for used in used_up)]
         self._exit_norm, self._dropped = None, False
-        self._step_over(number, optimizer)
         if number == 0:
             self._finish_row()
+            self.attention.updated(self.updates + 1, optimizers=len(self._numbers))
+            self.looks_now, self._fresh = self.attention.awake, False
+            self.facts.order.look(awake=self.looks_now, weight=self.attention.weight)
+        self._step_over(number, optimizer)
 
     @_looks
     def _step_over(self, number: int, optimizer: Optimizer) -> None:
         self._pending.stepped(number, functools.partial(_identities, optimizer))
         self._samples.add(number, (p for group in optimizer.param_groups for p in group["params"]))
-        self._samples.mark()
+        if self.looks_now:
+            self._mark()
 
     @_looks
     def _count(self, optimizer: Optimizer) -> None:
@@ -272,7 +320,9 @@ class LoopObserver:
     # ---- rows
 
     def _hand_on(self, columns: Mapping[str, list[float]]) -> None:
-        self.facts.batches.read(columns)
+        if self.facts.batches.read(columns) and not self.attention.sees:
+            self.attention.rouse()
+        self.attention.read(columns)
         self._sink(columns)
 
     def log(self, **values: Value) -> None:
@@ -280,42 +330,47 @@ class LoopObserver:
         self._logged |= values
 
     @_looks
-    def _describe(self, number: int, optimizer: Optimizer, grads: list[Tensor], scale: Tensor | None) -> None:
+    def _describe(self, number: int, optimizer: Optimizer, grads: Sequence[Tensor], scale: Tensor | None) -> None:
+        self._fill(number, optimizer, grads, scale)
+        if number == 0 and self.looks_now:
+            self._snapshot.take(optimizer, self.updates, self.facts.names)
+
+    def _fill(self, number: int, optimizer: Optimizer, grads: Sequence[Tensor], scale: Tensor | None) -> None:
+        """Fill the row of the update in progress."""
         where = "" if number == 0 else f"/optimizer{number}"
         row = self._row
         if losses := self._pending.of(number, functools.partial(_identities, optimizer)):
-            row[f"loss{where}"] = losses[0] if len(losses) == 1 else stacked(losses).sum()
+            row[f"loss{where}"] = losses[0] if len(losses) == 1 else summed(losses)
         norm, clipped = self._unclipped(number, optimizer, grads)
         if norm is not None:
             row[f"grad_norm{where}"] = norm if scale is None else norm / scale.to(norm.device)
         if clipped is not None:
             row[f"clipped{where}"] = clipped
-        groups = optimizer.param_groups
-        row[f"lr{where}"] = _kept(groups[0].get("lr", math.nan))
-        lrs = [group.get("lr", math.nan) for group in groups[:MAX_GROUPS]] if len(groups) > 1 else []
-        for place, lr in enumerate(lrs[1:], start=1):
-            if isinstance(lr, Tensor) or lr != lrs[0] or f"lr{where}/group{place}" in self.rows.names:
-                row[f"lr{where}/group{place}"] = _kept(lr)
-        if number == 0:
-            self._snapshot(optimizer)
+        if number == 0 and self.attention.share is not None:
+            row["looked"] = 1.0 if norm is not None or self.looks_now else 0.0
+        row.update(learning_rates(optimizer.param_groups, where, self.rows.names))
 
     def _norms_of(self, optimizer: Optimizer) -> list[tuple[int, float, Tensor]]:
         """Return the clippings of an optimizer's gradients; those of parameters that no optimizer has count for whichever steps."""
-        if not self._norms:
-            return []
+        if len(self._numbers) < 2 or not self._norms:
+            return self._norms
         mine = _identities(optimizer)
         others = {key for each in self._numbers if each is not optimizer for key in _identities(each)} - mine
         return [each for each in self._norms if each[0] not in others]
 
-    def _unclipped(self, number: int, optimizer: Optimizer, grads: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    def _unclipped(
+        self, number: int, optimizer: Optimizer, grads: Sequence[Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
         if mine := self._norms_of(optimizer):
             norms, limits = [n for _, _, n in mine], [limit for _, limit, _ in mine]
+            if len(norms) == 1:
+                return norms[0], norms[0] > limits[0]
             clipped = stacked([n > limit for n, limit in zip(norms, limits, strict=True)]).any()
-            return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(stacked(norms))), clipped
-        if self._samples.is_marked(number) and self._samples.is_touched(
-            number
-        ):  # since the last pass, by something unseen
+            return torch.linalg.vector_norm(stacked(norms)), clipped
+        if not self.looks_now or (self._needs_exit_norm and not self._fresh):
+            return None, None
+        if self._is_altered(number):  # since the last pass, by something unseen
             self._needs_exit_norm = self._needs_exit_norm or number == 0
             if number == 0 and self._exit_norm is not None:
                 now = total_norm(grads)
@@ -323,48 +378,23 @@ class LoopObserver:
             return None, None
         return self._exit_norm if self._exit_norm is not None and number == 0 else total_norm(grads), None
 
+    def _is_altered(self, number: int) -> bool:
+        return self._fresh and self._samples.is_marked(number) and self._samples.is_touched(number)
+
     def _touched(self) -> list[int]:
         """Return the optimizers whose gradients are not what they were when they were marked."""
         return [number for number in range(len(self._numbers)) if self._samples.is_touched(number)]
 
-    def _snapshot(self, optimizer: Optimizer) -> None:
-        """Keep the parameters, on the cadence, so that the update can be measured."""
-        if self.updates % self._every and self.updates not in FIRST_LOOKS:
-            return
-        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if any(type(p) not in (Tensor, nn.Parameter) for p in params):
-            return
-        names = self.facts.names()
-        self._layers = [(names.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
-        self._before_values = [p.detach().clone() for p in params]
-
     def _finish_row(self) -> None:
-        if self._before_values:
-            self._measure_update()
+        self._row |= self._snapshot.measured(self.facts.moved)
         now = time.perf_counter()
-        row = self._row | self._logged
+        row = self._row | self._logged if self._logged else self._row
         if self._drew:
             row["data_wait_s"] = self._waited
         row["step_time_s"] = now - self._last
         self.rows.add(row)
         self._row, self._logged, self._waited, self._last = {}, {}, 0.0, now
 
-    def _measure_update(self) -> None:
-        before, self._before_values = self._before_values, []
-        with torch.no_grad():
-            moved = each_norm([p.detach() - old for (_, p), old in zip(self._layers, before, strict=True)])
-            held = each_norm(before)
-        self._row["update_norm"] = torch.linalg.vector_norm(stacked(moved))
-        self._row["param_norm"] = torch.linalg.vector_norm(stacked(held))
-        self.facts.moved([(name, update) for (name, _), update in zip(self._layers, moved, strict=True)])
-        if len(self._layers) <= MAX_LAYERS:
-            for (name, _), update, size in zip(self._layers, moved, held, strict=True):
-                self._row[f"update_ratio/{name}"] = update / size
-
 
 def _identities(optimizer: Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _kept(value: Any) -> Value:
-    return value.detach().clone() if isinstance(value, Tensor) else math.nan if value is None else float(value)

@@ -35,9 +35,25 @@ class Order:
         self._limits: Counter[str] = Counter()
         self._steps: dict[int, _Steps] = {}
         self._factors: list[float | None] = []
+        self.scaled = False  # whether a GradScaler took part since the last update
+        self._weight = 1  # updates that this one stands for
+        self.awake = True  # whether the order of this update is noted
+
+    def look(self, *, awake: bool, weight: int = 1) -> None:
+        """Note the order of the updates from now on, or no more; the steps of other optimizers than the first count when they began within a look."""
+        self._weight = weight
+        if awake != self.awake:
+            self.awake = awake
+            self._touched.clear()
+            for number, steps in self._steps.items():
+                steps.whole = awake and number == 0
 
     def add(self, token: str, *, line: bool) -> None:
         """Take in a call; `line` looks up where it is made."""
+        if token in ("scale", "unscale"):
+            self.scaled = True
+        if not self.awake:
+            return
         if len(self._tokens) < MAX_TOKENS:
             self._tokens.append(token)
         if line:
@@ -51,11 +67,6 @@ class Order:
         if where in seen or len(seen) < _LINES:
             seen[where] = seen.get(where, 0) + 1
         return where
-
-    @property
-    def scaled(self) -> bool:
-        """Whether a GradScaler took part since the last update."""
-        return "scale" in self._tokens or "unscale" in self._tokens
 
     def backward(self, losses: Any, *, touched: Iterable[int], near: bool) -> None:
         """Take in that a backward pass begins; `touched` are the optimizers whose gradients were changed since the last one ended."""
@@ -82,12 +93,15 @@ class Order:
             altered: gradients were changed after the last backward pass, by something that is not told of.
         """
         steps = self._steps.setdefault(number, _Steps(self._steps[0].total if 0 in self._steps else 0))
-        passes = self._backwards - steps.at_backward
-        steps.total += 1
-        steps.repeated += steps.total > 1 and passes == 0
-        steps.empty += empty
-        steps.kept += steps.total > 2 and passes > 0 and number not in self._touched
-        steps.altered += altered
+        passes, whole = self._backwards - steps.at_backward, steps.whole
+        steps.at_backward, steps.whole = self._backwards, self.awake
+        if whole:
+            weight = self._weight
+            steps.total += weight
+            steps.repeated += weight * (steps.total > 1 and passes == 0)
+            steps.empty += weight * empty
+            steps.kept += weight * (steps.total > 2 and passes > 0 and number not in self._touched)
+            steps.altered += weight * altered
         if line:
             steps.line = self._last_backward
             if number == 0 and self._last_zero:
@@ -100,7 +114,6 @@ class Order:
                 steps.factors[f"{passes} {sum(known):.4g}"] += 1
         if number == 0:
             self._factors, self._sites = [], set()
-        steps.at_backward = self._backwards
         self._touched.discard(number)
         self.add(f"step{number}", line=line)
 
@@ -108,6 +121,8 @@ class Order:
         """Take in that an optimizer's step has ended; a closure's backward passes count to it."""
         self._steps[number].at_backward = self._backwards
         if number == 0:
+            self.scaled = False
+        if number == 0 and self.awake:
             self._factors, self._sites = [], set()
             key = tuple(self._tokens)
             order = self._folds.get(key)
@@ -116,7 +131,7 @@ class Order:
                 if len(self._folds) < MAX_ORDERS:
                     self._folds[key] = order
             if order in self._orders or len(self._orders) < MAX_ORDERS:
-                self._orders[order] += 1
+                self._orders[order] += self._weight
             self._tokens = []
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,6 +149,7 @@ class Order:
 class _Steps:
     def __init__(self, begun: int = 0) -> None:
         self.begun = begun  # updates of the first optimizer before
+        self.whole = True  # whether everything since its last step was seen
         self.total = self.repeated = self.empty = self.kept = self.altered = self.at_backward = 0
         self.line = ""
         self.windows: Counter[str] = Counter()

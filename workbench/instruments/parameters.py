@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.instruments.modes import Modes
+from workbench.instruments.norms import each_norm, stacked
 
 MAX_NAMES = 20
+MAX_LAYERS = 64
+"""Parameter tensors up to which each has a column of its own (rule of thumb)."""
+FIRST_LOOKS = (10, 25)
+"""Updates at which parameters are looked at besides those on the cadence: a warmup may leave the first one without effect."""
 
 
 def described(optimizer: Optimizer) -> dict[str, Any]:
@@ -111,3 +116,42 @@ def _plain(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
         return None
     return float(value) if not isinstance(value, Tensor) or value.numel() == 1 else None
+
+
+class Snapshot:
+    """Parameters as they are before an update, on a cadence of `every` updates, so that the update can be measured."""
+
+    def __init__(self, every: int) -> None:
+        self._every, self._next = every, 0
+        self._before: list[Tensor] = []
+        self._layers: list[tuple[str, Tensor]] = []
+
+    def take(self, optimizer: Optimizer, updates: int, names: Callable[[], dict[int, str]]) -> None:
+        """Keep the parameters where the cadence has come round after so many updates; `names` gives theirs by their ids."""
+        if updates < self._next and updates not in FIRST_LOOKS:
+            return
+        self._next = (updates // self._every + 1) * self._every
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(type(p) not in (Tensor, nn.Parameter) for p in params):
+            return
+        known = names()
+        self._layers = [(known.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
+        self._before = [p.detach().clone() for p in params]
+
+    def measured(self, moved: Callable[[Sequence[tuple[str, Tensor]]], None]) -> dict[str, Tensor | float]:
+        """Return the columns of an update whose parameters were kept, else none; `moved` is told the norm of each one's update."""
+        if not self._before:
+            return {}
+        before, self._before = self._before, []
+        with torch.no_grad():
+            updates = each_norm([p.detach() - old for (_, p), old in zip(self._layers, before, strict=True)])
+            held = each_norm(before)
+        row: dict[str, Tensor | float] = {
+            "update_norm": torch.linalg.vector_norm(stacked(updates)),
+            "param_norm": torch.linalg.vector_norm(stacked(held)),
+        }
+        moved([(name, update) for (name, _), update in zip(self._layers, updates, strict=True)])
+        if len(self._layers) <= MAX_LAYERS:
+            for (name, _), update, size in zip(self._layers, updates, held, strict=True):
+                row[f"update_ratio/{name}"] = update / size
+        return row

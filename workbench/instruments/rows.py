@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from workbench.instruments.norms import stacked
+
 Value = Tensor | float
+MAX_GROUPS = 8
 
 
 class StepRows:
@@ -34,12 +37,23 @@ class StepRows:
         rows, self._rows = self._rows, []
         if not rows:
             return
-        self.names |= dict.fromkeys(name for row in rows for name in row)
-        where = [(i, name) for i, row in enumerate(rows) for name, value in row.items() if isinstance(value, Tensor)]
-        tensors: list[Any] = [rows[i][name] for i, name in where]
-        for (i, name), value in zip(where, _numbers(tensors), strict=True):
-            rows[i][name] = value
-        self._sink({name: [float(row.get(name, math.nan)) for row in rows] for name in self.names})
+        columns = {name: [math.nan] * len(rows) for name in self.names}
+        where: list[tuple[int, list[float]]] = []
+        tensors: list[Any] = []
+        for i, row in enumerate(rows):
+            for name, value in row.items():
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = [math.nan] * len(rows)
+                if isinstance(value, Tensor):
+                    where.append((i, column))
+                    tensors.append(value)
+                else:
+                    column[i] = float(value)
+        self.names = dict.fromkeys(columns)
+        for (i, column), number in zip(where, _numbers(tensors), strict=True):
+            column[i] = number
+        self._sink(columns)
 
 
 def _numbers(tensors: list[Tensor]) -> list[float]:
@@ -55,3 +69,26 @@ def _numbers(tensors: list[Tensor]) -> list[float]:
         for place, value in zip(places, values.tolist(), strict=True):
             found[place] = value
     return found
+
+
+def summed(losses: Sequence[Value]) -> Value:
+    """Return the sum of losses, a number where all are."""
+    if all(isinstance(loss, float) for loss in losses):
+        return math.fsum(float(loss) for loss in losses)
+    return stacked([torch.as_tensor(loss) for loss in losses]).sum()
+
+
+def kept(value: Any) -> Value:
+    """Return a setting of an optimizer as it is now, NaN where there is none."""
+    return value.detach().clone() if isinstance(value, Tensor) else math.nan if value is None else float(value)
+
+
+def learning_rates(groups: Sequence[Mapping[str, Any]], where: str, names: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the columns of the groups' learning rates: of the first one, and of those that are, or are in `names`, for once others."""
+    first = groups[0].get("lr", math.nan)
+    row = {f"lr{where}": kept(first)}
+    for place, group in enumerate(groups[1:MAX_GROUPS], start=1):
+        lr = group.get("lr", math.nan)
+        if isinstance(lr, Tensor) or lr != first or f"lr{where}/group{place}" in names:
+            row[f"lr{where}/group{place}"] = kept(lr)
+    return row

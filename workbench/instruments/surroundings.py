@@ -89,7 +89,8 @@ class Loaders:
         """Take in that a backward pass begins: what was drawn last is trained on."""
         if self.last is not None:
             self._seen[self.last]["trained"] += 1
-        self._drawn = {}
+        if self._drawn:
+            self._drawn = {}
 
     def drawn(self) -> dict[int, int]:
         """Return how many batches were drawn from each loader since the last backward pass; one that is trained on gave one for the next."""
@@ -153,10 +154,9 @@ class Loaders:
                 self._weights = {flat.numel(): weights}
             self._fed = [torch.dot(flat.float(), weights)]
 
-    def stepped(self, *, near: bool) -> None:
+    def stepped(self) -> None:
         """Take in that an update was made."""
-        if near and self._fed:
-            self._prints += self._fed
+        self._prints += self._fed
         self._fed = []
 
     def to_dict(self) -> dict[str, Any]:

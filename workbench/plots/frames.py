@@ -11,6 +11,7 @@ from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.record.json_values import number
+from workbench.record.metrics import passed_over
 from workbench.record.read import periodic_rows
 
 Floats = NDArray[np.float64]
@@ -22,6 +23,7 @@ def curve(record: Record, trial: int, column: str) -> tuple[Floats, Floats]:
     if column not in table or "trial" not in table:
         return np.empty(0), np.empty(0)
     rows = table[table["trial"] == trial].sort_values("step", kind="stable")
+    rows = rows[~passed_over(rows) | rows[column].notna()]
     return rows["step"].to_numpy(dtype=np.float64), rows[column].to_numpy(dtype=np.float64, na_value=np.nan)
 
 

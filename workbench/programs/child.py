@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen
+from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.programs.built import BuiltLines

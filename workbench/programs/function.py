@@ -28,8 +28,8 @@ from torch import Tensor
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.instruments.caller import own_line
-from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen, number
+from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.programs.built import BuiltLines

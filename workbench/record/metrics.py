@@ -5,6 +5,11 @@ Row k of `.steps` shows the state that update k starts from, and the lr that it 
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from workbench.errors import UnknownNameError, nearest
 
 METRICS: dict[str, tuple[str, str]] = {
@@ -12,6 +17,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "loss_se": ("loss", "standard error of that mean, from the spread within the batch"),
     "lr": ("lr", "learning rate that update k uses"),
     "grad_norm": ("loss / parameter", "global L2 norm of the gradient before clipping, every step (F1.9, F4.7)"),
+    "looked": ("0 or 1", "whether a watched update was looked at; where not, its gradient norm is not measured"),
     "clipped": ("0 or 1", "whether the clipping rule shortened the gradient (F4.6)"),
     "loss_scale": ("1", "what the loss of float16 is multiplied by for the gradient of step k"),
     "skipped": ("0 or 1", "whether the scaled gradient overflowed, so that step k made no update"),
@@ -34,6 +40,13 @@ METRICS: dict[str, tuple[str, str]] = {
     "activation_zero_frac": ("1", "per module: share of outputs that are exactly 0; on a cadence"),
 }
 """Names of `.steps` -> unit, and what is measured when; a per-tensor or per-module metric is `name/where`. A hook of the user's own writes `user/name`."""
+
+
+def passed_over(steps: Any) -> NDArray[np.bool_]:
+    """Return which rows of a frame of `.steps` are updates that were not looked at: what they lack is not measured, and no fault."""
+    if "looked" not in steps:
+        return np.zeros(len(steps), dtype=bool)
+    return np.asarray(steps["looked"].to_numpy(dtype=np.float64, na_value=np.nan) == 0)
 
 
 def check_metric(name: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from workbench.instruments.rows import Value
+
 Mark = tuple[Tensor, int] | None
 SAMPLES = 2
 
@@ -46,6 +48,12 @@ class Samples:
         marks = self._marks.get(number)
         return marks is None or not _untouched(self._refs[number], marks)
 
+    def probe(self) -> Tensor | None:
+        """Return the smallest gradient that was chosen of the first optimizer, None where there is none now or it lies on another device."""
+        param = self._refs[0][0]() if 0 in self._refs else None
+        grad = None if param is None else param.grad
+        return grad if type(grad) is Tensor and grad.is_cpu and not grad.is_sparse else None
+
     def changed(self) -> set[int]:
         """Return the optimizers of which a sample has another gradient than when it was marked."""
         pairs = ((number, self._refs[number], marks) for number, marks in self._marks.items())
@@ -64,7 +72,7 @@ class Pending:
         self._losses: list[_Loss] = []
         self._open: list[_Loss] = []
 
-    def begins(self, losses: Sequence[Tensor], leaves: set[int] | None) -> None:
+    def begins(self, losses: Sequence[Value], leaves: set[int] | None) -> None:
         """Take in that these losses are about to be run backward; `leaves` are the parameters that they depend on, None where that is not known."""
         self._losses = [loss for loss in self._losses if not loss.used]
         self._open = [_Loss(loss, leaves) for loss in losses]
@@ -91,7 +99,7 @@ class Pending:
             for loss in self._losses
         )
 
-    def of(self, number: int, parameters: Callable[[], set[int]]) -> list[Tensor]:
+    def of(self, number: int, parameters: Callable[[], set[int]]) -> list[Value]:
         """Return the losses of an optimizer that is about to step, none where another one that is observed has stepped on just them already."""
         mine = self._mine(number, parameters)
         taken = {user for loss in mine for user in loss.used if user >= 0}
@@ -115,7 +123,7 @@ class Pending:
 
 
 class _Loss:
-    def __init__(self, value: Tensor, leaves: set[int] | None) -> None:
+    def __init__(self, value: Value, leaves: set[int] | None) -> None:
         self.value, self.leaves = value, leaves or set[int]()
         self.reached: set[int] | None = None
         self.used: set[int] = set()

@@ -24,6 +24,7 @@ from workbench.curves.sweep import objective
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
+from workbench.record.metrics import passed_over
 from workbench.record.roles import Role
 from workbench.topics.clipping.ladder import Candidate, is_calm, leading, masks, read_ladder
 from workbench.topics.optimizers.constants import LOST_FRAC, lost_by
@@ -271,8 +272,9 @@ class _Clipped:
         return f"Reduce peak_lr from {lead.lr:.4g}{to}, instead of clipping (F4.12)."
 
 
-def _unskipped(steps: Any) -> Any:
-    """Return the steps without those that a loss scale skipped: to overflow is how it finds its size."""
+def _measured(steps: Any) -> Any:
+    """Return the steps that were looked at, without those that a loss scale skipped: to overflow is how it finds its size."""
+    steps = steps[~passed_over(steps)]
     return steps[steps["skipped"] != 1] if "skipped" in steps else steps
 
 
@@ -283,7 +285,7 @@ def nonfinite_norms(study: JudgedStudy) -> Finding:
     """
     code = "clipping.nonfinite"
     counts = [
-        (c, int((~np.isfinite(_unskipped(c.steps)["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan))).sum()))
+        (c, int((~np.isfinite(_measured(c.steps)["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan))).sum()))
         for c in study.curves
         if "grad_norm" in c.steps
     ]

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from workbench.checks import check_integer
+from workbench.checks import check_integer, check_number
 from workbench.errors import UsageError, in_one_line
 from workbench.findings.diagnosis import Diagnosis
-from workbench.instruments.facts import WINDOW
 from workbench.instruments.log import listen, number, split_of
+from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.parameters import described
 from workbench.instruments.rows import Value
@@ -33,7 +33,8 @@ from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
 
 FLUSH_SECONDS = 1.0
-"""Between two writes to disk, each of which costs some milliseconds."""
+"""Between two writes to disk, each of which costs some milliseconds; more where the disk is slow, so that they take a hundredth of the time."""
+_LONGEST_PAUSE = 10.0
 _LOG = logging.getLogger(__name__)
 _NOTHING = "nothing was recorded yet: the loop runs inside `with wb.watch(...) as run:`."
 
@@ -47,6 +48,7 @@ def watch(
     note: str | None = None,
     steps: int | None = None,
     every: int = 50,
+    share: float | None = 0.01,
     minimised: bool = True,
 ) -> WatchedRun:
     """Return a context manager that records the loop inside it: loss, lr, gradient norms, data wait, and what the loop does in which order.
@@ -67,6 +69,8 @@ def watch(
         note: a short description; None writes one.
         steps: updates that are planned, where known: a run that ends before is then known to be cut short.
         every: updates between two looks at parameter and update norms.
+        share: of the time of a step that a look may take, on the mean over the updates after the first 200: the rest is passed over, with a loss but no
+            gradient norm, except where the loop clips or the loss jumps. None looks at every update.
         minimised: the loss is to fall; False for policy gradients and the like, whose curves say nothing.
 
     Raises:
@@ -82,10 +86,14 @@ def watch(
                 f"watch({what}=...) needs a torch {kind.__name__}, or several in a list; given: {type(wrong).__name__ if given else 'none'}."
             )
     check_integer("every", every)
+    if share is not None:
+        check_number("share", share, below=1.0)
     if steps is not None:
         check_integer("steps", steps)
     inner = [_innermost(each) for each in optimizers]
-    return WatchedRun(models, inner, out, name=name, note=note, steps=steps, every=every, minimised=minimised)
+    return WatchedRun(
+        models, inner, out, name=name, note=note, steps=steps, every=every, share=share, minimised=minimised
+    )
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:
@@ -103,10 +111,11 @@ class WatchedRun:
 
     def __init__(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], out: str | Path | None, *, name: str | None, note: str | None,
-        steps: int | None, every: int, minimised: bool,
+        steps: int | None, every: int, share: float | None, minimised: bool,
     ) -> None:  # fmt: skip
         self._minimised = minimised
         self._models, self._optimizers, self._steps, self._every = models, optimizers, steps, every
+        self._share = share
         self._given = {"name": name, "note": note}
         self._out = None if out is None else Path(out)
         self._writer: StudyWriter | None = None
@@ -124,20 +133,22 @@ class WatchedRun:
         fields = self._config({})
         label = type(self._models[0]).__name__
         self._writer = StudyWriter.open(
-            self._out, kind="watch", workload=label, config=fields, settings={"every": self._every}, when_closed=pusher(),
+            self._out, kind="watch", workload=label, config=fields, settings={"every": self._every, "share": self._share}, when_closed=pusher(),
             note=self._given["note"] or f"watched training of {label}", name=self._given["name"],
         )  # fmt: skip
         self.path = self._writer.path
         if not self._minimised:
             self._writer.add_facts(minimised=False)
         self._trial = self._writer.trial(fields, stage=Role.BASELINE, train_examples=0)
-        self._observer = LoopObserver(self._take, optimizers=self._optimizers, models=self._models, every=self._every)
+        self._observer = LoopObserver(
+            self._take, optimizers=self._optimizers, models=self._models, every=self._every, share=self._share
+        )
         TAPS.add(self._observer, self._tell_once)
         self._handles = self._observer.facts.modes.attach(self._entered)
         self._undo_criteria = TAPS.watch_criteria()
         self._unlisten = listen(self._told)
         self._running = True
-        self._flushed = 0.0
+        self._flushed, self._pause = 0.0, FLUSH_SECONDS
         return self
 
     def __exit__(
@@ -196,7 +207,11 @@ class WatchedRun:
     # ---- nothing in here may end or change the loop
 
     def _entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._guarded(lambda: self._observer.entered(module, args))
+        try:
+            if not self._observer.passes_over(args):
+                self._observer.entered(module, args)
+        except Exception as error:
+            self._tell_once(error)
 
     def _take(self, columns: Mapping[str, list[float]]) -> None:
         if self._writer is None or self._trial is None:
@@ -207,7 +222,7 @@ class WatchedRun:
         whole = {"trial": [self._trial.number] * count, "step": list(range(first, first + count)), **columns}
         self._last_loss = columns["loss"][-1] if "loss" in columns else None
         self._guarded(lambda: self._add(whole))
-        if self._undo_criteria is not None and first >= WINDOW:
+        if self._undo_criteria is not None and self._written >= WINDOW:
             self._undo_criteria()
             self._undo_criteria = None
 
@@ -215,9 +230,10 @@ class WatchedRun:
         assert self._writer is not None
         self._writer.steps.add(columns)
         now = time.monotonic()
-        if now - self._flushed >= FLUSH_SECONDS or not self._running:
+        if now - self._flushed >= self._pause or not self._running:
             self._flushed = now
             self._writer.flush()
+            self._pause = min(max(FLUSH_SECONDS, 100 * (time.monotonic() - now)), _LONGEST_PAUSE)
 
     def _told(self, values: Mapping[str, Any]) -> None:
         self._guarded(lambda: self.log(**values))

@@ -20,6 +20,7 @@ from workbench.plots.style import (
     not_measured,
     short,
 )
+from workbench.record.metrics import passed_over
 
 _LINES = (
     ("loss", "loss", GOOD, "-"),
@@ -49,7 +50,10 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None =
             values = steps[column].to_numpy(dtype=np.float64, na_value=np.nan)
             positive = np.where(values > 0, values, np.nan)
             if np.isfinite(positive).any():
-                draw_curve(axes, steps["step"].to_numpy(), positive, label=label, color=colour, linestyle=style)
+                there = ~passed_over(steps) | np.isfinite(values)  # a line from look to look
+                draw_curve(
+                    axes, steps["step"].to_numpy()[there], positive[there], label=label, color=colour, linestyle=style
+                )
                 drawn += column != "lr"
         if not drawn:
             return not_measured(axes, "no update has a loss or a gradient norm above 0")

@@ -1,0 +1,155 @@
+"""What a watch looks at after the first updates: seldom, at what stands out, and at enough for what begins late."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import workbench as wb
+from workbench.instruments.losses.attention import AFTER, WINDOW, Attention
+
+STEPS = 700
+LEAST = 1e-9
+"""A share that no look can keep to: one update in `every` is looked at."""
+
+
+def train(
+    out: Path, *, share: float | None = LEAST, clip: float | None = None, scale_at: int | None = None, bad_at: int | None = None,
+    kept_from: int | None = None, evaluating_from: int | None = None, steps: int = STEPS,
+) -> tuple[Any, list[float], list[float]]:  # fmt: skip
+    """Return the watch, and the losses and gradient norms that the loop saw itself."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses, norms = [], []
+    with wb.watch(model, optimizer, out=out, share=share) as run:
+        for k in range(steps):
+            x = torch.randn(16, 4)
+            y = x.sum(1, keepdim=True) + (40.0 if k == bad_at else 0.0)
+            if kept_from is None or k < kept_from:
+                optimizer.zero_grad()
+            model.train(evaluating_from is None or k < evaluating_from)
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            for p in model.parameters() if k == scale_at else ():
+                assert p.grad is not None
+                p.grad.mul_(300.0)
+            losses.append(loss.item())
+            norms.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])))
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+    return run, losses, norms
+
+
+def test_every_loss_and_some_norms_are_there_and_the_rest_is_said_to_be_passed_over(tmp_path: Path) -> None:
+    run, losses, norms = train(tmp_path / "run")
+    _, alone, _ = train(tmp_path / "all", share=None)
+    steps = run.record.steps
+    assert steps["loss"].tolist() == losses == alone
+    looked = steps["looked"].to_numpy() == 1
+    assert looked[:WINDOW].all()
+    assert (STEPS - WINDOW) / 100 <= looked[WINDOW:].sum() <= (STEPS - WINDOW) / 10
+    assert steps["grad_norm"].notna().tolist() == looked.tolist()
+    assert steps["grad_norm"][looked].tolist() == pytest.approx(np.array(norms)[looked].tolist(), rel=1e-5)
+    told = run.record.facts["loop"]["attention"]
+    assert (told["every"], told["looked"], told["share"]) == (50, int(looked.sum()), LEAST)
+    found = run.diagnose()
+    assert [f.code for f in found.findings if f.status in ("warn", "fail")] == []
+    assert found["clipping.nonfinite"].status == "ok"
+
+
+def test_a_share_of_none_looks_at_every_update(tmp_path: Path) -> None:
+    run, _, norms = train(tmp_path / "run", share=None, steps=WINDOW + 50)
+    assert run.record.steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5)
+
+
+def test_a_loop_that_clips_has_a_norm_for_every_update(tmp_path: Path) -> None:
+    run, _, norms = train(tmp_path / "run", clip=0.5)
+    steps = run.record.steps
+    assert steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5)
+    assert (steps["clipped"] == 1).tolist() == [norm > 0.5 for norm in norms]
+
+
+@pytest.mark.parametrize("what", ["bad_at", "scale_at"])
+def test_an_update_that_stands_out_is_looked_at_with_those_after_it(what: str, tmp_path: Path) -> None:
+    at = 431
+    run, _, norms = train(tmp_path / "run", **{what: at})  # type: ignore[arg-type]
+    steps = run.record.steps
+    assert steps["looked"].tolist()[at : at + 1 + AFTER] == [1.0] * (1 + AFTER)
+    assert steps["grad_norm"][at] == pytest.approx(norms[at], rel=1e-5)
+    assert norms[at] > 5 * np.median(norms[:at])
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("kept_from", "loop.no_zero_grad"), ("evaluating_from", "loop.eval_mode_in_training")],
+)
+def test_a_fault_that_begins_after_the_first_updates_is_found(fault: str, code: str, tmp_path: Path) -> None:
+    run, _, _ = train(tmp_path / "run", steps=1500, **{fault: 2 * WINDOW})  # type: ignore[arg-type]
+    assert run.diagnose()[code].status == "fail"
+    order = run.record.facts["loop"]["order"]
+    assert sum(order["orders"].values()) == pytest.approx(1500, rel=0.1)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_two_optimizers_whose_calls_are_interleaved_are_judged_by_whole_updates(kept: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    rules = [torch.optim.SGD(m.parameters(), lr=0.01) for m in models]
+    with wb.watch(models, rules, out=tmp_path / "run", share=LEAST) as run:
+        for k in range(1500):
+            for number, rule in enumerate(rules):
+                if not (kept and number == 1 and k > WINDOW):
+                    rule.zero_grad()
+            x = torch.randn(8, 3)
+            for model in models:
+                F.mse_loss(model(x), x[:, :2]).backward()
+            for rule in rules:
+                rule.step()
+    found = run.diagnose()["loop.no_zero_grad"]
+    assert found.status == ("fail" if kept else "ok")
+    assert found.value == (pytest.approx(0.87, abs=0.15) if kept else 0.0)
+
+
+def cadence(cost: float, step: float, share: float) -> int:
+    attention = Attention(share, most=50)
+    for k in range(400):
+        attention.spent = cost
+        attention.updated(k + 1, optimizers=1)
+    attention.read({"step_time_s": [step + cost] * 200})
+    return attention.every
+
+
+def test_the_cadence_follows_from_what_looks_cost_and_never_falls_behind_its_least() -> None:
+    assert cadence(0.95e-4, 1e-3, 0.01) == 10
+    assert cadence(1e-4, 1.0, 0.01) == 1
+    assert cadence(1e-4, 1e-6, 0.01) == 50
+
+
+def test_looks_of_changing_distance_are_one_in_every_on_the_mean() -> None:
+    attention = Attention(0.01, most=50)
+    attention.every = 20
+    at = []
+    for k in range(20_000):
+        if attention.awake and k >= WINDOW:
+            at.append(k)
+        attention.updated(k + 1, optimizers=1)
+    assert len(at) == pytest.approx((20_000 - WINDOW) / 20, rel=0.05)
+    gaps = np.diff(at)
+    assert (gaps.min(), gaps.max()) == (1, 39)
+
+
+@pytest.mark.parametrize("losses", [[1.0] * 300, [math.nan] * 300, [1.0 / (k + 1) for k in range(300)], [1.0]])
+def test_a_constant_a_falling_and_a_loss_that_is_no_number_rouse_at_most_once(losses: list[float]) -> None:
+    attention = Attention(0.01, most=50)
+    for loss in losses:
+        attention.saw(loss)
+    assert attention.to_dict()["roused"] == float(math.isnan(losses[0]))
