@@ -34,6 +34,7 @@ test test-cluster test-browser check nightly notebooks zoo: export OMP_NUM_THREA
 test test-cluster test-browser check nightly notebooks zoo: export MKL_NUM_THREADS := 1
 test test-cluster test-browser check nightly notebooks zoo: export WORKBENCH_LIVE := 0
 test test-cluster test-browser check nightly notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
+test notebooks: export WORKBENCH_RUNS := runs
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile

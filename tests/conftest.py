@@ -15,6 +15,7 @@ os.environ["MPLBACKEND"] = "Agg"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+os.environ["WORKBENCH_RUNS"] = "runs"  # beside the test or the notebook, not in the folder of whoever runs them
 os.environ.pop("WORKBENCH_DEBUG", None)
 os.environ["WORKBENCH_CACHE"] = tempfile.mkdtemp(prefix="workbench-tests-")  # what this machine remembers is not theirs
 
