@@ -50,10 +50,10 @@ def imported_names(source: Path) -> dict[str, tuple[str, str]]:
 def public_spelling() -> dict[str, str]:
     """Return how a person writes what is defined under another name, as "LRSweep" -> "wb.lr_sweep.Study"."""
     package = Path(__file__).parent
-    spelled = {}
+    own, of_topics = {}, {}
     for name, (home, there) in imported_names(package / "__init__.pyi").items():
-        spelled[there] = f"wb.{name}"
+        own[there] = f"wb.{name}"
         if there == "topic":
             names = imported_names(package.parent.joinpath(*home.split("."), "topic.py"))
-            spelled |= {defined: f"wb.{name}.{public}" for public, (_, defined) in names.items()}
-    return spelled
+            of_topics |= {defined: f"wb.{name}.{public}" for public, (_, defined) in names.items()}
+    return of_topics | own  # what a topic imports for its own use is spelled as the package has it
