@@ -50,7 +50,8 @@ def imported_names(source: Path) -> dict[str, tuple[str, str]]:
 def public_spelling() -> dict[str, str]:
     """Return how a person writes what is defined under another name, as "LRSweep" -> "wb.lr_sweep.Study"."""
     package = Path(__file__).parent
-    own, of_topics = {}, {}
+    own: dict[str, str] = {}
+    of_topics: dict[str, str] = {}
     for name, (home, there) in imported_names(package / "__init__.pyi").items():
         own[there] = f"wb.{name}"
         if there == "topic":
