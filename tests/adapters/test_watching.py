@@ -19,7 +19,7 @@ from workbench.instruments.taps import TAPS
 def begun(out: Path) -> tuple[Watching, nn.Linear, torch.optim.Optimizer]:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watching = Watching(out, name=None, note=None, every=50)
+    watching = Watching(out, name=None, note=None, every=50, share=None)
     watching.begin(model, [optimizer])
     return watching, model, optimizer
 
@@ -90,7 +90,7 @@ def test_a_training_that_cannot_be_recorded_goes_on_and_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("taken")
-    watching = Watching(tmp_path / "file" / "run", name=None, note=None, every=50)
+    watching = Watching(tmp_path / "file" / "run", name=None, note=None, every=50, share=None)
     model = nn.Linear(3, 1)
     for optimizers in ([torch.optim.SGD(model.parameters(), lr=0.1)], []):
         watching.begin(model, optimizers)

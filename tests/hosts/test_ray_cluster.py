@@ -27,7 +27,7 @@ ROOT = str(Path(__file__).parents[2])
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
-    with pytest.raises(WorkbenchError, match=r"Ray, which is not installed: pip install 'workbench\[ray\]'"):
+    with pytest.raises(WorkbenchError, match=r"Ray, which is not installed: pip install 'training-workbench\[ray\]'"):
         executor_of("ray")
 
 

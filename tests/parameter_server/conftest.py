@@ -33,7 +33,7 @@ def fail(message: str = "planted") -> None:
     raise PlantedError(message)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def nothing_left() -> Iterator[None]:
     """When every cluster of these tests has ended, also where tests failed, nothing of them is there any more (T2.1)."""
     before = Leftovers()
@@ -42,7 +42,7 @@ def nothing_left() -> Iterator[None]:
     assert before.found() == []
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def ray_up(nothing_left: None) -> Iterator[Callable[[], None]]:
     """Starts the one Ray cluster of all tests where it is first needed: it takes seconds."""
     with contextlib.ExitStack() as started:
@@ -62,7 +62,7 @@ def engine(request: pytest.FixtureRequest, ray_up: Callable[[], None]) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def standing(ray_up: Callable[[], None]) -> Iterator[dict[tuple[str, int, int], Cluster]]:
     """Clusters that no test has harmed, kept up for the next one."""
     clusters: dict[tuple[str, int, int], Cluster] = {}
@@ -89,7 +89,7 @@ def lone_cluster(engine: str, standing: dict[tuple[str, int, int], Cluster]) -> 
     return standing[key]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def pool(ray_up: Callable[[], None]) -> Iterator[ClusterPool]:
     """Clusters that tests have harmed and given back."""
     made = ClusterPool()

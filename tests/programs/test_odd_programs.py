@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.killed_programs import wait_until
 from workbench.errors import UsageError, WorkbenchError
 from workbench.playbook.program import diagnose_program
 from workbench.programs import command
@@ -91,7 +92,9 @@ def test_children_of_a_program_that_is_ended_early_are_ended_with_it(
     pids = [int(word) for line in outcome.tail.splitlines() if line.startswith("pids") for word in line.split()[1:]]
     assert outcome.updates == 10
     assert pids
-    assert [pid for pid in pids if not is_gone(pid)] == []
+    wait_until(
+        lambda: all(map(is_gone, pids)), timeout_s=10.0, what="the end of the children"
+    )  # it takes its time after the signal
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_a_program_whose_own_settings_are_the_ones_to_keep_is_healthy(
     monkeypatch.chdir(place)
     assert main(["diagnose", "--threads", "1", "--out", str(tmp_path / "study"), "--", "python", "train.py"]) == 0
     out = capsys.readouterr().out
-    assert "Diagnosis of train: ok (" in out
+    assert "Diagnosis of train  [ok]  " in out
 
 
 def test_a_run_that_is_the_beginning_of_another_is_not_made_again(tmp_path: Path) -> None:
@@ -216,6 +216,7 @@ def test_a_script_that_reads_from_further_out_is_told_what_it_can_reach(tmp_path
         diagnose(place)
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("swapped", [True, False])
 def test_shapes_that_broadcast_are_found_whichever_way_round_they_are_given(tmp_path: Path, *, swapped: bool) -> None:
     model = torch.nn.Linear(4, 1)

@@ -33,6 +33,7 @@ def test_every_folder_of_a_project_has_the_same_runs(
 
 
 def test_a_study_of_a_notebook_is_in_the_table_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
     (tmp_path / ".git").mkdir()
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")

@@ -83,7 +83,7 @@ def test_without_a_test_split_luck_is_subtracted(seeds: int) -> None:
     assert alarms <= 2
     found = best_not_last(*[overfitted(seed=k) for k in range(seeds)])
     assert found.status == "warn"
-    assert "how much of that holds on new data was not measured" in found.summary
+    assert "How much of that holds on new data was not measured" in found.summary
     judge = found.evidence
     assert found.threshold == pytest.approx(judge["luck"] + max(4 * judge["noise"], judge["spread"]))
 

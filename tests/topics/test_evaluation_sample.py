@@ -145,7 +145,7 @@ def test_how_large_a_set_has_to_be(changes: dict[str, Any], adopted: bool, statu
 
 RARE = [{"class": 0, "total": 20, "correct": 16}, {"class": 1, "total": 400, "correct": 390}]
 BEFORE = [RARE[0] | {"correct": 15}, RARE[1]]
-CHANGED = "one example is 0.05; between the two evaluations it changes by +0.05, which is 1 example."
+CHANGED = "one error moves its recall by 0.05; between the two evaluations it changes by +0.05, which is 1 example."
 
 
 @pytest.mark.parametrize(

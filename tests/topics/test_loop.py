@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.helpers import leftovers
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis, read_diagnosis
 
@@ -216,6 +217,13 @@ class _Nobody(nullcontext[Any]):
         return self
 
     def log(self, **_: float) -> None: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ports_that_torch_keeps() -> Iterator[None]:
+    before = leftovers.ports()
+    yield
+    leftovers.KEPT |= leftovers.ports() - before
 
 
 @pytest.fixture(scope="module", params=[pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EVERY])

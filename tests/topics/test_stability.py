@@ -67,7 +67,7 @@ def test_where_an_event_lies_decides_how_bad_it_is(event, lr, zone):
         finding = diagnosis[f"stability.{code}"]
         assert finding.value == lr
         assert [h["zone"] for h in finding.evidence["hits"]] == [zone]
-        assert ("by nature" in finding.summary) == (zone == "far")
+        assert ("as expected this far above" in finding.summary) == (zone == "far")
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -94,7 +94,7 @@ def test_what_another_config_does_is_no_fault_of_a_run_that_was_well(event, lr, 
     assert {code: status for code, status in raised(diagnosis).items() if code != "headroom"} == {}
     for code in codes:
         assert diagnosis[f"stability.{code}"].summary.startswith(
-            "Not in the one run of the baseline's own config (lr 0.2)."
+            "Not seen in the one run of the baseline's own config (lr 0.2)."
         )
 
 

@@ -50,7 +50,7 @@ def test_data_and_model_are_not_touched_and_only_the_contracts_fields_are_there(
     made = make(train_data=Untouchable(), validation_data=Untouchable(), build_model=lambda: 1 / 0)
     assert {field.name for field in dataclasses.fields(made)} == {
         *("name", "build_model", "train_data", "validation_data", "test_data", "loss", "weights", "forward"),
-        *("metrics", "collate", "num_workers", "minimised", "config", "source"),
+        *("metrics", "collate", "num_workers", "minimised", "config", "source", "step"),
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.name = "other"  # type: ignore[misc]
