@@ -30,7 +30,7 @@ class Watching:
     """
 
     def __init__(
-        self, out: str | Path | None, *, name: str | None, note: str | None, every: int, share: float | None
+        self, out: str | Path | None, *, name: str | None, note: str | None, every: int, share: float | None = 0.01
     ) -> None:
         self._out, self._options = out, {"name": name, "note": note, "every": every, "share": share}
         self.open = self._told = False

@@ -92,7 +92,9 @@ class Order:
             line: whether to look up where it is called.
             altered: gradients were changed after the last backward pass, by something that is not told of.
         """
-        steps = self._steps.setdefault(number, _Steps(self._steps[0].total if 0 in self._steps else 0))
+        steps = self._steps.get(number)
+        if steps is None:
+            steps = self._steps[number] = _Steps(self._steps[0].total if 0 in self._steps else 0)
         passes, whole = self._backwards - steps.at_backward, steps.whole
         steps.at_backward, steps.whole = self._backwards, self.awake
         if whole:
