@@ -57,6 +57,10 @@ TAKEN_BACK = {
     "a new file that is only created": "os.close(os.open('../data/new.lock', os.O_CREAT | os.O_RDONLY))",
     "a new folder": "(os.makedirs('../data/new/deep'), open('../data/new/deep/er.txt', 'w').write('x'), os.remove('../data/new/deep/er.txt'), open('../data/new/other', 'w'))",
     "a new folder from a folder": "os.mkdir('new', dir_fd=fd)",
+    "a new file of its own": "(open('../data/new.txt', 'x').write('x'), os.remove('../data/new.txt'), open('../data/new.txt', 'x'))",
+    "a new file from torch": "(__import__('torch').save({}, data + '/new.pt'), __import__('torch').save({}, data + '/new.pt'))",
+    "a new file written over and over": "[(open(data + '/.tmp', 'w').write('x'), os.replace(data + '/.tmp', data + '/new.txt')) for _ in range(3)]",
+    "a new folder that is renamed": "(os.makedirs(data + '/tmp/in'), open(data + '/tmp/in/x', 'w').write('x'), os.rename(data + '/tmp', data + '/kept'))",
     "moved in": "(os.mkdir('made'), open('made/x', 'w').write('x'), shutil.move('made', data))",
     "a new symbolic link": "os.symlink(big, data + '/link')",
     "a new symbolic link from a folder": "os.symlink('/nowhere', 'link', dir_fd=fd)",
@@ -115,4 +119,48 @@ def test_what_a_program_makes_anew_beside_its_folder_is_there_while_it_runs_and_
 ) -> None:
     outcome, before, after = tried(tmp_path, monkeypatch, {what: TAKEN_BACK[what]})
     assert outcome.tail.splitlines() == [f"DONE {what}"]
+    assert after == before
+
+
+OTHERS = "subprocess.run(['sh', '-c', {!r}], cwd=data, check=True, env={{}})"
+STAYS = {
+    "in a folder that the program made": (
+        "(os.makedirs(data + '/made/deep', exist_ok=True), open(data + '/made/own.pt', 'w').write('x'), " + OTHERS.format("echo theirs > made/other.pt") + ")",
+        {"made", "made/other.pt"},
+    ),
+    "in a folder that the program moved": (
+        "(os.mkdir(data + '/made'), open(data + '/made/own.pt', 'w').write('x'), " + OTHERS.format("echo theirs > made/other.pt") + ", os.rename(data + '/made', data + '/kept'))",
+        {"kept", "kept/other.pt"},
+    ),
+    "under a name that the program has used": (
+        "(open(data + '/last.pt', 'w').write('x'), " + OTHERS.format("echo theirs > new; mv new last.pt") + ")",
+        {"last.pt"},
+    ),
+    "under a name that the program has given up": (
+        "(open(data + '/lock', 'w').close(), os.remove(data + '/lock'), " + OTHERS.format("echo theirs > lock") + ")",
+        {"lock"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", STAYS)
+def test_what_others_write_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    does, stays = STAYS[where]
+    outcome, before, after = tried(tmp_path, monkeypatch, {where: f"import subprocess; {does}"})
+    assert outcome.tail.splitlines() == [f"DONE {where}"], outcome.tail
+    assert isinstance(before["data"], dict)
+    assert isinstance(after["data"], dict)
+    assert after["data"].keys() - before["data"].keys() == stays
+    assert [(tmp_path / "data" / name).read_text() for name in stays if "made" != name != "kept"] == ["theirs\n"]
+
+
+def test_a_file_made_only_where_it_is_not_there_is_refused_by_the_system_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    does = {
+        "open": "try: open(big, 'x')\n    except FileExistsError: pass",
+        "os.open": "try: os.open(big, os.O_CREAT | os.O_EXCL | os.O_WRONLY)\n    except FileExistsError: pass",
+    }
+    outcome, before, after = tried(tmp_path, monkeypatch, does)
+    assert outcome.tail.splitlines() == [f"DONE {name}" for name in does], outcome.tail
     assert after == before

@@ -88,8 +88,8 @@ class _Observed:
 
         @functools.wraps(original)
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.check(f)
-            return original(obj, f, *args, **kwargs)
+            with guard.writing(f):
+                return original(obj, f, *args, **kwargs)
 
         torch.save = save
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
 import os
+import stat
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _CACHES = {".cache", ".config", ".triton", ".nv", "__pycache__"}
@@ -34,6 +36,7 @@ def begin(trial: Mapping[str, Any]) -> Guard:
         _BEGUN.append(Guard(trial["guarded"], trial["scratch"], trial["folder"], trial["typed_in"]))
         _BEGUN[0].guard_open()
         sys.addaudithook(_BEGUN[0].heard)  # Python keeps it for good
+        atexit.register(_BEGUN[0].settle, every=True)
     return _BEGUN[0]
 
 
@@ -47,6 +50,7 @@ class Guard:
         )
         self._made: set[str] = set()
         self._placed = threading.local()
+        self._due: dict[int, list[tuple[str, bool]]] = {}  # of each thread: what it is about to make, or to take away
 
     def guard_open(self) -> None:
         """Have `os.open` checked where its path is seen from an open folder, of which the interpreter does not tell."""
@@ -59,29 +63,69 @@ class Guard:
             self._check_open(_seen(path, dir_fd), None, flags)
             self._placed.now = True
             try:
-                return original(path, flags, mode, dir_fd=dir_fd)
+                with self._unsettled():
+                    return original(path, flags, mode, dir_fd=dir_fd)
             finally:
                 self._placed.now = False
 
         os.open = opened
         os.supports_dir_fd.add(opened)
 
+    @contextlib.contextmanager
+    def writing(self, path: Any) -> Iterator[None]:
+        """Refuse to write `path`, or note what the body makes there where the interpreter does not tell of it."""
+        self.check(path)
+        with self._unsettled():
+            yield
+
+    @contextlib.contextmanager
+    def _unsettled(self) -> Iterator[None]:
+        """Keep what this thread is about to make from being looked at until the body has made it."""
+        before, self._placed.busy = getattr(self._placed, "busy", False), True
+        try:
+            yield
+        finally:
+            self._placed.busy = before
+            self.settle()
+
+    def settle(self, *, every: bool = False) -> None:
+        """Note which file each entry is that this thread, or every one, has made since: another one under its name is not the program's."""
+        if getattr(self._placed, "busy", False) and not every:
+            return
+        for thread in list(self._due) if every else [threading.get_ident()]:
+            for path, made in self._due.pop(thread, ()):
+                found = _identity(path)
+                if made == (found is not None):
+                    self._note(_MADE, [path, found])
+
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take in what the interpreter is about to do."""
+        if self._due:
+            self.settle()
         if event == "open":
             if not getattr(self._placed, "now", False):
                 self._check_open(*arguments[:3])
             return
-        for place, seen_from, kind in _TOUCHED.get(event, ()):
-            path = _seen(arguments[place], arguments[seen_from] if 0 <= seen_from < len(arguments) else None)
-            if kind == "content":
-                self.check(path)
-            else:
-                self._check_entry(path, kind)
+        if event not in _TOUCHED:
+            return
+        before, self._placed.busy = getattr(self._placed, "busy", False), True
+        try:
+            if event == "os.rename":
+                self._take_along(_seen(arguments[0], arguments[2]), _seen(arguments[1], arguments[3]))
+            for place, seen_from, kind in _TOUCHED[event]:
+                path = _seen(arguments[place], arguments[seen_from] if 0 <= seen_from < len(arguments) else None)
+                if kind == "content":
+                    self.check(path)
+                else:
+                    self._check_entry(path, kind)
+        finally:
+            self._placed.busy = before
 
     def _check_open(self, path: Any, mode: Any, flags: Any) -> None:
-        creates = not isinstance(mode, str) and isinstance(flags, int) and flags & os.O_CREAT
-        if _writes(mode, flags) or (creates and not os.path.lexists(path)):
+        writes, creates, exclusive = _writes(mode, flags)
+        if not isinstance(path, (str, bytes, os.PathLike)) or (exclusive and os.path.lexists(path)):
+            return  # that is a FileExistsError
+        if writes or (creates and not os.path.lexists(path)):
             self.check(path)
 
     def check(self, path: Any) -> None:
@@ -98,27 +142,51 @@ class Guard:
             real = os.path.join(os.path.realpath(parent), name)
             there = os.path.lexists(real)
             if not there if kind == "folder" else there or kind == "new":
-                self._refuse(real, there=there)
+                self._refuse(real, there=there, kind=kind)
 
-    def _refuse(self, real: str, *, there: bool) -> None:
+    def _is_outside(self, real: str) -> bool:
         ours = os.path.join(real, "").startswith((self._scratch, self._folder))
-        if ours or not real.startswith(self._guarded) or self._is_made(real):
+        return ours or not real.startswith(self._guarded)
+
+    def _refuse(self, real: str, *, there: bool, kind: str = "content") -> None:
+        if self._is_outside(real):
             return
+        made = self._is_made(real)
         parts = real[len(self._guarded) :].split(os.sep)
-        if _CACHES.intersection(parts) or any(part.startswith(_COMPILED) for part in parts):
+        if not made and (_CACHES.intersection(parts) or any(part.startswith(_COMPILED) for part in parts)):
             return
+        if there and not made:
+            self._made |= set(_made(self._folder))  # by other processes of the program
+            made = self._is_made(real)
         if not there:
             self._made.add(real)  # the program's own from here on
-            self._note(_MADE, real)
-            return
-        self._made |= set(_made(self._folder))  # by other processes of the program
-        if self._is_made(real):
+            self._note(_MADE, [real, None])
+        if made or not there:
+            if kind in ("entry", "new") or not there:
+                self._due.setdefault(threading.get_ident(), []).append((real, kind != "entry"))
             return
         if not os.path.exists(os.path.join(self._folder, "refused.json")):
             self._note("refused.json", {"path": os.path.relpath(real, self._seen_from), "line": _line()})
         raise PermissionError(
             f"{real} is of yours: while a program is diagnosed nothing that was there before is written, moved or removed"
         )
+
+    def _take_along(self, source: Any, target: Any) -> None:
+        """Note what a folder of the program's that is moved among the person's files brings along."""
+        if not all(isinstance(path, (str, bytes, os.PathLike)) for path in (source, target)):
+            return
+        old, new = (os.path.abspath(os.fsdecode(path)) for path in (source, target))
+        old, new = (
+            os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in (old, new)
+        )
+        if self._is_outside(new) or os.path.islink(old):
+            return
+        known = None if self._is_outside(old) else _made(self._folder)
+        for folder, folders, files in os.walk(old):
+            for path in (os.path.join(folder, name) for name in (*folders, *files)):
+                found = _identity(path)
+                if known is None or (found is not None and known.get(path) == found):
+                    self._note(_MADE, [new + path[len(old) :], found])
 
     def _is_made(self, real: str) -> bool:
         """Tell whether the program made this, or a folder that it lies in."""
@@ -134,23 +202,37 @@ class Guard:
 
 
 def take_back(folder: str) -> None:
-    """Remove what a program that has ended made anew among the person's files, as its guard noted in `folder`; nothing else."""
-    import shutil
+    """Remove what a program that has ended made anew among the person's files, as its guard noted in `folder`; nothing else.
 
-    for path in reversed(_made(folder)):
+    A file is removed where it is the very one that was noted after it was made, a folder where it is empty by then: what others wrote
+    meanwhile stays.
+    """
+    made = _made(folder)
+    for path in sorted(made, reverse=True):  # what lies in a folder before the folder
         with contextlib.suppress(OSError):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
+            is_folder, same = stat.S_ISDIR(os.lstat(path).st_mode), made[path] == _identity(path)
+            if is_folder and (same or made[path] is None):
+                os.rmdir(path)
+            elif same:
                 os.remove(path)
 
 
-def _made(folder: str) -> list[str]:
+def _made(folder: str) -> dict[str, list[int] | None]:
+    """Return what was noted last of each path: which file it is, None where that is not known."""
+    found: dict[str, list[int] | None] = {}
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, _MADE), encoding="utf-8") as file:
+        for line in file:
+            path, identity = json.loads(line)
+            found[path] = identity
+    return found
+
+
+def _identity(path: str) -> list[int] | None:
     try:
-        with open(os.path.join(folder, _MADE), encoding="utf-8") as file:
-            return [str(json.loads(line)) for line in file]
-    except (OSError, ValueError):
-        return []
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return [status.st_dev, status.st_ino]
 
 
 def _seen(path: Any, folder: Any) -> Any:
@@ -163,10 +245,13 @@ def _seen(path: Any, folder: Any) -> Any:
         return None
 
 
-def _writes(mode: Any, flags: Any) -> bool:
+def _writes(mode: Any, flags: Any) -> tuple[bool, bool, bool]:
+    """Return whether what is opened is written, made where it is not there, and made only where it is not there."""
     if isinstance(mode, str):
-        return any(c in mode for c in "wa+")
-    return bool(isinstance(flags, int) and flags & _WRITING)
+        return any(c in mode for c in "wax+"), any(c in mode for c in "wax"), "x" in mode
+    given = flags if isinstance(flags, int) else 0
+    creates = bool(given & os.O_CREAT)
+    return bool(given & _WRITING), creates, creates and bool(given & os.O_EXCL)
 
 
 def _line() -> str:
