@@ -57,9 +57,22 @@ def test_an_own_lr_outside_of_what_trains_best_is_told_how_far_it_is() -> None:
     assert answered(far)["Learning rate"] == "About lr.best. About lr.too_low. About lr.unstable."
 
 
+def test_remarks_and_what_follows_are_named_and_are_no_health() -> None:
+    remark = finding("batch_size.noise_scale", "warn")
+    assert answered(remark)["Anything broken"] == "Nothing found in 2 checks. Good to know: batch_size.noise_scale."
+    said = answered(finding("lr.too_high", "fail"), finding("batch_norm.stale", "warn"))
+    assert said["Anything broken"] == "Nothing found in 2 checks. batch_norm.stale: follows from lr.too_high."
+    made = Diagnosis(findings=(remark, *WELL), recommendation=KEPT)
+    assert [a.status for a in made.answers] == ["ok", "ok", "warn", "ok"]
+    grave = finding("batch_size.noise_scale", "fail")
+    assert answered(grave)["Anything broken"] == "About batch_size.noise_scale."
+    fault = Diagnosis(findings=(finding("loop.no_step", "fail"), *WELL[:-1]), recommendation=KEPT)
+    assert fault.answers[-1].status == "warn", "a config that is not decided is no good news"
+
+
 def test_what_could_not_be_measured_is_never_well() -> None:
     said = answered(finding("data.scale", "not_measured"), finding("stability.early", "not_measured"))
-    assert said["Anything broken"] == "Nothing found in 1 checks. 1 could not be made."
+    assert said["Anything broken"] == "Nothing found in 1 check. 1 could not be made."
     assert said["Stability"] == "About stability.early."
     made = Diagnosis(findings=(finding("lr.best", "not_measured"),), recommendation=KEPT)
     assert [a.status for a in made.answers[:2]] == ["not_measured", "not_measured"]

@@ -77,26 +77,33 @@ def _stability(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer
     later = [f for f in _of(findings, "stability.") if f.status in _ALARMS]
     if later:
         return Answer(question=question, status=worst([f.status for f in later]), text=f"Unstable; that follows from {later[0].follows_from}.")  # fmt: skip
-    headroom = _of(findings, "stability.headroom")
+    headroom = [f for f in _of(findings, "stability.headroom") if f.status != "not_measured"]
     looked = [f for f in _of(findings, "stability.") if f.code != "stability.headroom"]
     if any(f.status == "ok" for f in looked):
-        return _told(question, headroom, first="Your config trains stably.")
-    return _told(question, looked[:1] or headroom)
+        text = " ".join(["Your config trains stably.", *(f.summary for f in headroom)])
+        codes = tuple(f.code for f in headroom)
+        return Answer(question=question, status=worst([f.status for f in looked]), text=text, codes=codes)
+    return _told(question, looked[:1] or _of(findings, "stability.headroom"))
 
 
 def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
-    """The first fault in data, loop, loss, model, schedule or evaluation, and how many others there are."""
+    """The first fault in data, loop, loss, model, schedule or evaluation, and how many others there are; else what is good to know."""
     question = "Anything broken"
-    wrong = [f for f in alarms if not f.code.startswith(_TUNED) and not is_remark(f.code)]
+    mine = [f for f in alarms if not f.code.startswith(_TUNED)]
+    wrong = [f for f in mine if f.status == "fail" or not is_remark(f.code)]
     if wrong:
         more = f" {len(wrong) - 1} more: {', '.join(f.code for f in wrong[1:])}." if wrong[1:] else ""
         lead = wrong[0]
         return Answer(question=question, status=lead.status, text=f"{lead.summary}{more}", codes=(lead.code,))
     looked = [f for f in findings if not f.code.startswith(_TUNED)]
-    missing = sum(f.status == "not_measured" for f in looked)
-    text = f"Nothing found in {len(looked) - missing} checks."
-    text += f" {missing} could not be made." if missing else ""
-    return Answer(question=question, status="not_measured" if missing else "ok", text=text)
+    well, missing = ([f for f in looked if f.status == status] for status in ("ok", "not_measured"))
+    later = [f for f in looked if f.status in _ALARMS and f.follows_from]
+    told = [f"Nothing found in {len(well)} check{'' if len(well) == 1 else 's'}."]
+    told += [f"{len(missing)} could not be made."] if missing else []
+    told += [f"Good to know: {', '.join(f.code for f in mine)}."] if mine else []
+    told += [f"{', '.join(f.code for f in later)}: follows from {later[0].follows_from}."] if later else []
+    status: Status = "warn" if mine or later else "not_measured" if missing else "ok"
+    return Answer(question=question, status=status, text=" ".join(told))
 
 
 def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
@@ -107,7 +114,7 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
         before, after = found.get("own") or {}, found.get("config") or {}
         text = f"Change {'; '.join(f'{name} {_change(before.get(name), after.get(name))}' for name in names)}{_gain(found)}."
     elif faults:
-        text = f"Not decided: mend {faults[0]} first."
+        return Answer(question="Config", status="warn", text=f"Not decided: mend {faults[0]} first.")
     elif found.get("candidate"):
         text = f"Keep yours: {found['candidate']} was not proven better."
     else:
