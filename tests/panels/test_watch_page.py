@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,23 @@ def test_it_shows_what_is_on_disk_now(folder: Path, monkeypatch: pytest.MonkeyPa
         shutil.rmtree(folder)
         status, said = get(server, where)
         assert (status, "there is no folder" in said) == (200, True)
+
+
+def test_a_file_that_vanishes_while_it_is_looked_at_drops_no_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "leaving.tmp").write_text("")
+    stat = Path.stat
+
+    def gone(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "leaving.tmp":
+            path.unlink(missing_ok=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    with serving(folder) as server:
+        status, said = get(server, f"/now?token={server.token}")
+    assert (status, "2 trials of small" in said) == (200, True)
 
 
 def test_a_folder_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ class LoopFacts:
         self.batches.backward()
         self.order.backward(losses, touched=touched, near=self.near)
         self.criteria.trained(losses)
-        return self.graphs.backward(losses, retained=retained) if self.near else None
+        return self.graphs.backward(losses, retained=retained, update=self.updates) if self.near else None
 
     def zeroed(self, number: int | None) -> None:  # noqa: D102
         if self.attention.awake:

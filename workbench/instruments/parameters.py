@@ -64,14 +64,15 @@ class Parameters:
         if number == 0:
             self._lr = max((lr for g in optimizer.param_groups if isinstance(lr := g.get("lr"), float)), default=0.0)
             self._highest = max(self._highest, self._lr)
+        if number not in self._optimizers:
+            shared = sum(id(p) in self._owned for group in optimizer.param_groups for p in group["params"])
+            self._optimizers[number] = described(optimizer) | {"shared": shared}  # with those that stepped before
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     empty = False
                     self._with_grad.add(id(p))
                 self._owned.setdefault(id(p), p)
-        if number not in self._optimizers:
-            self._optimizers[number] = described(optimizer)
         self._homeless |= {id(p): p for p in leaves if id(p) not in self._owned and p.grad is not None}
         return empty
 

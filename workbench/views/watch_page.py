@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,10 +51,21 @@ class WatchServer(ThreadingHTTPServer):
     def body(self) -> str:
         """Return what there is to see now, drawn again only where the study has changed."""
         with self._lock:
-            newest = max((p.stat().st_mtime for p in self.folder.rglob("*") if p.is_file()), default=0.0)
+            newest = _newest(self.folder)
             if newest != self._seen:
                 self._seen, self._body = newest, study_body(self.folder)
             return self._body
+
+
+def _newest(folder: Path) -> float:
+    """Return when the newest file was changed, of those that are there to the end: files are replaced while they are looked at."""
+    found = 0.0
+    with suppress(OSError):  # of a folder that vanishes
+        for path in folder.rglob("*"):
+            with suppress(OSError):
+                about = path.stat()
+                found = max(found, about.st_mtime if stat.S_ISREG(about.st_mode) else 0.0)
+    return found
 
 
 class _Handler(BaseHTTPRequestHandler):

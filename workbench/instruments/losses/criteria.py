@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class Criteria:
     """
 
     def __init__(self) -> None:
-        self._shifts: list[Tensor] = []
+        self._shifts: list[tuple[Tensor, Tensor]] = []  # with the loss that has it
         self._bounds: list[tuple[float, Tensor]] = []
         self._last = ""  # line of the loss function that was called last
         self._calls: dict[str, dict[str, Any]] = {}
@@ -83,7 +84,8 @@ class Criteria:
             value, name = node.metadata.get(_KEY), node.name()
             if value is not None:
                 if added and len(self._shifts) < MAX_CALLS:
-                    self._shifts.append(loss.detach() / factor - value)
+                    whole = loss.detach() / factor
+                    self._shifts.append((whole - value, whole))
                 return
             bound = _bound(node, name)
             if bound is not None and bound > 0 and factor > 0 and not added and len(self._bounds) < MAX_BOUNDS:
@@ -95,11 +97,11 @@ class Criteria:
             node = trained[0] if len(trained) == 1 else None
 
     def floor(self) -> dict[str, Any]:
-        """Return by which constant the loss is shifted, the bound below it and in how many passes it lay there, as JSON values."""
-        shifts = [float(shift) for shift in self._shifts]
+        """Return by which constant the loss is shifted, its median there, the bound below it and in how many passes it lay there, as JSON values."""
+        shifts, losses = [float(shift) for shift, _ in self._shifts], [abs(float(loss)) for _, loss in self._shifts]
         at = [bool(reached) for _, reached in self._bounds]
         return {
-            "shifts": [min(shifts), max(shifts)] if shifts else None, "bound": self._bounds[-1][0] if at else None,
+            "shifts": [min(shifts), max(shifts)] if shifts else None, "shifted_loss": median(losses) if losses else None, "bound": self._bounds[-1][0] if at else None,
             "passes": len(at), "at_bound": sum(at), "line": self._last,
         }  # fmt: skip
 

@@ -11,7 +11,7 @@ MAX_NODES = 50_000
 WALKS = 8
 """Backward passes whose whole graph is walked; every power of two of those that keep theirs is walked as well, to see it grow."""
 _DEPTH = 8
-_KEY = "workbench"
+_KEY, _UPDATE = "workbench", "workbench update"
 
 
 class _Mark:
@@ -34,9 +34,10 @@ class Graphs:
         self.leaves: dict[int, nn.Parameter] = {}
         self._passes = self._retained = 0
         self._sizes: list[list[int]] = []  # of graphs that are kept: number of the pass, and nodes
+        self._earlier = 0  # updates whose graphs are part of the last of them
 
-    def backward(self, losses: Any, *, retained: bool) -> set[int] | None:
-        """Take in the losses of a backward pass that is about to begin, and return the leaves of their graph where it is walked."""
+    def backward(self, losses: Any, *, retained: bool, update: int) -> set[int] | None:
+        """Take in the losses of a backward pass that is about to begin in an update, and return the leaves of their graph where it is walked."""
         roots = _nodes(losses)
         if not roots:
             return None
@@ -49,16 +50,20 @@ class Graphs:
             return None
         self._walks += 1
         leaves, nodes = _walked(roots)
+        count = len(nodes)
         self.leaves |= {id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)}
         if retained:
-            self._sizes.append([self._passes, nodes])
+            self._sizes.append([self._passes, count])
+            earlier = _stamped(nodes, update)
+            if count < MAX_NODES:  # else the walk ends before it is there
+                self._earlier = earlier
         return {id(leaf) for leaf in leaves}
 
     def to_dict(self) -> dict[str, Any]:
         """Return how many graphs were marked, how many of them were held at once, and how many were kept by their own backward pass."""
         return {
             "marked": self.marked, "held": max(self.most, len(self._alive)), "passes": self._passes, "retained": self._retained,
-            "sizes": self._sizes,
+            "sizes": self._sizes, "earlier_updates": self._earlier,
         }  # fmt: skip
 
 
@@ -84,8 +89,8 @@ def _mark(node: Any, alive: weakref.WeakSet[_Mark]) -> bool:
     return True
 
 
-def _walked(roots: list[Any]) -> tuple[list[Tensor], int]:
-    """Return the leaves of a graph, and how many nodes it has, up to `MAX_NODES`."""
+def _walked(roots: list[Any]) -> tuple[list[Tensor], set[Any]]:
+    """Return the leaves of a graph, and its nodes, up to `MAX_NODES`."""
     seen: set[Any] = set()
     leaves, stack = [], list(roots)
     while stack and len(seen) < MAX_NODES:
@@ -97,4 +102,15 @@ def _walked(roots: list[Any]) -> tuple[list[Tensor], int]:
         if isinstance(leaf, Tensor):
             leaves.append(leaf)
         stack += [parent for parent, _ in node.next_functions if parent is not None]
-    return leaves, len(seen)
+    return leaves, seen
+
+
+def _stamped(nodes: set[Any], update: int) -> int:
+    """Note in the nodes of a graph in which update they were seen first, and return in how many updates before this one some were."""
+    earlier = set()
+    for node in nodes:
+        if node.next_functions:  # a leaf lives as long as its parameter
+            first = node.metadata.setdefault(_UPDATE, update)
+            if first < update:
+                earlier.add(first)
+    return len(earlier)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from workbench.topics.loop.diagnose_data import DATA_CODES, data_findings
 from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
+from workbench.topics.loop.known import facts_of, rows_of, where_known
 
 OWN_CODES = Codes({
     "loop.no_gradient": "F1.1", "loop.no_update": "F1.1", "loop.unowned_parameters": "F1.1", "loop.optimizer_mismatch": "F1.1",
@@ -75,16 +76,20 @@ def diagnose_loop(
     if not facts["order"]["backwards"]:
         reason = "no backward pass was seen: the loss is not made by torch, or the loop did not run"
         return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
+    facts = facts_of(facts)
+    judges: list[tuple[Iterable[str], Callable[[], Finding | Iterable[Finding]]]] = [
+        (ORDER_CODES, lambda: order_findings(facts, least_updates=least_updates)),
+        (SCHEDULE_CODES, lambda: schedule_findings(facts)),
+        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], least_lr)),
+        (["loop.eval_mode_in_training"], lambda: _eval_mode(facts, eval_share)),
+        (["loop.train_mode_in_eval"], lambda: _train_mode(facts)),
+        (["loop.repeated_batch"], lambda: _repeated(facts, repeated_share, least_updates)),
+        (["loop.memory_creep"], lambda: _creep(facts, creep_share, creep_bytes, creep_graphs)),
+        (["loop.decayed_norms"], lambda: _decayed(record, facts["parameters"], decay_total)),
+        (["loop.retained_graph"], lambda: _retained(facts, graph_growth)),
+    ]
     findings = [
-        *order_findings(facts, least_updates=least_updates),
-        *schedule_findings(facts),
-        *_parameters(facts["parameters"], least_lr),
-        _eval_mode(facts, eval_share),
-        _train_mode(facts),
-        _repeated(facts, repeated_share, least_updates),
-        _creep(facts, creep_share, creep_bytes, creep_graphs),
-        _decayed(record, facts["parameters"], decay_total),
-        _retained(facts, graph_growth),
+        *(finding for codes, judge in judges for finding in where_known(CODES, codes, judge)),
         *data_findings(record, facts, conversion_share=conversion_share, least_updates=least_updates),
         *loss_findings(facts, floor_share=floor_share),
     ]
@@ -308,7 +313,7 @@ def _retained(facts: Facts, growth: float) -> Finding:
         OWN_CODES.finding, "loop.retained_graph", value=grown, unit="times the first graph", threshold=growth, evidence={"graphs": dict(graphs)}
     )  # fmt: skip
     where = at(facts["order"]["lines"], "backward")
-    if grown > growth and sizes == sorted(sizes):
+    if grown > growth and sizes == sorted(sizes) and graphs["earlier_updates"] > 1:  # else of longer inputs
         return say(
             "fail", f"Backward passes keep their graph{where}, which grows from update to update, to {grown:.3g} times its nodes: each pass goes through all updates before it.",
             advice=["Detach what is carried from one update to the next, such as hidden = hidden.detach(), and leave retain_graph=True out."],
@@ -322,7 +327,8 @@ def _retained(facts: Facts, growth: float) -> Finding:
 
 
 def _decayed(record: RecordLike, facts: Facts, limit: float) -> Finding:
-    lrs = record.steps["lr"].dropna().tolist() if "lr" in record.steps else list[float]()
+    steps = rows_of(record)
+    lrs = steps["lr"].dropna().tolist() if "lr" in steps else list[float]()
     groups = [
         g | {"name": o["name"], "decoupled": o["decoupled"]} for o in facts["optimizers"].values() for g in o["groups"]
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
+from workbench.topics.loop.known import rows_of, where_known
 
 DATA_CODES = Codes({"data.worker_rng": "P2.9", "loop.conversion": "P1.6"})
 Facts = Mapping[str, Any]
@@ -16,7 +17,12 @@ Say = Callable[..., Finding]
 
 def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
-    return [_workers(facts["workers"]), _conversion(record, facts, conversion_share, least_updates)]
+    return [
+        *where_known(DATA_CODES, ["data.worker_rng"], lambda: _workers(facts["workers"])),
+        *where_known(
+            DATA_CODES, ["loop.conversion"], lambda: _conversion(record, facts, conversion_share, least_updates)
+        ),
+    ]
 
 
 def _workers(rows: list[Facts]) -> Finding:
@@ -47,10 +53,11 @@ def _workers(rows: list[Facts]) -> Finding:
 
 
 def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> Finding:
-    if "step_time_s" not in record.steps or facts["updates"] < least:
+    steps = rows_of(record)
+    if "step_time_s" not in steps or facts["updates"] < least:
         return DATA_CODES.not_measured("loop.conversion", f"{facts['updates']} updates were seen, {least} are needed")
     rows = [row | {"share": 0.0} for row in facts["conversions"] if row["count"] >= least]
-    total = float(record.steps["step_time_s"].iloc[: facts["near_updates"]].sum())
+    total = float(steps["step_time_s"].iloc[: facts["near_updates"]].sum())
     rows = [row | {"share": row["seconds"] / total if total > 0 else 0.0} for row in rows]
     wasted = [row for row in rows if row["double"] or 2 * row["same"] >= row["count"]]
     say: Say = partial(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from workbench.findings.finding import Codes, Finding, Status
+from workbench.topics.loop.known import where_known
 
 LOSS_CODES = Codes({"loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1"})
 _OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
@@ -19,15 +20,17 @@ Say = Callable[..., Finding]
 
 def loss_findings(facts: Facts, *, floor_share: float) -> list[Finding]:
     """Return the findings of `LOSS_CODES`; see `diagnose_loop`."""
-    return [*_criteria(facts["criteria"]), _floor(facts, floor_share)]
+    return [
+        *where_known(LOSS_CODES, ("loss.broadcast", "loss.double_softmax"), lambda: _criteria(facts["criteria"])),
+        *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(facts["floor"], floor_share)),
+    ]
 
 
 def _at(row: Facts) -> str:
     return f" ({row['line']})" if row.get("line") else ""
 
 
-def _floor(facts: Facts, share: float) -> Finding:
-    found = facts["floor"]
+def _floor(found: Facts, share: float) -> Finding:
     say: Say = partial(LOSS_CODES.finding, "loss.floor", evidence=dict(found))
     bound, at_bound, shifts = found["bound"], found["at_bound"], found["shifts"]
     if bound is not None and at_bound > share * found["passes"]:
@@ -36,7 +39,8 @@ def _floor(facts: Facts, share: float) -> Finding:
             "fail", f"The loss is bounded from below by {bound:.3g}{_at(found)} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
             unit="share of passes", threshold=share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
         )  # fmt: skip
-    if shifts is not None and shifts[0] > 0 and shifts[1] - shifts[0] <= 1e-3 * shifts[1]:
+    constant = shifts is not None and shifts[0] > 0 and shifts[1] - shifts[0] <= 1e-3 * shifts[1]
+    if constant and shifts[0] > share * found["shifted_loss"]:
         return say(
             "warn", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}: it cannot fall below that, and changes no gradient.", value=shifts[0],
             unit="of the loss", advice=["Leave the constant out of the loss; a penalty that should train must not be detached or computed within no_grad()."],
@@ -45,6 +49,10 @@ def _floor(facts: Facts, share: float) -> Finding:
         return say(
             "ok",
             f"The loss is bounded from below by {bound:.3g}{_at(found)}, and has not come there in {found['passes']} passes.",
+        )
+    if constant:
+        return say(
+            "ok", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}, too small a part of it to matter."
         )
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from workbench.findings.finding import Codes, Finding
+from workbench.topics.loop.known import where_known
 
 ORDER_CODES = Codes({
     "loop.no_zero_grad": "F1.1", "loop.zeroed_before_step": "F1.1", "loop.no_step": "F1.1", "loop.repeated_step": "F1.1",
@@ -38,7 +39,7 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     evidence = {"order": " ".join(usual), "lines": dict(lines)}
     return [
         _kept(optimizers, evidence, share), _zeroed(orders, lines, evidence, share), _no_step(facts),
-        _repeated(optimizers, lines, evidence, share), _second(optimizers, least_updates), _accumulation(first, lines, evidence),
+        _repeated(optimizers, lines, evidence, share), *where_known(ORDER_CODES, ["loop.second_training"], lambda: _second(facts, least_updates)), _accumulation(first, lines, evidence),
         *_clipping(orders, lines, evidence, share),
     ]  # fmt: skip
 
@@ -58,10 +59,19 @@ def _no_step(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _second(optimizers: Facts, least: int) -> Finding:
+def _second(facts: Facts, least: int) -> Finding:
+    optimizers = facts["order"]["optimizers"]
     first = optimizers["0"]["steps"]
-    later = [row for row in optimizers.values() if row["begun"] >= first and row["steps"] >= least]
+    begun = [key for key, row in optimizers.items() if key != "0" and row["begun"] >= first and row["steps"] >= least]
+    owners = facts["parameters"]["optimizers"]
+    again = [key for key in begun if owners[key]["shared"]]
+    later = [optimizers[key] for key in begun if key not in again]
     say: Say = partial(ORDER_CODES.finding, "loop.second_training", value=float(len(later)), unit="optimizers")
+    if not later and again:
+        made = optimizers[again[0]]["steps"]
+        return say(
+            "ok", f"After the {first:,} updates of the first optimizer another one goes on with the same parameters; its {made:,} updates have no rows of their own."
+        )  # fmt: skip
     if not later:
         return say("ok", "No optimizer begins after another one's last step.")
     return say(

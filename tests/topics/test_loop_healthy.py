@@ -1,0 +1,145 @@
+"""Healthy loops that look like a fault in one of the facts of it, beside the fault: `wb.watch` is silent on the one and finds the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import workbench as wb
+from workbench.topics.loop.diagnose import CODES, diagnose_loop
+
+
+def test_graphs_that_grow_with_their_inputs_go_through_no_update_before(tmp_path: Path) -> None:
+    """Two heads on a shared network, whose sequences grow by a curriculum."""
+    torch.manual_seed(0)
+    cell, heads = nn.RNNCell(3, 8), nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 1)])
+    model = nn.ModuleDict({"cell": cell, "heads": heads})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for k in range(40):
+            optimizer.zero_grad()
+            state = torch.zeros(2, 8)
+            for _ in range(4 * 2 ** (k // 10)):
+                state = cell(torch.randn(2, 3), state)
+            heads[0](state).square().mean().backward(retain_graph=True)
+            heads[1](state).square().mean().backward()
+            optimizer.step()
+    finding = run.diagnose()["loop.retained_graph"]
+    assert finding.value is not None
+    assert finding.value > 5
+    assert finding.status == "ok"
+
+
+@pytest.mark.parametrize("constant", [2e-3, 0.3])
+def test_a_constant_matters_where_it_is_a_part_of_the_loss_that_can_be_seen(constant: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(10):
+            optimizer.zero_grad()
+            (2.0 * (F.mse_loss(model(torch.randn(8, 3)), torch.randn(8, 1)) + constant)).backward()
+            optimizer.step()
+    finding = run.diagnose()["loss.floor"]
+    assert finding.status == ("ok" if constant < 0.01 else "warn")
+    assert "constant of" in finding.summary
+
+
+@dataclass(frozen=True)
+class Study:
+    """A record whose trials are the one of another, over again."""
+
+    of: Any
+    count: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.of, name)
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        return pd.concat(
+            [self.of.trials.assign(trial=k, stage="lr_sweep" if k else "baseline") for k in range(self.count)]
+        )
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        return pd.concat([self.of.steps.assign(trial=k) for k in range(self.count)], ignore_index=True)
+
+
+@pytest.mark.parametrize(("decay", "status"), [(0.1, "ok"), (1.0, "warn")])
+def test_decay_is_that_of_one_run_and_not_of_all_runs_of_a_study(decay: float, status: str, tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=decay)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(300):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+    alone = diagnose_loop(run.record)["loop.decayed_norms"]
+    assert (alone.status, alone.value) == (status, pytest.approx(300 * 1e-3 * decay))
+    assert diagnose_loop(Study(run.record, 6))["loop.decayed_norms"] == alone
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_second_phase_of_the_same_model_is_no_training_of_its_own(same: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    inputs, targets = torch.randn(20, 3), torch.randn(20, 1)
+    last = models[0 if same else 1]
+    adam, lbfgs = torch.optim.Adam(models[0].parameters()), torch.optim.LBFGS(last.parameters(), lr=0.1)
+    with wb.watch(nn.ModuleList(models), [adam, lbfgs], out=tmp_path / "run") as run:
+        for optimizer, model in ((adam, models[0]), (lbfgs, last)):
+
+            def closure(optimizer: Any = optimizer, model: nn.Module = model) -> Tensor:
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(inputs), targets)
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            for _ in range(20):
+                optimizer.step(closure)
+    finding = run.diagnose()["loop.second_training"]
+    assert (finding.status, "goes on with the same parameters" in finding.summary) == (
+        ("ok", True) if same else ("warn", False)
+    )
+
+
+def test_a_fact_that_an_older_record_lacks_is_not_measured(tmp_path: Path) -> None:
+    models = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    with wb.watch(nn.ModuleList(models), optimizers, out=tmp_path / "run") as run:
+        for _ in range(10):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                F.mse_loss(model(torch.randn(4, 3)), torch.randn(4, 1)).backward()
+                optimizer.step()
+    whole = {finding.code: finding.status for finding in diagnose_loop(run.record).findings}
+    for names, code in (
+        (["order", "optimizers", "1", "begun"], "loop.second_training"),
+        (["workers"], "data.worker_rng"),
+        (["conversions"], "loop.conversion"),
+        (["near_updates"], "loop.conversion"),
+        (["graphs"], "loop.retained_graph"),
+        (["floor"], "loss.floor"),
+    ):
+        record = Study(run.record, 1)
+        facts = {**run.record.facts, "loop": _without(run.record.facts["loop"], names)}
+        object.__setattr__(record, "facts", facts)
+        found = diagnose_loop(record)
+        assert [f.code for f in found.findings] == list(CODES)
+        assert found[code].status == "not_measured"
+        assert names[-1] in found[code].summary
+        others = {f.code: f.status for f in found.findings if names[-1] not in f.summary}
+        assert others == {c: s for c, s in whole.items() if c in others}
+
+
+def _without(facts: Any, names: list[str]) -> Any:
+    first, *rest = names
+    return {key: _without(part, rest) if key == first else part for key, part in facts.items() if rest or key != first}
