@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
@@ -181,3 +184,75 @@ def test_two_optimizers_that_share_their_examples_repeat_no_batch(tmp_path: Path
                 rule.step()
     assert len(run.record.steps) == STEPS
     assert run.diagnose()["loop.repeated_batch"].status == "ok"
+
+
+def saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"workbench" not in file.getvalue()  # whoever loads it needs nothing of ours
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "copied": copy.deepcopy,
+    "averaged": lambda model: AveragedModel(model).module,
+    "saved": saved,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_watched_model_is_copied_averaged_and_saved_as_it_is(how: str, tmp_path: Path) -> None:
+    updates = 205  # after the first 200 a model tells of itself in another way
+
+    def losses(out: Path | None) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[float] = []
+
+        def loop() -> None:
+            for i in range(updates):
+                inputs, targets = batches()[i % 8]
+                loss = F.cross_entropy(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                seen.append(loss.item())
+                if i in (0, updates - 1):
+                    other = COPIES[how](model)
+                    assert torch.equal(other(inputs), model(inputs))
+
+        if out is None:
+            loop()
+        else:
+            with wb.watch(model, optimizer, out=out) as run:
+                loop()
+            assert run.record.steps["loss"].tolist() == seen
+        return seen
+
+    assert losses(tmp_path / "run") == losses(None)
+
+
+CALLED = {F.mse_loss: "loss", Tensor.double: "double"}
+
+
+class Named(Tensor):
+    """Tells functions of torch apart by which they are, as subclasses of tensors do."""
+
+    seen: tuple[str, ...] = ()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Named.seen += (CALLED[func],) if func in CALLED else ()
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_what_torch_is_given_within_a_watch_is_its_own_affair(tmp_path: Path) -> None:
+    model = Parted()
+    with wb.watch(model, torch.optim.Adam(model.parameters()), out=tmp_path / "run"):
+        assert nn.LazyLinear(3).double().weight.dtype is torch.float64  # which has no shape yet
+        named = torch.ones(3).as_subclass(Named)
+        F.mse_loss(named.double(), torch.zeros(3))
+    assert Named.seen == ("double", "loss")

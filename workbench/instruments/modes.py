@@ -100,8 +100,9 @@ class Modes:
         handles = []
         for model in self.roots():
             passes = _Passes(model, tell)
-            passes.parts += [part.register_forward_pre_hook(passes.entered, with_kwargs=True) for part in _parts(model)]
-            handles += [model.register_forward_pre_hook(passes.entered, with_kwargs=True), *passes.parts]
+            hook = _Hook(passes.entered)
+            passes.parts += [part.register_forward_pre_hook(hook, with_kwargs=True) for part in _parts(model)]
+            handles += [model.register_forward_pre_hook(hook, with_kwargs=True), *passes.parts]
             if self._given:
                 handles += self.unrecorded.attach(model)
         return handles
@@ -134,7 +135,7 @@ class _Unrecorded:
         for part in model.modules():
             if next(part.parameters(recurse=False), None) is not None:
                 held: list[RemovableHandle] = []
-                held.append(part.register_forward_pre_hook(functools.partial(self._told, held)))
+                held.append(part.register_forward_pre_hook(_Hook(functools.partial(self._told, held))))
                 handles += held
         return handles
 
@@ -165,6 +166,20 @@ class _Unrecorded:
         """Return the parameters of these parts, by their ids, and the line in which each part is called most often."""
         alive = [(part, lines) for ref, lines in self._parts.values() if (part := ref()) is not None]
         return {id(p): lines.most_common(1)[0][0] for part, lines in alive for p in part.parameters(recurse=False)}
+
+
+class _Hook:
+    """Tells of the forward passes of the module that it was given to; its copies, as in a copied or saved model, do nothing."""
+
+    def __init__(self, told: Callable[..., None]) -> None:
+        self._told = told
+
+    def __call__(self, module: nn.Module, *args: Any) -> None:
+        self._told(module, *args)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return what is copied or saved: a function of Python's own that does nothing, so that the file needs nothing of ours."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class _Passes:

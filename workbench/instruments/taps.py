@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
 
@@ -230,11 +231,14 @@ class Taps:
         parameters = args[0] if args else kwargs.pop("parameters", ())
         given = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is used up by looking
         norm = original(given, *args[1:], **kwargs)
-        limit: Any = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
+        given_limit: Any = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
         order = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
-        euclidean = kind == "clip_grad_norm_" and float(order) == 2.0
-        first = given if isinstance(given, Tensor) else next((p for p in given if p.grad is not None), None)
-        self._tell("clipped", kind, float(limit), norm if euclidean else None, id(first))
+        try:
+            limit, euclidean = float(given_limit), kind == "clip_grad_norm_" and float(order) == 2.0
+            first = given if isinstance(given, Tensor) else next((p for p in given if p.grad is not None), None)
+        except Exception:  # of ours: torch takes what it is given, and the call is done
+            return norm
+        self._tell("clipped", kind, limit, norm if euclidean else None, id(first))
         return norm
 
     def _scale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -274,17 +278,30 @@ class Taps:
 
     def _convert(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
-        result = original(tensor, *args, **kwargs)
-        if is_costly(tensor, result):
-            self._tell("converted", tensor, result, time.perf_counter() - began)
+        result = _dispatched(original, tensor, *args, **kwargs)
+        seconds = time.perf_counter() - began
+        try:
+            costly = is_costly(tensor, result)
+        except Exception:  # of ours, as with a parameter that has no shape yet: the call is done
+            return result
+        if costly:
+            self._tell("converted", tensor, result, seconds)
         return result
 
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = original(*args, **kwargs)
+        loss = _dispatched(original, *args, **kwargs)
         inputs = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
         self._tell("compared", name, inputs, target, loss)
         return loss
+
+
+def _dispatched(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a call gives: subclasses of tensors and modes, which ask which function of torch it is, are given the original."""
+    given = (*args, *kwargs.values())
+    if has_torch_function(given):
+        return handle_torch_function(original, given, *args, **kwargs)
+    return original(*args, **kwargs)
 
 
 def _noted(batches: Iterator[list[Any]], draws: Draws) -> Iterator[list[Any]]:
