@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import workbench as wb
+from workbench.instruments.workers import Workers
 from workbench.topics.loop.diagnose import CODES, diagnose_loop
 
 
@@ -143,3 +147,57 @@ def test_a_fact_that_an_older_record_lacks_is_not_measured(tmp_path: Path) -> No
 def _without(facts: Any, names: list[str]) -> Any:
     first, *rest = names
     return {key: _without(part, rest) if key == first else part for key, part in facts.items() if rest or key != first}
+
+
+class Augmented(Dataset[Tensor]):
+    """Adds noise to each example, from a generator that it keeps: seeded anew for each of them, or not."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.seeded, self.drawn = kind.removesuffix(" kept"), not kind.endswith(" kept"), torch.Generator()
+        self.numpy, self.plain = np.random.default_rng(0), random.Random(0)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        if self.kind == "numpy":
+            if self.seeded:
+                self.numpy = np.random.default_rng(7 + index)
+            return torch.from_numpy(self.numpy.standard_normal((index + 1, 3))).sum(0).float()
+        if self.kind == "torch":
+            if self.seeded:
+                self.drawn.manual_seed(7 + index)
+            return torch.rand((index + 1, 3), generator=self.drawn).sum(0)
+        if self.seeded:
+            self.plain.seed(7 + index)
+        return torch.tensor([self.plain.random() for _ in range(3 + 700 * index)][:3])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "random", "numpy kept", "torch kept"])
+def test_workers_whose_generator_is_seeded_for_each_example_draw_alike_for_none(kind: str, tmp_path: Path) -> None:
+    """Examples of their own draw numbers of their own number; the fault is told however many they draw."""
+    torch.manual_seed(0)
+    dataset = Augmented(kind)
+    assert dataset[0].shape == (3,)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(2):
+            for batch in DataLoader(dataset, 4, shuffle=True, num_workers=2):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+    finding = run.diagnose()["data.worker_rng"]
+    assert finding.evidence["loaders"][0]["drawn"] == ["a generator that the dataset keeps"]
+    assert (finding.status, "draw the same random numbers" in finding.summary) == (
+        ("warn", True) if kind.endswith("kept") else ("ok", False)
+    )
+
+
+def test_loaders_that_are_made_anew_are_no_epochs_of_one_another() -> None:
+    workers = Workers()
+    for _ in range(20):
+        workers.begins(DataLoader([1, 2]), torch.ones(2, 4, 4, dtype=torch.int64))  # type: ignore[arg-type]
+    rows = workers.to_dict(lambda _: True, str)
+    assert len(rows) < 20, "identities were taken again"
+    assert {row["epochs"] for row in rows} == {1}
