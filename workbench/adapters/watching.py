@@ -41,8 +41,7 @@ class Watching:
         self.end()
         options: dict[str, Any] = dict(self._options)
         try:
-            out = None if self._out is None else _free(Path(self._out))
-            self.run = watch(model, optimizers, out, **options).__enter__()
+            self.run = watch(model, optimizers, self._out, **options).__enter__()
         except Exception as error:
             if not self._told:
                 _LOG.warning("nothing is recorded (%s); the training goes on unchanged.", in_one_line(error))
@@ -78,15 +77,6 @@ class Watching:
     def _at_exit(self) -> None:
         """A trainer that tells nobody of an exception is left with one: the last that nobody caught, where there is one."""
         self.end(getattr(sys, "last_value", None) or WorkbenchError("the training did not come to its end"))
-
-
-def _free(out: Path) -> Path:
-    """Return the folder, or the first of "mine-2", "mine-3" ... that holds no study yet."""
-    number, found = 1, out
-    while (found / "study.json").exists():
-        number += 1
-        found = out.with_name(f"{out.name}-{number}")
-    return found
 
 
 def libraries(*names: str) -> list[ModuleType]:

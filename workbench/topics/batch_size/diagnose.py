@@ -289,13 +289,15 @@ def noise_scale_finding(record: RecordLike) -> Finding:
         f"{f'{value:,.3g}' if math.isfinite(value) else f'at least {low:,.3g}'} at step {step:,}"
         for step, value, low in ([moments[0], moments[-1]] if len(moments) > 1 else moments)
     )
+    bounds = sum(not math.isfinite(v) for _, v, _ in moments)  # where some are bounds, no one number stands for all
+    told = f"{span} (examples)" if 0 < bounds < len(moments) else f"{shown} ({span})"
     evidence = {"rows": rows, "batch_size": own} | ({} if known else {"at_least": value})
     found = partial(found, value=value if known else None, unit="examples")
     cost = next(iter(replaced(record).get(code, ())), None)
     if cost is not None and cost.costs:
         larger = f"Train with larger batches, {cost.usual:g} for a start"
         advice = [f"{larger}; where memory is short, accumulate_steps splits them."]
-        summary = f"Gradients of {own} examples drown in their noise, whose scale is {shown} ({span}): {cost.words}."
+        summary = f"Gradients of {own} examples drown in their noise, whose scale is {told}: {cost.words}."
         return found("warn", summary, advice=advice, evidence=evidence | {"replaced": cost.to_dict()})
     means = f"{own} is near where steps and examples cost alike"
     if not known:
@@ -304,7 +306,7 @@ def noise_scale_finding(record: RecordLike) -> Finding:
         means = f"batches larger than {own} should save steps"
     elif value < own / 2:
         means = f"batches smaller than {own} should need fewer examples and hardly more steps"
-    return found("ok", f"The gradient noise scale is {shown} ({span}): {means}.", evidence=evidence)
+    return found("ok", f"The gradient noise scale is {told}: {means}.", evidence=evidence)
 
 
 def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:

@@ -64,7 +64,8 @@ def watch(
     Args:
         model: what is trained; several in a list.
         optimizer: what trains it; several in a list, of which the first counts updates.
-        out: the study's folder; None is a new one under `runs/`.
+        out: the study's folder, or, where that holds one already, the first of "mine-2", "mine-3" ... that holds none (`run.path` tells);
+            None is a new one under `runs/`.
         name: of the study; None is the folder's.
         note: a short description; None writes one.
         steps: updates that are planned, where known: a run that ends before is then known to be cut short.
@@ -102,6 +103,15 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
     return _innermost(inner) if isinstance(inner, Optimizer) else optimizer
 
 
+def _free(out: Path) -> Path:
+    """Return the folder, or the first of "mine-2", "mine-3" ... that holds no study yet."""
+    number, found = 1, out
+    while (found / "study.json").exists():
+        number += 1
+        found = out.with_name(f"{out.name}-{number}")
+    return found
+
+
 class WatchedRun:
     """A loop that is being recorded; see `watch`.
 
@@ -133,7 +143,7 @@ class WatchedRun:
         fields = self._config({})
         label = type(self._models[0]).__name__
         self._writer = StudyWriter.open(
-            self._out, kind="watch", workload=label, config=fields, settings={"every": self._every, "share": self._share}, when_closed=pusher(),
+            self._out and _free(self._out), kind="watch", workload=label, config=fields, settings={"every": self._every, "share": self._share}, when_closed=pusher(),
             note=self._given["note"] or f"watched training of {label}", name=self._given["name"],
         )  # fmt: skip
         self.path = self._writer.path

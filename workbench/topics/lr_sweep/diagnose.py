@@ -166,7 +166,7 @@ def _unstable(
         "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=tolerance)), None),
         "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
     }  # fmt: skip
-    wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f", wider than the {tolerance:.0%} asked for"
+    wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f", which is wider than {tolerance:.0%}"
     odd, many = "", len(bracket.stable_above)
     if many:
         odd = (

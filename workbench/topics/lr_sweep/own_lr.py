@@ -55,8 +55,8 @@ class Rival:
 
     @property
     def less(self) -> str:
-        """What the own lr loses, in words."""
-        return f"{100 * min(self.share, 1.0):.0f} %"
+        """How the own lr compares, in words; a share of all that can be learned, and more, is no number that helps."""
+        return f"learns {100 * self.share:.0f} % less than" if self.share < 1 else "trains worse than"
 
 
 def best_rival(
@@ -147,7 +147,7 @@ def _too_high(
     if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
         worse = f"no worse than lr {rival.lr:.4g}, and validation worse ({rival.words})"
         return found("ok", f"{start} fits the training data {worse}: it overfits earlier.")
-    summary = f"{start} learns {rival.less} less than a smaller one: {rival.words}{use}."
+    summary = f"{start} {rival.less} a smaller one: {rival.words}{use}."
     status: Status = "fail" if rival.share >= limits[1] else "warn"
     return found(status, summary, value=rival.lr, threshold=limits[0], advice=advice)
 
@@ -165,7 +165,7 @@ def _too_low(
         return found("ok", f"{where} but no larger one is much better: {rival.words} at lr {rival.lr:.4g}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
-    summary = f"{where} and learns {rival.less} less than a larger one: {rival.words}{use}."
+    summary = f"{where} and {rival.less} a larger one: {rival.words}{use}."
     return found(status, summary, advice=advice)
 
 

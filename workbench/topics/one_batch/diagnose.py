@@ -169,7 +169,7 @@ def _answer(facts: Facts) -> Finding:
     if isinstance(found, Mapping) and "reason" in found:
         return CODES.not_measured(code, why_not(facts, "answer"))
     if not found:
-        return CODES.finding(code, "ok", "Does not apply: the targets are no tokens of the inputs.")
+        return CODES.finding(code, "ok", "Does not apply: inputs and targets are no sequences of the same tokens.")
     say = partial(CODES.finding, code, value=found["agree"], unit="share", evidence=dict(found))
     if not found["sees"]:
         return say("ok", "The output of a position does not depend on the token that it has to predict.")
