@@ -73,21 +73,24 @@ def test_it_shows_what_is_on_disk_now(folder: Path, monkeypatch: pytest.MonkeyPa
         assert (status, "there is no folder" in said) == (200, True)
 
 
+@pytest.mark.parametrize("looks", [0, 1])
 def test_a_file_that_vanishes_while_it_is_looked_at_drops_no_request(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    looks: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "leaving.tmp").write_text("")
-    stat = Path.stat
+    stat, seen = Path.stat, []
 
     def gone(path: Path, **options: bool) -> os.stat_result:
         if path.name == "leaving.tmp":
-            path.unlink(missing_ok=True)
+            seen.append(path)
+            if len(seen) > looks:
+                path.unlink(missing_ok=True)
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", gone)
     with serving(folder) as server:
         status, said = get(server, f"/now?token={server.token}")
-    assert (status, "2 trials of small" in said) == (200, True)
+    assert (status, "2 trials of small" in said, bool(seen)) == (200, True, True)
 
 
 def test_a_folder_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

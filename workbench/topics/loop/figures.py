@@ -21,6 +21,7 @@ from workbench.plots.style import (
     short,
 )
 from workbench.record.metrics import passed_over
+from workbench.topics.loop.known import rows_of
 
 _LINES = (
     ("loss", "loss", GOOD, "-"),
@@ -30,7 +31,7 @@ _LINES = (
 
 
 def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
-    """Draw loss, gradient norm before clipping and learning rate of the first trial against the update, on one logarithmic axis.
+    """Draw loss, gradient norm before clipping and learning rate of the baseline against the update, on one logarithmic axis.
 
     Healthy: the loss falls, the norm stays in one decade and mostly below the clip limit (thin line), the learning rate follows its
     schedule to the end of the run. Sick: a norm that grows with every update, as where gradients are not zeroed; a norm that lies above
@@ -40,9 +41,7 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None =
     Source: F1.1 (what a loop should do), F4.9 (the limit), F3.5 (the schedule).
     """
     with drawing(ax, size=(6.8, 3.6)) as axes:
-        steps = record.steps
-        if len(steps) and "trial" in steps:
-            steps = steps[steps["trial"] == steps["trial"].iloc[0]]
+        steps = rows_of(record)
         drawn = 0  # curves beside the learning rate, which alone says nothing of a run
         for column, label, colour, style in _LINES:
             if column not in steps:
