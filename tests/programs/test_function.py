@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import random
 import weakref
 from pathlib import Path
@@ -155,6 +156,67 @@ def test_a_change_is_what_the_function_would_have_done_by_itself(changes: dict[s
                 weights.sub_((lr or 0.05 * min(k / 4, 1)) * gradient)
     assert losses(**changes) == pytest.approx(expected, rel=1e-5)
     assert losses(**changes, stop_after=7) == pytest.approx(expected[:7], rel=1e-5)
+
+
+def sparse(run: FunctionRun, *, moved: list[float]) -> None:
+    """Two examples share a row, so that the gradient's values are summed only when it is used."""
+    table = nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        before = table.weight.detach().clone()
+        (10 * table(torch.tensor([1, 1, 3]))).sum().backward()
+        optimizer.step()
+        moved.append(float((table.weight.detach() - before).norm()))
+
+
+def test_sparse_gradients_are_clipped_where_the_optimizer_uses_them() -> None:
+    for limit, norm in ((None, math.sqrt(1000)), (0.1, 0.1)):
+        moved: list[float] = []
+        outcome = run_function(functools.partial(sparse, moved=moved), NOTHING | {"max_grad_norm": limit})
+        assert moved == pytest.approx([0.5 * norm] * 3, rel=1e-3)
+        assert outcome.columns["grad_norm"][::2] == pytest.approx([math.sqrt(1000)] * 2, rel=1e-5)
+
+
+class Spread(Tensor):
+    """Stands for a tensor of which each process holds a part."""
+
+
+def spread(run: FunctionRun) -> None:
+    weights = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weights], lr=0.5)
+    for _ in range(6):
+        optimizer.zero_grad()
+        weights.square().sum().backward()
+        weights.grad = torch.ones(2).as_subclass(Spread)
+        optimizer.step()
+
+
+def test_a_run_whose_gradients_cannot_be_clipped_says_so_and_still_ends() -> None:
+    assert not run_function(spread, NOTHING | {"stop_after": 3}).facts.get("fault")
+    outcome = run_function(spread, NOTHING | {"max_grad_norm": 0.1, "stop_after": 3})
+    assert "gradients of type Spread cannot be clipped to max_grad_norm=0.1" in outcome.facts["fault"]
+    assert outcome.facts["updates"] == 3
+
+
+class Unhashable(torch.optim.SGD):
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_optimizer_without_a_hash_trains_on(tmp_path: Path) -> None:
+    updates: list[int] = []
+
+    def trains(run: FunctionRun) -> None:
+        net = nn.Linear(2, 1)
+        optimizer = Unhashable(net.parameters(), lr=0.1)
+        for k in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            updates.append(k)
+
+    run_function(trains, NOTHING)
+    assert updates == [0, 1, 2]
 
 
 def test_nothing_of_a_call_is_left(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
+from workbench.instruments.losses.criteria import Criteria
 
 STEPS = 12
 
@@ -256,3 +257,44 @@ def test_what_torch_is_given_within_a_watch_is_its_own_affair(tmp_path: Path) ->
         named = torch.ones(3).as_subclass(Named)
         F.mse_loss(named.double(), torch.zeros(3))
     assert Named.seen == ("double", "loss")
+
+
+def test_losses_within_torch_func_leave_the_rest_to_be_seen(tmp_path: Path) -> None:
+    model, draw = Parted(), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+
+    def one(weights: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model.head, weights, (features[None],)), target[None])
+
+    each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))
+    with wb.watch(model.head, optimizer, out=tmp_path / "run") as run:
+        for _ in range(STEPS):
+            features, targets = torch.randn(16, 8, generator=draw), torch.randint(0, 2, (16,), generator=draw)
+            optimizer.zero_grad()
+            F.cross_entropy(model.head(features), targets).backward()
+            gradients = each({n: p.detach() for n, p in model.head.named_parameters()}, features, targets)
+            assert torch.allclose(gradients["bias"].mean(0), model.head.bias.grad, atol=1e-6)
+            optimizer.step()
+    found = run.diagnose()
+    codes = ("loss.double_softmax", "loop.repeated_batch", "loop.no_zero_grad")
+    assert [found[code].status for code in codes] == ["ok"] * 3
+
+
+def test_a_fact_that_cannot_be_read_is_the_only_one_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, seen = Criteria.floor, set()
+
+    def breaks(criteria: Criteria) -> dict[str, Any]:
+        if criteria.to_dict():
+            seen.add("calls")
+            raise RuntimeError("no value")
+        return read(criteria)
+
+    monkeypatch.setattr(Criteria, "floor", breaks)
+    run, _, _ = trained(plainly, tmp_path / "run", lambda p: torch.optim.SGD(p, lr=0.0))
+    assert seen
+    found = run.diagnose()
+    assert found["loop.no_update"].status in ("warn", "fail"), "what is wrong was seen all the same"
+    assert found["loss.floor"].status == "not_measured"
+    assert "floor could not be read" in found["loss.floor"].summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 def own_adam(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr, betas=(0.5, 0.999))
+
+
+def listed_adam(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr, betas=[0.5, 0.999])  # type: ignore[arg-type]  # torch keeps the list
 
 
 def error(outputs: Tensor, batch: Any) -> Tensor:
@@ -88,10 +93,12 @@ def test_a_bad_batch_is_told_by_what_weights_before_it_think_of_it(tmp_path: Pat
     assert found.started == 180
 
 
-@pytest.mark.parametrize("case", ["by name", "a factory", "a step"])
+@pytest.mark.parametrize("case", ["by name", "a factory", "a list", "a step"])
 def test_a_second_moment_that_is_stale_is_a_fault_of_the_state(tmp_path: Path, case: str) -> None:
     """Its ratio is held against the moments of torch's own Adam on the same batches."""
-    config = {"by name": {"optimizer": "adam", "beta1": 0.5}}.get(case, {"optimizer": own_adam})
+    config = {"by name": {"optimizer": "adam", "beta1": 0.5}}.get(
+        case, {"optimizer": listed_adam if case == "a list" else own_adam}
+    )
     workload, _ = spiky(gain=300.0, step=own_step if case == "a step" else None, peak_lr=0.05, **config)
     found = wb.stability.replay(workload, run(workload, tmp_path / "s"))
     assert (found.update, found.cause, found.exact) == (AT, "state", True)
@@ -110,6 +117,19 @@ def test_a_second_moment_that_is_stale_is_a_fault_of_the_state(tmp_path: Path, c
         optimizer.step()
     assert found.second_moment_ratio == pytest.approx(squares / moment, rel=1e-3)
     assert squares / moment > 10
+
+
+def late_step(state: Any, batch: Any) -> Tensor:
+    state.optimizer.zero_grad()
+    loss = error(state.model(batch[0]), batch).mean()
+    (loss * float(batch[2].max() > 1)).backward()
+    state.optimizer.step()
+    return loss
+
+
+def test_an_update_after_none_that_moved_is_longer_than_any_usual_one(tmp_path: Path) -> None:
+    workload, _ = spiky(gain=300.0, step=late_step, optimizer=own_adam)
+    assert wb.stability.replay(workload, run(workload, tmp_path / "s"), update=AT).update_ratio == math.inf
 
 
 def test_a_healthy_run_has_nothing_to_replay_and_a_quiet_update_has_no_cause(tmp_path: Path) -> None:

@@ -95,7 +95,9 @@ def told_replay(found: Mapping[str, Any], *, most: int = 3) -> str:
         return f"{told}; examples {', '.join(f'{i} ({loss:.3g})' for i, loss in shown)} have the largest."
     ratio = found["second_moment_ratio"]
     stale = f", and its squared gradient was {ratio:.3g} times the second moment" if ratio and ratio > 10 else ""
-    return f"{told}; after it others have {after:.3g}. The update was {found['update_ratio']:.3g} times as long as usual{stale}."
+    ratio = found["update_ratio"]
+    length = f"{ratio:.3g} times as long as usual" if math.isfinite(ratio) else "made after updates of length 0"
+    return f"{told}; after it others have {after:.3g}. The update was {length}{stale}."
 
 
 def _second_moment_ratio(curve: TrialCurve, row: int, loop: Mapping[str, Any]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -136,26 +136,37 @@ class LoopFacts:
         return self.modes.names()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything seen so far, as JSON values."""
-        return {
-            "updates": self.updates,
-            "attention": self.attention.to_dict(),
-            "near_updates": min(self.updates, WINDOW),
-            "ended": self.ended,
-            "optimizers_given": self.given,
-            "order": self.order.to_dict(),
-            "modes": self.modes.to_dict(self.loaders, self.loaders.drawn()),
-            "parameters": self.parameters.to_dict(self.modes),
-            "schedulers": self.schedulers.to_dict(),
-            "loaders": self.loaders.to_dict(),
-            "criteria": self.criteria.to_dict(),
-            "floor": self.criteria.floor(),
-            "workers": self.workers.to_dict(self.loaders.is_trained_on, self.loaders.line),
-            "conversions": self.conversions.to_dict(),
-            "batches": self.batches.to_dict(),
-            "graphs": self.graphs.to_dict(),
-            "memory": [list(pair) for pair in self._memory],
-        }
+        """Return everything seen so far, as JSON values; a fact that cannot be read is as if nothing had been seen of it, and named in `lost`."""
+        found: dict[str, Any] = {}
+        lost = []
+        for name, read in _FACTS.items():
+            try:
+                found[name] = read(self)
+            except Exception:  # of ours: the other facts stand
+                found[name] = read(LoopFacts([], self.attention))
+                lost.append(name)
+        return found | ({"lost": lost} if lost else {})
+
+
+_FACTS: dict[str, Callable[[LoopFacts], Any]] = {
+    "updates": lambda facts: facts.updates,
+    "attention": lambda facts: facts.attention.to_dict(),
+    "near_updates": lambda facts: min(facts.updates, WINDOW),
+    "ended": lambda facts: facts.ended,
+    "optimizers_given": lambda facts: facts.given,
+    "order": lambda facts: facts.order.to_dict(),
+    "modes": lambda facts: facts.modes.to_dict(facts.loaders, facts.loaders.drawn()),
+    "parameters": lambda facts: facts.parameters.to_dict(facts.modes),
+    "schedulers": lambda facts: facts.schedulers.to_dict(),
+    "loaders": lambda facts: facts.loaders.to_dict(),
+    "criteria": lambda facts: facts.criteria.to_dict(),
+    "floor": lambda facts: facts.criteria.floor(),
+    "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),
+    "conversions": lambda facts: facts.conversions.to_dict(),
+    "batches": lambda facts: facts.batches.to_dict(),
+    "graphs": lambda facts: facts.graphs.to_dict(),
+    "memory": lambda facts: [list(pair) for pair in facts._memory],
+}
 
 
 def resident_bytes() -> int | None:

@@ -6,7 +6,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,7 @@ from workbench.instruments.losses.pending import Pending, Samples
 from workbench.instruments.norms import gradients_of, stacked, total_norm
 from workbench.instruments.parameters import Snapshot
 from workbench.instruments.rows import StepRows, Value, learning_rates, summed
-from workbench.instruments.taps import TAPS
-
-
-class Intervention(Protocol):
-    """What is changed at the boundary of an optimizer, in this order."""
-
-    def set_lr(self, optimizer: Optimizer, update: int) -> None:
-        """Change the learning rates of an update that is about to be made."""
-
-    def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
-        """Shorten the gradients, which are `scale` times the true ones, in place; return whether they were, None where nothing is clipped."""
-
-    def reset_lr(self, optimizer: Optimizer) -> None:
-        """Put the loop's own learning rates back."""
-
-    def updated(self, updates: int) -> None:
-        """Take in that so many updates were made; may end the program."""
-
+from workbench.instruments.taps import TAPS, Intervention
 
 _Looks = TypeVar("_Looks", bound=Callable[..., None])
 
@@ -252,12 +235,18 @@ class LoopObserver:
         self._entered = None
         scale = getattr(optimizer, "grad_scale", None)  # there while a GradScaler leaves unscaling to the optimizer
         scale = scale if isinstance(scale, Tensor) else None
-        grads = gradients_of(optimizer)
+        limit = None if self._intervention is None else self._intervention.max_grad_norm
+        grads = gradients_of(optimizer, to_change=limit is not None)
         self._describe(number, optimizer, grads, scale)
-        if self._intervention is not None:
-            clipped = self._intervention.clip(grads, scale)
-            if clipped is not None and number == 0:
-                self._row["clipped"] = clipped
+        if limit is not None:
+            self._clip(number, grads, scale)
+
+    @_looks
+    def _clip(self, number: int, grads: Sequence[Tensor], scale: Tensor | None) -> None:
+        """Have the gradients shortened; where they cannot be, the run is of no use and says so, and is still ended when it is to end."""
+        clipped = None if self._intervention is None else self._intervention.clip(grads, scale)
+        if clipped is not None and number == 0:
+            self._row["clipped"] = clipped
 
     def step_ends(self, optimizer: Optimizer) -> None:  # noqa: D102
         number = self._numbers.get(optimizer)

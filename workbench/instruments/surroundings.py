@@ -181,8 +181,16 @@ def first_tensor(value: Any) -> Tensor | None:
 def tensors(value: Any) -> Iterator[Tensor]:
     """Iterate over the tensors that hold something in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
-        if value.numel() and not value.is_sparse:
+        if value.numel() and not value.is_sparse and has_values(value):
             yield value
         return
     for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ():
         yield from tensors(part)
+
+
+def has_values(value: Any) -> bool:
+    """Tell whether a tensor holds values of its own: those that `torch.func` puts around others do not."""
+    try:
+        return not isinstance(value, Tensor) or value.data_ptr() >= 0
+    except (RuntimeError, NotImplementedError):
+        return False

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +49,24 @@ class Listener(Protocol):
     def converted(self, tensor: Tensor, result: Tensor, seconds: float) -> None: ...  # noqa: D102
 
 
+class Intervention(Protocol):
+    """What is changed at the boundary of an optimizer, in this order."""
+
+    max_grad_norm: float | None
+
+    def set_lr(self, optimizer: Optimizer, update: int) -> None:
+        """Change the learning rates of an update that is about to be made."""
+
+    def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
+        """Shorten the gradients, which are `scale` times the true ones, in place; return whether they were, None where nothing is clipped."""
+
+    def reset_lr(self, optimizer: Optimizer) -> None:
+        """Put the loop's own learning rates back."""
+
+    def updated(self, updates: int) -> None:
+        """Take in that so many updates were made; may end the program."""
+
+
 CRITERIA = (
     "cross_entropy",
     "nll_loss",
@@ -72,7 +90,7 @@ class Taps:
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._opening: tuple[Any, Draws | None] = (None, None)  # the sampler of the iteration that begins just now
-        self._due: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in a step whose closure has not returned yet
+        self._due: dict[int, weakref.ref[Optimizer]] = {}  # by identity, in a step whose closure has not returned yet
         self.on_fault: dict[int, Callable[[Exception], None]] = {}  # by the id of the listener
         self._criteria: set[object] = set()  # one for each who asked for the loss functions
         self._unwrap: list[Callable[[], None]] = []
@@ -172,7 +190,7 @@ class Taps:
         if torch.compiler.is_compiling() or not callable(closure):
             self._tell("step_begins", optimizer)
             return None
-        self._due.add(optimizer)
+        self._due[id(optimizer)] = weakref.ref(optimizer)
         self._tell("step_enters", optimizer)
 
         @functools.wraps(closure, updated=())
@@ -188,8 +206,8 @@ class Taps:
         self._tell("step_ends", optimizer)
 
     def _settle_due(self, optimizer: Optimizer) -> None:
-        if optimizer in self._due:
-            self._due.discard(optimizer)
+        due = self._due.pop(id(optimizer), None)
+        if due is not None and due() is optimizer:
             self._tell("step_begins", optimizer)
 
     def _replace(self, owner: Any, name: str, tapped: Callable[..., Any]) -> None:

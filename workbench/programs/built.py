@@ -18,7 +18,7 @@ class BuiltLines:
     """Notes the line of each optimizer that is built while it watches."""
 
     def __init__(self) -> None:
-        self._lines: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+        self._lines: dict[int, tuple[weakref.ref[Optimizer], str]] = {}  # by identity: not every optimizer has a hash
 
     def watch(self) -> Callable[[], None]:
         """Begin, and return what ends it."""
@@ -26,7 +26,7 @@ class BuiltLines:
 
         @functools.wraps(original)
         def built(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            self._lines[optimizer] = own_line()
+            self._lines[id(optimizer)] = (weakref.ref(optimizer), own_line())
             original(optimizer, *args, **kwargs)
 
         Optimizer.__init__ = built  # type: ignore[method-assign,assignment]
@@ -38,4 +38,5 @@ class BuiltLines:
 
     def of(self, optimizers: Sequence[Optimizer]) -> list[str]:
         """Return the line of each of the first few optimizers, empty where none was seen."""
-        return [self._lines.get(each, "") for each in optimizers[:_MOST]]
+        found = [(each, *self._lines.get(id(each), (lambda: None, ""))) for each in optimizers[:_MOST]]
+        return [line if ref() is each else "" for each, ref, line in found]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from workbench.instruments.caller import own_line
 from workbench.instruments.order import plain_part
+from workbench.instruments.surroundings import has_values
 
 MAX_CALLS, MAX_BOUNDS = 20, 200
 _FAR = 4
@@ -33,8 +34,8 @@ class Criteria:
         self.settled = False
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:
-        """Take in a call; only those that are trained on count."""
-        if self.settled:
+        """Take in a call; only those that are trained on count, and of these not the ones within `torch.func`, whose tensors have no values."""
+        if self.settled or not all(map(has_values, (inputs, target, loss))):
             return
         if name in _ELEMENTWISE and not _trained(inputs) and _trained(target):
             inputs, target = target, inputs  # mse_loss(x, model(x)): the same either way round

@@ -93,6 +93,9 @@ def diagnose_loop(
         *data_findings(record, facts, conversion_share=conversion_share, least_updates=least_updates),
         *loss_findings(facts, floor_share=floor_share),
     ]
+    if lost := facts.get("lost"):
+        reason = f"{', '.join(lost)} could not be read of this loop, a fault of this package"
+        findings = [CODES.not_measured(f.code, reason) if f.status == "ok" else f for f in findings]
     order = list(CODES)
     return Diagnosis.of(record, sorted(findings, key=lambda f: order.index(f.code)))
 

@@ -133,7 +133,7 @@ def replay(
         trial=trial, update=update, back=back, started=seen.started, exact=bool(np.array_equal(made, recorded, equal_nan=True)),
         examples=[batch[i] for i in worst], example_losses=[float(each[i]) for i in worst], batch_before=mean,
         others_before=held["before"], others_at=held["at"], others_after=after, limit=limit, lr=seen.lr,
-        update_ratio=seen.lengths[-1] / float(np.median(seen.lengths[:-1] or math.nan)), second_moment_ratio=seen.ratio, cause=told,
+        update_ratio=_ratio(seen.lengths[-1], float(np.median(seen.lengths[:-1] or math.nan))), second_moment_ratio=seen.ratio, cause=told,
     )  # fmt: skip
 
 
@@ -248,8 +248,19 @@ def _second_moment(loop: TrainingLoop, updates: int) -> float | None:
     named = str(config.optimizer) in ("adam", "adamw", "nadam")
     found = [t for name, t in loop.updater.state(0).items() if name.endswith("exp_avg_sq") or (name == "v" and named)]
     betas = [part[name] for part in (plain, *plain.get("optimizers", ())) for name in part if name.endswith("/betas")]
-    beta = float.fromhex(betas[0]["tuple"][1]["float"]) if betas else config.beta2
+    beta = _second(betas[0]) if betas else config.beta2
     return float(sum(t.double().sum() for t in found)) / (1 - beta**updates) if found else None
+
+
+def _second(betas: Any) -> float:
+    """Return the second one of a pair as the optimizer's state has it: a tuple, or the list that it was given as."""
+    value = next(iter(betas.values()))[1]
+    return float.fromhex(value["float"]) if isinstance(value, Mapping) else float(value)
+
+
+def _ratio(length: float, usual: float) -> float:
+    """Return a length over the usual one; infinite where nothing moved before."""
+    return length / usual if usual else math.inf if length else math.nan
 
 
 def _losses(

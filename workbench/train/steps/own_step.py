@@ -248,7 +248,7 @@ class OwnStep:
 
     def _meet(self, optimizer: Optimizer, *, first: bool) -> None:
         """Look at the gradients that an optimizer is about to use, the first ones of a step with a closure, and clip them."""
-        grads = gradients_of(optimizer)
+        grads = gradients_of(optimizer, to_change=self._config.max_grad_norm is not None)
         if not grads:
             return
         number = next(i for i, each in enumerate(self._optimizers) if each is optimizer)
