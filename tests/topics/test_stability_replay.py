@@ -31,7 +31,11 @@ def own_adam(params: Any, lr: float) -> torch.optim.Optimizer:
 
 
 def listed_adam(params: Any, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params, lr, betas=[0.5, 0.999])  # type: ignore[arg-type]  # torch keeps the list
+    """Keeps its betas in a list, as optimizers do that take them as they are given."""
+    made = own_adam(params, lr)
+    for group in made.param_groups:
+        group["betas"] = list(group["betas"])
+    return made
 
 
 def error(outputs: Tensor, batch: Any) -> Tensor:
