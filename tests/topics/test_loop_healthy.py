@@ -201,3 +201,21 @@ def test_loaders_that_are_made_anew_are_no_epochs_of_one_another() -> None:
     rows = workers.to_dict(lambda _: True, str)
     assert len(rows) < 20, "identities were taken again"
     assert {row["epochs"] for row in rows} == {1}
+
+
+def test_gradients_that_a_loop_sets_itself_have_no_norm_rather_than_one_that_is_not_finite(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(64, 4)
+    for share in (0.01, None):
+        with wb.watch(model, optimizer, out=tmp_path / str(share), share=share) as run:
+            for _ in range(30):
+                optimizer.zero_grad()
+                F.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+                for p in model.parameters():
+                    assert p.grad is not None
+                    p.grad = p.grad * 0.5
+                optimizer.step()
+        assert run.record.steps["grad_norm"].isna().any(), "the first that was altered unseen"
+        assert run.diagnose()["clipping.nonfinite"].status == "ok"

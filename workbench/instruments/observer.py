@@ -335,8 +335,8 @@ class LoopObserver:
             row[f"grad_norm{where}"] = norm if scale is None else norm / scale.to(norm.device)
         if clipped is not None:
             row[f"clipped{where}"] = clipped
-        if number == 0 and self.attention.share is not None:
-            row["looked"] = 1.0 if norm is not None or self.looks_now else 0.0
+        if number == 0 and (norm is None or self.attention.share is not None):
+            row["looked"] = 0.0 if norm is None else 1.0
         row.update(learning_rates(optimizer.param_groups, where, self.rows.names))
 
     def _norms_of(self, optimizer: Optimizer) -> list[tuple[int, float, Tensor]]:
