@@ -321,3 +321,17 @@ def test_a_watched_loop_has_noise_unless_every_update_saw_the_same_batch(same, f
     made = record([trial(FALLING, 0.1)], facts={"loop": {"loaders": {"compared": 49, "same": same}}})
     made.trials["train_examples"] = 0
     assert judged(made).curves[0].full_batch is full
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["noise unknown", "noise recorded"])
+@pytest.mark.parametrize("at", [4, 60, 300])
+@pytest.mark.parametrize("lasts", [8, 200])
+def test_a_loss_that_explodes_does_not_hide_in_noise_of_its_own(at: int, lasts: int, known: bool) -> None:
+    """Its own scatter, and the errors recorded with it, are as large as the explosion; what counts is the noise before."""
+    rng = np.random.default_rng(at)
+    level = 2.3 * np.exp(-np.arange(600) / 150) + 0.3
+    level[at : at + lasts] *= 10.0 ** rng.uniform(2, 30, lasts)
+    loss = level * np.exp(0.2 * rng.standard_normal(600))
+    verdict = classify_curve(loss, loss_se=0.2 * loss if known else None)
+    assert verdict.when == ("early" if at <= 60 else "mid")
+    assert abs(verdict.onset_step - at) <= 17

@@ -252,8 +252,13 @@ def classify_curve(
 
 
 def _of_both(noise: FloatArray, lowest: NDArray[np.intp]) -> FloatArray:
-    """Return the noise of a loss and of the trough before it: their root mean square, for a noisier beginning has higher losses too."""
-    out: FloatArray = np.hypot(noise, noise[lowest]) / math.sqrt(2.0)
+    """Return the noise of a loss and of the trough before it: their root mean square, for a noisier beginning has higher losses too.
+
+    No more counts than three times what the run had on its way to the trough (rule of thumb, as an estimate scatters): the noise of a
+    loss that explodes would explain any rise.
+    """
+    seen = 3.0 * np.maximum.accumulate(noise)[lowest]
+    out: FloatArray = np.hypot(np.minimum(noise, seen), noise[lowest]) / math.sqrt(2.0)
     return out
 
 

@@ -55,14 +55,20 @@ def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: 
 
 
 def _difference_noise(values: FloatArray) -> FloatArray:
-    """Return the noise of each value, shape (steps,), of the second differences up to it, or of the first ones."""
+    """Return the noise of each value, shape (steps,), of the second differences up to it, or of the first ones.
+
+    These look ahead, and may hold an explosion: they count for no more than the first loss, or than the run as a whole
+    (rule of thumb).
+    """
     if values.size < 5:
         return np.zeros(values.size)
     second = np.abs(np.diff(values, n=2))
     width = min(max(_NEAR[0], min(_NEAR[1], values.size // 2)), second.size)
     medians = np.median(np.lib.stride_tricks.sliding_window_view(second, width), axis=1)
     until = np.clip(np.arange(values.size) - 1 - width, 0, medians.size - 1)
-    out: FloatArray = 1.4826 / math.sqrt(6.0) * medians[until]
+    ahead = np.arange(values.size) <= width
+    most = max(abs(float(values[0])) * math.sqrt(6.0) / 1.4826, float(np.median(second)))
+    out: FloatArray = 1.4826 / math.sqrt(6.0) * np.where(ahead, np.minimum(medians[until], most), medians[until])
     return out
 
 
