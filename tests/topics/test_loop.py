@@ -185,7 +185,10 @@ def judged(train: Callable[..., list[float]], out: Path, seed: int = 0) -> Diagn
     return wb.loop.judge(wb.open(out))
 
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed else [], id=f"seed{seed}") for seed in range(3)]
+SEEDS = [
+    pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.nightly] if seed else [], id=f"seed{seed}")
+    for seed in range(3)
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -249,6 +252,7 @@ def test_a_healthy_loop_rouses_nothing(healthy: tuple[Any, list[float], Path]) -
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 2, 3, 4])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_healthy_loop_rouses_nothing_whatever_its_seed(name: str, seed: int, tmp_path: Path) -> None:
