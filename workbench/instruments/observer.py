@@ -241,10 +241,16 @@ class LoopObserver:
         if limit is not None:
             self._clip(number, grads, scale)
 
-    @_looks
     def _clip(self, number: int, grads: Sequence[Tensor], scale: Tensor | None) -> None:
-        """Have the gradients shortened; where they cannot be, the run is of no use and says so, and is still ended when it is to end."""
-        clipped = None if self._intervention is None else self._intervention.clip(grads, scale)
+        """Have the gradients shortened, also where nothing is looked at any more; where they cannot be, the run is of no use and says so."""
+        assert self._intervention is not None
+        try:
+            clipped = self._intervention.clip(grads, scale)
+        except Exception as error:  # the run is still ended when it is to end
+            if not self.faulty:
+                self.faulty = True
+                TAPS.tell_fault(self, error)
+            return
         if clipped is not None and number == 0:
             self._row["clipped"] = clipped
 
