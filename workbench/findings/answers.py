@@ -53,9 +53,9 @@ def _of(findings: Sequence[Finding], prefix: str) -> list[Finding]:
     return [f for f in findings if f.code.startswith(prefix)]
 
 
-def _told(question: str, found: Sequence[Finding], *, first: str = "") -> Answer:
+def _told(question: str, found: Sequence[Finding]) -> Answer:
     """Return an answer in the words of findings, what several of them say alike once."""
-    text = " ".join(dict.fromkeys([*filter(None, [first]), *(f.summary for f in found)]))
+    text = " ".join(dict.fromkeys(f.summary for f in found))
     return Answer(question=question, status=worst([f.status for f in found]), text=text, codes=tuple(f.code for f in found))  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -86,7 +85,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "meaning": "" if answered else meaning if diagnosis.findings else "This is no clean bill: there is no finding.",
         "tally": diagnosis.tally,
-        "answered": defaultdict(str, answered),
+        "answered": answered,
         "summary": summary_rows(record, diagnosis),
         "cost": " · ".join(part for part in known if part),
     }
