@@ -8,13 +8,14 @@
 # make notebooks  run every notebook again and store its outputs
 # make nightly    the tests that kill processes over and over: ten minutes
 # make docs       the documentation as a site, in build/site
+# make gpu        the tests that need a CUDA device, and what lanes and watching cost on it; minutes
 # make zoo        how often the workbench is right: planted faults and healthy trainings, 40 minutes on two idle cores
 # make bench      what it costs, side by side with a bare loop and with other tools; BENCHMARKS=... for one file
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab docs zoo test test-cluster test-browser check nightly notebooks bench
+.PHONY: help install diagnose lab docs zoo test test-cluster test-browser check nightly notebooks bench gpu
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -63,7 +64,7 @@ lab: $(LAB)
 
 # One worker a core; the notebooks on copies in an empty folder: a study that is there would be read instead of trained again.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster and not browser"
+	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster and not browser and not gpu"
 ifneq ($(NOTEBOOKS),)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \
@@ -101,6 +102,11 @@ notebooks: $(STAMP)
 	$(BIN)/nbstripout --keep-output --keep-count --extra-keys \
 		"metadata.widgets metadata.papermill cell.metadata.papermill cell.metadata.execution" $(NOTEBOOKS:%=build/%)
 	cp $(NOTEBOOKS:%=build/%) notebooks
+
+gpu: $(STAMP)
+	$(BIN)/python -m pytest -q tests/gpu
+	$(BIN)/python tests/benchmarks/bench_watch.py 5 --device cuda
+	$(BIN)/python tests/benchmarks/bench_lanes.py --device cuda --steps 300 --lanes 8 32 --without optuna ray
 
 # All cores, one process a case; what is in build/zoo already is not diagnosed again.
 zoo: $(STAMP)

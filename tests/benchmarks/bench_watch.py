@@ -1,6 +1,8 @@
 """What it costs to watch a loop: processor time of a step with `wb.watch` and with what others offer, over the bare step.
 
-    python tests/benchmarks/bench_watch.py [ROUNDS]
+    python tests/benchmarks/bench_watch.py [ROUNDS] [--device cuda]
+
+On a GPU it is the wall time of a step, the device waited for before and after the steps.
 
 All sides train the same model on the same batches, in turns of `STEPS` updates within one process and one thread; watching is measured in its
 first updates, in which it looks at everything, and later. `wandb.watch` runs offline, with its own defaults, and is given the losses. Who is
@@ -9,9 +11,9 @@ not installed is left out. Cockpit's backward pass has to stand in a block of it
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,12 +44,15 @@ def wide() -> tuple[nn.Module, int, int]:
     return nn.Sequential(*layers, nn.Linear(512, 10)), 512, 256
 
 
-def trained(build: Callable[[], tuple[nn.Module, int, int]]) -> tuple[nn.Module, torch.optim.Optimizer, Update]:
+def trained(
+    build: Callable[[], tuple[nn.Module, int, int]], device: str
+) -> tuple[nn.Module, torch.optim.Optimizer, Update]:
     """Return a model, its optimizer and one update of it; what is given is called with the loss."""
     torch.manual_seed(0)
     model, features, size = build()
+    model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x, y = torch.randn(4 * size, features), torch.randint(10, (4 * size,))
+    x, y = torch.randn(4 * size, features, device=device), torch.randint(10, (4 * size,), device=device)
     place = 0
 
     def update(see: Callable[[torch.Tensor], None]) -> None:
@@ -91,8 +96,18 @@ def wandb_watch(model: nn.Module, _: object, folder: Path) -> Iterator[Callable[
 SIDES = {"bare": bare, "wb.watch": ours, "wandb.watch": wandb_watch}
 
 
-def measured(build: Callable[[], tuple[nn.Module, int, int]], rounds: int, first: int) -> dict[str, list[float]]:
-    """Return the processor seconds of a step of each side that is there, round by round, after `first` updates that are not measured.
+def clock(device: str) -> float:
+    """Return processor seconds, or those of the wall once a GPU has done what it was given."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measured(
+    build: Callable[[], tuple[nn.Module, int, int]], rounds: int, first: int, device: str
+) -> dict[str, list[float]]:
+    """Return the seconds of a step of each side that is there, round by round, after `first` updates that are not measured.
 
     Each side is entered and left in every round: what it hangs into torch would cost the others something.
     """
@@ -100,15 +115,15 @@ def measured(build: Callable[[], tuple[nn.Module, int, int]], rounds: int, first
     with tempfile.TemporaryDirectory() as folder:
         for number in range(-1, rounds):
             for name, side in SIDES.items():
-                model, optimizer, update = trained(build)
+                model, optimizer, update = trained(build, device)
                 try:
                     with side(model, optimizer, Path(folder) / f"{name}{number}") as see:
                         for _ in range(first):
                             update(see)
-                        began = time.process_time()
+                        began = clock(device)
                         for _ in range(STEPS):
                             update(see)
-                        took = (time.process_time() - began) / STEPS
+                        took = (clock(device) - began) / STEPS
                 except ImportError as error:
                     if number < 0:
                         print(f"Without {name}: {error}.")
@@ -120,11 +135,14 @@ def measured(build: Callable[[], tuple[nn.Module, int, int]], rounds: int, first
 
 def main() -> None:
     """Print a table row for each model and side."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    print(machine())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", nargs="?", type=int, default=15)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    given = parser.parse_args()
+    print(f"{machine()}, on {given.device}")
     for build in (mlp, wide):
         for first, when in ((10, "its first updates"), (250, "later")):
-            found = measured(build, rounds, first)
+            found = measured(build, given.rounds, first, given.device)
             base = statistics.median(found["bare"])
             print(f"{build.__name__}, {when}: bare {base * 1e3:.3f} ms a step, bar {BARS[build.__name__]}")
             for name in found:
