@@ -76,7 +76,7 @@ def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
     ("status", "fail_on", "code"),
     [
         ("fail", None, 0), ("fail", "fail", 3), ("fail", "warn", 3), ("warn", "fail", 0), ("warn", "warn", 3),
-        ("not_measured", "warn", 0), ("ok", "warn", 0),
+        ("not_measured", "fail", 1), ("not_measured", "warn", 1), ("not_measured", None, 0), ("ok", "warn", 0),
     ],
 )  # fmt: skip
 def test_fail_on(playbook, status: str, fail_on: str | None, code: int) -> None:
@@ -84,12 +84,47 @@ def test_fail_on(playbook, status: str, fail_on: str | None, code: int) -> None:
     assert cli.main(["diagnose", "w", *(["--fail-on", fail_on] if fail_on else [])]) == code
 
 
-def test_a_program_that_ends_itself_has_reached_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+ENDS = """
+import torch
+from torch import nn
+import workbench as wb
+
+def built(): exit({code})
+def hooked():
+    model = nn.Linear(2, 2)
+    model.register_forward_hook(lambda *_: exit({code}))
+    return model
+class Ends(torch.utils.data.TensorDataset):
+    def __getitem__(self, i): exit({code})
+def lost(outputs, batch): exit({code})
+def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1], reduction="none")
+
+x, y = torch.randn(16, 2), torch.zeros(16, dtype=torch.long)
+given = {{"build_model": lambda: nn.Linear(2, 2), "train_data": torch.utils.data.TensorDataset(x, y), "loss": loss}}
+w = wb.Workload(name="w", validation_data=torch.utils.data.TensorDataset(x, y), config=wb.TrainConfig(peak_lr=0.1, total_steps=4, batch_size=8),
+                **given | {{{given}}})
+{end}
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("given", "end", "said"),
+    [
+        ("'build_model': built", "", "(in built)"), ("'build_model': hooked", "", "(in <lambda>)"),
+        ("'train_data': Ends(x, y)", "", "(in __getitem__)"), ("'loss': lost", "", "(in lost)"),
+        ("'train_data': Ends(x, y), 'num_workers': 1", "", "DataLoader worker"),
+        ("", "exit({code})", "importing"), ("", "def w(): exit({code})", "(in w)"),
+    ],
+)  # fmt: skip
+def test_a_program_that_ends_itself_has_reached_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, given: str, end: str, said: str
+) -> None:
     """`exit(0)` in a person's code is not healthy, and `exit(3)` not a verdict."""
-    (tmp_path / "ends.py").write_text("def made():\n    exit(0)\n")
-    words = ["diagnose", f"{tmp_path / 'ends.py'}:made", "--out", str(tmp_path / "s"), "--fail-on", "fail"]
+    (tmp_path / "ends.py").write_text(ENDS.format(code=code, given=given, end=end.format(code=code)))
+    words = ["diagnose", f"{tmp_path / 'ends.py'}:w", "--out", str(tmp_path / "s"), "--fail-on", "fail"]
     assert cli.main(words) == 1
-    assert "ends.py:2 (in made)" in capsys.readouterr().err
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

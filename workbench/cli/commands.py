@@ -7,13 +7,13 @@ import math
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli.help import AT_OR_ABOVE
 from workbench.cli.signals import ended_like_ctrl_c
-from workbench.errors import UsageError
+from workbench.errors import UsageError, WorkbenchError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 RAN, FAILED, USAGE, VERDICT, INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def exit_code(verdict: str, fail_on: str | None) -> int:
-    """Return `VERDICT` where a verdict is at or above `--fail-on`, else `RAN`."""
-    return VERDICT if fail_on and verdict in AT_OR_ABOVE[fail_on] else RAN
+def exit_code(statuses: Iterable[str], fail_on: str | None) -> int:
+    """Return `VERDICT` where the status of a finding is at or above `--fail-on`, else `RAN`.
+
+    Raises:
+        WorkbenchError: `--fail-on` was given, and nothing was measured that it could be held against.
+    """
+    found = set(statuses)
+    if fail_on and found <= {"not_measured"}:
+        raise WorkbenchError("--fail-on was given, and the command reached no verdict: nothing was measured.")
+    return VERDICT if fail_on and not found.isdisjoint(AT_OR_ABOVE[fail_on]) else RAN
 
 
 def _typed(args: argparse.Namespace) -> str:
@@ -123,7 +130,7 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: 
             import webbrowser
 
             webbrowser.open((diagnosis.path / "report.html").resolve().as_uri())
-    return exit_code(diagnosis.verdict, args.fail_on)
+    return exit_code([f.status for f in diagnosis], args.fail_on)
 
 
 def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
@@ -166,7 +173,7 @@ def judge(args: argparse.Namespace) -> int:
     )
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")
-    return exit_code(diagnosis.verdict, args.fail_on)
+    return exit_code([f.status for f in diagnosis], args.fail_on)
 
 
 def _number_or_name(text: str | None) -> str | float | None:
@@ -196,7 +203,7 @@ def input_pipeline(args: argparse.Namespace) -> int:
         print(advice)
     if diagnosis.path is not None:
         print(f"Folder: {diagnosis.path}")
-    return exit_code(diagnosis.verdict, args.fail_on)
+    return exit_code([f.status for f in diagnosis], args.fail_on)
 
 
 def hosts(args: argparse.Namespace) -> int:
@@ -229,7 +236,7 @@ def hosts(args: argparse.Namespace) -> int:
     print(f"\nCost:      {diagnosis.cost['seconds']:.0f} s, the start of {diagnosis.cost['hosts']} processes included")
     print(f"Reproduce: {diagnosis.command}")
     print(f"Facts:     {diagnosis.path}")
-    return exit_code(diagnosis.verdict, args.fail_on)
+    return exit_code([f.status for f in diagnosis], args.fail_on)
 
 
 def report(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     batch = [{**values, **row} for row in rows]
     runs = run_notebooks(info.path, batch, out=args.out, show_input=not args.no_input, progress=True)
     print(runs)
-    return FAILED if runs.crashed else _code([run.verdict for run in runs.runs], args.fail_on)
+    return FAILED if runs.crashed else _code([run.verdicts for run in runs.runs], args.fail_on)
 
 
 def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any]) -> int:
@@ -73,14 +73,12 @@ def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any
         for finding in verdict["findings"]:
             print(f"  {finding['status']:<12} {finding['code']:<26} {finding['summary']}")
     print(f"Notebook: {done}\nPage:     {done.with_suffix('.html')}")
-    return _code([verdict["verdict"] for verdict in verdicts], args.fail_on)
+    return _code([verdicts], args.fail_on)
 
 
-def _code(verdicts: Sequence[str | None], fail_on: str | None) -> int:
-    """Return the exit code of one or more runs, whose verdicts are None where they reached none."""
-    if fail_on and (None in verdicts or not verdicts):
-        raise WorkbenchError("--fail-on was given, and the notebook reached no verdict.")
-    return max((exit_code(verdict, fail_on) for verdict in verdicts if verdict), default=RAN)
+def _code(runs: Iterable[Sequence[Mapping[str, Any]]], fail_on: str | None) -> int:
+    """Return the exit code of one or more runs, each with the verdicts that its notebook shows."""
+    return max(exit_code([f["status"] for verdict in run for f in verdict["findings"]], fail_on) for run in runs)
 
 
 def lab(args: argparse.Namespace) -> int:
