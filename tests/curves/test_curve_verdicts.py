@@ -335,3 +335,12 @@ def test_a_loss_that_explodes_does_not_hide_in_noise_of_its_own(at: int, lasts: 
     verdict = classify_curve(loss, loss_se=0.2 * loss if known else None)
     assert verdict.when == ("early" if at <= 60 else "mid")
     assert abs(verdict.onset_step - at) <= 17
+
+
+def test_a_run_that_ends_far_above_its_first_loss_is_not_said_to_end_where_it_began():
+    rng = np.random.default_rng(0)  # Adam at a far too large lr: one step, then noise over many decades
+    lost = np.append(2.0, np.where(rng.random(199) < 0.3, 0.0, 1e9 * rng.lognormal(size=199)))
+    verdict = classify_curve(lost, study_progress=1.9, study_best_end=0.1)
+    assert verdict.high
+    assert verdict.end_loss > 1e8
+    assert "above the 2 of the initial model" in verdict.reason

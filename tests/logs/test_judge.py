@@ -158,3 +158,7 @@ def test_the_commands_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["judge", str(path)]) == 0
     assert cli.main(["judge", str(path), "--loss", "los"]) == 2
     assert cli.main(["judge", str(tmp_path / "none.csv")]) == 1
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.json").write_text("{}")
+    assert cli.main(["judge", str(tmp_path / "study")]) == 2
+    assert "workbench report" in capsys.readouterr().err

@@ -273,3 +273,13 @@ def test_a_short_plain_loop_learns_it(name: str, steps: int, accuracy: float) ->
     with torch.no_grad():
         measured = workload.metrics["accuracy"](workload.forward(model.eval(), held_out), held_out).mean()
     assert float(measured) >= accuracy
+
+
+def test_a_loss_that_calls_the_model_is_told_what_it_is_given() -> None:
+    data = TensorDataset(torch.zeros(10, 2))
+    own = wb.Workload(
+        name="own", build_model=lambda: nn.Linear(2, 1), train_data=data, validation_data=data, config=CONFIG,
+        loss=lambda model, batch: model(batch[0]).square(),
+    )  # fmt: skip
+    with pytest.raises(WorkloadError, match=r"loss\(outputs, batch\) is given the outputs.*\(\d+, 1\).*forward="):
+        wb.Trainer().run(own, CONFIG, out=None)

@@ -366,6 +366,8 @@ def _verdict(curve: _Curve, rises: list[Rise]) -> CurveVerdict:
     }  # fmt: skip
     if not rises:
         reason = "The loss never rises for a stretch" + (" but ends where it began." if high else ".")
+        if high and end > curve.loss_ref + curve.limits.study_frac * curve.progress:
+            reason = f"The loss ended at {end:.4g}, above the {curve.loss_ref:.4g} of the initial model; no later rise stands out of its noise."
         return CurveVerdict(when="none", outcome="none", trough_loss=float(curve.trough[-1]), reason=reason, **known)
     worst = max(rises, key=lambda r: _WORSE[r.outcome])
     peak = "a non-finite value" if math.isinf(worst.peak_loss) else f"{worst.peak_loss:.4g} at step {worst.peak_step}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from workbench.errors import RecordError
+from workbench.errors import RecordError, UsageError
 from workbench.logs.raw import RawLog
 from workbench.logs.tensorboard import is_event_file, read_event_files
 from workbench.logs.text import read_csv, read_json
@@ -25,6 +26,11 @@ def logs_at(path: Path) -> list[RawLog]:
         beside = sorted(p.name for p in path.parent.glob("*"))[:10] if path.parent.is_dir() else []
         there = f" In {path.parent} there is: {', '.join(beside)}." if beside else ""
         raise RecordError(f"there is no {path}.{there}")
+    if (path / "study.json").is_file():
+        raise UsageError(
+            f"{path} is a study of workbench, not a log of another tool. Its verdict is in diagnosis.json there; "
+            f"`workbench report {shlex.quote(str(path))}` writes the report anew, `workbench studies {shlex.quote(str(path.parent))}` lists it."
+        )
     found = [_file(path)] if path.is_file() else list(_folder(path, _DEPTH))
     if found:
         return found

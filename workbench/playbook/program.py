@@ -226,8 +226,7 @@ def judge_program(record: StudyRecord) -> Diagnosis:
     found = settled_by_proof(record, found, recommendation)
     recommendation |= {"paste": lines_to_change(record, recommendation)}
     if (mend := by_faults(found)) and len(record.trials) == 1:
-        fault = next(f for f in causes_first(found.findings) if f.status in ("fail", "warn") and f.advice)
-        recommendation |= {"paste": fault.advice[0], "reason": f"Nothing else was tried: {mend}."}
+        recommendation |= {"paste": f"none: {mend}", "reason": f"Nothing else was tried: {mend}."}
         untold = f"Not measured: {mend}."
         moot = [
             replace(f, summary=untold) if f.status == "not_measured" and f.code.startswith("lr.") else f for f in found

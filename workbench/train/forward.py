@@ -116,6 +116,15 @@ def _per_example(workload: Workload, model: nn.Module, batch: Any, examples: int
     except WorkbenchError:
         raise
     except Exception as error:
+        if (
+            isinstance(error, TypeError)
+            and isinstance(outputs, Tensor)
+            and "'Tensor' object is not callable" in str(error)
+        ):
+            raise WorkloadError(
+                "the loss calls its first argument as if it were the model, but loss(outputs, batch) is given the outputs, here a "
+                f"tensor {tuple(outputs.shape)}. Call the model in forward=lambda model, batch: ..., and compare its outputs with the batch in loss."
+            ) from error
         if all_finite(outputs):
             raise
         raise NotFinite(f"the loss raised {in_one_line(error)}, on outputs that are not finite.") from error

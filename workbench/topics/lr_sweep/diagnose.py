@@ -166,7 +166,6 @@ def _unstable(
         "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=tolerance)), None),
         "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
     }  # fmt: skip
-    wide = "" if bracket.ratio <= (1 + tolerance) * (1 + 1e-9) else f", which is wider than {tolerance:.0%}"
     odd, many = "", len(bracket.stable_above)
     if many:
         odd = (
@@ -174,7 +173,7 @@ def _unstable(
         )
     where = f"at {bracket.upper:.4g}, the smallest lr above the best one that was tried"
     if bracket.lower is not None:
-        where = f"from {bracket.middle:.4g} on (between {bracket.lower:.4g} and {bracket.upper:.4g}{wide})"
+        where = f"from {bracket.middle:.4g} on (between {bracket.lower:.4g} and {bracket.upper:.4g})"
     summary = f"Unstable, without recovery, {where}{odd}."
     return found("ok", summary, value=bracket.middle, evidence=evidence)
 

@@ -325,7 +325,8 @@ def _headroom(study: _Instability, near: float) -> Finding:
         summary = f"No instability up to {top / base:.3g} times the baseline's lr, the largest that was tried."
         return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
-        return CODES.not_measured(code, "neither an unstable learning rate nor critical_lr is known", evidence=evidence)
+        reason = "no unstable learning rate was found, nor was the one measured from which a step raises the loss of its own batch"
+        return CODES.not_measured(code, reason, evidence=evidence)
     value = lr / base
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
     near_by = bracket is not None and not bracket.stable_above and ends[1] < near * base
