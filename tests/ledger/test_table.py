@@ -112,6 +112,8 @@ def test_a_note_is_written_and_nothing_else_changes(tmp_path: Path, monkeypatch:
     before = json.loads((path / "study.json").read_text())
     assert wb.set_note(path, " warmup did\n not help ") == "warmup did not help"
     assert json.loads((path / "study.json").read_text()) == before | {"note": "warmup did not help"}
+    assert wb.set_note(path, "with --token pw") == "with --token ***"
+    assert wb.set_note(path, "warmup did not help")
     with pytest.raises(UsageError, match=r"note is empty.*P5\.4"):
         wb.set_note(path, "  \n")
     with lock(path), pytest.raises(RecordError, match="another process is writing"):

@@ -127,6 +127,15 @@ def test_without_a_verdict_fail_on_cannot_pass(notebook: Path, more: list[str], 
     assert "reached no verdict" in capsys.readouterr().err
 
 
+def test_a_summary_holds_no_formula(tmp_path: Path) -> None:
+    runs = [
+        NotebookRun(number=n, parameters={"a": a}, state="complete", verdicts=(), seconds=1.0, kept=False, notebook=tmp_path / "n.ipynb", study=None, error=None)
+        for n, a in enumerate(["=HYPERLINK(1)", "b"])
+    ]  # fmt: skip
+    write_summary(NotebookRuns(folder=tmp_path, title="t", runs=tuple(runs)))
+    assert [row["a"] for row in rows(tmp_path)] == ["'=HYPERLINK(1)", "b"]
+
+
 def test_an_interrupted_batch_is_130_and_the_same_command_goes_on(notebook: Path) -> None:
     cell = "import os, time, pathlib\npathlib.Path('begun').touch()\nif status == 'warn' and not os.path.exists('go'):\n    time.sleep(60)"
     write_notebook(notebook, COUNT, cell, VERDICT)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from tests.helpers.study_folders import opened
 from workbench.record.redact import redact
 
 
@@ -26,6 +30,10 @@ from workbench.record.redact import redact
         ("https://me:to@ken@host/x", "https://***@host/x"),
         ("host=h password = pw user=me", "host=h password = *** user=me"),
         ("run --token pw --steps 5", "run --token *** --steps 5"),
+        ("{'hf_token': 'pw', 'lr': 1}", "{'hf_token': ***, 'lr': 1}"),
+        ('{"api_key": "pw"}', '{"api_key": ***}'),
+        ("AWS_ACCESS_KEY_ID=pw train.py", "AWS_ACCESS_KEY_ID=*** train.py"),
+        ("https://host/x?access_token=pw&y=1", "https://host/x?access_token=***&y=1"),
         ("API_KEY=pw workbench diagnose x", "API_KEY=*** workbench diagnose x"),
         *[(same, same) for same in (
             "train.py --password --lr 1", "https://host:8080/x@v1", "pip install git+https://host/x@v1",
@@ -36,3 +44,12 @@ from workbench.record.redact import redact
 )  # fmt: skip
 def test_a_secret_is_cut_out_and_nothing_else(given: str, shown: str) -> None:
     assert redact(given) == shown
+
+
+def test_a_note_keeps_no_secret_and_a_patch_is_its_owners_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.record.repro.git_state", lambda _: ("abc", b"patch"))
+    opened(tmp_path / "s", note="run of train.py --api-key=pw").close()
+    assert json.loads((tmp_path / "s" / "study.json").read_text())["note"] == "run of train.py --api-key=***"
+    assert (tmp_path / "s" / "repro.patch").stat().st_mode & 0o777 == 0o600

@@ -16,6 +16,7 @@ from workbench.ledger.table import COLUMNS, check_extra, read_folders
 from workbench.record.folder import lock, runs_root, write_atomic
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord
+from workbench.record.redact import redact
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute instead of show
 WIDEST = 60  # characters; longer texts wrap
@@ -71,7 +72,7 @@ def export_studies(
         RecordError: there is no such folder, or the file cannot be written.
     """
     target = Path(path)
-    kinds = {".csv": _csv, ".xlsx": _xlsx}
+    kinds = {".csv": csv_text, ".xlsx": _xlsx}
     if target.suffix.lower() not in kinds:
         raise UsageError(f"{str(target)!r} must end in {' or '.join(kinds)}: that says which kind of file is written.")
     write_atomic(target, kinds[target.suffix.lower()](list_studies(root, extra=extra, ledger=ledger)))
@@ -86,7 +87,7 @@ def set_note(path: str | Path, note: str) -> str:
         RecordError: there is no study, it is damaged or of a newer version, another process is writing it, or it cannot be
             written; then it is as it was. A ledger that cannot be written is a warning: the folder is the truth.
     """
-    folder, said = Path(path), " ".join(note.split())
+    folder, said = Path(path), redact(" ".join(note.split()))
     if not said:
         raise UsageError("the note is empty: say in a few words what this study is for (P5.4). The old one stays.")
     if not (folder / "study.json").exists():
@@ -100,7 +101,8 @@ def set_note(path: str | Path, note: str) -> str:
     return said
 
 
-def _csv(table: pd.DataFrame) -> bytes:
+def csv_text(table: pd.DataFrame) -> bytes:
+    """Return a table as CSV; text that a spreadsheet would take for a formula is quoted by an apostrophe."""
     quoted = table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell)
     return quoted.to_csv(index=False, lineterminator="\n").encode()
 

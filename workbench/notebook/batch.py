@@ -17,6 +17,7 @@ import pandas as pd
 
 from workbench.errors import NotebookError, UsageError
 from workbench.findings.finding import STATUSES, worst
+from workbench.ledger.studies import csv_text
 from workbench.notebook.html import page
 from workbench.notebook.parameters import check_parameters, check_values
 from workbench.notebook.runner import (
@@ -170,7 +171,7 @@ class NotebookRuns:
 
 def write_summary(runs: NotebookRuns) -> Path:
     """Write `summary.csv` and `summary.html` into the folder of the runs, and return the page's path."""
-    write_atomic(runs.folder / "summary.csv", runs.table.to_csv(index=False, lineterminator="\n").encode())
+    write_atomic(runs.folder / "summary.csv", csv_text(runs.table))
     target = runs.folder / "summary.html"
     body = runs._table_html(relative_to=runs.folder, heading=True)
     write_atomic(target, page(f"{runs.title}: {len(runs.runs)} runs", body).encode())

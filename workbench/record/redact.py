@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 _DATABASE = r"\b(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|redis|mongodb)[\w+]*"
-_WORD = r"[\w-]*(?:token(?!s|i[sz])|password|passwd|secret|api[_-]?key|credentials?)[\w-]*"
+_WORD = r"[\w-]*(?:token(?!s|i[sz])|password|passwd|secret|(?:api|access)[_-]?key|credentials?)[\w-]*"
 """A name of a secret; "max_tokens" and "tokenizer" are none."""
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
 _SECRETS = (  # up to the last @ of a word: a password may hold one that nobody wrote as %40
     re.compile(rf"(?P<keep>(?P<quote>['\"]){_DATABASE}:/*)[^\s:/@]*:(?:(?!(?P=quote)).)*(?=@)", re.I),
     re.compile(rf"(?P<keep>{_DATABASE}:/*)[^\s:/@]*:\S*(?=@)", re.I),
     re.compile(r"(?P<keep>\b[\w+.-]+://)[^\s/]+(?=@)"),
-    re.compile(rf"(?P<keep>[?&]pwd=|{_WORD}\s*[=:]\s*){_VALUE}", re.I),
+    re.compile(rf"(?P<keep>[?&]pwd=|{_WORD}['\"]?\s*[=:]\s*){_VALUE}", re.I),
     re.compile(rf"(?P<keep>(?<!\w)--?{_WORD}\s+)(?!-){_VALUE}", re.I),
 )
 

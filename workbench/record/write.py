@@ -106,13 +106,14 @@ class StudyWriter:
             commit, patch = repro.git_state(Path.cwd())
             if patch:
                 write_atomic(path / "repro.patch", patch)
+                (path / "repro.patch").chmod(0o600)  # it may hold what was never to be shared
             given = dumps(wanted).encode()
             write_atomic(path / "config.json", given)
             study = {
                 "schema": SCHEMA,
                 "name": name or path.name,
                 "kind": kind,
-                "note": note or f"{kind} of {workload}, peak_lr {wanted['config']['peak_lr']:g}",
+                "note": redact(note or f"{kind} of {workload}, peak_lr {wanted['config']['peak_lr']:g}"),
                 **wanted,
                 "config_sha256": hashlib.sha256(given).hexdigest(),
                 "command": redact(command or repro.called_as(call)),
