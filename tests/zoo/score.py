@@ -20,13 +20,21 @@ def _within(said: Result, top: int | None) -> bool:
     return bool(set(alarms(said)[:top]) & set(said["accepts"]))
 
 
+def _first_advice(said: Result) -> bool:
+    """Tell whether what a person does first is right: to follow the first advice, or, without any, to train with the config that was adopted."""
+    if said.get("advice"):
+        return said.get("advice_code") in said["accepts"]
+    lr_is_cure = any(code.split(".")[0] in ("lr", "stability") for code in said["accepts"])
+    return bool(said.get("adopted")) and "peak_lr" in said["changed"] and lr_is_cure
+
+
 FAULT_SCORES: dict[str, Callable[[Result], bool]] = {
     "detected": lambda said: _within(said, None),
     "first": lambda said: _within(said, 1),
     "top three": lambda said: _within(said, 3),
     "no alarm": lambda said: not alarms(said) and not said.get("crash"),
     "crash": lambda said: bool(said.get("crash")),
-    "first advice": lambda said: said.get("advice_code") in said["accepts"],
+    "first advice": _first_advice,
 }
 HEALTHY_SCORES: dict[str, Callable[[Result], bool]] = {
     "fail": lambda said: said.get("verdict") == "fail",

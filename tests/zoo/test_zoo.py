@@ -67,6 +67,20 @@ def test_every_code_that_diagnose_warns_of_has_a_case() -> None:
     assert sorted(without) == sorted(set(CODES) - accepted)
 
 
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        ({"advice": ["Lower it."], "advice_code": "lr.too_high", "adopted": True, "changed": ["peak_lr"]}, True),
+        ({"advice": ["Shuffle."], "advice_code": "data.order", "adopted": True, "changed": ["peak_lr"]}, False),
+        ({"advice": [], "advice_code": None, "adopted": True, "changed": ["peak_lr"]}, True),
+        ({"advice": [], "advice_code": None, "adopted": True, "changed": ["warmup_steps"]}, False),
+        ({"advice": [], "advice_code": None, "adopted": False, "changed": []}, False),
+    ],
+)
+def test_what_to_do_first_is_an_advice_or_the_adopted_config(said: dict[str, object], right: bool) -> None:
+    assert FAULT_SCORES["first advice"]({**said, "accepts": ["lr.too_high"]}) is right
+
+
 def test_the_interval_of_a_share_is_wilsons() -> None:
     assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
