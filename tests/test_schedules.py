@@ -61,3 +61,8 @@ def test_join_counts_the_second_from_the_joint() -> None:
 def test_a_schedule_that_returns_nonsense_is_named_with_its_step(factor: float) -> None:
     with pytest.raises(ConfigError, match=r"at step 50"):
         lr_values(config(schedule=lambda progress: factor if progress >= 0.5 else 1.0))
+
+
+def test_more_steps_than_anybody_trains_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="total_steps=1,000,000,000,000 is more than"):
+        lr_values(TrainConfig(peak_lr=0.1, total_steps=10**12, batch_size=8))

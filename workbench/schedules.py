@@ -18,6 +18,7 @@ from workbench.errors import ConfigError
 __all__ = ["lr_values", "prepend_warmup"]
 
 Schedule = Callable[[int], float]
+MAX_STEPS = 10**8  # rule of thumb: the learning rates of more than these fill a memory before training begins
 _SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,  # noqa: ARG005
     "linear": lambda progress: 1.0 - progress,
@@ -79,8 +80,13 @@ def lr_values(config: TrainConfig) -> np.ndarray:
     """Return the lr of steps 0 ... total_steps - 1, float64, shape (total_steps,).
 
     Raises:
-        ConfigError: a schedule of the user's own returned a negative or non-finite factor; the step is named.
+        ConfigError: a schedule of the user's own returned a negative or non-finite factor; the step is named. Or `total_steps` is above
+            `MAX_STEPS`.
     """
+    if config.total_steps > MAX_STEPS:
+        raise ConfigError(
+            f"total_steps={config.total_steps:,} is more than the {MAX_STEPS:,} updates that one trial may have: give the number after which training is to end."
+        )
     lr = schedule_of(config)
     try:
         values = np.array([lr(step) for step in range(config.total_steps)], dtype=np.float64)
