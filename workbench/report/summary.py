@@ -7,7 +7,6 @@ import textwrap
 from collections import Counter
 from typing import Any
 
-from workbench.curves.seed_comparison import p_words
 from workbench.findings.causes import listed
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding
@@ -92,17 +91,13 @@ def _found(diagnosis: Diagnosis) -> str:
 
 
 def _sure(record: Any, diagnosis: Diagnosis) -> str:
-    """What the answer rests on, and what nobody looked at."""
+    """What the answers rest on, but for the p value of a proof, which Config tells; and what nobody looked at."""
     if not diagnosis.findings:
         return ""
-    found = diagnosis.recommendation or {}
-    proof = found.get("proof") or {}
     lines = []
-    chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
-    if chances:
-        level = f" (limit {proof['level']:g})" if proof.get("level") else ""
-        lines.append(f"{p_words(max(chances))} over n = {counted(len(proof['seeds']), 'seed')}{level}.")
-    elif "seed" in record.trials and not record.trials.empty:
+    proof = (diagnosis.recommendation or {}).get("proof") or {}
+    proven = any(arm.get("chance") is not None for arm in proof.get("arms", ()))
+    if not proven and "seed" in record.trials and not record.trials.empty:
         seeds = record.trials["seed"].nunique()
         lines.append("One seed: no proof." if seeds == 1 else f"{seeds} seeds.")
     missing = sum(f.status == "not_measured" for f in diagnosis.findings)
