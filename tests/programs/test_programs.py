@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -235,6 +236,19 @@ def test_a_folder_whose_script_was_mended_since_is_another_study(tmp_path: Path)
     with pytest.raises(RecordError, match="before its code was changed"):
         check_folder(tmp_path / "study", before | {"settings": command.settings})
     assert replace(command, patterns={}).settings != command.settings
+
+
+@pytest.mark.slow
+def test_no_secret_of_a_command_is_in_its_study(tmp_path: Path) -> None:
+    pw = os.urandom(8).hex()  # drawn, or a patch of this file would hold it
+    text = WRITES.split("torch.save")[0] + "raise SystemExit(0)"
+    words = ["python", "train.py", "--token", pw, f"--api-key={pw}", "--hub", f"hf_{pw}{pw}"]
+    diagnose_program(words, tmp_path / "study", folder=folder(tmp_path, text), note=f"run with HF_TOKEN={pw}")
+    kept = [path for path in (tmp_path / "study").rglob("*") if path.is_file()]
+    assert any(path.name == "report.html" for path in kept)
+    assert [path.name for path in kept if pw.encode() in path.read_bytes()] == []
+    settings = json.loads((tmp_path / "study" / "study.json").read_text())["settings"]
+    assert settings["command"].endswith("train.py --token *** --api-key=*** --hub ***")
 
 
 def test_a_device_is_refused_for_a_command_that_chooses_its_own(

@@ -35,7 +35,12 @@ from workbench.record.redact import redact
         ("AWS_ACCESS_KEY_ID=pw train.py", "AWS_ACCESS_KEY_ID=*** train.py"),
         ("https://host/x?access_token=pw&y=1", "https://host/x?access_token=***&y=1"),
         ("API_KEY=pw workbench diagnose x", "API_KEY=*** workbench diagnose x"),
+        ("curl -H 'Authorization: Bearer pw' x", "curl -H 'Authorization: Bearer ***' x"),
+        ("train.py hf_abcdefghijklmnopqrst1 --lr 1", "train.py *** --lr 1"),
+        ("ghp_0123456789abcdefABCDEF", "***"),
+        ("https://host/x?sig=pw&key=pw&keyed=1", "https://host/x?sig=***&key=***&keyed=1"),
         *[(same, same) for same in (
+            "train.py sk-learn-pipeline hf_text_generation_model", "the bearer", "--key-frames 5",
             "train.py --password --lr 1", "https://host:8080/x@v1", "pip install git+https://host/x@v1",
             "workbench diagnose file.py:name --steps 120", "train.py --tokenizer bert --max-tokens 512 --n_tokens=8",
             "every token of the text", "password authentication failed",

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 from workbench.errors import UsageError, WorkbenchError
 from workbench.programs.guard import take_back
 from workbench.programs.layout import lay_out, top_of
+from workbench.record.redact import redact
 
 _STARTUP = Path(__file__).parent / "startup"
 GRACE_S = 30.0
@@ -67,13 +69,13 @@ class Command:
     @property
     def shown(self) -> str:
         """Return what is run, in short."""
-        return " ".join(self.words[-3:])
+        return redact(" ".join(self.words[-3:]))
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return what tells this command from another one, as JSON values."""
         return {
-            "words": list(self.words), "folder": str(self.folder), "seed_arg": self.seed_arg, "redirect": list(self.redirect), "copy": self.copy,
+            "command": redact(shlex.join(self.words)), "folder": str(self.folder), "seed_arg": self.seed_arg, "redirect": list(self.redirect), "copy": self.copy,
             "patterns": dict(self.patterns), "code": self._code(),
         }  # fmt: skip
 
@@ -210,7 +212,7 @@ def run_command(
     seconds = time.perf_counter() - began
     if not told.is_dir():
         raise WorkbenchError(
-            f"{scratch} was removed while `{' '.join(command.words)}` ran there; leave the study's folder in place, and give the command again."
+            f"{scratch} was removed while `{redact(' '.join(command.words))}` ran there; leave the study's folder in place, and give the command again."
         )
     facts = _read(told / "facts.json") or {}
     with contextlib.suppress(OSError):
@@ -341,8 +343,8 @@ def _tail(path: Path, *, most: int = 4000) -> str:
 
 def failure(command: Command, outcome: Outcome) -> WorkbenchError:
     """Return the error that says why a run is of no use, and what to do."""
-    shown = " ".join(command.words)
-    last = " ".join(outcome.tail.split()[-40:])
+    shown = redact(" ".join(command.words))
+    last = redact(" ".join(outcome.tail.split()[-40:]))
     said = f" It printed last: {last}" if last else ""
     if outcome.refused is not None:
         path = str(outcome.refused["path"])
