@@ -53,7 +53,7 @@ _FEED = """([lanes, from, to, steps, whole, lost]) => {
     }
     counts.push([lane, n]);
     const state = lane >= lanes - lost && to >= steps / 2 ? "diverged" : "running";
-    trials.push({ trial: lane, stage: "lr_sweep", lr: rate, steps, clip: 2, note: "", state });
+    trials.push({ trial: lane, stage: "lr_sweep", lr: rate, steps, clip: 2, examples: 32, note: "", state });
   }
   const states = { running: lanes - lost };
   if (lost) states[to >= steps / 2 ? "diverged" : "running"] = to >= steps / 2 ? lost : lanes;

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -118,6 +122,114 @@ def test_a_frozen_picture_stays_while_data_goes_on_arriving(alone: Page) -> None
     assert alone.evaluate("() => window.view.store.points.get(0).loss.n") == 1400
     alone.get_by_role("button", name="go on").click()
     alone.wait_for_function(f"() => ({done})() === 1400")
+
+
+COLUMNS = (
+    "(kind) => { const c = window.view.charts[0][kind].get(0); return c ? [...c.low].filter((v) => v === v) : []; }"
+)
+
+
+def settled(page: Page) -> None:
+    """Wait until the last redraw has been drawn."""
+    page.wait_for_function("() => !window.view.waiting")
+
+
+def set_slider(page: Page, value: float) -> None:
+    page.get_by_role("slider", name="Smoothing").fill(str(value))
+    settled(page)
+
+
+def test_smoothing_is_the_debiased_moving_average_over_faint_raw_curves(alone: Page) -> None:
+    raw = alone.evaluate("() => [...window.view.store.points.get(0).loss.y.subarray(0, 1200)]")
+    seen = alone.evaluate(COLUMNS, "columns")
+    set_slider(alone, 0.9)
+    keep, top, share, means = (
+        0.9 ** (1000 / 2000),
+        0.0,
+        0.0,
+        [],
+    )  # the weight from one thousandth of 2000 steps to the next
+    for value in raw:
+        top, share = keep * top + (1 - keep) * value, keep * share + (1 - keep)
+        means.append(top / share)
+    assert alone.evaluate("() => window.view.charts[0].smooth.get(0).max") == pytest.approx(max(means), rel=1e-5)
+    assert alone.evaluate("() => window.view.charts[0].smooth.get(0).min") == pytest.approx(min(means), rel=1e-5)
+    assert alone.evaluate(COLUMNS, "columns") == seen, "the raw curve stays as it was"
+    slider = alone.get_by_role("slider", name="Smoothing")
+    expect(slider).to_have_attribute("aria-valuetext", "0.90: about 19 steps")
+    slider.focus()
+    alone.keyboard.press("Home")
+    settled(alone)
+    expect(slider).to_have_attribute("aria-valuetext", "off")
+    assert alone.evaluate(COLUMNS, "smooth") == []
+
+
+def test_a_linear_scale_is_not_flattened_by_the_trials_that_diverge(alone: Page) -> None:
+    scale = "() => { const c = window.view.charts[0]; return [c.plot.scales.y.distr, c.plot.scales.y.max]; }"
+    peaks = sorted(alone.evaluate("() => [0, 1, 2, 3, 4, 5].map((t) => window.view.charts[0].columns.get(t).max)"))
+    assert alone.evaluate(scale)[0] == 3
+    alone.get_by_role("button", name="Log y").click()
+    settled(alone)
+    distr, top = alone.evaluate(scale)
+    assert (distr, peaks[-1] < top < 2.2 * peaks[-1]) == (1, True)
+    expect(alone.locator(".wb-live-loss .u-title")).to_have_text("training loss · 2 beyond the scale")
+    expect(alone.get_by_role("button", name="Log y")).to_have_attribute("aria-pressed", "false")
+
+
+def test_a_drag_zooms_all_charts_in_any_unit_of_x_and_a_double_click_gives_it_back(alone: Page) -> None:
+    x = "() => window.view.charts.map((c) => [c.plot.scales.x.min, c.plot.scales.x.max].map(Math.round))"
+    whole = alone.evaluate(x)
+    assert whole == [[0, 2000]] * 3
+    for unit, per in (("steps", 1), ("examples", 32)):
+        alone.get_by_role("combobox", name="x axis").select_option(unit)
+        settled(alone)
+        box = alone.evaluate("() => { const b = window.view.charts[0].plot.over.getBoundingClientRect(); return [b.left, b.top, b.width]; }")  # fmt: skip
+        alone.mouse.move(box[0] + 0.25 * box[2], box[1] + 60)
+        alone.mouse.down()
+        alone.mouse.move(box[0] + 0.5 * box[2], box[1] + 80, steps=4)
+        alone.mouse.up()
+        settled(alone)
+        (low, high), *others = alone.evaluate(x)
+        assert (low / per, high / per) == pytest.approx((500, 1000), abs=5)
+        assert others == [[low, high]] * 2
+        assert set(alone.evaluate(LANES).values()) == {""}, "a drag is no click"
+        points = alone.evaluate("([a, b]) => { const p = window.view.store.points.get(0).loss; return [...p.y.subarray(Math.ceil(a), Math.floor(b) + 1)]; }", [low / per, high / per])  # fmt: skip
+        assert alone.evaluate("() => window.view.charts[0].columns.get(0).max") == pytest.approx(max(points))
+        alone.mouse.dblclick(box[0] + 0.5 * box[2], box[1] + 5)
+        settled(alone)
+        assert alone.evaluate(x) == [[low * per for low in pair] for pair in whole]
+
+
+def test_a_narrow_page_stacks_charts_and_controls(alone: Page) -> None:
+    alone.set_viewport_size({"width": 560, "height": 1000})
+    alone.evaluate("() => { document.getElementById('root').style.width = '540px'; }")
+    heads = [".wb-live-tools label >> nth=0", ".wb-live-tools label >> nth=1", ".wb-live-save", ".wb-live-loss", ".wb-live-grad_norm", ".wb-live-lr"]  # fmt: skip
+    boxes = [alone.locator(head).bounding_box() for head in heads]
+    assert all(box and box["height"] > 15 and box["x"] + box["width"] <= 560 for box in boxes)
+    tops = [box["y"] for box in boxes if box]
+    assert tops == sorted(set(tops))
+
+
+def test_the_curves_are_saved_as_they_are_drawn(alone: Page) -> None:
+    set_slider(alone, 0.5)
+    alone.get_by_role("button", name="trial 3,").click()
+    settled(alone)
+    saved = {}
+    for kind in ("SVG", "PNG", "CSV"):
+        with alone.expect_download() as waiting:
+            alone.get_by_role("button", name=f"Download as {kind}").click()
+        assert waiting.value.suggested_filename == f"sweep.{kind.lower()}"
+        saved[kind] = Path(waiting.value.path()).read_bytes()
+    drawn = [
+        path.get("d") for path in ElementTree.fromstring(saved["SVG"]).iterfind(".//{*}path") if path.get("clip-path")
+    ]
+    assert len(drawn) == 5, "raw and smoothed; learning rates are no noise"
+    assert all("L" in str(path) and "NaN" not in str(path) for path in drawn)
+    assert saved["PNG"].startswith(b"\x89PNG")
+    rows = list(csv.DictReader(io.StringIO(saved["CSV"].decode())))
+    told = alone.evaluate("() => [...window.view.store.points.get(3).loss.y.subarray(0, 1200)]")
+    assert [float(row["value"]) for row in rows if row["metric"] == "loss"] == told
+    assert {row["trial"] for row in rows} == {"3"}
 
 
 def test_a_study_is_seen_while_its_cell_runs(desk: Desk) -> None:

@@ -4,10 +4,12 @@
 // training. One store of curves a model, any number of views of it.
 
 const METRICS = [
-  { key: "loss", title: "training loss", floor: true },
-  { key: "grad_norm", title: "gradient norm", floor: true },
-  { key: "lr", title: "learning rate", floor: true },
+  { key: "loss", title: "training loss", noisy: true },
+  { key: "grad_norm", title: "gradient norm", noisy: true },
+  { key: "lr", title: "learning rate" },
 ];
+const KEYS = [...METRICS.map(({ key }) => key), "time_s"];
+const AXES = { steps: "steps", examples: "examples", time: "time (s)" };
 const BRIEF = {
   max_grad_norm: "clip", batch_size: "batch", shared_seed: "seed", per_host_seed: "data seed", warmup_steps: "warmup",
   accumulate_steps: "accumulate", bn_stat_examples: "bn examples", total_steps: "steps", momentum: "momentum",
@@ -23,9 +25,12 @@ const STATES = {
 };
 const MOST_POINTS = 65536; // of one curve; what is more is thinned, lowest and highest kept
 const NEAR = 28; // pixels from a line within which the pointer means it
+const FAINT = 0.25; // of a raw curve below its smoothed one
 const FEW = 4; // lines that may be thicker
 const MANY = 32; // more lines are drawn from columns of two pixels, in half the time
-const ROOM = 1e4; // a curve that leaves its start so far behind does not flatten the others
+const ROOM = 1e4; // logarithmic: a curve that leaves its start so far behind does not flatten the others
+const FAR = 2; // linear: nor does one whose peak is so many times the median peak of the trials that did not diverge (rule of thumb)
+const PARTS = 1000; // the weight of smoothing is that from one thousandth of the longest trial to the next, so that it means the same in any
 // plasma, the part of it that is legible on white and the part that is legible on dark (contrast 2.9 and more)
 const ON_LIGHT = ["#0d0887", "#4e02a2", "#8305a7", "#b02991", "#d24f71", "#eb7655"];
 const ON_DARK = ["#a51f99", "#c8437b", "#e4695e", "#f79342", "#fdc328", "#f0f921"];
@@ -95,10 +100,11 @@ class Points {
   }
 }
 
-// Lowest and highest value in every pixel column, kept up as points arrive.
+// Lowest and highest value in every pixel column of the window, kept up as points arrive; with a weight, of the smoothed curve:
+// the mean of all earlier values, each weighing `weight` to the power of its distance in steps.
 class Columns {
-  constructor(points, width, steps) {
-    Object.assign(this, { points, width, steps, done: 0, positive: false });
+  constructor(points, width, key, { from, to, xOf }, weight) {
+    Object.assign(this, { points, width, key, from, to, xOf, weight, done: 0, before: null, after: null });
     this.low = new Float32Array(width).fill(NaN);
     this.high = new Float32Array(width).fill(NaN);
     this.falls = new Uint8Array(width); // whether the highest came first
@@ -106,16 +112,35 @@ class Columns {
     this.max = -Infinity;
     this.tiny = Infinity; // the smallest value above 0
     this.last = -1; // index of the last finite point
+    Object.assign(this, { sum: 0, share: 0, step: 0 });
+  }
+
+  smoothed(step, value) {
+    if (!this.weight) return value;
+    const kept = this.weight ** (step - this.step);
+    this.sum = kept * this.sum + value;
+    this.share = kept * this.share + 1;
+    this.step = step;
+    return this.sum / this.share;
   }
 
   take(n) {
     const { x, y } = this.points;
-    const scale = this.width / this.steps;
+    const scale = this.width / (this.to - this.from);
     for (let i = this.done; i < n; i++) {
-      const value = y[i];
-      if (!Number.isFinite(value)) continue;
+      if (!Number.isFinite(y[i])) continue;
       this.last = i;
-      const c = Math.min(this.width - 1, (x[i] * scale) | 0);
+      const value = this.smoothed(x[i], y[i]);
+      const at = (this.xOf(x[i]) - this.from) * scale;
+      if (at < 0) {
+        this.before = [at, value];
+        continue;
+      }
+      if (at > this.width) {
+        this.after = this.after || [at, value];
+        continue;
+      }
+      const c = Math.min(this.width - 1, at | 0);
       if (!(value >= this.low[c])) {
         this.low[c] = value;
         this.falls[c] = 1;
@@ -188,10 +213,10 @@ class Store {
 
   pointsOf(trial) {
     if (!this.points.has(trial)) {
-      this.points.set(trial, Object.fromEntries(METRICS.map((metric) => [metric.key, new Points()])));
+      this.points.set(trial, Object.fromEntries(KEYS.map((key) => [key, new Points()])));
     }
     const points = this.points.get(trial);
-    for (const { key } of METRICS) if (points[key].n > MOST_POINTS) points[key] = points[key].thinned();
+    for (const key of KEYS) if (points[key].n > MOST_POINTS) points[key] = points[key].thinned();
     return points;
   }
 }
@@ -203,7 +228,7 @@ const bytes = (view) =>
 
 class Chart {
   constructor(view, metric, element) {
-    Object.assign(this, { view, metric, element, plot: null, shape: "", columns: new Map() });
+    Object.assign(this, { view, metric, element, plot: null, shape: "", columns: new Map(), smooth: new Map() });
     this.overlay = document.createElement("canvas");
     this.overlay.className = "wb-live-over";
   }
@@ -213,22 +238,17 @@ class Chart {
     this.plot = null;
   }
 
-  draw(lanes, steps) {
+  draw(lanes, window) {
     const width = Math.max(160, this.element.clientWidth);
     const height = Math.max(110, this.element.clientHeight) - 20; // the title stands above
     const wide = Math.max(60, Math.floor((width - 76) / (lanes.length > MANY ? 2 : 1)));
-    for (const lane of lanes) {
-      const { points, n } = lane.points[this.metric.key];
-      let columns = this.columns.get(lane.trial);
-      if (!columns || columns.points !== points || columns.width !== wide || columns.steps !== steps || columns.done > n) {
-        columns = new Columns(points, wide, steps);
-        this.columns.set(lane.trial, columns);
-      }
-      columns.take(n);
-    }
+    const weight = this.metric.noisy ? this.view.weight : 0;
+    for (const lane of lanes) this.keep(this.columns, lane, wide, window, 0);
+    if (weight) for (const lane of lanes) this.keep(this.smooth, lane, wide, window, weight);
+    else this.smooth.clear();
     const range = this.range(lanes);
     const shape = [lanes.map((lane) => lane.trial).join(), width, height, range.log].join("|");
-    this.steps = steps;
+    this.window = window;
     this.wide = wide;
     this.limits = range;
     this.lanes = lanes;
@@ -241,15 +261,34 @@ class Chart {
       this.style(lanes);
       this.plot.setData(data, false);
       this.plot.batch(() => {
-        this.plot.setScale("x", { min: 0, max: steps });
+        this.plot.setScale("x", { min: window.from, max: window.to });
         this.plot.setScale("y", { min: range.min, max: range.max });
       });
     }
+    const above = lanes.filter((lane) => lane.dim !== "hidden" && this.columns.get(lane.trial).max > range.max).length;
+    this.plot.root.querySelector(".u-title").textContent = this.metric.title + (above ? ` · ${above} beyond the scale` : "");
+  }
+
+  // Keep a lane's columns up to date, begun anew where the window, the x axis or the smoothing is another.
+  keep(all, lane, wide, { from, to, x }, weight) {
+    const { points, n } = lane.points[this.metric.key];
+    const key = [from, to, x, weight].join();
+    let columns = all.get(lane.trial);
+    if (!columns || columns.points !== points || columns.width !== wide || columns.key !== key || columns.done > n) {
+      columns = new Columns(points, wide, key, { from, to, xOf: lane.xOf }, weight);
+      all.set(lane.trial, columns);
+    }
+    columns.take(n);
+  }
+
+  // What stands for a trial: its smoothed curve where there is one.
+  shown(trial) {
+    return this.smooth.get(trial) || this.columns.get(trial);
   }
 
   // uPlot draws axes and keeps places; lines are drawn from the columns, which hold all that can be seen of them.
   data(lanes) {
-    return [[0, this.steps], ...lanes.map(() => [null, null])];
+    return [[this.window.from, this.window.to], ...lanes.map(() => [null, null])];
   }
 
   // A function from values to pixels of the canvas, or of the page.
@@ -267,6 +306,11 @@ class Chart {
     const step = width / columns.width;
     const { low, high, falls } = columns;
     let [down, lastY, skipped] = [false, NaN, null];
+    if (columns.before) {
+      lastY = yOf(columns.before[1]);
+      pen.moveTo(left + columns.before[0] * step, lastY);
+      down = true;
+    }
     for (let c = 0; c < columns.width; c++) {
       if (low[c] !== low[c]) continue;
       const x = left + (c + 0.5) * step;
@@ -286,20 +330,23 @@ class Chart {
       lastY = second;
     }
     if (skipped !== null) pen.lineTo(skipped, lastY);
+    if (columns.after && down) pen.lineTo(left + columns.after[0] * step, yOf(columns.after[1]));
   }
 
   paths(lane) {
     const path = new Path2D();
     const { left, width, top, height } = this.plot.bbox;
-    this.trace(path, this.columns.get(lane.trial), left, width, top, height);
+    this.trace(path, this.shown(lane.trial), left, width, top, height);
     return { stroke: path, fill: null, clip: null, band: null, gaps: null, flags: 1 };
   }
 
   range(lanes) {
     let [min, max, tiny, start] = [Infinity, -Infinity, Infinity, -Infinity];
+    const [peaks, gone] = [[], []];
     for (const lane of lanes) {
       const found = this.columns.get(lane.trial);
-      if (lane.dim === "hidden" || found.last < 0) continue;
+      if (lane.dim === "hidden" || found.min === Infinity) continue;
+      (lost(lane) ? gone : peaks).push(found.max);
       min = Math.min(min, found.min);
       max = Math.max(max, found.max);
       tiny = Math.min(tiny, found.tiny);
@@ -313,9 +360,11 @@ class Chart {
       min = Math.min(min, clip);
     }
     if (min === Infinity) return { log: true, min: 0.1, max: 1, floor: 0.1 };
-    const ceiling = start > 0 && this.metric.key !== "lr" ? ROOM * start : Infinity;
-    max = Math.min(max, ceiling);
-    const log = min >= 0 && tiny < Infinity;
+    const log = this.view.log && min >= 0 && tiny < Infinity;
+    const sorted = (peaks.length ? peaks : gone).sort((a, b) => a - b);
+    const middle = sorted.length ? sorted[sorted.length >> 1] : 0;
+    const ceiling = log ? ROOM * start : FAR * middle;
+    if (this.metric.key !== "lr" && ceiling > 0) max = Math.min(max, ceiling);
     if (!log) {
       const room = 0.05 * (max - min || Math.abs(max) || 1);
       return { log, min: min - room, max: max + room, floor: min };
@@ -353,17 +402,24 @@ class Chart {
         title: this.metric.title,
         padding: [4, 20, 0, 0],
         legend: { show: false },
-        cursor: { points: { show: false }, drag: { x: false, y: false }, y: false },
+        cursor: {
+          points: { show: false }, y: false, drag: { x: true, y: false, setScale: false, dist: 4 },
+          bind: { dblclick: () => () => this.view.zoom(null) },
+        },
         scales: {
-          x: { time: false, auto: false, range: () => [0, this.steps] },
+          x: { time: false, auto: false, range: () => [this.window.from, this.window.to] },
           y: { auto: false, distr: range.log ? 3 : 1, log: 10, range: () => [this.limits.min, this.limits.max] },
         },
         axes: [
-          { ...axis, size: 26, space: 60, values: (_, ticks) => ticks.map((v) => (v === null ? "" : count(v))) },
-          { ...axis, scale: "y", size: 56, space: 26, values: (_, ticks) => ticks.map((v) => (v === null ? "" : short(v))), ...(range.log ? { splits: () => this.ticks(), filter: (_, ticks) => ticks } : {}) },
+          { ...axis, size: 26, space: 60, values: (_, ticks) => (this.xTicks = ticks).map((v) => (v === null ? "" : this.window.x === "time" ? short(v) : count(v))) },
+          { ...axis, scale: "y", size: 56, space: 26, values: (_, ticks) => (this.yTicks = ticks).map((v) => (v === null ? "" : short(v))), ...(range.log ? { splits: () => this.ticks(), filter: (_, ticks) => ticks } : {}) },
         ],
         series: [{}, ...series],
-        hooks: { draw: [() => this.marks(), () => this.highlight(this.view.hovered)] },
+        hooks: {
+          setSelect: [(plot) => this.select(plot)],
+          drawAxes: [() => this.faint()],
+          draw: [() => this.marks(), () => this.highlight(this.view.hovered)],
+        },
       },
       data,
       this.element,
@@ -388,6 +444,33 @@ class Chart {
       }
     }
     return found.length > 1 ? found : [this.limits.min, this.limits.max].map((v) => Number(v.toPrecision(2)));
+  }
+
+  // What was dragged over becomes the window of all three charts.
+  select(plot) {
+    const { left, width } = plot.select;
+    if (!width) return;
+    const [from, to] = [left, left + width].map((at) => plot.posToVal(at, "x"));
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.view.zoom([from, to]);
+  }
+
+  // The raw curves, below the smoothed ones.
+  faint() {
+    if (!this.smooth.size || !this.plot) return;
+    const { ctx, bbox } = this.plot;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.lineWidth = devicePixelRatio || 1;
+    for (const lane of this.lanes) {
+      ctx.strokeStyle = this.view.stroke(lane.trial, lane.dim === "hidden" ? 0.04 : FAINT);
+      ctx.beginPath();
+      this.trace(ctx, this.columns.get(lane.trial), bbox.left, bbox.width, bbox.top, bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   // Clip lines, and a cross where a diverged trial ends.
@@ -421,7 +504,7 @@ class Chart {
       const columns = this.columns.get(lane.trial);
       if (lane.info.state !== "diverged" || columns.last < 0 || lane.dim === "hidden") continue;
       const value = Math.min(this.limits.max, Math.max(columns.points.y[columns.last], this.limits.min));
-      const [x, y] = [this.plot.valToPos(columns.points.x[columns.last], "x", true), this.plot.valToPos(value, "y", true)];
+      const [x, y] = [this.plot.valToPos(lane.xOf(columns.points.x[columns.last]), "x", true), this.plot.valToPos(value, "y", true)];
       ctx.strokeStyle = this.view.stroke(lane.trial, 1);
       ctx.lineWidth = 1.8 * ratio;
       ctx.beginPath();
@@ -436,16 +519,19 @@ class Chart {
 
   // The lane whose line is nearest to the pointer, and the step under it.
   nearest(left, top) {
-    const step = this.plot.posToVal(left, "x");
-    const at = Math.min(this.wide - 1, Math.max(0, Math.floor((step / this.steps) * this.wide)));
-    let best = { lane: null, away: NEAR, step: Math.round(step) };
+    const x = this.plot.posToVal(left, "x");
+    const { from, to } = this.window;
+    const at = Math.min(this.wide - 1, Math.max(0, Math.floor(((x - from) / (to - from)) * this.wide)));
+    let best = { lane: null, away: NEAR, step: 0, smoothed: null };
     for (const lane of this.lanes) {
       if (lane.dim === "hidden") continue;
-      const span = this.span(this.columns.get(lane.trial), at);
+      const span = this.span(this.shown(lane.trial), at);
       if (!span) continue;
       const [low, high] = span.map((value) => this.plot.valToPos(Math.min(this.limits.max, Math.max(value, this.limits.min)), "y"));
       const away = top > low ? top - low : top < high ? high - top : 0;
-      if (away < best.away - (lane.dim ? -8 : 0)) best = { ...best, lane, away: away + (lane.dim ? 8 : 0) };
+      if (away < best.away - (lane.dim ? -8 : 0)) {
+        best = { lane, away: away + (lane.dim ? 8 : 0), step: Math.round(lane.stepOf(x)), smoothed: this.smooth.size ? (span[0] + span[1]) / 2 : null };
+      }
     }
     return best;
   }
@@ -481,7 +567,7 @@ class Chart {
     const alone = this.view.chosen && this.view.chosen.size === 1 && this.view.chosen.has(trial);
     const index = trial === null || alone ? -1 : this.lanes.findIndex((lane) => lane.trial === trial);
     if (index < 0) return;
-    const columns = this.columns.get(trial);
+    const columns = this.shown(trial);
     for (const [color, thick] of [[css("--jp-layout-color0", "#fff"), 5], [this.view.stroke(trial, 1), 2]]) {
       ctx.strokeStyle = color;
       ctx.lineWidth = thick;
@@ -493,10 +579,11 @@ class Chart {
   }
 }
 
+const lost = (lane) => lane.info.state === "diverged" || lane.info.state === "failed";
+
 // A line of one pixel is drawn eight times as fast as a thicker one.
 function look(lane, few) {
-  const lost = lane.info.state === "diverged" || lane.info.state === "failed";
-  return { width: few && !lost && lane.dim === "" ? 1.5 : 1, dash: lost ? [4, 3] : undefined };
+  return { width: few && !lost(lane) && lane.dim === "" ? 1.5 : 1, dash: lost(lane) ? [4, 3] : undefined };
 }
 
 function css(name, fallback) {
@@ -532,6 +619,7 @@ const tag = (name, attributes = {}, ...children) => {
 class View {
   constructor(store, root) {
     Object.assign(this, { store, lanes: [], chosen: null, hovered: null, frozen: null, waiting: false, rows: new Map() });
+    Object.assign(this, { smoothing: 0, weight: 0, log: true, x: "steps", window: null });
     this.stats = { redraws: 0, last_ms: 0, max_ms: 0, total_ms: 0 };
     root.classList.add("wb-live");
     root.setAttribute("data-lm-suppress-shortcuts", "true");
@@ -547,6 +635,7 @@ class View {
     this.tip = tag("div", { class: "wb-live-tip", hidden: "" });
     root.append(
       tag("div", { class: "wb-live-head" }, this.title, this.status, tag("span", { class: "wb-live-room" }), this.all, this.freeze),
+      this.tools(),
       tag("div", { class: "wb-live-body" },
         tag("div", { class: "wb-live-charts" }, boxes[0], tag("div", { class: "wb-live-pair" }, boxes[1], boxes[2])),
         this.legend),
@@ -568,6 +657,70 @@ class View {
     this.themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
     store.views.add(this);
     this.schedule();
+  }
+
+  // Smoothing, scale, x axis, zoom and download.
+  tools() {
+    const button = (text, attributes, does) => {
+      const made = tag("button", { type: "button", ...attributes }, text);
+      made.addEventListener("click", does);
+      return made;
+    };
+    this.slider = tag("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", "aria-label": "Smoothing" });
+    this.told = tag("span", { class: "wb-live-told", "aria-hidden": "true" });
+    this.slider.addEventListener("input", () => this.redraw({ smoothing: Number(this.slider.value) }));
+    this.logs = button("Log y", { "aria-pressed": "true" }, () => this.redraw({ log: !this.log }));
+    this.axis = tag("select", { "aria-label": "x axis" }, ...Object.entries(AXES).map(([value, text]) => tag("option", { value }, text)));
+    this.axis.addEventListener("change", () => this.redraw({ x: this.axis.value, window: null }));
+    this.reset = button("Reset zoom", { title: "also: double click" }, () => this.zoom(null));
+    const save = (kind) => button(kind.toUpperCase(), { "aria-label": `Download as ${kind.toUpperCase()}` }, () => download(this, kind));
+    return tag("div", { class: "wb-live-tools", role: "group", "aria-label": "How the curves are drawn" },
+      tag("label", {}, "Smoothing", this.slider, this.told), this.logs, tag("label", {}, "x", this.axis), this.reset,
+      tag("span", { class: "wb-live-room" }), tag("span", { class: "wb-live-save" }, "Download", ...["svg", "png", "csv"].map(save)));
+  }
+
+  redraw(changed) {
+    Object.assign(this, changed);
+    this.schedule();
+  }
+
+  // Show a part of the x axis, in its unit; null shows all of it.
+  zoom(window) {
+    this.redraw({ window });
+  }
+
+  // How a lane's steps lie on the x axis, and back.
+  place(lane) {
+    const { points, n } = lane.points.time_s;
+    const per = lane.info.examples || 1;
+    const between = (value, x, y) => { // x and y rise
+      let [low, high] = [0, n - 1];
+      while (high - low > 1) {
+        const middle = (low + high) >> 1;
+        if (x[middle] <= value) low = middle;
+        else high = middle;
+      }
+      return high > low && x[high] > x[low] ? y[low] + ((value - x[low]) / (x[high] - x[low])) * (y[high] - y[low]) : y[low];
+    };
+    const [xOf, stepOf] = {
+      steps: [(step) => step, (x) => x],
+      examples: [(step) => step * per, (x) => x / per],
+      time: [(step) => between(step, points.x, points.y), (x) => between(x, points.y, points.x)],
+    }[this.x];
+    Object.assign(lane, { xOf, stepOf });
+  }
+
+  // State of the controls, and what of it needs the trials.
+  settle(lanes) {
+    const has = { steps: true, examples: lanes.every((lane) => lane.info.examples), time: lanes.every((lane) => lane.points.time_s.n || !lane.points.loss.n) };
+    for (const option of this.axis.options) option.hidden = option.disabled = !has[option.value] || (option.value !== "steps" && !lanes.length);
+    const longest = Math.max(PARTS / 10, ...lanes.map((lane) => lane.info.steps));
+    this.weight = this.smoothing ** (PARTS / longest);
+    const over = this.smoothing ? `${this.smoothing.toFixed(2)}: about ${count(1 / (1 - this.weight))} steps` : "off";
+    this.told.textContent = over;
+    this.slider.setAttribute("aria-valuetext", over);
+    this.logs.setAttribute("aria-pressed", String(this.log));
+    this.reset.hidden = !this.window;
   }
 
   destroy() {
@@ -600,7 +753,7 @@ class View {
     const lanes = [...store.trials.values()].map((info) => ({
       trial: info.trial,
       info,
-      points: Object.fromEntries(METRICS.map(({ key }) => {
+      points: Object.fromEntries(KEYS.map((key) => {
         const points = store.pointsOf(info.trial)[key];
         return [key, { points, n: points.n }];
       })),
@@ -620,23 +773,26 @@ class View {
     this.colors = this.paint(lanes);
     const drawn = lanes.filter((lane) => METRICS.some(({ key }) => lane.points[key].n));
     drawn.sort((a, b) => (b.dim === "hidden") - (a.dim === "hidden") || (b.dim === "old") - (a.dim === "old"));
-    const steps = this.reach(drawn);
+    this.settle(drawn);
+    for (const lane of lanes) this.place(lane);
+    const [from, to] = this.window || [0, this.reach(drawn)];
+    const window = { from, to, x: this.x };
     this.headline(head, status);
     this.list(lanes);
-    for (const chart of this.charts) chart.draw(drawn, steps);
+    for (const chart of this.charts) chart.draw(drawn, window);
   }
 
-  // The x axis grows by doubling up to the length of the trials, so that what was counted stays counted.
+  // Where the x axis ends: it grows by doubling up to the length of the trials, so that what was counted stays counted.
   reach(lanes) {
     const shown = lanes.filter((lane) => lane.dim !== "hidden");
     let [last, total] = [1, 1];
     for (const lane of shown.length ? shown : lanes) {
       const { points, n } = lane.points.loss;
-      if (n) last = Math.max(last, points.x[n - 1] + 1);
-      if (lane.dim === "") total = Math.max(total, lane.info.steps);
+      if (n) last = Math.max(last, lane.xOf(points.x[n - 1] + 1));
+      if (lane.dim === "") total = Math.max(total, lane.xOf(lane.info.steps));
     }
     total = Math.max(total, last);
-    if (Object.keys(this.store.status.states).every((state) => state !== "running" && state !== "waiting")) return last;
+    if (this.x === "time" || Object.keys(this.store.status.states).every((state) => state !== "running" && state !== "waiting")) return last;
     while (total / 2 >= last) total /= 2;
     return Math.max(1, Math.ceil(total));
   }
@@ -651,8 +807,7 @@ class View {
 
   stroke(trial, alpha) {
     const lane = this.lanes.find((each) => each.trial === trial);
-    const lost = lane && (lane.info.state === "diverged" || lane.info.state === "failed");
-    const pale = !lane || lane.dim === "hidden" ? 0.1 : lane.dim === "old" ? 0.35 : lost ? 0.6 : 1;
+    const pale = !lane || lane.dim === "hidden" ? 0.1 : lane.dim === "old" ? 0.35 : lost(lane) ? 0.6 : 1;
     return `rgba(${(this.colors.get(trial) || [128, 128, 128]).join()},${alpha || pale})`;
   }
 
@@ -720,7 +875,7 @@ class View {
     row.setAttribute("aria-pressed", String(this.isChosen([lane.trial])));
     row.classList.toggle("wb-live-hidden", lane.dim === "hidden");
     parts.swatch.style.borderTopColor = this.stroke(lane.trial, 1);
-    parts.swatch.style.borderTopStyle = info.state === "diverged" || info.state === "failed" ? "dashed" : "solid";
+    parts.swatch.style.borderTopStyle = lost(lane) ? "dashed" : "solid";
   }
 
   isChosen(trials) {
@@ -750,11 +905,11 @@ class View {
 
   point(chart, event) {
     const box = chart.plot.over.getBoundingClientRect();
-    const { lane, step } = chart.nearest(event.clientX - box.left, event.clientY - box.top);
+    const { lane, step, smoothed } = chart.nearest(event.clientX - box.left, event.clientY - box.top);
     this.hover(lane ? lane.trial : null);
     this.tip.hidden = !lane;
     if (!lane) return;
-    this.tip.replaceChildren(...this.facts(lane, step).map(([name, value]) => tag("div", {}, tag("span", {}, name), tag("b", {}, value))));
+    this.tip.replaceChildren(...this.facts(lane, step, chart.metric, smoothed).map(([name, value]) => tag("div", {}, tag("span", {}, name), tag("b", {}, value))));
     const root = this.root.getBoundingClientRect();
     const [x, y] = [event.clientX - root.left, event.clientY - root.top];
     const right = x + 16 + this.tip.offsetWidth < root.width;
@@ -762,7 +917,7 @@ class View {
     this.tip.style.top = `${Math.max(0, Math.min(y + 10, root.height - this.tip.offsetHeight - 4))}px`;
   }
 
-  facts(lane, step) {
+  facts(lane, step, metric, smoothed) {
     const at = (key) => {
       const { points, n } = lane.points[key];
       const index = Math.max(0, points.at(step, n));
@@ -777,6 +932,7 @@ class View {
       ["gradient norm", short(at("grad_norm")[1])],
       ["state", (STATES[info.state] || ["", info.state])[1]],
     ];
+    if (smoothed !== null) facts.splice(5, 0, [`${metric.title}, smoothed`, short(smoothed)]);
     return info.note ? [facts[0], ["with", info.note], ...facts.slice(1)] : facts;
   }
 
@@ -792,7 +948,89 @@ class View {
   }
 }
 
-export default () => {
+// ---------------------------------------------------------------------------------------------------- download
+
+const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
+// The charts as they are drawn, and the names of the lines.
+function picture(view) {
+  const [ink, paper] = [css("--jp-ui-font-color1", "#222"), css("--jp-layout-color0", "#fff")];
+  const parts = [];
+  let top = 0;
+  let wide = 0;
+  const say = (x, y, text, how = "") => parts.push(`<text x="${x}" y="${y}" fill="${ink}" ${how}>${escaped(text)}</text>`);
+  view.charts.forEach((chart, i) => {
+    const { plot, limits, window } = chart;
+    const [left, y0, width, height] = [64, top + 24, plot.over.clientWidth, plot.over.clientHeight];
+    wide = Math.max(wide, left + width + 16);
+    say(left, top + 16, plot.root.querySelector(".u-title").textContent, 'font-weight="600"');
+    for (const tick of chart.xTicks.filter((v) => v !== null && v >= window.from && v <= window.to)) {
+      say(left + plot.valToPos(tick, "x"), y0 + height + 14, window.x === "time" ? short(tick) : count(tick), 'text-anchor="middle"');
+    }
+    for (const tick of chart.yTicks.filter((v) => v !== null && v >= limits.min && v <= limits.max)) {
+      const y = y0 + plot.valToPos(tick, "y");
+      parts.push(`<path d="M${left} ${y}h${width}" stroke="${ink}" stroke-opacity="0.15"/>`);
+      say(left - 6, y + 4, short(tick), 'text-anchor="end"');
+    }
+    parts.push(`<clipPath id="c${i}"><rect x="${left}" y="${y0}" width="${width}" height="${height}"/></clipPath>`);
+    const lines = (all, opacity) => {
+      for (const lane of chart.lanes.filter((each) => each.dim !== "hidden")) {
+        let d = "";
+        const pen = {
+          moveTo: (x, y) => (d += `M${x.toFixed(1)} ${y.toFixed(1)}`), lineTo: (x, y) => (d += `L${x.toFixed(1)} ${y.toFixed(1)}`),
+        };
+        chart.trace(pen, all.get(lane.trial), left, width, y0, height);
+        const dash = lost(lane) ? ' stroke-dasharray="4 3"' : "";
+        const color = `rgb(${view.colors.get(lane.trial).join()})`;
+        parts.push(`<path d="${d}" fill="none" stroke="${color}" stroke-opacity="${opacity}"${dash} clip-path="url(#c${i})"><title>trial ${lane.trial}</title></path>`);
+      }
+    };
+    if (chart.smooth.size) lines(chart.columns, FAINT);
+    lines(chart.smooth.size ? chart.smooth : chart.columns, 1);
+    say(left + width, y0 + height + 30, AXES[window.x], 'text-anchor="end"');
+    top = y0 + height + 38;
+  });
+  const named = view.lanes.filter((lane) => lane.dim !== "hidden");
+  named.forEach((lane, i) => {
+    const y = 20 + 16 * i;
+    parts.push(`<path d="M${wide} ${y - 4}h18" stroke="rgb(${view.colors.get(lane.trial).join()})" stroke-width="3"/>`);
+    say(wide + 24, y, `trial ${lane.trial} · lr ${short(lane.info.lr)}${lane.info.note ? ` · ${brief(lane.info.note)}` : ""}`);
+  });
+  const size = [wide + 260, Math.max(top, 28 + 16 * named.length)].map(Math.ceil);
+  return { size, text: `<svg xmlns="http://www.w3.org/2000/svg" width="${size[0]}" height="${size[1]}" viewBox="0 0 ${size.join(" ")}" font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="${paper}"/>${parts.join("")}</svg>` };
+}
+
+// Every point that the page has of the trials that are shown.
+function csv(view) {
+  const rows = ["trial,stage,peak_lr,metric,step,value"];
+  for (const lane of view.lanes.filter((each) => each.dim !== "hidden")) {
+    for (const key of KEYS) {
+      const { points, n } = lane.points[key];
+      for (let i = 0; i < n; i++) rows.push([lane.trial, lane.info.stage, lane.info.lr, key, points.x[i], points.y[i]].join());
+    }
+  }
+  return `${rows.join("\n")}\n`;
+}
+
+async function download(view, kind) {
+  if (view.charts.some((chart) => !chart.plot)) return;
+  const hand = (blob) => {
+    const link = tag("a", { href: URL.createObjectURL(blob), download: `${view.store.head.name || "curves"}.${kind}` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  if (kind === "csv") return hand(new Blob([csv(view)], { type: "text/csv" }));
+  const { size, text } = picture(view);
+  if (kind === "svg") return hand(new Blob([text], { type: "image/svg+xml" }));
+  const image = new Image();
+  image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
+  await image.decode();
+  const canvas = tag("canvas", { width: 2 * size[0], height: 2 * size[1] });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  canvas.toBlob(hand, "image/png");
+}
+
+const widget = () => {
   let store = null;
   return {
     initialize({ model }) {
@@ -805,3 +1043,5 @@ export default () => {
     },
   };
 };
+
+export default widget;

@@ -190,7 +190,7 @@ class StudyCurves:
         ]
         self._trials[number] = {
             "trial": number, "stage": stage, "lr": config["peak_lr"], "steps": config["total_steps"],
-            "clip": config.get("max_grad_norm"), "note": ", ".join(differs), "state": known.get("state", state),
+            "clip": config.get("max_grad_norm"), "examples": config.get("batch_size"), "note": ", ".join(differs), "state": known.get("state", state),
         }  # fmt: skip
         self._changed.add(number)
         self._stage = stage
