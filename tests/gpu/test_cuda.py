@@ -159,7 +159,7 @@ def test_lanes_that_run_out_of_memory_are_halved(tmp_path: Path) -> None:
         )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert set(record.trials["state"]) == {"completed"}
+    assert set(record.trials["state"]) == {"complete"}
     assert record.steps["loss"].notna().all()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import workbench as wb
+from tests.helpers.workloads import small_workload
 from workbench.cli.notebooks import working_copies
 from workbench.record.folder import runs_root
 
@@ -53,3 +57,48 @@ def test_copies_of_notebooks_keep_what_was_done_in_them(tmp_path: Path, monkeypa
     Path("notebooks/b.ipynb").write_text("two")
     working_copies(Path("notebooks"))
     assert [Path("my_notebooks", name).read_text() for name in ("a.ipynb", "b.ipynb")] == ["changed", "two"]
+
+
+class Stops(wb.hooks.Hook):
+    """Presses Ctrl-C at the second step."""
+
+    def on_step(self, step: Any) -> None:
+        if step.index == 1:
+            signal.raise_signal(signal.SIGINT)
+
+
+NAMES = ["run1:try2", "s3:x", "[v2]", "org/model", "../../x", "/etc/x", "x" * 300, "-x", "..", "é" * 200]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_of_any_name_is_one_folder_of_the_root_and_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    workload = small_workload(config={"total_steps": 4}).replace(name=name)
+    stopped = wb.Trainer(hooks=[Stops()])
+    with pytest.raises(wb.errors.StudyInterrupted):
+        stopped.run(workload)
+    wb.Trainer().run(workload)
+    assert [path.name for path in Path().iterdir()] == ["runs"], "nothing is written beside the root"
+    assert sorted(path.name for path in tmp_path.rglob("study.json")) == ["study.json"], "the same study goes on"
+    assert wb.list_studies("runs", extra=["workload"])["workload"].tolist() == [name]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "nul\0l", "\udcff"])
+def test_names_that_cannot_be_printed_are_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(wb.errors.WorkloadError, match="that can be printed"):
+        small_workload().replace(name=name)
+    with pytest.raises(wb.errors.RecordError, match="can be printed"):
+        wb.Trainer().run(small_workload(), out=tmp_path / name)
+    with pytest.raises(wb.errors.RecordError, match="300 bytes; file systems allow 255"):
+        wb.Trainer().run(small_workload(), out=tmp_path / ("x" * 300))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_folder_with_an_impossible_name_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wb.Trainer().run(small_workload(config={"total_steps": 4}), out=tmp_path / "good")
+    shutil.copytree(tmp_path / "good", tmp_path / "bad\udcff")
+    assert len(wb.list_studies(tmp_path)) == 1
+    assert "can be printed" in caplog.text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError, UsageError, nearest
-from workbench.record.folder import is_locked
+from workbench.record.folder import check_path, is_locked
 from workbench.record.read import StudyRecord, trial_folders, trial_outcome
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
@@ -42,12 +42,19 @@ def read_folders(root: Path) -> tuple[list[dict[str, Any]], list[str]]:
     rows, problems = [], []
     for folder in study_folders(root):
         try:
-            rows.append(study_row(folder) | {"path": str(folder)})
+            check_path(folder)
+            row = study_row(folder) | {"path": str(folder)}
+            rows.append({key: _printable(value) for key, value in row.items()})
         except RecordError as error:
             problems.append(str(error))
         except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             problems.append(f"{folder} holds no study that can be read ({type(error).__name__}: {error}).")
     return rows, problems
+
+
+def _printable(value: Any) -> Any:
+    """Return a text with what is no UTF-8 spelled out: one such name must not cost the whole table."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def check_extra(extra: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -35,9 +36,28 @@ def runs_root() -> Path:
     return Path(os.path.relpath((here if project in (home, *home.parents) else project) / "runs"))
 
 
+def _one_name(workload: str) -> str:
+    """Return a workload's name as that of one folder: letters, digits, `_`, `.` and `-`, of 120 bytes at most, and none that leads elsewhere."""
+    plain = re.sub(r"[^\w.-]+", "-", workload).strip(".-")
+    return plain.encode()[:120].decode(errors="ignore") or "study"
+
+
+def check_path(path: Path) -> None:
+    """Raise RecordError where a folder cannot be made or listed by this name."""
+    if not str(path).isprintable():
+        raise RecordError(
+            f"out={str(path)!a} holds a line break, a NUL or bytes that are no UTF-8: give a folder whose name can be printed."
+        )
+    long = next((part for part in path.parts if len(os.fsencode(part)) > 255), None)
+    if long is not None:
+        raise RecordError(
+            f"out={str(path)[:60]}... has a name of {len(os.fsencode(long))} bytes; file systems allow 255. Give a shorter one."
+        )
+
+
 def default_folder(workload: str, stem: str, *, root: str | Path | None = None) -> Path:
     """Make and return a new folder `root/<workload>-<stem>-<time>`, None is `runs_root`; nobody who asks at the same moment gets the same."""
-    base = Path(root or runs_root()) / f"{workload}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    base = Path(root or runs_root()) / f"{_one_name(workload)}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     for path in [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]:
         try:
             path.mkdir(parents=True)
@@ -51,7 +71,7 @@ def default_folder(workload: str, stem: str, *, root: str | Path | None = None) 
 
 def unfinished(workload: str, stem: str, wanted: Mapping[str, Any], *, root: str | Path | None = None) -> Path | None:
     """Return the newest folder under `root` in which a study with all that is `wanted` was begun and not finished, if there is one."""
-    for path in sorted(Path(root or runs_root()).glob(f"{workload}-{stem}-*/study.json"), reverse=True):
+    for path in sorted(Path(root or runs_root()).glob(f"{_one_name(workload)}-{stem}-*/study.json"), reverse=True):
         with contextlib.suppress(RecordError):
             study = read_json(path)
             same = isinstance(study, dict) and all(study.get(key) == value for key, value in wanted.items())

@@ -23,6 +23,7 @@ from workbench.record import repro
 from workbench.record.folder import (
     check_fingerprint,
     check_folder,
+    check_path,
     default_folder,
     lock,
     read_json,
@@ -92,6 +93,7 @@ class StudyWriter:
         made = path is None
         if path is None:
             path = unfinished(workload, kind, wanted) or default_folder(workload, kind)
+        check_path(path)
         if not (path / "study.json").exists():
             try:
                 _check_name(path, name or path.name)

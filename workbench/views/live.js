@@ -8,8 +8,8 @@ const METRICS = [
   { key: "grad_norm", title: "gradient norm", noisy: true },
   { key: "lr", title: "learning rate" },
 ];
-const KEYS = [...METRICS.map(({ key }) => key), "time_s"];
-const AXES = { steps: "steps", examples: "examples", time: "time (s)" };
+const KEYS = METRICS.map(({ key }) => key);
+const AXES = { steps: "steps", examples: "examples" };
 const BRIEF = {
   max_grad_norm: "clip", batch_size: "batch", shared_seed: "seed", per_host_seed: "data seed", warmup_steps: "warmup",
   accumulate_steps: "accumulate", bn_stat_examples: "bn examples", total_steps: "steps", momentum: "momentum",
@@ -411,7 +411,7 @@ class Chart {
           y: { auto: false, distr: range.log ? 3 : 1, log: 10, range: () => [this.limits.min, this.limits.max] },
         },
         axes: [
-          { ...axis, size: 26, space: 60, values: (_, ticks) => (this.xTicks = ticks).map((v) => (v === null ? "" : this.window.x === "time" ? short(v) : count(v))) },
+          { ...axis, size: 26, space: 60, values: (_, ticks) => (this.xTicks = ticks).map((v) => (v === null ? "" : count(v))) },
           { ...axis, scale: "y", size: 56, space: 26, values: (_, ticks) => (this.yTicks = ticks).map((v) => (v === null ? "" : short(v))), ...(range.log ? { splits: () => this.ticks(), filter: (_, ticks) => ticks } : {}) },
         ],
         series: [{}, ...series],
@@ -691,28 +691,14 @@ class View {
 
   // How a lane's steps lie on the x axis, and back.
   place(lane) {
-    const { points, n } = lane.points.time_s;
-    const per = lane.info.examples || 1;
-    const between = (value, x, y) => { // x and y rise
-      let [low, high] = [0, n - 1];
-      while (high - low > 1) {
-        const middle = (low + high) >> 1;
-        if (x[middle] <= value) low = middle;
-        else high = middle;
-      }
-      return high > low && x[high] > x[low] ? y[low] + ((value - x[low]) / (x[high] - x[low])) * (y[high] - y[low]) : y[low];
-    };
-    const [xOf, stepOf] = {
-      steps: [(step) => step, (x) => x],
-      examples: [(step) => step * per, (x) => x / per],
-      time: [(step) => between(step, points.x, points.y), (x) => between(x, points.y, points.x)],
-    }[this.x];
+    const per = (this.x === "examples" && lane.info.examples) || 1;
+    const [xOf, stepOf] = [(step) => step * per, (x) => x / per];
     Object.assign(lane, { xOf, stepOf });
   }
 
   // State of the controls, and what of it needs the trials.
   settle(lanes) {
-    const has = { steps: true, examples: lanes.every((lane) => lane.info.examples), time: lanes.every((lane) => lane.points.time_s.n || !lane.points.loss.n) };
+    const has = { steps: true, examples: lanes.every((lane) => lane.info.examples) };
     for (const option of this.axis.options) option.hidden = option.disabled = !has[option.value] || (option.value !== "steps" && !lanes.length);
     const longest = Math.max(PARTS / 10, ...lanes.map((lane) => lane.info.steps));
     this.weight = this.smoothing ** (PARTS / longest);
@@ -792,7 +778,7 @@ class View {
       if (lane.dim === "") total = Math.max(total, lane.xOf(lane.info.steps));
     }
     total = Math.max(total, last);
-    if (this.x === "time" || Object.keys(this.store.status.states).every((state) => state !== "running" && state !== "waiting")) return last;
+    if (Object.keys(this.store.status.states).every((state) => state !== "running" && state !== "waiting")) return last;
     while (total / 2 >= last) total /= 2;
     return Math.max(1, Math.ceil(total));
   }
@@ -965,7 +951,7 @@ function picture(view) {
     wide = Math.max(wide, left + width + 16);
     say(left, top + 16, plot.root.querySelector(".u-title").textContent, 'font-weight="600"');
     for (const tick of chart.xTicks.filter((v) => v !== null && v >= window.from && v <= window.to)) {
-      say(left + plot.valToPos(tick, "x"), y0 + height + 14, window.x === "time" ? short(tick) : count(tick), 'text-anchor="middle"');
+      say(left + plot.valToPos(tick, "x"), y0 + height + 14, count(tick), 'text-anchor="middle"');
     }
     for (const tick of chart.yTicks.filter((v) => v !== null && v >= limits.min && v <= limits.max)) {
       const y = y0 + plot.valToPos(tick, "y");

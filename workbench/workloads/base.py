@@ -80,6 +80,10 @@ class Workload:
         """Check every field that can be checked without building a model or loading an item."""
         if not isinstance(self.name, str) or not self.name.strip():
             raise WorkloadError(f"name={self.name!r} must be a non-empty string, for example 'digits_cnn'.")
+        if not self.name.isprintable():
+            raise WorkloadError(
+                f"name={self.name!a} holds a line break, a NUL or bytes that are no UTF-8: give a name that can be printed."
+            )
         for name in ("build_model", "loss", "forward", "weights", "collate", "step"):
             self._check_callable(name)
         self._check_metrics()
