@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from workbench.findings.diagnosis import MAX_ROWS, Diagnosis
-from workbench.findings.finding import Finding
+import pytest
+
+from workbench.findings.diagnosis import MAX_ROWS, Diagnosis, verdict_table
+from workbench.findings.finding import Finding, worst
 
 
 def diagnosis(*findings: tuple[str, str]) -> Diagnosis:
@@ -19,6 +21,28 @@ def test_trouble_and_measurements_stay_and_the_rest_is_counted() -> None:
     assert [line.split()[:2] for line in lines] == [
         ["!", "stability.early"], ["+", "lr.best"], ["?", "input.bound"], ["+", str(MAX_ROWS)],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statuses", "badge", "tally"),
+    [
+        ("ok ok not_measured", ("ok", "ok, 1 not measured"), "3 checks"),
+        ("ok not_measured not_measured", ("not_measured", "not measured"), "2 not measured, 1 ok"),
+        ("ok not_measured", ("not_measured", "not measured"), "1 not measured, 1 ok"),
+        ("ok ok not_measured warn", ("warn", "warn"), "1 warn, 1 not measured, 2 ok"),
+        ("ok ok", ("ok", "ok"), "2 ok"),
+        ("", ("not_measured", "not measured"), "nothing was looked at"),
+    ],
+)
+def test_the_badge_counts_the_few_checks_that_could_not_be_made(
+    statuses: str, badge: tuple[str, str], tally: str
+) -> None:
+    """The same words in terminal and notebook; the verdict, and with it the exit code, stays as it is."""
+    made = diagnosis(*((f"data.{k}", status) for k, status in enumerate(statuses.split())))
+    assert (made.badge, made.tally) == (badge, tally)
+    assert repr(made).splitlines()[0] == f"Diagnosis of mine  [{badge[1]}]  {tally}"
+    assert f"{badge[1]}</strong></span> {tally}</p>" in verdict_table(made)
+    assert made.verdict == worst(statuses.split())  # type: ignore[arg-type]
 
 
 def test_of_few_every_finding_has_a_line_and_the_measurement_comes_first() -> None:

@@ -47,7 +47,9 @@ def test_a_study_is_a_row_and_its_numbers_are_those_of_the_record(root: Path) ->
         assert (row["best_value"], row["best_trial"], row["trials"]) == (best, best_trial, trials)
         assert row["best_trial"] == wb.open(root / name).best().number
         assert row["trials"] == len(frame), "failed ones included"
-        assert row["failed"] == frame["state"].isin(["failed", "diverged"]).sum() == 2
+        assert row["failed"] == (frame["state"] == "failed").sum() == 1
+        assert row["diverged"] == (frame["state"] == "diverged").sum() == 1
+        assert row["best_lr"] == wb.open(root / name).trial(best_trial).config["peak_lr"]
         assert (row["unfinished"], row["state"], row["note"], row["best_step"]) == (1, "unfinished", "a note", 3)
         assert row["reproduce"].endswith("workbench diagnose w")
         assert hashlib.sha256(Path(row["config"]).read_bytes()).hexdigest() == row["config_sha256"]
@@ -138,7 +140,7 @@ def test_from_the_command_line(
     assert cli.main(["studies", "--columns", "failed, select", "--export", "table.xlsx"]) == 0
     out = capsys.readouterr().out
     assert "Table: table.xlsx" in out
-    assert "failed:    2" in out
+    assert "failed:    1" in out
     assert pd.read_excel("table.xlsx").columns.tolist() == [*COLUMNS, "failed", "select"]
     for given, note in (("one", "by name"), ("runs/one", "by folder")):
         assert cli.main(["studies", "--note", given, note]) == 0
@@ -152,17 +154,32 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study(tmp_path / "one")
-    findings = [{"code": "lr.best", "value": 0.25}, {"code": "lr.unstable", "value": None}]
-    (tmp_path / "one" / "diagnosis.json").write_text(json.dumps({"verdict": "warn", "findings": findings}))
+    findings = [{"code": "lr.best", "value": 0.4}, {"code": "lr.unstable", "value": None}]
+    (tmp_path / "one" / "diagnosis.json").write_text(
+        json.dumps({"verdict": "not_measured", "badge": "ok, 1 not measured", "findings": findings})
+    )
     study(tmp_path / "two")
     (tmp_path / "two" / "diagnosis.json").write_text("cut off {")
     row = wb.list_studies(tmp_path, extra=["verdict", "lr_best", "lr_unstable"]).set_index("study")
-    assert row.loc["one", ["verdict", "lr_best"]].tolist() == ["warn", 0.25]
+    assert row.loc["one", ["verdict", "lr_best"]].tolist() == ["ok, 1 not measured", 0.4]
     assert row.loc["two", ["verdict", "lr_best", "lr_unstable"]].isna().all()
     assert cli.main(["studies", str(tmp_path)]) == 0
-    head, one, two = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert one == ["one", "6", "0.25", "validation/loss", "0.25", "warn", "a", "note"]
-    assert two == ["two", "6", "0.25", "validation/loss", "a", "note"]
+    head, one, two = (line.split("  ") for line in capsys.readouterr().out.splitlines())
+    head, one, two = ([cell.strip() for cell in line if cell] for line in (head, one, two))
+    assert head == ["study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable", "verdict", "note"]
+    assert one == ["one", "6", "0.25", "validation/loss", "0.2", "0.4", "ok, 1 not measured", "a note"]
+    assert two == ["two", "6", "0.25", "validation/loss", "0.2", "a note"]
+    assert cli.main(["studies", str(tmp_path), "--note", "two", "after the fix #lr #fix"]) == 0
+    capsys.readouterr()
+    assert cli.main(["studies", str(tmp_path), "--tag", "lr"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "two"]
+    assert cli.main(["studies", str(tmp_path), "--tag", "after"]) == 0
+    assert "has the tag #after" in capsys.readouterr().out
+    assert cli.main(["studies", str(tmp_path), "--compare", "one", str(tmp_path / "two")]) == 0
+    compared = capsys.readouterr().out
+    assert "best value" in compared
+    assert [line.split()[-2:] for line in compared.splitlines() if line.startswith("best value")] == [["0.25", "0.25"]]
+    assert cli.main(["studies", str(tmp_path), "--compare", "one"]) == 2
     assert head[-1] == "note"
     assert cli.main(["studies", str(tmp_path), "--verbose"]) == 0
     assert capsys.readouterr().out.count("reproduce: ") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import workbench as wb
 from tests.helpers.notebooks import VERDICT, write_notebook
 from workbench import cli
 from workbench.errors import UsageError
@@ -82,6 +84,48 @@ def test_the_same_call_into_the_same_folder_keeps_what_is_complete(notebook: Pat
         "as is another notebook"
     )
     assert not list(Path("mine").glob("00*.html"))
+
+
+MEASURED = """\
+import workbench as wb
+from pathlib import Path
+from tests.helpers.study_folders import write_study
+write_study(Path(out), scale=lrs[0])
+display({"application/vnd.workbench.verdict+json": {"schema": 1, "workload": "w", "verdict": "ok", "findings": [
+    {"code": "lr.best", "status": "ok", "summary": "s", "value": lrs[0]}, {"code": "lr.grid_edge", "status": "ok", "summary": "s", "value": 7}]}, "text/plain": "w"}, raw=True)"""
+LINKED = "# A title\n\n[next](00_next.ipynb) [glossary](../docs/glossary.md#lr) [web](https://pytorch.org) [here](#A-title) [nowhere](#x)"
+
+
+def test_pages_show_what_was_set_and_measured_and_every_link_leads_somewhere(
+    notebook: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    write_notebook(notebook, "from IPython.display import display", MEASURED, text=LINKED)
+    write_notebook(notebook.with_name("00_next.ipynb"))
+    done = run_notebooks(notebook, [{"lrs": [0.5]}, {"lrs": [2.0]}])
+    assert not done.crashed, done
+    stored = rows(done.folder)
+    values = [wb.list_studies("runs").set_index("study").loc[f"03_asked-00{n}", "best_value"] for n in (1, 2)]
+    assert [(float(row["lr.best"]), float(row["best validation/loss"])) for row in stored] == [
+        (0.5, pytest.approx(values[0])),
+        (2.0, pytest.approx(values[1])),
+    ]
+    assert "lr.grid_edge" not in stored[0], "measurements, and no other finding's value"
+    assert "best validation/loss" in repr(done)
+    pages = sorted(done.folder.glob("*.html"))
+    assert [page.name for page in pages] == ["001.html", "002.html", "summary.html"]
+    for page in pages:
+        links = re.findall(r'href="([^"]+)"', page.read_text())
+        assert links
+        for link in links:
+            web, local = link.startswith("https://"), link.startswith("#") and f'id="{link[1:]}"' in page.read_text()
+            assert web or local or (page.parent / link).is_file(), f"{page.name}: {link}"
+    text = pages[0].read_text()
+    assert "Set for this run: lrs = [0.5]" in text
+    assert "Defaults: status = " in text
+    assert ">glossary<" not in text
+    assert "glossary" in text, "its words stay"
+    assert 'href="https://pytorch.org"' in text
 
 
 @pytest.mark.parametrize(

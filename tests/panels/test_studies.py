@@ -60,7 +60,7 @@ def test_every_study_is_a_row_and_what_cannot_be_read_is_named(runs: Path) -> No
 def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> None:
     panel = studies_panel(runs, live=True)
     assert asked(panel, do="open", path=str(runs / "first")) == {
-        "text": "first is open below.",
+        "text": "first is open.",
         "bad": False,
         "number": 1,
     }
@@ -86,7 +86,7 @@ def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> No
 
 def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     one, two = side(runs / "first"), side(runs / "second")
-    found = compare(one, two)
+    found = compare([one, two])
     rows = {what: values for what, *values in found["rows"]}
     assert found["names"] == ["first", "second"]
     assert rows["peak_lr"] == [pytest.approx(0.1 * 1.3**2), pytest.approx(0.1 * 1.3)]
@@ -95,13 +95,28 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     assert "second is better by" in found["said"]
     assert "one side has one seed, so this may be chance" in found["said"]
     larger = [replace(each, config=each.config | {"select_mode": "max"}) for each in (one, two)]
-    assert "first is better by" in compare(*larger)["said"]
-    assert draw_comparison(one, two).startswith(PNG)
+    assert "first is better by" in compare(larger)["said"]
+    assert draw_comparison([one, two]).startswith(PNG)
+
+
+def test_more_than_two_are_compared_and_the_best_is_held_against_the_second(runs: Path) -> None:
+    write_study(runs / "third", scale=0.1)
+    sides = [side(runs / name) for name in ("first", "second", "third")]
+    found = compare(sides)
+    rows = {what: values for what, *values in found["rows"]}
+    assert rows["best value"] == [pytest.approx(v) for v in (best(2), best(1, scale=0.5), best(2, scale=0.1))]
+    assert "third is better by" in found["said"]
+    assert f"against {best(1, scale=0.5):.4g}" in found["said"], "of the other two, the better one"
+    other = replace(sides[2], config=sides[2].config | {"select": "train/loss"})
+    assert "Not comparable" in compare([*sides[:2], other])["said"]
+    panel = studies_panel(runs, live=True)
+    assert "compare 2 to 6" in asked(panel, do="compare", sides=[[str(runs / "first"), None]])["text"]
+    assert not asked(panel, do="compare", sides=[[str(runs / n), None] for n in ("first", "second", "third")])["bad"]
 
 
 def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
     write_study(runs / "seeds", trials=6, seeds=2)
-    found = compare(side(runs / "seeds", 0), side(runs / "seeds", 2))
+    found = compare([side(runs / "seeds", 0), side(runs / "seeds", 2)])
     rows = {what: values for what, *values in found["rows"]}
     a, b = ([best(k, seed=s) for s in (0, 1)] for k in (0, 1))
     assert rows["mean over seeds"] == [pytest.approx(sum(a) / 2), pytest.approx(sum(b) / 2)]
@@ -111,7 +126,7 @@ def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
     clear = (sum(a) - sum(b)) / 2 > NOISE * error
     assert clear, "the case is meant to be clear"
     assert "more than 2 standard errors" in found["said"]
-    assert "nothing but the seed" in compare(side(runs / "seeds", 0), side(runs / "seeds", 1))["said"]
+    assert "nothing but the seed" in compare([side(runs / "seeds", 0), side(runs / "seeds", 1)])["said"]
 
 
 def test_a_note_reaches_the_folder_and_the_rows(runs: Path) -> None:

@@ -279,8 +279,7 @@ def studies(args: argparse.Namespace) -> int:
 
     args.dir = args.dir or str(runs_root())
     if args.note:
-        given = Path(args.note[0])
-        set_note(given if (given / "study.json").exists() else Path(args.dir) / given, args.note[1])
+        set_note(_study_folder(args.dir, args.note[0]), args.note[1])
     if args.ledger is None and not Path(args.dir).is_dir():
         raise UsageError(
             f"there is no folder {args.dir}: workbench diagnose makes one, or give another: workbench studies DIR."
@@ -293,32 +292,48 @@ def studies(args: argparse.Namespace) -> int:
     known = [name for name in _SHOWN if name not in extra]
     table = list_studies(args.dir, extra=[*extra, *known], ledger=args.ledger)
     where = args.dir if args.ledger is None else "the shared ledger"
-    print(
-        _study_lines(table, extra, args.verbose)
-        if len(table)
-        else f"No studies in {where}: workbench diagnose makes one."
-    )
+    nothing = f"No studies in {where}: workbench diagnose makes one."
+    if args.tag:
+        tag = f"#{args.tag.lstrip('#')}"
+        table = table[[tag in str(tags).split() for tags in table["tags"]]]
+        nothing = f"No study in {where} has the tag {tag}: a tag is a word of a note that begins with #."
+    if args.compare:
+        from workbench.views.studies_data import compare, side
+
+        found = compare([side(_study_folder(args.dir, name)) for name in args.compare])
+        print(textwrap.fill(found["said"], 110), *_columns([("", *found["names"]), *found["rows"]]), sep="\n")
+        return RAN
+    print(_study_lines(table, extra, args.verbose) if len(table) else nothing)
     if args.export:
         print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
     return RAN
 
 
-_SHOWN = ("select", "verdict", "lr_best", "lr_unstable")
+_SHOWN = ("select", "best_lr", "verdict", "lr_best", "lr_unstable", "tags")
+
+
+def _study_folder(root: str, given: str) -> Path:
+    """Return the folder of a study that was given by its path, or by its name in `root`."""
+    return Path(given) if (Path(given) / "study.json").exists() else Path(root) / given
+
+
+def _columns(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return rows as lines, each column as wide as its widest value; the last one is not padded."""
+    cells = [[_number(value) or ("" if value is None else str(value)) for value in row] for row in rows]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, wide, strict=True)).rstrip() for row in cells]
 
 
 def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> str:
     """One row a study; under each, where asked for, further columns, where its config is and what reproduces it."""
-    rows = [("study", "trials", "best value", "metric", "best lr", "unstable from", "verdict", "note")]
+    rows = [("study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable", "verdict", "note")]
     for row in table.to_dict("records"):
         metric = str(row["select"]).partition(" ")[0]
         rows.append((
             str(row["study"]), str(row["trials"]), _number(row["best_value"]), metric if _number(row["best_value"]) else "",
-            _number(row["lr_best"]), _number(row["lr_unstable"]), row["verdict"] if isinstance(row["verdict"], str) else "", str(row["note"]),
+            _number(row["best_lr"]), _number(row["lr_best"]), _number(row["lr_unstable"]), row["verdict"] if isinstance(row["verdict"], str) else "", str(row["note"]),
         ))  # fmt: skip
-    wide = [max(len(row[column]) for row in rows) for column in range(7)]
-    lines = [
-        "  ".join([*(f"{text:<{width}}" for text, width in zip(row, wide, strict=False)), row[-1]]) for row in rows
-    ]
+    lines = _columns(rows)
     for line, study in enumerate(table.to_dict("records"), start=1):
         lines[line] += "".join(f"\n    {f'{name}:':<10} {study[name]}" for name in extra)
         if verbose:
@@ -327,4 +342,8 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
 
 
 def _number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else ""
+    return (
+        f"{value:.4g}"
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else ""
+    )

@@ -222,6 +222,8 @@ study that is written by any process, and stays when that, its notebook or the p
             _option("dir", "DIR", "folder of studies (default: the project's runs)", nargs="?"),
             _option("--verbose", None, "where each config is, and the command that reproduces the study", action="store_true"),
             _option("--rebuild", None, "make the index again from the folders", action="store_true"),
+            _option("--tag", "TAG", "only studies whose note has the word #TAG"),
+            _option("--compare", "STUDY", "two or more studies beside each other: what differs, best values, noise of the seeds", nargs="+"),
             _option("--columns", "A,B", "further columns, such as workload,failed,created", default=""),
             _option("--export", "FILE", "write the table as .csv or .xlsx"),
             _option("--ledger", "URL", "list a shared ledger (default: the one in WORKBENCH_LEDGER)", nargs="?",
@@ -229,13 +231,16 @@ study that is written by any process, and stays when that, its notebook or the p
             _option("--note", ("STUDY", "TEXT"), "write another note to a study, and list", nargs=2),
         ),
         description="""\
-One row a study: name, number of trials, best result with its metric, learning rates as diagnosed, verdict and note.""",
+One row per study: name, number of trials, the best value with its metric and the learning rate of that trial, then lr.best,
+lr.unstable and the verdict of its diagnosis, and the note. Words of a note that begin with # are tags.""",
         epilog="""\
 examples:
   workbench studies
   workbench studies --verbose     # the commands that reproduce them
+  workbench studies --compare digits_cnn-diagnosis-20260801-120000 digits_cnn-diagnosis-20260802-090000
   workbench studies --columns workload,failed,created --export studies.xlsx
-  workbench studies --note digits_cnn-lr_sweep-20260801-120000 "warmup did not help"    # a folder, or a name in runs/
+  workbench studies --note digits_cnn-lr_sweep-20260801-120000 "warmup did not help #warmup"    # a folder, or a name in runs/
+  workbench studies --tag warmup
   workbench studies --rebuild team/runs      # after folders were copied or deleted
   WORKBENCH_LEDGER=postgresql://user@host/name workbench studies --ledger    # one ledger for several machines
 

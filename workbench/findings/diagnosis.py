@@ -43,7 +43,7 @@ def verdict_table(diagnosis: Diagnosis) -> str:
     advised: set[str] = set()
     groups = said_alike(told, joins=lambda f: not after[f.code])
     rows = "\n".join(_table_row(alike, advised, after[alike[0].code]) for alike in groups)
-    parts = [f"<p><strong>{escape(diagnosis.title)}</strong> {_badge(diagnosis.verdict)} {escape(diagnosis.tally)}</p>"]
+    parts = [f"<p><strong>{escape(diagnosis.title)}</strong> {_badge(*diagnosis.badge)} {escape(diagnosis.tally)}</p>"]
     if diagnosis.answers:
         lines = (
             f'<tr><th scope="row" style="{_LEFT}; white-space: nowrap">{escape(a.question)}</th>'
@@ -58,9 +58,17 @@ def verdict_table(diagnosis: Diagnosis) -> str:
     return "\n".join(parts)
 
 
-def _badge(status: Status) -> str:
-    symbol, word = SIGNS[status]
-    return f'<span style="color: {_COLOURS[status]}; white-space: nowrap"><strong>{symbol} {word}</strong></span>'
+def _badge(status: Status, word: str = "") -> str:
+    shown = f"{SIGNS[status][0]} {word or SIGNS[status][1]}"
+    return f'<span style="color: {_COLOURS[status]}; white-space: nowrap"><strong>{shown}</strong></span>'
+
+
+def badge(statuses: Sequence[Status]) -> tuple[Status, str]:
+    """Return the status and the words that stand for all of these: "ok, 1 not measured" where no check alarms and most were made (rule of thumb: more than half)."""
+    whole, missing = worst(statuses), statuses.count("not_measured")
+    if whole == "not_measured" and missing < len(statuses) / 2:
+        return "ok", f"ok, {missing} not measured"
+    return whole, SIGNS[whole][1]
 
 
 def _folded(title: str, findings: Sequence[Finding], *, signs: bool = False) -> str:
@@ -153,6 +161,7 @@ class Diagnosis:
             "workload": self.workload,
             "command": self.command,
             "verdict": self.verdict,
+            "badge": self.badge[1],
             "cost": to_json(self.cost),
             "findings": [f.to_dict() for f in self.findings],
             "recommendation": to_json(self.recommendation),
@@ -164,13 +173,20 @@ class Diagnosis:
         return answers(self.findings, self.recommendation)
 
     @property
+    def badge(self) -> tuple[Status, str]:
+        """The status, for colour and symbol, and the words of the badge: as `verdict`, but that a few checks that could not be made are counted beside "ok"."""
+        return badge([f.status for f in self.findings])
+
+    @property
     def title(self) -> str:
         """What was diagnosed."""
         return f"Diagnosis of {self.workload or 'a record'}"
 
     @property
     def tally(self) -> str:
-        """How many findings that stand for themselves have which status."""
+        """How many findings that stand for themselves have which status; of what the badge tells already, the sum alone."""
+        if self.badge[1] != SIGNS[self.badge[0]][1]:
+            return f"{len(self.findings)} checks"
         counts = Counter(f.status for f, _ in listed(self.findings))
         shown = ", ".join(f"{counts[s]} {SIGNS[s][1]}" for s in STATUSES if counts[s]) or "nothing was looked at"
         return f"{shown}{and_more(self.findings)}"
@@ -186,7 +202,7 @@ class Diagnosis:
     def __repr__(self) -> str:
         """Return the verdict for a terminal: answers, then what none of them tells, causes first; what is said alike is said once."""
         told, rest = self.told()
-        lines = [f"{self.title}  [{SIGNS[self.verdict][1]}]  {self.tally}"]
+        lines = [f"{self.title}  [{self.badge[1]}]  {self.tally}"]
         lines += [_paragraph(a.status, a.text, a.question, wide=17) for a in self.answers]
         after = {f.code: then for f, then in listed(self.findings)}
         for answer in self.answers:

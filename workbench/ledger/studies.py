@@ -31,8 +31,8 @@ def list_studies(
     Args:
         root: folder of the studies, None is the project's `runs`, which are read themselves: the table is right while a study runs, and after a crash. One that
             cannot be read is a warning that names it.
-        extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, unfinished, best_trial, best_step, select,
-            config_sha256, commit.
+        extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, diverged, unfinished, best_trial, best_step,
+            best_lr, select, config_sha256, commit, tags, verdict, lr_best, lr_unstable.
         ledger: address of a shared ledger; then its studies are listed, those of other machines as well, as they were when they
             were last closed. "" takes the one in WORKBENCH_LEDGER.
 

@@ -23,16 +23,19 @@ EXTRA = {
     "kind": "what was studied",
     "state": "finished, running (a process writes it now) or unfinished",
     "created": "when it was begun, UTC",
-    "failed": "trials that failed or diverged",
+    "failed": "trials that ended in an error",
+    "diverged": "trials whose loss became non-finite or far too high",
     "unfinished": "trials that are running or were stopped",
     "best_trial": "number of the trial with the best value",
     "best_step": "step of its selected checkpoint",
+    "best_lr": "its learning rate",
     "select": "metric that selects, and what is better",
     "config_sha256": "hash of the config when the study was begun",
     "commit": "git commit of the code",
-    "verdict": "worst status of its diagnosis, where there is one",
-    "lr_best": "best learning rate, as diagnosed",
-    "lr_unstable": "learning rate from which training is unstable, as diagnosed",
+    "tags": "words of the note that begin with #",
+    "verdict": "badge of its diagnosis, where there is one",
+    "lr_best": "lr.best of its diagnosis; where several learning rates are equally good, the trial with the best value may have another",
+    "lr_unstable": "lr.unstable of its diagnosis: where training becomes unstable",
 }
 """Further columns -> what they hold; they are there on request."""
 
@@ -97,13 +100,16 @@ def study_row(folder: Path) -> dict[str, Any]:
         "kind": study.get("kind"),
         "state": "finished" if "finished" in study else "running" if is_locked(folder) else "unfinished",
         "created": study.get("created"),
-        "failed": sum(state in ("failed", "diverged") for state in states),
+        "failed": states.count("failed"),
+        "diverged": states.count("diverged"),
         "unfinished": sum(state in ("running", "stopped") for state in states),
         "best_trial": best[1],
         "best_step": best[2],
+        "best_lr": None if best[1] is None else StudyRecord(folder).trial(best[1]).config["peak_lr"],
         "select": f"{config['select']} ({config['select_mode']})",
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),
+        "tags": " ".join(word for word in str(study["note"]).split() if word.startswith("#")),
         **_diagnosed(folder),
     }
 
@@ -113,7 +119,11 @@ def _diagnosed(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "diagnosis.json").read_text(encoding="utf-8"))
         values = {str(f["code"]): f["value"] for f in found["findings"]}
-        return {"verdict": found["verdict"], "lr_best": values.get("lr.best"), "lr_unstable": values.get("lr.unstable")}
+        return {
+            "verdict": found.get("badge", found["verdict"]),
+            "lr_best": values.get("lr.best"),
+            "lr_unstable": values.get("lr.unstable"),
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {"verdict": None, "lr_best": None, "lr_unstable": None}
 

@@ -5,19 +5,23 @@ A run that crashes stops none of the others. The same call into the same folder 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from workbench.errors import NotebookError, UsageError
-from workbench.findings.finding import STATUSES, worst
+from workbench.errors import NotebookError, RecordError, UsageError
+from workbench.findings.diagnosis import badge
+from workbench.findings.finding import MEASUREMENTS, STATUSES, worst
 from workbench.ledger.studies import csv_text
+from workbench.ledger.table import study_row
 from workbench.notebook.html import page
 from workbench.notebook.parameters import check_parameters, check_values
 from workbench.notebook.runner import (
@@ -46,6 +50,7 @@ class NotebookRun:
         seconds: that it took; next to nothing where it was kept.
         kept: whether it was complete already, from an earlier call into the same folder.
         notebook: its executed copy.
+        best: metric and best value of its study, where there is one.
         study: folder of its study, where the notebook takes one.
     """
 
@@ -58,6 +63,7 @@ class NotebookRun:
     notebook: Path
     study: str | None
     error: str | None
+    best: tuple[str, float] | None = None
 
     @property
     def verdict(self) -> str | None:
@@ -67,7 +73,16 @@ class NotebookRun:
     @property
     def said(self) -> str:
         """Its verdict, or how it ended where it did not reach its end."""
-        return self.state if self.state != "complete" else self.verdict or "none"
+        found = [finding["status"] for verdict in self.verdicts for finding in verdict["findings"]]
+        return self.state if self.state != "complete" else badge(found)[1] if self.verdicts else "none"
+
+    def measured(self) -> dict[str, float]:
+        """Return the values of its measurements by their codes, such as lr.best, and the best value by the name of its metric."""
+        findings = [finding for verdict in self.verdicts for finding in verdict["findings"]]
+        known = {
+            f["code"]: float(f["value"]) for f in findings if f["code"] in MEASUREMENTS and f.get("value") is not None
+        }
+        return known | ({f"best {self.best[0]}": self.best[1]} if self.best else {})
 
     def counts(self) -> dict[str, int]:
         """Return how many findings have each status."""
@@ -91,11 +106,12 @@ class NotebookRun:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NotebookRuns:
-    """Many runs of one notebook, in order; its repr is the table of their verdicts."""
+    """Many runs of one notebook, in order; its repr is the table of their verdicts and measurements. `where` is the folder that they ran in."""
 
     folder: Path
     title: str
     runs: tuple[NotebookRun, ...]
+    where: Path = field(default_factory=Path)
 
     @property
     def verdict(self) -> str | None:
@@ -112,16 +128,17 @@ class NotebookRuns:
     def table(self) -> pd.DataFrame:
         """One row a run.
 
-        run, the parameters that differ, state, verdict (the worst), the number of findings of each status, worst (codes of what
-        failed or warns), seconds, study, notebook, error.
+        run, the parameters that differ, state, verdict (the worst), what was measured, the number of findings of each status, worst
+        (codes of what failed or warns), seconds, study, notebook, error.
         """
-        names = self._differing()
+        names, measured = self._differing(), self._measured()
         rows = [
             {
                 "run": run.number,
                 **{name: _shown(run.parameters.get(name, "default")) for name in names},
                 "state": run.state,
                 "verdict": run.verdict,
+                **{name: run.measured().get(name) for name in measured},
                 **run.counts(),
                 "worst": ", ".join(run.worst_codes()),
                 "seconds": round(run.seconds, 1),
@@ -139,12 +156,17 @@ class NotebookRuns:
         unset = object()
         return [n for n in names if any(run.parameters.get(n, unset) != first.get(n, unset) for run in self.runs[1:])]
 
+    def _measured(self) -> list[str]:
+        return list(dict.fromkeys(name for run in self.runs for name in run.measured()))
+
     def __repr__(self) -> str:
         """Return the table, what crashed, and where the copies are."""
         if not self.runs:
             return f"{self.title}: no run yet."
-        shown = self.table[["run", *self._differing(), "verdict", *STATUSES, "worst"]]
-        rows = shown.assign(verdict=[run.said for run in self.runs]).to_string(index=False, max_colwidth=60)
+        shown = self.table[["run", *self._differing(), "verdict", *self._measured(), "worst"]]
+        rows = shown.assign(verdict=[run.said for run in self.runs]).to_string(
+            index=False, max_colwidth=60, float_format="{:.4g}".format, na_rep="–"
+        )
         failed = [f"run {run.number} {run.state}: {shown_line(str(run.error))}" for run in self.crashed]
         return "\n".join([rows, *failed, f"Summary: {self.folder / 'summary.html'}"])
 
@@ -153,19 +175,30 @@ class NotebookRuns:
 
     def _table_html(self, *, relative_to: Path, heading: bool = False) -> str:
         """The table as HTML, with links to the pages of the runs, or to their copies where no page was written."""
-        names, rows = self._differing(), []
+        names, measured, rows = self._differing(), self._measured(), []
         for run in self.runs:
             html = run.notebook.with_suffix(".html")
-            symbol, word = STATUS.get(run.verdict or "", ("–", "none"))
+            symbol = STATUS[run.verdict][0] if run.verdict else "–"
+            report = self.where / str(run.study) / "report.html"
             rows.append(
                 {
                     "run": run,
                     "link": os.path.relpath(html if html.exists() else run.notebook, relative_to),
                     "given": [_shown(run.parameters.get(name, "default")) for name in names],
-                    "said": f"{symbol} {word}" if run.state == "complete" else f"✕ {run.state}",
+                    "said": f"{symbol if run.state == 'complete' else '✕'} {run.said}",
+                    "measured": [run.measured().get(name) for name in measured],
+                    "report": os.path.relpath(report, relative_to) if run.study and report.exists() else None,
                 }
             )
-        columns = ["run", *names, "verdict", *STATUS, "worst findings", "seconds"]
+        columns = [
+            "run",
+            *names,
+            "verdict",
+            *measured,
+            *(word.lower() for _, word in STATUS.values()),
+            "worst findings",
+            "seconds",
+        ]
         return render("runs.html.j2", Path(__file__).parent, runs=self, columns=columns, rows=rows, heading=heading)
 
 
@@ -229,14 +262,14 @@ def run_notebooks(
                 f"run {number}: out={row[OUT]!r} is the study folder of an earlier run too. Leave {OUT} out, and each has its own."
             )
     folder = _folder(info, out)
-    done = NotebookRuns(folder=folder, title=info.title, runs=())
+    done = NotebookRuns(folder=folder, title=info.title, runs=(), where=where)
     for number, row in enumerate(values, start=1):
         takes_study = any(p.name == OUT and p.accepts("") for p in info.parameters)
         given = {OUT: f"runs/{folder.resolve().name}-{number:03d}", **row} if takes_study else row
         copy = folder / f"{number:03d}.ipynb"
         options: dict[str, Any] = {"cwd": cwd, "timeout_s": timeout_s, "html": html, "show_input": show_input}
         run = _run(info, number, row, given=given, copy=copy, options=options)
-        done = NotebookRuns(folder=folder, title=info.title, runs=(*done.runs, run))
+        done = replace(done, runs=(*done.runs, run))
         write_summary(done)
         if progress:
             print(f"run {number} of {len(values)}: {run}", file=sys.stderr)
@@ -291,4 +324,14 @@ def _run(
         notebook=copy,
         study=given.get(OUT) or None,
         error=error,
+        best=_best(Path(options["cwd"] or ".") / str(given[OUT])) if given.get(OUT) else None,
     )
+
+
+def _best(study: Path) -> tuple[str, float] | None:
+    """Return the metric that selects in a study, and its best value, where there is one."""
+    with contextlib.suppress(RecordError):
+        row = study_row(study)
+        if math.isfinite(row["best_value"]):
+            return str(row["select"]).partition(" ")[0], float(row["best_value"])
+    return None

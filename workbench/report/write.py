@@ -17,14 +17,14 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import listed
-from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.diagnosis import SIGNS, Diagnosis
 from workbench.findings.finding import MEASUREMENTS
 from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
 from workbench.report.summary import summary_rows
-from workbench.report.templates import render, shown_line
+from workbench.report.templates import STATUS, render, shown_line
 from workbench.topics.recommendation.diagnose import next_steps
 from workbench.topics.registry import FIGURES
 
@@ -74,6 +74,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         "not_measured": "No trouble was found, but part of it could not be measured.",
         "ok": "No trouble was found.",
     }[diagnosis.verdict]
+    status, word = diagnosis.badge
     answered = {answer.question: answer.status for answer in diagnosis.answers}
     known = [
         f"{cost['steps']:,} training steps" if cost.get("steps") is not None else "",
@@ -82,7 +83,8 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     ]
     return {
         "origin": f"Training diagnosis.{name}{day}{'.' if name or day else ''}{note}",
-        "verdict": diagnosis.verdict,
+        "verdict": status,
+        "word": STATUS[status][1] + word.removeprefix(SIGNS[status][1]),
         "meaning": "" if answered else meaning if diagnosis.findings else "This is no clean bill: there is no finding.",
         "tally": diagnosis.tally,
         "answered": answered,

@@ -6,12 +6,16 @@ const STATES = {
   finished: "✓", complete: "✓", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(0, 2fr)", workload: "9em", kind: "8em", state: "8em", stage: "9em", trials: "5.5em", failed: "5.5em",
-  trial: "5.5em", best_value: "8.5em", created: "10.5em", note: "minmax(0, 3fr)", seed: "5.5em", best_step: "8em",
-  steps_run: "8em", seconds: "7em",
+  study: "minmax(14em, 2fr)", workload: "8.5em", state: "8em", stage: "9em", trials: "4.5em", diverged: "6em", failed: "4.5em",
+  trial: "5.5em", best_value: "7em", select: "10em", best_lr: "5.5em", lr_best: "5.5em", lr_unstable: "7em", verdict: "9em",
+  created: "10.5em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
-const WORDS = { best_value: "best value", best_step: "best step", steps_run: "steps run" };
+const WORDS = {
+  best_value: "best value", select: "metric", best_lr: "at lr", lr_best: "lr.best", lr_unstable: "lr.unstable", best_step: "best step",
+  steps_run: "steps run",
+};
+const MOST = 6; // compared at once, as in studies_data.py
 
 function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
@@ -26,6 +30,8 @@ function make(tag, properties = {}, ...children) {
 function shown(value, name) {
   if (value === null || value === undefined) return "–";
   if (name === "state") return `${STATES[value] || ""} ${value}`.trim();
+  if (name === "select") return String(value).split(" ")[0];
+  if (name === "study") return String(value).replace(/-\d{8}-\d{6}(?=$|-\d+$)/, ""); // its time is a column of its own
   if (name === "created") return String(value).slice(0, 16).replace("T", " ");
   if (typeof value === "number") {
     if (Number.isInteger(value) && Math.abs(value) < 1e7) return INTEGER.format(value);
@@ -65,7 +71,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
   const body = make("div", { role: "rowgroup", className: "wb-body", tabIndex: 0 });
   const box = make("div", { role: "grid", className: "wb-grid", "aria-label": label, "aria-multiselectable": "true" }, head, body);
   box.style.maxHeight = `${height}px`;
-  body.setAttribute("aria-label", `${label}: arrow keys move, Enter opens, space marks for comparing`);
+  body.setAttribute("aria-label", `${label}: arrow keys move, Enter opens, space selects for comparing`);
 
   const numeric = (name) => figures.has(name);
 
@@ -74,7 +80,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
     box.style.setProperty("--wb-columns", template);
     head.style.gridTemplateColumns = template;
     head.replaceChildren(
-      make("div", { role: "columnheader", "aria-label": "marked for comparing", title: "marked for comparing" }),
+      make("div", { role: "columnheader", "aria-label": "selected for comparing", title: "selected for comparing" }),
       ...columns.map((name) => {
         const word = WORDS[name] || name;
         const way = sort && sort.name === name ? (sort.down ? " ▼" : " ▲") : "";
@@ -122,7 +128,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
 
   function drawRow(row, place) {
     const isMarked = marked.includes(id(row));
-    const mark = make("div", { role: "gridcell", className: "wb-mark", textContent: isMarked ? "☑" : "☐", title: "mark for comparing" });
+    const mark = make("div", { role: "gridcell", className: "wb-mark", textContent: isMarked ? "☑" : "☐", title: "select for comparing" });
     mark.addEventListener("click", (event) => {
       event.stopPropagation();
       active = place;
@@ -153,7 +159,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
 
   function toggle(row) {
     const key = id(row);
-    marked = marked.includes(key) ? marked.filter((other) => other !== key) : [...marked, key].slice(-2);
+    marked = marked.includes(key) ? marked.filter((other) => other !== key) : [...marked, key].slice(-MOST);
     draw();
     onMarked(marked.map((other) => rows.find((one) => id(one) === other)).filter(Boolean));
   }
@@ -247,16 +253,16 @@ function render({ model, el }) {
 
   const search = make("input", { type: "search", placeholder: "name, note, workload, state ...", "aria-label": "filter studies" });
   const count = make("span", { className: "wb-soft" });
-  const compareStudies = make("button", { type: "button", textContent: "Compare the two marked", disabled: true });
-  const again = make("button", { type: "button", textContent: "Read again", title: "read the folders as they are now" });
+  const compareStudies = make("button", { type: "button", textContent: "Compare selected", disabled: true });
+  const again = make("button", { type: "button", textContent: "Refresh", title: "read the folders as they are now" });
   const problems = make("div", { className: "wb-problems" });
-  let two = [];
+  let chosen = [];
   const studies = grid({
     label: "studies", height: 268, id: (row) => row.path || row.study,
     onOpen: (row) => ask({ do: "open", path: row.path }, `Opening ${row.study} …`),
     onMarked: (rows) => {
-      two = rows;
-      compareStudies.disabled = rows.length !== 2;
+      chosen = rows;
+      compareStudies.disabled = rows.length < 2;
     },
   });
   const countRows = () => {
@@ -267,7 +273,7 @@ function render({ model, el }) {
   search.addEventListener("input", countRows);
   again.addEventListener("click", () => ask({ do: "read" }, "Reading …"));
   compareStudies.addEventListener("click", () => {
-    ask({ do: "compare", sides: two.map((row) => [row.path, null]) }, `Comparing ${two.map((row) => row.study).join(" and ")} …`);
+    ask({ do: "compare", sides: chosen.map((row) => [row.path, null]) }, `Comparing ${chosen.map((row) => row.study).join(", ")} …`);
   });
 
   const detail = make("section", { className: "wb-detail", hidden: true, "aria-label": "open study" });
@@ -280,13 +286,13 @@ function render({ model, el }) {
   const figure = make("div");
   const trialFilter = make("input", { type: "search", placeholder: "state, stage, value ...", "aria-label": "filter trials" });
   const trialCount = make("span", { className: "wb-soft" });
-  const compareTrials = make("button", { type: "button", textContent: "Compare the two marked trials", disabled: true });
+  const compareTrials = make("button", { type: "button", textContent: "Compare selected trials", disabled: true });
   let pair = [];
   const trials = grid({
     label: "trials", height: 240, id: (row) => row.trial, onOpen: () => {},
     onMarked: (rows) => {
       pair = rows;
-      compareTrials.disabled = rows.length !== 2;
+      compareTrials.disabled = rows.length < 2;
     },
   });
   const countTrials = () => {
@@ -297,9 +303,9 @@ function render({ model, el }) {
   trialFilter.addEventListener("input", countTrials);
   compareTrials.addEventListener("click", () => {
     const path = model.get("opened").row.path;
-    ask({ do: "compare", sides: pair.map((row) => [path, row.trial]) }, `Comparing trials ${pair.map((row) => row.trial).join(" and ")} …`);
+    ask({ do: "compare", sides: pair.map((row) => [path, row.trial]) }, `Comparing trials ${pair.map((row) => row.trial).join(", ")} …`);
   });
-  // A note that is not written yet survives another study, "Read again", and (in the kernel) a reload of the page.
+  // A note that is not written yet survives another study, "Refresh", and (in the kernel) a reload of the page.
   const keep = () => {
     const drafts = { ...model.get("drafts") };
     if (note.value === model.get("opened").row.note) delete drafts[open];
@@ -328,7 +334,7 @@ function render({ model, el }) {
     make(
       "div", { className: "wb-fields" },
       make("div", {}, make("label", { className: "wb-soft", textContent: "Note (Ctrl+Enter saves)" }), note, save, " ", unsaved),
-      make("div", {}, make("label", { className: "wb-soft", textContent: "To run it again" }), command, copyButton),
+      make("details", {}, make("summary", { textContent: "Reproduce this study" }), command, copyButton),
     ),
     figure,
     make("div", { className: "wb-bar" }, trialFilter, compareTrials, trialCount),
@@ -352,7 +358,7 @@ function render({ model, el }) {
     }
     const row = opened.row;
     title.textContent = row.study;
-    facts.textContent = `${row.workload} · ${row.kind || "study"} · ${shown(row.state, "state")} · ${opened.said}`;
+    facts.textContent = `${row.workload} · ${(row.kind || "study").replaceAll("_", " ")} · ${shown(row.state, "state")} · ${opened.said}`;
     const draft = model.get("drafts")[open];
     const text = draft === undefined ? row.note : draft;
     if (note.value !== text) note.value = text;
@@ -379,7 +385,7 @@ function render({ model, el }) {
       comparison.hidden = true;
     });
     comparison.replaceChildren(
-      make("h4", { textContent: names.join(" against ") }), make("p", { textContent: said }),
+      make("h4", { textContent: names.join(" vs ") }), make("p", { textContent: said }),
       make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)),
       make("div", { className: "wb-picture" }), close,
     );
@@ -387,7 +393,7 @@ function render({ model, el }) {
   }
   function drawCurves() {
     const place = comparison.querySelector(".wb-picture"), data = model.get("comparison");
-    if (place && data && data.byteLength) place.replaceChildren(picture(data, `training loss of ${model.get("compared").names.join(" and ")}`));
+    if (place && data && data.byteLength) place.replaceChildren(picture(data, `training loss of ${model.get("compared").names.join(", ")}`));
   }
   function drawStudies() {
     studies.set(model.get("columns"), model.get("studies"));
@@ -408,7 +414,7 @@ function render({ model, el }) {
     say.textContent = bad ? `✕ ${text}` : text;
   }
 
-  root.append(make("div", { className: "wb-bar" }, search, compareStudies, again, count), studies.node, say, problems, detail, comparison);
+  root.append(make("div", { className: "wb-bar" }, search, compareStudies, again, count), studies.node, say, problems, comparison, detail);
   el.append(root);
   const handlers = {
     "change:studies": drawStudies, "change:problems": drawStudies, "change:opened": drawOpened, "change:figure": drawFigure,

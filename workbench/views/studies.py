@@ -58,7 +58,7 @@ def studies_panel(folder: str | Path | None = None, *, ledger: str | None = None
     """Return the study browser over a folder; a table alone where nobody can use it.
 
     Type to filter; a click on a column's head sorts; a click on a row, or Enter, opens a study: its trials with the best first, its
-    picture, its note to edit, and the command that reproduces it to copy. Mark two studies or trials (the box, or the space bar) to
+    picture, its note to edit, and the command that reproduces it to copy. Select two or more studies or trials (the box, or the space bar) to
     compare their configs, best values and curves. Studies that are running are read as they are; nothing is locked.
 
     Args:
@@ -89,7 +89,7 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
 
 
 class StudiesWidget(anywidget.AnyWidget):
-    """All studies of a folder, one of them opened, two compared.
+    """All studies of a folder, one of them opened, some compared.
 
     Attributes:
         problems: why folders could not be read.
@@ -142,10 +142,10 @@ class StudiesWidget(anywidget.AnyWidget):
         self.figure = draw_study(record) or b""
 
     def compare(self, sides: list[tuple[str, int | None]]) -> None:
-        """Compare two studies, or two trials: each a path, and a trial's number or None."""
-        left, right = (side(path, trial) for path, trial in sides)
-        self.compared = compare(left, right)
-        self.comparison = draw_comparison(left, right)
+        """Compare studies, or trials: each a path, and a trial's number or None."""
+        found = [side(path, trial) for path, trial in sides]
+        self.compared = compare(found)
+        self.comparison = draw_comparison(found)
 
     def note(self, path: str, note: str) -> None:
         """Write another note into a study."""
@@ -173,7 +173,7 @@ class StudiesWidget(anywidget.AnyWidget):
             return f"{len(self.studies)} studies, as they are now."
         if asked["do"] == "open":
             self.show(self._listed(asked["path"]))
-            return f"{self.opened['row']['study']} is open below."
+            return f"{self.opened['row']['study']} is open."
         if asked["do"] == "compare":
             self.compare([(self._listed(path), trial) for path, trial in asked["sides"]])
             return str(self.compared["said"])
@@ -200,6 +200,6 @@ def _paths(table: pd.DataFrame) -> frozenset[str]:
 
 def _rows(root: Path, found: tuple[pd.DataFrame, list[str]]) -> dict[str, Any]:
     table, problems = found
-    names = [*STUDY_COLUMNS, "reproduce", "path"]
+    names = [*STUDY_COLUMNS, "kind", "reproduce", "path"]
     rows = _plain(table.reindex(columns=names)).to_dict("records")
     return {"studies": to_json(rows), "problems": problems, "nothing": "" if rows else nothing(root)}

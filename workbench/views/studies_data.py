@@ -1,10 +1,11 @@
-"""What the study browser shows, read from the folders: rows of studies, one opened, two compared. Nothing is held or changed."""
+"""What the study browser shows, read from the folders: rows of studies, one opened, some compared. Nothing is held or changed."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,12 @@ from workbench.record.read import StudyRecord, ranked_trials
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture
 
-STUDY_COLUMNS = ["study", "workload", "kind", "state", "trials", "failed", "best_value", "created", "note"]
-"""What a row of the table of studies shows; `path` and `reproduce` go with it unseen."""
+STUDY_COLUMNS = [
+    "study", "workload", "state", "trials", "diverged", "failed", "best_value", "select", "best_lr", "lr_best", "lr_unstable", "verdict", "created", "note",
+]  # fmt: skip
+"""What a row of the table of studies shows; `path`, `kind` and `reproduce` go with it unseen."""
+MOST_COMPARED = 6
+"""Studies or trials that are compared at once: more curves cannot be told apart (rule of thumb)."""
 CURVES = 4
 """Trials whose curves are drawn of a large study: more cannot be told apart at a glance (rule of thumb)."""
 JUDGED = 64
@@ -38,7 +43,7 @@ def study_table(root: Path, *, ledger: str | None = None) -> tuple[pd.DataFrame,
     """Return the table of studies, the newest first, and why some could not be read."""
     if ledger is None:
         rows, problems = read_folders(root) if root.is_dir() else ([], [])
-        table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "reproduce", "path"])
+        table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "kind", "reproduce", "path"])
     else:
         table, problems = list_studies(root, extra=[name for name in EXTRA if name in STUDY_COLUMNS], ledger=ledger), []
         folders = [Path(str(link)).parent for link in table["config"]]
@@ -133,7 +138,7 @@ _UNSHOWN = ("select", "select_mode")
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two that are compared: a trial, or its study's best one.
+    """One of those that are compared: a trial, or its study's best one.
 
     Attributes:
         value: its best value; NaN without one.
@@ -182,39 +187,44 @@ def side(path: str | Path, trial: int | None = None) -> Side:
     )
 
 
-def compare(left: Side, right: Side) -> dict[str, Any]:
-    """Return `names`, `rows` of (what, left, right) and a sentence `said`, as JSON values.
+def compare(sides: Sequence[Side]) -> dict[str, Any]:
+    """Return `names`, `rows` of a name and a value for each side, and a sentence `said`, as JSON values.
 
     The rows are the config fields that differ, what was asked of the study where that differs, and the best values with the mean
     and standard deviation over seeds.
+
+    Raises:
+        UsageError: there are fewer than two, or more than `MOST_COMPARED`.
     """
-    one, other = left.record, right.record
-    rows: list[tuple[str, Any, Any]] = []
-    if one.path != other.path:
+    if not 2 <= len(sides) <= MOST_COMPARED:
+        raise UsageError(f"{len(sides)} given: compare 2 to {MOST_COMPARED} studies or trials.")
+    rows: list[list[Any]] = []
+    studies = [each.record.study for each in sides]
+    if len({each.record.path for each in sides}) > 1:
+        settings = [study.get("settings") or {} for study in studies]
         for key in ("workload", "kind", "commit"):
-            rows += _differing(key, one.study.get(key), other.study.get(key))
-        theirs = other.study.get("settings") or {}
-        for key, value in (one.study.get("settings") or {}).items():
-            rows += _differing(f"study: {key}", value, theirs.get(key))
-    names = [name for name in dict.fromkeys([*left.config, *right.config]) if name not in _UNSHOWN]
+            rows += _differing(key, [study.get(key) for study in studies])
+        for key in settings[0]:
+            rows += _differing(f"study: {key}", [each.get(key) for each in settings])
+    names = dict.fromkeys(name for each in sides for name in each.config if name not in _UNSHOWN)
     for name in names:
-        rows += _differing(name, left.config.get(name), right.config.get(name))
-    rows += [
-        ("trial", left.trial, right.trial),
-        ("selected by", _select(left), _select(right)),
-        ("best value", left.value, right.value),
-        ("seeds of this config", len(left.seeds), len(right.seeds)),
-        ("mean over seeds", left.mean, right.mean),
-        ("standard deviation over seeds", left.deviation, right.deviation),
-    ]
-    shown = {"names": [left.name, right.name], "rows": [list(row) for row in rows], "said": _answer_text(left, right)}
-    plain: dict[str, Any] = to_json(shown)
+        rows += _differing(name, [each.config.get(name) for each in sides])
+    told: dict[str, Callable[[Side], Any]] = {
+        "trial": lambda each: each.trial,
+        "selected by": _select,
+        "best value": lambda each: each.value,
+        "seeds of this config": lambda each: len(each.seeds),
+        "mean over seeds": lambda each: each.mean,
+        "standard deviation over seeds": lambda each: each.deviation,
+    }
+    rows += [[what, *map(of, sides)] for what, of in told.items()]
+    plain: dict[str, Any] = to_json({"names": [each.name for each in sides], "rows": rows, "said": _best_two(sides)})
     return plain
 
 
-def draw_comparison(left: Side, right: Side) -> bytes:
-    """Return both training-loss curves in one picture, as PNG."""
-    curves = [(s.record, s.trial, s.name) for s in (left, right)]
+def draw_comparison(sides: Sequence[Side]) -> bytes:
+    """Return the training-loss curves of all in one picture, as PNG."""
+    curves = [(s.record, s.trial, s.name) for s in sides]
     return png([lambda ax: plot_trial_curves(curves, ax=ax)], size=(8.4, 3.8))
 
 
@@ -222,8 +232,8 @@ def _select(found: Side) -> str:
     return f"{found.config['select']} ({found.config['select_mode']})"
 
 
-def _differing(name: str, one: Any, other: Any) -> list[tuple[str, Any, Any]]:
-    return [] if _same(one, other) else [(name, _shown(one), _shown(other))]
+def _differing(name: str, values: Sequence[Any]) -> list[list[Any]]:
+    return [] if all(_same(values[0], other) for other in values[1:]) else [[name, *map(_shown, values)]]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -234,6 +244,19 @@ def _same(one: Any, other: Any) -> bool:
 
 def _shown(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(to_json(value))
+
+
+def _best_two(sides: Sequence[Side]) -> str:
+    """Which is best, held against the second best; or why they cannot be compared."""
+    first = sides[0]
+    stranger = next(
+        (s for s in sides if _select(s) != _select(first) or s.record.workload != first.record.workload), None
+    )
+    valued = [s for s in sides if math.isfinite(s.value)]
+    if stranger is not None or len(valued) < 2:
+        return _answer_text(first, stranger or sides[1])
+    ranked = sorted(valued, key=lambda s: s.value if first.config["select_mode"] == "min" else -s.value)
+    return _answer_text(ranked[0], ranked[1])
 
 
 def _answer_text(left: Side, right: Side) -> str:
