@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.config import TrainConfig
 from workbench.ledger.push import pusher
+from workbench.record.folder import read_json, write_json
 from workbench.record.write import StudyWriter
 
 CONFIG = TrainConfig(peak_lr=0.1, total_steps=40, batch_size=8)
@@ -32,6 +33,11 @@ def filled(path: Path, trials: int = 2, steps: int = 6) -> StudyWriter:
         study.evals.add({"trial": [number], "step": [0], "split": ["test"], "metric": ["loss"], "value": [1.0]})
         trial.event("ended", state="complete", best_step=0, best_value=1.0, steps_run=steps, seconds=0.1)
     return study
+
+
+def edited(path: Path, **changes: Any) -> None:
+    """Change entries of a study's `study.json` as the package would."""
+    write_json(path / "study.json", read_json(path / "study.json") | changes)
 
 
 def study(path: Path, *, mode: str = "min", values: tuple[float, ...] = (0.5, 0.25, math.nan)) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sqlite3
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 from sqlalchemy import make_url
 
 import workbench as wb
-from tests.helpers.study_folders import PLAIN, opened, study, write_study
+from tests.helpers.study_folders import PLAIN, edited, opened, study, write_study
 from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import RecordError, UsageError
@@ -152,9 +151,9 @@ def test_a_shared_ledger_lists_the_studies_of_all(tmp_path: Path, monkeypatch: p
     study(tmp_path / "here" / "one")
     monkeypatch.setattr("workbench.ledger.push.socket.gethostname", lambda: "other")
     monkeypatch.delenv("WORKBENCH_LEDGER")
-    there = study(tmp_path / "there" / "one", mode="max") / "study.json"
-    there.write_text(json.dumps(json.loads(there.read_text()) | {"created": "2030-01-01T00:00:00+00:00"}))
-    push(there.parent, url)
+    there = study(tmp_path / "there" / "one", mode="max")
+    edited(there, created="2030-01-01T00:00:00+00:00")
+    push(there, url)
     table = wb.list_studies(ledger=url, extra=["failed"])
     assert table["study"].tolist() == ["one", "one"]
     assert table["best_value"].tolist()[-1] == 0.9

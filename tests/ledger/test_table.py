@@ -124,7 +124,7 @@ def test_a_note_is_written_and_nothing_else_changes(tmp_path: Path, monkeypatch:
     def full(*_: Any, **__: Any) -> None:
         raise RecordError("no space")
 
-    monkeypatch.setattr("workbench.ledger.studies.write_atomic", full)
+    monkeypatch.setattr("workbench.ledger.studies.write_json", full)
     with pytest.raises(RecordError, match="no space"):
         wb.set_note(path, "after")
     assert wb.list_studies(tmp_path)["note"].tolist() == ["warmup did not help"]

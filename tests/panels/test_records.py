@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.panels.test_live import Page, same_curves
 from workbench.findings.diagnosis import Diagnosis
 from workbench.notebook.runner import run_notebook
 from workbench.playbook import diagnosis_of
+from workbench.record.folder import read_json, write_json
 from workbench.record.read import StudyRecord
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.topics.registry import STUDIES
@@ -69,8 +69,7 @@ def test_every_kind_has_a_picture_even_of_a_record_that_holds_nothing_of_it(
     kind: str, study: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "of").mkdir()
-    stored = json.loads((study / "study.json").read_text()) | {"kind": kind}
-    (tmp_path / "of" / "study.json").write_text(json.dumps(stored))
+    write_json(tmp_path / "of" / "study.json", read_json(study / "study.json") | {"kind": kind})
     record = wb.open(tmp_path / "of")
     diagnosis = diagnosis_of(record)
     assert {f.status for f in diagnosis} - {"ok", "not_measured", "warn"} == set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
@@ -16,7 +15,7 @@ import pytest
 
 import workbench as wb
 from tests.helpers.study_folders import PLAIN as CONFIG
-from tests.helpers.study_folders import filled, opened
+from tests.helpers.study_folders import edited, filled, opened
 from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError
 from workbench.record.folder import lock
@@ -86,8 +85,7 @@ def test_selection_passes_over_nan_and_takes_the_earliest_of_equals(mode: str) -
 
 
 def test_a_study_of_a_newer_version_is_refused_and_says_so(copy: Path) -> None:
-    study = json.loads((copy / "study.json").read_text())
-    (copy / "study.json").write_text(json.dumps(study | {"schema": 2, "versions": {"workbench": "9.1"}}))
+    edited(copy, schema=2, versions={"workbench": "9.1"})
     for opens in (wb.open, lambda path: wb.StudyRecord(path).workload):
         with pytest.raises(RecordError, match=r"newer version of workbench \(9\.1\).*schema is 2.*up to 1\. Update"):
             opens(copy)

@@ -242,6 +242,7 @@ def hosts(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     """Write a study's report again from what is on disk."""
     from workbench.playbook import diagnosis_of
+    from workbench.record.missing import missing
     from workbench.record.read import open_record
     from workbench.report.write import write_report
 
@@ -249,7 +250,7 @@ def report(args: argparse.Namespace) -> int:
         raise UsageError(f"there is no folder {args.dir}: give one that workbench studies lists.")
     record = open_record(args.dir)
     print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")
-    return RAN
+    return FAILED if missing(args.dir) else RAN
 
 
 def watch(args: argparse.Namespace) -> int:

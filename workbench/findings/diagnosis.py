@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from workbench.findings.answers import Answer, answers
 from workbench.findings.audited import Audited
 from workbench.findings.causes import and_more, causes_first, listed
 from workbench.findings.finding import MEASUREMENTS, STATUSES, SYMBOLS, Finding, Status, said_alike, worst
+from workbench.record.folder import read_json
 from workbench.record.json_values import to_json
 
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
@@ -281,8 +281,10 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
     file = Path(path)
     if file.is_dir():
         file /= "diagnosis.json"
+    if not file.exists():
+        raise RecordError(f"{file} is missing: the study was not diagnosed, or the folder is another one.")
+    values = read_json(file)
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
         return Diagnosis(
             findings=tuple(_finding(finding) for finding in values["findings"]),
             workload=values["workload"],
@@ -291,9 +293,7 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
             recommendation=values["recommendation"],
             path=file.parent,
         )
-    except FileNotFoundError as error:
-        raise RecordError(f"{file} is missing: the study was not diagnosed, or the folder is another one.") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{file} cannot be read ({error}); diagnose the study again.") from error
 
 

@@ -13,8 +13,7 @@ import pandas as pd
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.push import VARIABLE, push_closed, pushed_rows
 from workbench.ledger.table import COLUMNS, check_extra, read_folders
-from workbench.record.folder import lock, runs_root, write_atomic
-from workbench.record.json_values import dumps
+from workbench.record.folder import lock, runs_root, write_atomic, write_json
 from workbench.record.read import StudyRecord
 from workbench.record.redact import redact
 
@@ -96,7 +95,7 @@ def set_note(path: str | Path, note: str) -> str:
     with lock(folder):
         study = StudyRecord(folder).study
         if study.get("note") != said:
-            write_atomic(folder / "study.json", dumps(study | {"note": said}).encode())
+            write_json(folder / "study.json", study | {"note": said})
             push_closed(folder, wait_s=WAIT_S, trials=False)
     return said
 

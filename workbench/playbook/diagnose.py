@@ -16,8 +16,7 @@ from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
-from workbench.record.folder import write_atomic
-from workbench.record.json_values import dumps
+from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.schedules import cap_steps, prepend_warmup
@@ -274,7 +273,7 @@ def diagnose(
         walk.run(session)
         record = session.record
         diagnosis = diagnose_record(record)
-        write_atomic(record.path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+        write_json(record.path / "diagnosis.json", diagnosis.to_dict())
     from workbench.report.write import write_report
 
     write_report(open_record(record.path), diagnosis, record.path / "report.html")

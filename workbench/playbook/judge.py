@@ -16,8 +16,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import STATUSES, Finding
 from workbench.logs.record import LogRecord
 from workbench.logs.study import write_study
-from workbench.record.folder import write_atomic
-from workbench.record.json_values import dumps
+from workbench.record.folder import write_json
 from workbench.report.write import write_report
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
@@ -66,7 +65,7 @@ def judge(record: LogRecord, *, out: str | Path | None = None, command: str | No
         return found
     study = write_study(record, out, command=command)
     found = replace(found, path=study.path, command=study.command)
-    write_atomic(study.path / "diagnosis.json", dumps(found.to_dict()).encode())
+    write_json(study.path / "diagnosis.json", found.to_dict())
     write_report(study, found, study.path)
     return found
 

@@ -17,8 +17,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.programs.command import Command, check_command
 from workbench.programs.session import ProgramSession, metric_of, open_program
 from workbench.programs.trainer import ProgramTrainer, Repeatable
-from workbench.record.folder import write_atomic
-from workbench.record.json_values import dumps
+from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.topics.clipping.diagnose import diagnose_clipping
@@ -123,7 +122,7 @@ def walk(
         _walk(session, Proof(seeds=seeds, clear_seeds=2) if seeds > 1 else None)
         record = session.record
         diagnosis = judge_program(record)
-        write_atomic(record.path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+        write_json(record.path / "diagnosis.json", diagnosis.to_dict())
     from workbench.report.write import write_report
 
     write_report(open_record(record.path), diagnosis, record.path / "report.html")

@@ -9,16 +9,20 @@ import math
 import os
 import re
 import time
+import zlib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from workbench.errors import RecordError
+from workbench.record.json_values import dumps
 
 TRIES = 3  # a reader that asks whether somebody writes holds the file for a moment
 _PROJECT = (".git", "pyproject.toml")
 _IDENTITY = ("workload", "config", "settings")
+_CHECKSUM, _EDITABLE = "crc32", ("name", "note")
+_WAY_OUT = "Delete the study's folder, or run it under another name."
 
 
 def runs_root() -> Path:
@@ -183,13 +187,28 @@ def is_locked(path: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`; a missing or damaged file is a `RecordError` that names it."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        value = dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist.") from None
     except (TypeError, ValueError) as error:
+        raise RecordError(f"{path} is damaged ({error}). {_WAY_OUT}") from error
+    given = value.pop(_CHECKSUM, None)
+    if given is not None and given != _checksum(value):
         raise RecordError(
-            f"{path} is damaged ({error}). Delete the study's folder, or run it under another name."
-        ) from error
+            f"{path} is damaged: its contents do not have its checksum. {_WAY_OUT} If it was edited by hand, delete "
+            f'the entry "{_CHECKSUM}".'
+        )
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object to `path` by `write_atomic`, with a checksum of all but what may be edited by hand."""
+    plain = json.loads(dumps(value))
+    write_atomic(path, dumps({**plain, _CHECKSUM: _checksum(plain)}).encode())
+
+
+def _checksum(value: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps({k: v for k, v in value.items() if k not in _EDITABLE}, sort_keys=True).encode())
 
 
 def write_atomic(path: Path, content: bytes) -> None:

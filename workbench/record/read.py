@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from workbench.errors import RecordError, nearest
+from workbench.record.events import read_events
 from workbench.record.folder import is_locked, read_json
 from workbench.record.json_values import number
+from workbench.record.missing import missing
 from workbench.record.tables import read_parts
 
 SCHEMA = 1
@@ -52,6 +54,10 @@ class StudyRecord:
     def study(self) -> dict[str, Any]:
         """The contents of `study.json`."""
         study = read_json(self.path / "study.json")
+        if lacking := {"name", "kind", "workload", "config"} - {*study}:
+            raise RecordError(
+                f"{self.path / 'study.json'} does not describe a study: it has no {', '.join(sorted(lacking))}."
+            )
         schema, by = study.get("schema", SCHEMA), (study.get("versions") or {}).get("workbench")
         if isinstance(schema, int) and schema > SCHEMA:
             raise RecordError(
@@ -133,6 +139,9 @@ class StudyRecord:
 
     def _rows(self, folder: str, columns: list[str]) -> pd.DataFrame:
         table = read_parts(self.path / folder, columns=columns)
+        own = {"steps": "split" not in table, "evals": "metric" in table, "predictions": "example" in table}
+        if not own[folder]:
+            raise RecordError(f"{self.path / folder} holds the rows of another table: its files were replaced.")
         if self.only is not None:
             table = table[table["trial"].isin(self.only)]
         return table.sort_values(["trial", "step"], kind="stable", ignore_index=True)
@@ -283,7 +292,7 @@ def select_best(steps: list[int], values: list[float], *, mode: str) -> tuple[in
 
 
 def open_record(path: str | Path) -> StudyRecord | TrialRecord:
-    """Open any study folder, finished or running: a `TrialRecord` where one trial was trained alone.
+    """Open any study folder, finished or running: a `TrialRecord` where one trial was trained alone; what is missing is a warning each.
 
     Raises:
         RecordError: there is no study in this folder, or one of a newer version of this package.
@@ -292,19 +301,9 @@ def open_record(path: str | Path) -> StudyRecord | TrialRecord:
     study = StudyRecord(folder)
     if not (folder / "study.json").exists():
         raise _no_study(folder)
+    for lacking in missing(folder):
+        logging.getLogger(__name__).warning("%s", lacking)
     return study.trial(0) if study.study.get("kind") in ("trial", "watch") and len(study.trials) else study
-
-
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of one trial; a last line cut off by a crash is left out."""
-    events = []
-    path = folder / "events.jsonl"
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return events
 
 
 def _no_study(folder: Path) -> RecordError:
@@ -328,6 +327,10 @@ def _trial_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     rows = []
     for folder in folders:
         stored = read_json(folder / "config.json")
+        if str(stored.get("trial")) != folder.name or not isinstance(stored.get("config"), dict):
+            raise RecordError(
+                f"{folder / 'config.json'} is not the configuration of trial {folder.name}: the file was replaced."
+            )
         row = {name: stored[name] for name in ("trial", "stage", "seed", "train_examples")}
         rows.append({**row, **trial_outcome(folder), **stored["config"]})
     running = [row for row in rows if row["state"] == "running"]

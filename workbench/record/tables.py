@@ -114,6 +114,19 @@ def read_parts(folder: Path, *, columns: list[str] | None = None) -> pd.DataFram
     return table.astype(dict.fromkeys(single, np.float64))
 
 
+def missing_parts(folder: Path) -> list[int]:
+    """Return the numbers of the parts that no file of the folder covers, up to the last one."""
+    live = _live_parts(folder)
+    covered = {number for first, last, _ in live for number in range(first, last + 1)}
+    return sorted(set(range(1, max(covered, default=0))) - covered)
+
+
+def trial_column(folder: Path) -> np.ndarray:
+    """Return the trial of each row."""
+    frames = [_read(path, ["trial"]) for _, _, path in _live_parts(folder)]
+    return np.concatenate([frame["trial"].to_numpy() for frame in frames]) if frames else np.empty(0, int)
+
+
 def _read_live(folder: Path, *, tries: int = 5) -> list[pd.DataFrame]:
     """Read the live parts; look again where the study's writer has merged one away in the meantime."""
     for _ in range(tries - 1):
@@ -134,11 +147,11 @@ def _live_parts(folder: Path) -> list[tuple[int, int, Path]]:
     return sorted((a, b, path) for (a, b), path in newest.items() if (a, b) not in covered)
 
 
-def _read(path: Path) -> pd.DataFrame:
+def _read(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     try:
         # half the time of `read_table` on a small part
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read(use_threads=False)
+            table = file.read(columns, use_threads=False)
         return pd.DataFrame({name: table[name].to_numpy() for name in table.column_names})
     except FileNotFoundError:
         raise

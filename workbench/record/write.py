@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import pandas as pd
 
 from workbench.errors import RecordError, UsageError
 from workbench.record import repro
+from workbench.record.events import append_event, read_events
 from workbench.record.folder import (
     check_fingerprint,
     check_folder,
@@ -29,9 +31,11 @@ from workbench.record.folder import (
     read_json,
     unfinished,
     write_atomic,
+    write_json,
 )
 from workbench.record.json_values import dumps
-from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, read_events
+from workbench.record.missing import inventory, missing
+from workbench.record.read import SCHEMA, StudyRecord, TrialRecord
 from workbench.record.redact import redact
 from workbench.record.tables import PartWriter
 from workbench.record.watch import tell
@@ -126,7 +130,9 @@ class StudyWriter:
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "facts": {},
             }
-            write_atomic(path / "study.json", dumps(study).encode())
+            write_json(path / "study.json", study)
+        else:
+            _go_on(path, held)
         tell("on_study", path, created=created)
         return cls(path, held, created=created, when_closed=when_closed)
 
@@ -135,6 +141,7 @@ class StudyWriter:
         """Open a study that is there, to add rows to it."""
         read_json(path / "study.json")
         held = lock(path)
+        _go_on(path, held)
         tell("on_study", path, created=False)
         return cls(path, held, when_closed=when_closed)
 
@@ -151,7 +158,7 @@ class StudyWriter:
         if "fingerprint" in study:
             check_fingerprint(self.path, study["fingerprint"], wanted)
         else:
-            write_atomic(self.path / "study.json", dumps(study | {"fingerprint": wanted}).encode())
+            write_json(self.path / "study.json", study | {"fingerprint": wanted})
 
     def finish(self) -> None:
         """Mark the study as run to its end, so that the same call without a folder begins a new one; say so if it was before."""
@@ -162,34 +169,35 @@ class StudyWriter:
             )
         if "finished" not in study:
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            write_atomic(self.path / "study.json", dumps(study | {"finished": now}).encode())
+            write_json(self.path / "study.json", study | {"finished": now})
 
     def add_facts(self, **facts: Any) -> None:
         """Store what was measured on the live model in `study.json`."""
         study = read_json(self.path / "study.json")
-        write_atomic(self.path / "study.json", dumps(study | {"facts": study["facts"] | facts}).encode())
+        write_json(self.path / "study.json", study | {"facts": study["facts"] | facts})
 
     def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> TrialWriter:
         """Return the writer of the trial with this config, an earlier one of the study where there is one."""
         wanted = json.loads(dumps(dict(config)))
         folder = self.path / "trials"
         names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()] if folder.is_dir() else []
-        number = 0
         for other in sorted(map(int, names)):
+            stored = folder / str(other) / "config.json"
             if other not in self._configs:
-                stored = folder / str(other) / "config.json"
                 if not stored.exists():
-                    break
+                    continue
                 self._configs[other] = read_json(stored)["config"]
             if self._configs[other] == wanted:
-                known = read_json(folder / str(other) / "config.json")
-                tell("on_trial", self.path, other, stage=known["stage"], config=wanted)
+                tell("on_trial", self.path, other, stage=read_json(stored)["stage"], config=wanted)
                 return TrialWriter(self, other)
-            number = other + 1
+        number = next(n for n in itertools.count() if n not in self._configs)
         row = {"trial": number, "stage": str(stage), "seed": wanted["shared_seed"], "train_examples": train_examples}
-        write_atomic(self.path / "trials" / str(number) / "config.json", dumps(row | {"config": wanted}).encode())
+        write_json(folder / str(number) / "config.json", row | {"config": wanted})
         tell("on_trial", self.path, number, stage=stage, config=wanted)
-        return TrialWriter(self, number)
+        writer = TrialWriter(self, number)
+        if self._configs and number < max(self._configs):  # its folder was deleted, its rows are still there
+            writer.rewind(-1)
+        return writer
 
     def flush(self) -> None:
         """Write all collected rows to disk."""
@@ -215,8 +223,24 @@ class StudyWriter:
             if (self.path / "study.json").exists():
                 for parts in (self.steps, self.evals, self.predictions):
                     parts.merge()
+                study = read_json(self.path / "study.json")
+                write_json(self.path / "study.json", study | {"holds": inventory(self.path)})
                 if self._when_closed is not None:
                     self._when_closed(self.path)
+
+
+def _go_on(path: Path, held: IO[str]) -> None:
+    """Refuse to add to a study of which something is missing, but for trials whose folder is gone: they are trained again."""
+    study = read_json(path / "study.json")
+    lacking = missing(path, resuming=True)
+    if lacking:
+        held.close()
+        raise RecordError(
+            f"{' '.join(lacking[:3])} Give a new folder with out=..., or delete the folder of a trial that lacks something, and "
+            "the same command trains it again."
+        )
+    if study.pop("holds", None) is not None:
+        write_json(path / "study.json", study)
 
 
 def _check_name(path: Path, name: str) -> None:
@@ -263,15 +287,8 @@ class TrialWriter:
         if not self.writes:
             return
         said = json.loads(dumps({"event": event, **values}))
-        line = json.dumps(said)
-        path = self.folder / "events.jsonl"
         self.study.trained = True
-        try:
-            cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-            with path.open("a", encoding="utf-8") as file:
-                file.write(("\n" if cut_off else "") + line + "\n")
-        except OSError as error:
-            raise RecordError(f"cannot write {path}: {error.strerror}. What was saved before is kept.") from error
+        append_event(self.folder, said)
         tell("on_event", self.study.path, self.number, said)
 
     def rewind(self, step: int) -> None:

@@ -20,7 +20,7 @@ from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Status
 from workbench.ledger.push import pusher
-from workbench.record.folder import default_folder, write_atomic
+from workbench.record.folder import default_folder, write_atomic, write_json
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
@@ -182,7 +182,7 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
     while time.monotonic() < until and not all(facts_path(state.folder, rank).exists() for rank in range(state.world)):
         time.sleep(0.05)
     diagnosis = diagnose_hosts(read_hosts(state.folder))
-    write_atomic(state.folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+    write_json(state.folder / "diagnosis.json", diagnosis.to_dict())
     areas = [f"  {area}: {status}" for area, status in host_areas(diagnosis).items()]
     print(*filter(None, (diagnosis, diagnosis.advised())), *areas, sep="\n", file=sys.stderr)
 
@@ -227,7 +227,7 @@ def rehearse(
     diagnosis = dataclasses.replace(diagnose_hosts(record), cost={"hosts": hosts, "seconds": seconds})
     areas = host_areas(diagnosis)
     assert diagnosis.path is not None
-    write_atomic(diagnosis.path / "diagnosis.json", dumps(diagnosis.to_dict() | {"areas": areas}).encode())
+    write_json(diagnosis.path / "diagnosis.json", diagnosis.to_dict() | {"areas": areas})
     return diagnosis, areas
 
 

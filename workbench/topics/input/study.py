@@ -22,7 +22,7 @@ from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.render import inline_svg, standalone_svg
-from workbench.record.folder import write_atomic
+from workbench.record.folder import write_atomic, write_json
 from workbench.record.json_values import dumps, to_json
 from workbench.record.read import StudyRecord
 from workbench.record.roles import Role
@@ -309,7 +309,7 @@ def examine_input(
 
 def _write(folder: Path, diagnosis: Diagnosis, record: Audit | StudyRecord) -> None:
     """Write the verdict, and the pictures that have something to show."""
-    write_atomic(folder / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+    write_json(folder / "diagnosis.json", diagnosis.to_dict())
     (folder / "figures").mkdir(exist_ok=True)
     for name, draw, alt in (
         ("input_pipeline", plot_input_pipeline, "where the time of a step goes"),

@@ -26,8 +26,7 @@ from workbench.instruments.rows import Value
 from workbench.instruments.taps import TAPS
 from workbench.ledger.push import pusher
 from workbench.programs.own_config import own_config
-from workbench.record.folder import read_json, write_atomic
-from workbench.record.json_values import dumps
+from workbench.record.folder import read_json, write_json
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
@@ -278,9 +277,9 @@ class WatchedRun:
         updates = self._observer.updates
         fields = self._config(facts.to_dict())
         study = read_json(self.path / "study.json")
-        write_atomic(self.path / "study.json", dumps(study | {"config": fields}).encode())
+        write_json(self.path / "study.json", study | {"config": fields})
         stored = read_json(self._trial.folder / "config.json")
-        write_atomic(self._trial.folder / "config.json", dumps(stored | {"config": fields}).encode())
+        write_json(self._trial.folder / "config.json", stored | {"config": fields})
         self._writer.add_facts(loop=facts.to_dict())
         state = "complete" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         if self._last_loss is not None and not math.isfinite(self._last_loss):

@@ -12,8 +12,7 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
-from workbench.record.folder import write_atomic
-from workbench.record.json_values import dumps
+from workbench.record.folder import write_json
 from workbench.record.read import open_record
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
 from workbench.topics.clipping.diagnose import diagnose_clipping
@@ -38,7 +37,7 @@ def judge_watched(path: Path) -> Diagnosis:
     """Return the diagnosis of a watched run's folder, and write `diagnosis.json` into it."""
     record = open_record(path)
     diagnosis = replace(judge_run(record), path=path)
-    write_atomic(path / "diagnosis.json", dumps(diagnosis.to_dict()).encode())
+    write_json(path / "diagnosis.json", diagnosis.to_dict())
     return diagnosis
 
 
