@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -164,3 +165,25 @@ def test_a_file_made_only_where_it_is_not_there_is_refused_by_the_system_itself(
     outcome, before, after = tried(tmp_path, monkeypatch, does)
     assert outcome.tail.splitlines() == [f"DONE {name}" for name in does], outcome.tail
     assert after == before
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_the_runs_of_a_study_beside_it_are_not_laid_out_again(tmp_path: Path, copy: bool) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (other / "results" / "study", other / "results" / ".first-1", mine / "results" / "study"):
+        (folder / "run" / "mine").mkdir(parents=True)
+        (folder / "run" / "mine" / "train.py").write_text("1")
+    for folder in (mine, other):
+        (folder / "results" / "study" / "study.json").write_text("{}")
+        (folder / "results" / "own.txt").write_text("own")
+    twin = layout.lay_out(mine, tmp_path / "place", copy=copy)
+    real = {str(p.relative_to(twin.parent)) for p in twin.parent.rglob("*") if p.is_file() and not p.is_symlink()}
+    assert real == {"mine/results/own.txt", "other/results/own.txt"}
+
+
+def test_what_vanishes_while_a_folder_is_laid_out_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine" / "parts" / "old").mkdir(parents=True)
+    (tmp_path / "mine" / "train.py").write_text("1")
+    monkeypatch.setattr(layout, "_count", lambda path: (shutil.rmtree(path), 0)[1])
+    twin = layout.lay_out(tmp_path / "mine", tmp_path / "place")
+    assert (twin / "train.py").read_text() == "1"

@@ -54,6 +54,7 @@ FAULTS = [
     fault("loop.zeroed_before_step", "digits_mlp", (STEP, ZERO.strip() + "; " + STEP), at="optimizer.zero_grad(); "),
     fault("loop.zeroed_before_step", "nano_gpt", (STEP, "model.zero_grad(); " + STEP), at="model.zero_grad(); "),
     fault("loop.zeroed_before_step", "digits_cnn", (ZERO, "\n"), (BACK, BACK.strip() + "; " + ZERO), at="loss.backward(); "),
+    fault("loop.zeroed_before_step", "nano_gpt", (BACK, "optimizer.zero_grad(); loss.backward()\n"), ("optimizer.zero_grad(set_to_none=True)", ""), at="optimizer.zero_grad(); "),
     # never stepped, stepped twice
     fault("loop.no_step", "digits_mlp", (STEP, "\n"), at=BACK),
     fault("loop.no_step", "nano_gpt", (STEP, "\n"), at=BACK),
@@ -154,6 +155,10 @@ FAULTS = [
     fault("loss.broadcast", "rnn", ("prediction.squeeze(-1)", "prediction"), at="criterion("),
     fault("loss.broadcast", "checkpointed", ("mse_loss(prediction, y[pick])", "mse_loss(prediction, y[pick, 0])"), at="mse_loss"),
     fault("loss.broadcast", "ddp", ("mse_loss(model(inputs), targets)", "mse_loss(model(inputs)[:, 0], targets)"), at="mse_loss"),
+    # the model is shown what it has to predict
+    fault("loop.sees_target", "nano_gpt", ("is_causal=True", "is_causal=False"), at="F.cross_entropy"),
+    fault("loop.sees_target", "nano_gpt", ("y = F.scaled_dot_product_attention(q, k, v, is_causal=True)", "y = (q @ k.mT).tril().softmax(1) @ v"), at="F.cross_entropy"),
+    fault("loop.sees_target", "nano_gpt", ("part[i + 1 : i + 1 + block_size]", "part[i : i + block_size]"), at="F.cross_entropy"),
     # weight decay on norms and biases
     fault("loop.decayed_norms", "nano_gpt", ('"weight_decay": 0.0}', '"weight_decay": weight_decay}'), ("AdamW(groups", "AdamW(model.parameters()"), ("betas=(0.9, 0.95)", "weight_decay=2.0")),
     fault("loop.decayed_norms", "averaged", ("AdamW(model.parameters(), lr=3e-3)", "AdamW(model.parameters(), lr=3e-3, weight_decay=1.0)")),

@@ -179,8 +179,12 @@ def is_remark(code: str) -> bool:
 
 
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first."""
-    return tuple(f.code for f in causes_first(findings) if f.status in _ALARMS and _key(f.code, STRUCTURAL))
+    """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first.
+
+    A warning that explains no learning rate, such as decayed biases, is none of them, whatever others of its kind explain.
+    """
+    wrong = [f for f in causes_first(findings) if f.status in _ALARMS and _key(f.code, STRUCTURAL)]
+    return tuple(f.code for f in wrong if f.status == "fail" or _key(f.code, _EXPLAINS) in STRUCTURAL)
 
 
 def _root(code: str, alarms: dict[str, int]) -> str:

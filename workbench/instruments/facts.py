@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.conversions import Conversions
+from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.graphs import Graphs
@@ -36,7 +37,7 @@ class LoopFacts:
         self.attention = attention
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
-        self.batches, self.workers, self.conversions = Batches(), Workers(), Conversions()
+        self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._drawn: Any = None  # since the last update
@@ -72,6 +73,7 @@ class LoopFacts:
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
         self.criteria.compared(name, inputs, target, loss)
+        self.answers.compared(name, inputs, target)
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
         """Take in a backward pass, and return the parameters that its losses depend on, None where that was not looked up."""
@@ -161,6 +163,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "loaders": lambda facts: facts.loaders.to_dict(),
     "criteria": lambda facts: facts.criteria.to_dict(),
     "floor": lambda facts: facts.criteria.floor(),
+    "answers": lambda facts: facts.answers.to_dict(),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),
     "conversions": lambda facts: facts.conversions.to_dict(),
     "batches": lambda facts: facts.batches.to_dict(),

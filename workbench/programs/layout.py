@@ -16,6 +16,8 @@ MAX_COPIED, MAX_COPIES = 1_000_000, 64_000_000
 """Bytes of a file up to which a program gets a copy of it, which it may write to, and of all copies (rules of thumb: code and notes are
 smaller, data is not)."""
 _SKIPPED = {".git", "__pycache__", ".venv", "node_modules", "runs"}
+FIRST_RUN = ".first-"
+"""How the name of the folder of a study's first run begins, before there is a study."""
 _ABOVE, _BESIDE = 4, 500
 """Folders above the working directory in which a repository's root is looked for, and entries of one up to which it is linked (rules of thumb)."""
 
@@ -54,7 +56,8 @@ def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bo
     if copy:
 
         def ignore(where: str, names: list[str]) -> set[str]:
-            return {n for n in names if n in _SKIPPED or os.path.join(where, n) in without}
+            paths = {n: os.path.join(where, n) for n in names}
+            return {n for n, path in paths.items() if n in _SKIPPED or path in without or _of_a_study(path)}
 
         shutil.copytree(folder, twin, symlinks=True, ignore=ignore)
     else:
@@ -85,16 +88,25 @@ def _crowded(folder: Path, root: Path) -> bool:
 def _link(source: Path, target: Path, without: Set[str], left: list[int], *, skipped: Set[str] = frozenset()) -> None:
     """Fill `target` with what is in `source`, but for the paths `without` and the names `skipped`; `left` is of links and of bytes."""
     target.mkdir(parents=True, exist_ok=True)
-    with os.scandir(source) as entries:
-        for entry in sorted(entries, key=lambda e: e.name):
-            path = os.path.abspath(entry.path)
-            if path in without or entry.name in skipped:
-                continue
-            left[0] -= 1
-            if entry.is_dir(follow_symlinks=False) and _count(path) <= left[0]:
-                _link(Path(path), target / entry.name, without, left)
-            elif not _copied(entry, target / entry.name, left):
-                (target / entry.name).symlink_to(path)
+    try:
+        with os.scandir(source) as found:
+            entries = sorted(found, key=lambda e: e.name)
+    except FileNotFoundError:  # gone meanwhile, as with another study beside this one
+        return
+    for entry in entries:
+        path = os.path.abspath(entry.path)
+        if path in without or entry.name in skipped:
+            continue
+        left[0] -= 1
+        if entry.is_dir(follow_symlinks=False) and _count(path) <= left[0] and not _of_a_study(path):
+            _link(Path(path), target / entry.name, without, left)
+        elif not _copied(entry, target / entry.name, left):
+            (target / entry.name).symlink_to(path)
+
+
+def _of_a_study(path: str) -> bool:
+    """Tell whether a folder is a study's, or its first run's: another study's runs hold twins of what stands beside them, this one included."""
+    return os.path.exists(os.path.join(path, "study.json")) or os.path.basename(path).startswith(FIRST_RUN)
 
 
 def _count(path: str) -> float:

@@ -16,6 +16,7 @@ from workbench.config import TrainConfig
 from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.programs.command import Outcome
+from workbench.programs.layout import FIRST_RUN
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule
 from workbench.programs.trainer import (
     UNCHANGED,
@@ -91,7 +92,7 @@ def open_program(
         full, minimised = bool(facts.get("full_batch")), facts.get("minimised") is not False
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".first-", dir=path.parent))
+        scratch = Path(tempfile.mkdtemp(prefix=FIRST_RUN, dir=path.parent))
         try:
             with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
                 bar.status("the command as it is")

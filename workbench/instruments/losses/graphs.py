@@ -49,7 +49,7 @@ class Graphs:
         if self._walks >= WALKS and not (retained and self._retained & (self._retained - 1) == 0):
             return None
         self._walks += 1
-        leaves, nodes = _walked(roots)
+        leaves, nodes = walked(roots)
         count = len(nodes)
         self.leaves |= {id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)}
         if retained:
@@ -89,7 +89,7 @@ def _mark(node: Any, alive: weakref.WeakSet[_Mark]) -> bool:
     return True
 
 
-def _walked(roots: list[Any]) -> tuple[list[Tensor], set[Any]]:
+def walked(roots: list[Any]) -> tuple[list[Tensor], set[Any]]:
     """Return the leaves of a graph, and its nodes, up to `MAX_NODES`."""
     seen: set[Any] = set()
     leaves, stack = [], list(roots)

@@ -10,7 +10,9 @@ from typing import Any
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.loop.known import where_known
 
-LOSS_CODES = Codes({"loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1"})
+LOSS_CODES = Codes({
+    "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1",
+})  # fmt: skip
 _OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
 _TWICE_SIGMOID = math.log1p(math.exp(-1.0))
 """Below which binary cross-entropy of a probability that is taken for a logit cannot fall: 0.313."""
@@ -23,6 +25,7 @@ def loss_findings(facts: Facts, *, floor_share: float) -> list[Finding]:
     return [
         *where_known(LOSS_CODES, ("loss.broadcast", "loss.double_softmax"), lambda: _criteria(facts["criteria"])),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(facts["floor"], floor_share)),
+        *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
     ]
 
 
@@ -55,6 +58,25 @@ def _floor(found: Facts, share: float) -> Finding:
             "ok", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}, too small a part of it to matter."
         )
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
+
+
+def _answers(found: Facts | None) -> Finding:
+    if not found:
+        return LOSS_CODES.finding(
+            "loop.sees_target", "ok", "Does not apply: no targets were seen that stand in the tokens of an embedding."
+        )
+    say: Say = partial(LOSS_CODES.finding, "loop.sees_target", value=found["agree"], unit="share", evidence=dict(found))
+    if not found["sees"]:
+        return say("ok", "The output of a position does not depend on the token that it has to predict.")
+    if found["offset"]:
+        return say(
+            "fail", f"The output of a position depends on later tokens, and the next one is its target{_at(found)}: the model is shown the answer.",
+            advice=["Mask later positions in attention (is_causal=True, or a causal mask before the softmax over keys), and read sequences in one direction alone."],
+        )  # fmt: skip
+    return say(
+        "warn", f"The target of each position is its own input token{_at(found)}, which its output sees: there is nothing to predict.",
+        advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
+    )  # fmt: skip
 
 
 def _lowest(name: str, row: Facts) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,7 +40,7 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     usual = max(orders, key=lambda key: orders[key])
     evidence = {"order": " ".join(usual), "lines": dict(lines)}
     return [
-        _kept(optimizers, evidence, share), _zeroed(orders, lines, evidence, share), _no_step(facts),
+        _kept(optimizers, evidence, share), _zeroed(orders, first, lines, evidence, share), _no_step(facts),
         _repeated(optimizers, lines, evidence, share), *where_known(ORDER_CODES, ["loop.second_training"], lambda: _second(facts, least_updates)), _accumulation(first, lines, evidence),
         *_clipping(orders, lines, evidence, share),
     ]  # fmt: skip
@@ -98,7 +100,9 @@ def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
     )  # fmt: skip
 
 
-def _zeroed(orders: Mapping[tuple[str, ...], int], lines: Mapping[str, str], evidence: Facts, share: float) -> Finding:
+def _zeroed(
+    orders: Mapping[tuple[str, ...], int], first: Facts, lines: Mapping[str, str], evidence: Facts, share: float
+) -> Finding:
     def after(tokens: tuple[str, ...]) -> bool:
         plain = [_plain(token) for token in tokens]
         zeros = [i for i, token in enumerate(plain) if token in ("zero", "zero0")]
@@ -116,11 +120,51 @@ def _zeroed(orders: Mapping[tuple[str, ...], int], lines: Mapping[str, str], evi
         evidence=evidence,
     )
     if part <= share:
-        return say("ok", "Gradients are still there when the optimizer steps.")
+        return _discarded(orders, first, lines, share, say)
     return say(
         "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{_where(lines, 'zeroed late', 'step0')}: nothing is learned from them.",
         advice=["Zero gradients before loss.backward(), or after optimizer.step()."],
     )  # fmt: skip
+
+
+def _discarded(
+    orders: Mapping[tuple[str, ...], int],
+    first: Facts,
+    lines: Mapping[str, str],
+    share: float,
+    say: Say,
+    *,
+    least: int = 3,
+) -> Finding:
+    """Say whether all passes of an update but the last are in vain; of two the first may be meant so, to find where to take the second.
+
+    Args:
+        least: passes an update, all made in one line (rule of thumb: SAM makes two).
+    """
+    lost: Counter[int] = Counter()
+    for tokens, count in orders.items():
+        calls = [
+            token for token in _unfolded(tokens) if token in ("zero", "zero0", "backward") or token.startswith("step")
+        ]
+        passes = calls.count("backward")
+        zeroed = sum(a == "backward" and b in ("zero", "zero0") for a, b in itertools.pairwise(calls))
+        if passes >= least and zeroed == passes - 1 and all(c == "step0" for c in calls if c.startswith("step")):
+            lost[passes] += count
+    one_line = all(int(key.split()[3]) == 1 for key in first["windows"])
+    part = sum(lost.values()) / sum(orders.values())
+    if part <= share or not one_line or first["altered"] * 2 > first["steps"]:
+        return say("ok", "Gradients are still there when the optimizer steps.")
+    passes = max(lost, key=lambda key: lost[key])
+    return say(
+        "fail", f"Of {passes} backward passes an update the last one alone counts: gradients are zeroed before each of them{_where(lines, 'zero0', 'zero')}.",
+        value=part, advice=["Zero gradients once an update: before the first of its backward passes, or after optimizer.step()."],
+    )  # fmt: skip
+
+
+def _unfolded(tokens: tuple[str, ...]) -> list[str]:
+    """Return calls one by one, what is repeated as often as it is made."""
+    text = re.sub(r"\(([^)]*)\)\*(\d+)", lambda m: " ".join([m[1]] * int(m[2])), " ".join(tokens))
+    return re.sub(r"(\S+)\*(\d+)", lambda m: " ".join([m[1]] * int(m[2])), text).split()
 
 
 def _plain(token: str) -> str:

@@ -1,0 +1,107 @@
+"""`Answers`: whether a model of sequences is shown the token that it has to predict."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from workbench.instruments.caller import own_line
+from workbench.instruments.losses.graphs import walked
+from workbench.instruments.surroundings import has_values
+
+LAST_CALL = 128
+"""Calls of a loss function that are looked at: of these the first, second, fourth, eighth, ... one (rule of thumb)."""
+_AGREE = 0.95
+_FEWEST = 4
+_TINY, _COUPLED = 1e-5, 1e-3
+
+
+class _Place(NamedTuple):
+    """How tokens, targets and outputs lie: the axis of positions in the tokens, and how much further on the target of one stands."""
+
+    axis: int
+    offset: int
+    agree: float
+
+
+class Answers:
+    """Asks of a cross-entropy whose targets stand in the tokens of an embedding which tokens one output depends on.
+
+    It is read off the graph that is there anyway, by the gradient of one position's output with respect to what the embedding gave:
+    the model is not run again, and no gradient of a parameter is made. Where the outputs of an example depend on the tokens of other
+    examples too, as through batch norm in training, nothing is told.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._found: dict[str, Any] | None = None
+
+    def compared(self, name: str, outputs: Any, target: Any) -> None:
+        """Take in a call of a loss function."""
+        if name not in ("cross_entropy", "nll_loss") or self._calls >= LAST_CALL or not has_values(outputs):
+            return
+        if not (isinstance(target, Tensor) and has_values(target) and outputs.grad_fn is not None):
+            return
+        self._calls += 1
+        if self._calls & (self._calls - 1) or target.is_floating_point() or outputs.dim() not in (2, 3):
+            return
+        try:
+            self._look(outputs, target)
+        except RuntimeError:  # of a graph that cannot be gone through twice
+            self._calls = LAST_CALL
+
+    def _look(self, outputs: Tensor, target: Tensor) -> None:
+        for node in walked([outputs.grad_fn])[1]:
+            given = getattr(node, "_saved_indices", None) if node.name() == "EmbeddingBackward0" else None
+            if given is None or given.dim() != 2 or not (place := _place(given, target)):
+                continue
+            sees = _sees(node, place, given.movedim(place.axis, 1), outputs)
+            if sees is not None:
+                seen = sees or bool(self._found and self._found["sees"])
+                self._found = {"offset": place.offset, "agree": place.agree, "sees": seen, "line": own_line()}
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return where targets stand in the tokens, and whether outputs depend on them, as JSON values; None where there are no such targets."""
+        return self._found
+
+
+def _place(given: Tensor, target: Tensor) -> _Place | None:
+    for axis, offset in itertools.product((1, 0), (1, 0)):
+        tokens = given.movedim(axis, 1)
+        examples, positions = tokens.shape
+        length, odd = divmod(target.numel(), examples)
+        if examples < 2 or positions < _FEWEST or odd or length not in (positions, positions - offset):
+            continue
+        wanted = target.reshape(examples, length) if axis == 1 else target.reshape(length, examples).T
+        wanted, there = wanted[:, : positions - offset], tokens[:, offset:]
+        counted = wanted >= 0  # what is ignored is below 0
+        if not counted.any() or bool((wanted == wanted[:1, :1]).all()):
+            continue
+        agree = float((wanted == there)[counted].float().mean())
+        if agree >= _AGREE:
+            return _Place(axis, offset, agree)
+    return None
+
+
+def _sees(node: Any, place: _Place, tokens: Tensor, outputs: Tensor) -> bool | None:
+    """Tell whether the output at the middle of the first example depends on its target; None where that cannot be told."""
+    examples, positions = tokens.shape
+    middle = positions // 2
+    if outputs.dim() == 2:
+        row = outputs[middle if place.axis == 1 else middle * examples]
+    else:
+        row = outputs[0, :, middle] if place.axis == 1 else outputs[middle, :, 0]
+    edge = GradientEdge(node, 0)
+    (grad,) = torch.autograd.grad(row.sum(), [edge], retain_graph=True, allow_unused=True)
+    if grad is None or not bool(torch.isfinite(grad).all()):
+        return None
+    sizes = grad.abs().amax(-1).movedim(place.axis, 1)
+    most = float(sizes.max())
+    if not most > 0 or float(sizes[1:].max()) > _COUPLED * most:
+        return None
+    later = sizes[0, middle + 1 :] if place.offset else sizes[0, middle : middle + 1]
+    return float(later.max()) > _TINY * most
