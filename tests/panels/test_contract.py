@@ -11,7 +11,6 @@ import ipywidgets
 import numpy as np
 import pandas as pd
 import pytest
-from IPython.display import Image as Still
 
 import workbench as wb
 from tests.helpers.evaluations import predicted
@@ -24,6 +23,7 @@ from tests.topics.test_warmup import GOOD
 from tests.topics.test_warmup import study as warmups
 from workbench.errors import UsageError
 from workbench.panels.controls import Answer, Slider, controls_panel
+from workbench.plots.render import Picture
 
 PREDICTED = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=predicted().predictions)
 NOTHING = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame())
@@ -89,11 +89,12 @@ def test_without_a_page_it_is_one_picture_with_its_words(name: str, monkeypatch:
     monkeypatch.setenv("WORKBENCH_LIVE", "0")
     make, record = PANELS[name]
     shown = make(record)
-    assert isinstance(shown, Still)
+    assert isinstance(shown, Picture)
     live = made(name, live=True)
     assert shown.alt.endswith("\n".join(line.strip() for line in said(live).splitlines() if line.strip()))
-    assert pixels(shown.data).shape[1] == pixels(live.picture.value).shape[1]
-    assert pixels(shown.data).std() > 0
+    assert shown.html().count("<svg") == live.picture.value.count("<svg") > 0
+    assert pixels(shown.png()).std() > 0
+    assert "text/html" not in shown._repr_mimebundle_()[0]
     assert not re.search("0x[0-9a-f]{6}", repr(shown))
 
 
@@ -106,10 +107,10 @@ def test_with_a_page_it_has_controls_words_and_a_picture(name: str, monkeypatch:
     assert controls
     assert all(any(widget is own for own in panel.controls.values()) for widget in controls)
     assert (words, picture) == (panel.words, panel.picture)
-    assert isinstance(picture, ipywidgets.Image)
+    assert isinstance(picture, ipywidgets.HTML)
     assert said(panel)
-    assert re.search(r"<span [^>]*>[A-Z][^<]+\.</span>", words.value), (
-        "what the picture shows, for those who do not see it"
+    assert re.search(r'<svg [^>]*aria-label="[A-Z][^"]+\."', picture.value), (
+        "what it shows, for those who do not see it"
     )
     assert not any(isinstance(widget, ipywidgets.Output) for widget in inside(panel)), "Output hangs papermill"
     shown = repr(panel)

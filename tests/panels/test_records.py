@@ -43,7 +43,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, record: Any) -> list[Any]:
 
 def test_three_outputs_in_this_order(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture, sentence, verdict = shown(monkeypatch, wb.open(study))
-    assert image.imread(io.BytesIO(picture.data), format="png").std() > 0
+    assert image.imread(io.BytesIO(picture.png()), format="png").std() > 0
     assert sentence.data == study_sentence(wb.open(study))
     assert isinstance(verdict, Diagnosis)
     assert verdict["lr.best"].value == wb.lr_sweep.diagnose(wb.open(study))["lr.best"].value
@@ -74,7 +74,7 @@ def test_every_kind_has_a_picture_even_of_a_record_that_holds_nothing_of_it(
     diagnosis = diagnosis_of(record)
     assert {f.status for f in diagnosis} - {"ok", "not_measured", "warn"} == set()
     assert len(list(diagnosis)) > 0
-    assert np.std(image.imread(io.BytesIO(study_picture(record, diagnosis)), format="png")) > 0.01, "not blank"
+    assert np.std(image.imread(io.BytesIO(study_picture(record, diagnosis).png()), format="png")) > 0.01, "not blank"
 
 
 def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: Path) -> None:
@@ -88,6 +88,7 @@ def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: P
     for cell in done.cells[1:]:
         picture, sentence, verdict = cell.outputs
         assert "image/png" in picture.data
+        assert "<svg" in picture.data["text/html"], "the page beside it is themed"
         assert "of quadratic" in sentence.data["text/markdown"]
         assert "application/vnd.workbench.verdict+json" in verdict.data
 

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from tests.helpers.simulated_input import pipeline
 from tests.helpers.simulated_norms import row as norm_devices
 from tests.helpers.simulated_norms import study as norm_study
 from workbench.config import TrainConfig
+from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import why_not_measured
 from workbench.topics.batch_norm.replicas import statistics_layout
@@ -166,6 +168,33 @@ def test_draws_into_the_given_axes_and_leaves_no_trace(name: str) -> None:
     assert plt.get_fignums() == open_before
     assert isinstance(FIGURES[name](study(), diagnosis(), None), Axes)
     assert len(plt.get_fignums()) == len(open_before) + 1
+
+
+@every_figure
+def test_a_column_of_a_paper_has_small_letters_and_nothing_on_the_data(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plots, name, partial(getattr(plots, name), size="column"))
+    ax = FIGURES[name](study(), diagnosis(), None)
+    figure = ax.get_figure(root=True)
+    figure.savefig(tmp_path / "figure.pdf")
+    figure.draw_without_rendering()  # places are then in its own pixels, not in those of a PDF
+    assert figure.get_figwidth() == 3.3
+    assert b"/Type3" not in (tmp_path / "figure.pdf").read_bytes(), "publishers refuse fonts of type 3"
+    words = [ax.xaxis.label, ax.yaxis.label, *ax.texts, *ax.get_xticklabels(), *ax.get_yticklabels()]
+    assert all(5 < word.get_fontsize() <= 8 for word in words)
+    legend, inside = ax.get_legend(), figure.bbox
+    box = legend.get_window_extent()
+    assert box.y1 < min(ax.bbox.y0, ax.xaxis.label.get_window_extent().y0 + 1)
+    for part in (box, ax.xaxis.label.get_window_extent(), ax.yaxis.label.get_window_extent()):
+        assert part.x0 >= -1
+        assert part.y0 >= -1
+        assert part.x1 <= inside.width + 1
+
+
+def test_another_size_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match='"page" or "column", not "poster"|ax=...'):
+        plots.plot_loop(study(), size="poster")
 
 
 @every_record_figure

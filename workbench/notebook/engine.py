@@ -102,7 +102,8 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
         with _interrupts_the_kernel(client):
             try:
                 environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-                return client.execute(env=environment | {"WORKBENCH_LIVE": "0", "PYDEVD_DISABLE_FILE_VALIDATION": "1"})
+                own = {"WORKBENCH_LIVE": "0", "WORKBENCH_FIGURES": "html", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+                return client.execute(env=environment | own)
             finally:
                 if client.interrupted:  # also where the notebook has swallowed it, or the kernel was only starting
                     raise KeyboardInterrupt

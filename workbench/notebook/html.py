@@ -13,7 +13,7 @@ from typing import Any
 from workbench.errors import NotebookError
 from workbench.notebook.parameters import read_parameters
 from workbench.record.folder import write_atomic
-from workbench.report.templates import render, shown_line
+from workbench.report.templates import page_css, render, shown_line
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:"
 """What the page may load: what is written in it. Scripts of an output do not run, and nothing goes to a network."""
@@ -102,5 +102,4 @@ def read_notebook(path: Path) -> Any:
 def page(title: str, body: str) -> str:
     """Return a whole page around `body`, which is HTML already, in the house style."""
     here = Path(__file__).parent
-    style = (here / "notebook.css").read_text(encoding="utf-8")
-    return render("page.html.j2", here, title=title, body=body, style=style, policy=POLICY)
+    return render("page.html.j2", here, title=title, body=body, style=page_css("notebook.css", here), policy=POLICY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +10,8 @@ from typing import Any, NamedTuple
 import ipywidgets  # type: ignore[import-untyped]
 
 from workbench.errors import UsageError, WorkbenchError
-from workbench.plots.render import Draw, Redrawn
+from workbench.panels.range import Range
+from workbench.plots.render import Draw, Picture, Redrawn, is_live
 from workbench.plots.style import not_measured
 
 
@@ -63,9 +63,7 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
     ) -> None:
         self.controls = {key: _widget(control) for key, control in controls.items()}
         self.words = ipywidgets.HTML()
-        self.picture = ipywidgets.Image(
-            format="png", layout=ipywidgets.Layout(max_width="100%", align_self="flex-start")
-        )
+        self.picture = ipywidgets.HTML(layout=ipywidgets.Layout(max_width="100%"))
         self._name, self._answer, self._alt, self._canvas = name, answer, alt, Redrawn(size=size)
         self._at_close: list[Callable[[], object]] = []
         movable = {
@@ -86,12 +84,12 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         """Answer to where the controls stand now."""
         try:
             said = self._answer(**{key: widget.value for key, widget in self.controls.items()})
-            png = self._canvas.png(said.draws)
+            picture = self._canvas.html(said.draws, alt=self._alt)
         except Exception as error:  # a traceback would end in the server's log, under an old picture
             said_by_us = isinstance(error, WorkbenchError)  # says what to do by itself
-            self.words.value = _html(str(error) if said_by_us else f"{type(error).__name__}: {error}", self._alt)
+            self.words.value = _html(str(error) if said_by_us else f"{type(error).__name__}: {error}")
             return
-        self.words.value, self.picture.value = _html(said.words, self._alt), png
+        self.words.value, self.picture.value = _html(said.words), picture
 
     def at_close(self, end: Callable[[], object]) -> None:
         """Call this when the panel is closed."""
@@ -106,32 +104,28 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         super().close()
 
 
-HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
-"""For screen readers alone: `ipywidgets.Image` has no text of its own, and its page fails on a tooltip."""
-
-
-def _html(words: str, alt: str) -> str:
-    """Return plain text as HTML that a screen reader reads out when it changes, and what the picture shows."""
+def _html(words: str) -> str:
+    """Return plain text as HTML that a screen reader reads out when it changes."""
     said = "<br>".join(escape(line) for line in words.splitlines())
-    shown = f'<span style="{HIDDEN}">{escape(alt)}</span>'
-    return f'<div style="max-width: 60em; line-height: 1.4">{shown}<div role="status" aria-live="polite">{said}</div></div>'
+    return f'<div style="max-width: 60em; line-height: 1.4"><div role="status" aria-live="polite">{said}</div></div>'
 
 
 def _widget(control: Control) -> Any:
-    look: dict[str, Any] = {
-        "description": control.label,
-        "tooltip": control.label,
-        "style": {"description_width": "9em"},
-        "layout": ipywidgets.Layout(width="36em", max_width="100%"),
-    }
+    if isinstance(control, Choice) and not control.slides:
+        return ipywidgets.Dropdown(
+            options=list(control.options), value=control.start, description=control.label,
+            style={"description_width": "9em"}, layout=ipywidgets.Layout(width="36em", max_width="100%"),
+        )  # fmt: skip
     if isinstance(control, Choice):
-        kind = ipywidgets.SelectionSlider if control.slides else ipywidgets.Dropdown
-        more = {"continuous_update": True} if control.slides else {}
-        return kind(options=list(control.options), value=control.start, **more, **look)
-    kind = ipywidgets.IntSlider if isinstance(control.step, int) else ipywidgets.FloatSlider
-    return kind(
-        value=control.start, min=control.low, max=control.high, step=control.step, continuous_update=True, **look
-    )
+        return Range(control.label, control.options, control.start)
+    stride = max(1, round((control.high - control.low) / control.step / MOST_STOPS)) * control.step
+    count = int((control.high - control.low) / stride)
+    values = sorted({control.low, control.start, control.high, *(control.low + k * stride for k in range(count + 1))})
+    return Range(control.label, [(f"{value:.6g}", value) for value in values], control.start)
+
+
+MOST_STOPS = 1000
+"""Of a slider over numbers: it has fewer pixels (rule of thumb)."""
 
 
 def controls_panel(
@@ -153,12 +147,12 @@ def controls_panel(
         size: width and height of each figure, in inches.
 
     Returns:
-        A `Panel`, or an `IPython.display.Image`; a notebook shows either when it is the last line of a cell.
+        A `Panel`, or a `Picture`; a notebook shows either when it is the last line of a cell.
     """
     if is_live(live):
         return Panel(name, answer, controls, alt=alt, size=size)
     said = answer(**{key: control.start for key, control in controls.items()})
-    return still(Redrawn(size=size).png(said.draws, caption=said.words), f"{alt} {said.words}")
+    return Picture(said.draws, f"{alt} {said.words}", size=size, caption=said.words)
 
 
 def nothing(name: str, why: str, *, alt: str, live: bool | None = None) -> Any:
@@ -173,19 +167,3 @@ def needs(
     """Raise a `UsageError` that says what a panel takes, where `record` lacks what it reads."""
     if any(not hasattr(record, each) for each in attributes):
         raise UsageError(f"{name} takes {what}, not {type(record).__name__}.")
-
-
-def is_live(live: bool | None = None) -> bool:
-    """Return whether a page is there that controls can be used on.
-
-    Args:
-        live: None asks the environment: `WORKBENCH_LIVE=0`, as papermill, nbval and make set it, means that nobody is looking.
-    """
-    return os.environ.get("WORKBENCH_LIVE") != "0" if live is None else live
-
-
-def still(png: bytes, alt: str | None = None) -> Any:
-    """Return a PNG as what a notebook shows and stores when it is the last line of a cell; `alt` says what it shows."""
-    from IPython.display import Image
-
-    return Image(data=png, format="png", alt=alt)  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from workbench.plots.style import (
     LARGEST,
     PALETTE,
     STYLES,
+    Size,
     draw_curve,
     drawable,
     drawing,
@@ -175,7 +176,9 @@ def _ends(ax: Axes) -> list[Line2D]:
     return [line for line in ax.lines if line.get_marker() == "X"]
 
 
-def plot_trial_curves(curves: Sequence[tuple[Record, int, str]], *, ax: Axes | None = None) -> Axes:
+def plot_trial_curves(
+    curves: Sequence[tuple[Record, int, str]], *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw the training loss of trials of any studies, one curve each.
 
     Healthy: every curve falls, and the better setting lies below the other all the way. Sick: curves that cross late, where the
@@ -190,7 +193,7 @@ def plot_trial_curves(curves: Sequence[tuple[Record, int, str]], *, ax: Axes | N
 
     Source: P5.6 for the values that are compared; F1.7 for what to look for in a curve.
     """
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         lines = [
             line
             for index, (record, trial, name) in enumerate(curves)

@@ -1,146 +1,67 @@
-"""A figure as pixels or as text: PNG, drawn again and again for a panel, and inline SVG that follows the colours of its page.
+"""A figure as text or as pixels: SVG that follows the colours of its page, alone, side by side, or again and again; PNG where no page is.
 
-Of the time that a small figure takes, most goes into its frame: the layout, the ticks with their labels, the grid. While
-somebody moves a slider, the frame mostly stays as it is and what is inside moves. So the layout is computed once, the pixels of
-the frame are kept, and what is inside is drawn on top of them.
+Of the time that a small figure takes, most goes into finding room for the labels around the axes. While somebody moves a slider,
+that room mostly stays as it is; so it is computed once for all figures that need the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
-from workbench.plots.style import GRID, INK, PALETTE, PAPER, house_style, why_not_measured
+from workbench.plots.style import (
+    CHARACTERS_AN_INCH,
+    DARK_GRID,
+    DARK_INK,
+    DARK_PALETTE,
+    DARK_PAPER,
+    GRID,
+    INK,
+    PALETTE,
+    PAPER,
+    HouseFigure,
+    house_style,
+    why_not_measured,
+)
 
 Draw = Callable[[Axes], Any]
 """Draws into the axes it is given, as `lambda ax: plot_x(record, ax=ax)`."""
-CHARACTERS_AN_INCH = 15
-"""Of a caption or a legend; more would leave the figure."""
-LEGEND_ROW_IN = 0.19
-"""Height of a legend's row, in inches."""
-
-
-class Redrawn:
-    """Figures of `size` inches side by side as PNG; while the frame stays as it is, a picture takes a third of the time of the first."""
-
-    def __init__(self, *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> None:
-        self.size, self.dpi = size, dpi
-        self._layouts: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
-        self._drawn: object = None
-        self._pixels: Any = None
-
-    def png(self, draws: Sequence[Draw], *, caption: str = "") -> bytes:
-        """Draw into axes side by side, above the caption, and return all as one PNG; nothing stays open."""
-        with house_style({"axes.titley": 1.0}):  # matplotlib need not look for room for the titles
-            figure = Figure(figsize=(self.size[0] * len(draws), self.size[1]), dpi=self.dpi)
-            canvas: Any = FigureCanvasAgg(figure)
-            axes = list(figure.subplots(1, len(draws), squeeze=False)[0])
-            for draw, ax in zip(draws, axes, strict=True):
-                draw(ax)
-            said = "\n".join(textwrap.wrap(caption, width=int(figure.get_figwidth() * CHARACTERS_AN_INCH)))
-            if said:
-                figure.supxlabel(said, x=0.01, ha="left", fontsize=9.5, parse_math=False)
-            inside = [artist for ax in axes for artist in _inside(ax)]
-            frames = self._arrange(figure, axes, said)
-            shown = [*frames, *(ax.get_position().bounds for ax in axes), said]
-            if self._drawn != shown:
-                for artist in inside:
-                    artist.set_visible(False)
-                canvas.draw()
-                self._pixels, self._drawn = canvas.copy_from_bbox(figure.bbox), shown
-                for artist in inside:
-                    artist.set_visible(True)
-            renderer = canvas.get_renderer()
-            canvas.restore_region(self._pixels)
-            for artist in inside:
-                artist.draw(renderer)
-            buffer = io.BytesIO()
-            pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
-            Image.fromarray(pixels).save(buffer, format="png", compress_level=1)
-            return buffer.getvalue()
-
-    def _arrange(self, figure: Figure, axes: Sequence[Axes], said: str) -> list[_Frame]:
-        """Give the axes places at which none of their texts leaves the figure, those of before where they do; return their frames."""
-        kind = (said.count("\n") + bool(said), *(_kind(ax) for ax in axes))
-        widths, places = self._layouts.get(kind, ([], []))
-        frames = _placed(axes, places)
-        if not widths or any(frame.widest > given for frame, given in zip(frames, widths, strict=True)):
-            for ax in axes:
-                ax.set_in_layout(True)  # what was given a place takes no part otherwise
-            figure.set_layout_engine("constrained")
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-            frames = _placed(axes, places := [ax.get_position() for ax in axes])
-            self._layouts[kind] = [frame.widest for frame in frames], places
-        return frames
-
-
-class _Frame(NamedTuple):
-    """What is drawn around a figure: limits, label and tick labels of both axes."""
-
-    shown: bool
-    axes: tuple[Any, ...]
-    widest: int
-
-    @classmethod
-    def of(cls, ax: Axes) -> _Frame:
-        """Return that of `ax`; `widest` is the number of characters of the longest tick label beside it."""
-        seen: list[Any] = []
-        widest = 0
-        for axis in (ax.xaxis, ax.yaxis):
-            for minor in (False, True):
-                ticks = list(axis.get_ticklocs(minor=minor))
-                formatter = axis.get_minor_formatter() if minor else axis.get_major_formatter()
-                labels = formatter.format_ticks(ticks)
-                low, high = sorted(axis.get_view_interval())
-                inside = [text for at, text in zip(ticks, labels, strict=True) if low <= at <= high]
-                widest = max([widest, *map(len, inside)]) if axis is ax.yaxis else 0
-                seen.append((tuple(ticks), tuple(labels), formatter.get_offset()))
-            size = axis.get_tick_params().get("labelsize")
-            seen.append((axis.get_scale(), tuple(axis.get_view_interval()), axis.label.get_text(), size))
-        return cls(bool(ax.axison), tuple(seen), widest)
-
-
-def _inside(ax: Axes) -> list[Artist]:
-    """Return what moves, in the order in which it is drawn: all but the axis lines, ticks and labels."""
-    frame = {id(artist) for artist in (ax.patch, ax.xaxis, ax.yaxis, *ax.spines.values())}
-    found = [artist for artist in ax.get_children() if id(artist) not in frame and artist.get_visible()]
-    return sorted(found, key=lambda artist: artist.get_zorder())
-
-
-def _placed(axes: Sequence[Axes], places: Sequence[Any]) -> list[_Frame]:
-    """Put the axes in their places, where there are some, and return what their frames show there."""
-    for ax, place in zip(axes, places, strict=False):
-        ax.set_position(place)
-    for ax in axes:
-        ax.get_xlim(), ax.get_ylim()  # autoscaling waits for somebody to ask
-    return [_Frame.of(ax) for ax in axes]
-
-
-def _kind(ax: Axes) -> tuple[int, ...]:
-    """Return what decides how much room is needed around `ax`, beside the length of its tick labels: lines of text."""
-    legend = ax.get_legend()
-    around = legend is not None and legend.get_bbox_to_anchor() is not ax.bbox
-    lines = [axis.label.get_text().count("\n") + bool(axis.label.get_text()) for axis in (ax.xaxis, ax.yaxis)]
-    lines += [ax.get_title(loc).count("\n") for loc in ("left", "center", "right")]
-    entries = len(legend.get_texts()) if legend is not None and around else 0
-    return (bool(ax.axison), *lines, entries, len(ax.child_axes))
-
+_SVG: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "workbench", "font.family": "sans-serif"}
 
 _ROLES = {INK: "currentColor", PAPER: f"var(--paper, {PAPER})", GRID: f"var(--grid, {GRID})"} | {
     color: f"var(--plot-{index}, {color})" for index, color in enumerate(PALETTE)
 }
+DARK_COLORS = "; ".join(f"--plot-{index}: {color}" for index, color in enumerate(DARK_PALETTE))
+"""What a dark page sets, as CSS; the light colours are the defaults."""
+_DARK = f"color: {DARK_INK}; --paper: {DARK_PAPER}; --grid: {DARK_GRID}; {DARK_COLORS}"
+_THEMED = f"""<style>
+.wb-figures {{ color: {INK}; display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: flex-start }}
+.wb-figures svg {{ display: block; flex: 0 1 auto; max-width: 100%; height: auto }}
+.wb-figures .wb-untrusted {{ display: none }}
+[data-jp-theme-light="false"] .wb-figures, .vscode-dark .wb-figures {{ {_DARK} }}
+@media screen and (prefers-color-scheme: dark) {{ body:not([data-jp-theme-light], .vscode-light) .wb-figures {{ {_DARK} }} }}
+</style>"""
+"""JupyterLab and VS Code say on the page's body which theme it has; any other page follows the reader's setting."""
+_UNTRUSTED = "This figure is shown once the cell has run here, or the notebook is trusted."
+"""What is left of a figure in a notebook of which JupyterLab takes style and SVG away; its letters are outlines, of which nothing is left."""
+
+
+def is_live(live: bool | None = None) -> bool:
+    """Return whether a page is there that controls can be used on.
+
+    Args:
+        live: None asks the environment: `WORKBENCH_LIVE=0`, as papermill, nbval and make set it, means that nobody is looking.
+    """
+    return os.environ.get("WORKBENCH_LIVE") != "0" if live is None else live
 
 
 def inline_svg(
@@ -156,37 +77,148 @@ def inline_svg(
         key: prefix of every id, different for each figure on the page.
         alt: what the figure shows, in words, for those who do not see it.
     """
-    with house_style({"svg.fonttype": "none", "svg.hashsalt": "workbench", "font.family": "sans-serif"}):
-        ax = draw(Figure(figsize=size, layout="constrained", facecolor="none").subplots())
-        if (reason := why_not_measured(ax)) is not None:
+    with house_style(_SVG):
+        figure = HouseFigure(figsize=size, layout="constrained", facecolor="none")
+        if (reason := why_not_measured(draw(figure.subplots()))) is not None:
             return None, reason
-        figure = ax.get_figure(root=True)
-        assert figure is not None
-        _legend_below(ax, figure)
-        buffer = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", facecolor="none", dpi=144, metadata=nothing)
-    return _embed(buffer.getvalue(), key).replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1), None
+        return _themed(figure, key=key, alt=alt), None
 
 
-def _legend_below(ax: Axes, figure: Figure) -> None:
-    """Move the legend from the data to below the axes, in as many columns as fit, and make the figure taller by its rows."""
-    legend = ax.get_legend()
-    if legend is None or len(figure.axes) > 1:
-        return
-    handles = [handle for handle in legend.legend_handles if handle is not None]
-    labels = [text.get_text() for text in legend.get_texts()]
-    legend.remove()
-    widest = max(map(len, labels)) + 6  # the sample of the line, and the gap
-    columns = max(1, min(len(labels), int(figure.get_figwidth() * CHARACTERS_AN_INCH) // widest))
-    rows = -(-len(labels) // columns)
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_IN * rows)
-    figure.legend(handles=handles, labels=labels, loc="outside lower left", ncols=columns, frameon=False)
+def figure_html(figure: Figure) -> str | None:
+    """Return a figure as a notebook shows it on a page, None where there will be none: there the PNG is enough."""
+    return _block([_sized(figure, _said(figure))], _said(figure)) if has_page() else None
 
 
-def png(draws: Sequence[Draw], *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100) -> bytes:
-    """Draw figures of `size` inches side by side and return them as one PNG; nothing stays open."""
-    return Redrawn(size=size, dpi=dpi).png(draws)
+def has_page() -> bool:
+    """Return whether what a cell shows will be seen on a page: somebody looks, or `workbench notebook` writes one."""
+    return is_live() or os.environ.get("WORKBENCH_FIGURES") == "html"
+
+
+class Redrawn:
+    """Figures of `size` inches side by side as HTML, one below the other where the page is narrow."""
+
+    def __init__(self, *, size: tuple[float, float] = (5.5, 4.0)) -> None:
+        self.size = size
+        self._places: dict[tuple[Any, ...], tuple[int, Any]] = {}
+
+    def html(self, draws: Sequence[Draw], *, alt: str) -> str:
+        """Draw each into axes of its own; nothing stays open."""
+        with house_style(_SVG | {"axes.titley": 1.0}):  # matplotlib need not look for room for the titles
+            drawn = [_sized(self._arranged(draw), alt if number == 0 else "") for number, draw in enumerate(draws)]
+        return _block(drawn, alt)
+
+    def _arranged(self, draw: Draw) -> HouseFigure:
+        """Draw into axes at a place where none of their texts leaves the figure: that of before, unless labels are wider now."""
+        figure = HouseFigure(figsize=self.size, facecolor="none")
+        ax = figure.subplots()
+        draw(ax)
+        kind, widest = _kind(ax), _widest_label(ax)
+        given, place = self._places.get(kind, (-1, None))
+        if widest <= given:
+            ax.set_position(place)
+            return figure
+        figure.set_layout_engine("constrained")
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        self._places[kind] = widest, ax.get_position()
+        return figure
+
+
+def _widest_label(ax: Axes) -> int:
+    """Return the number of characters of the longest tick label beside the axes."""
+    ax.get_xlim(), ax.get_ylim()  # autoscaling waits for somebody to ask
+    axis = ax.yaxis
+    low, high = sorted(axis.get_view_interval())
+    widest = 0
+    for minor, formatter in ((False, axis.get_major_formatter()), (True, axis.get_minor_formatter())):
+        ticks = list(axis.get_ticklocs(minor=minor))
+        shown = [text for at, text in zip(ticks, formatter.format_ticks(ticks), strict=True) if low <= at <= high]
+        widest = max([widest, *map(len, shown)])
+    return widest
+
+
+def _kind(ax: Axes) -> tuple[Any, ...]:
+    """Return what decides how much room is needed around `ax`, beside the length of its tick labels: lines of text."""
+    lines = [axis.label.get_text().count("\n") + bool(axis.label.get_text()) for axis in (ax.xaxis, ax.yaxis)]
+    lines += [ax.get_title(loc).count("\n") for loc in ("left", "center", "right")]
+    legend, figure = ax.get_legend(), ax.get_figure(root=True)
+    entries = [text.get_text() for text in legend.get_texts()] if legend is not None else []
+    height = figure.get_figheight() if figure is not None else 0.0
+    return (bool(ax.axison), height, max(map(len, entries), default=0), *lines, len(ax.child_axes))
+
+
+def png(draws: Sequence[Draw], *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100, caption: str = "") -> bytes:
+    """Draw figures of `size` inches side by side, above the caption, and return them as one PNG; nothing stays open."""
+    with house_style():
+        whole = Figure(figsize=(size[0] * len(draws), size[1]), dpi=dpi, layout="constrained")
+        for draw, ax in zip(draws, whole.subplots(1, len(draws), squeeze=False)[0], strict=True):
+            draw(ax)
+        if caption:
+            said = "\n".join(textwrap.wrap(caption, width=int(whole.get_figwidth() * CHARACTERS_AN_INCH)))
+            whole.supxlabel(said, x=0.01, ha="left", fontsize=9.5, parse_math=False)
+        buffer = io.BytesIO()
+        whole.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+class Picture:
+    """Figures as what a notebook shows and stores when it is the last line of a cell: themed SVG on a page, PNG elsewhere.
+
+    Attributes:
+        alt: what they show, in words.
+    """
+
+    def __init__(
+        self, draws: Sequence[Draw], alt: str, *, size: tuple[float, float] = (5.5, 4.0), caption: str = ""
+    ) -> None:
+        self._draws, self._size, self._caption, self.alt = list(draws), size, caption, alt
+
+    def __repr__(self) -> str:
+        """Return what is shown where there are no pictures."""
+        return "<Picture>"
+
+    def html(self) -> str:
+        """Return the figures as HTML."""
+        return Redrawn(size=self._size).html(self._draws, alt=self.alt)
+
+    def png(self) -> bytes:
+        """Return the figures, above the caption, as PNG."""
+        return png(self._draws, size=self._size, caption=self._caption)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG002
+        stored: dict[str, Any] = {"text/plain": repr(self), "image/png": self.png()}
+        if has_page():
+            said = f"<p>{escape(self._caption)}</p>" if self._caption else ""
+            stored["text/html"] = self.html() + said
+        return stored, {"image/png": {"alt": self.alt}}
+
+
+def _block(svgs: Sequence[str], alt: str) -> str:
+    said = f'<p class="wb-untrusted">{escape(alt)} {_UNTRUSTED}</p>'
+    return f'<div class="wb-figures">{_THEMED}{said}{"".join(svgs)}</div>'
+
+
+def _said(figure: Figure) -> str:
+    """Return what a figure shows, from its own words."""
+    titles = (f"{ax.get_title(loc='left')}: {ax.get_ylabel()} against {ax.get_xlabel()}." for ax in figure.axes[:1])
+    return " ".join(" ".join(titles).split())
+
+
+def _sized(figure: Figure, alt: str) -> str:
+    """Return a figure as SVG of its own size, with ids that no other figure has."""
+    svg = _themed(figure, key="KEY", alt=alt, letters="path")
+    key = "f" + hashlib.sha256(svg.encode()).hexdigest()[:10]
+    width, height = (round(96 * side) for side in figure.get_size_inches())
+    return svg.replace("KEY-", f"{key}-").replace("<svg", f'<svg width="{width}" height="{height}"', 1)
+
+
+def _themed(figure: Figure, *, key: str, alt: str, letters: str = "none") -> str:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with house_style({**getattr(figure, "house", {}), **_SVG, "svg.fonttype": letters}):
+        Figure.savefig(figure, buffer, format="svg", facecolor="none", dpi=144, metadata=nothing)
+    named = f'role="img" aria-label="{escape(alt)}"' if alt else 'aria-hidden="true"'
+    return _embed(buffer.getvalue(), key).replace("<svg", f"<svg {named}", 1)
 
 
 def standalone_svg(svg: str) -> str:

@@ -1,31 +1,47 @@
 """How every figure looks, and the one way in which a figure says that it has nothing to show.
 
-The style lives inside a `with` block, so that drawing changes no global setting. Colours are those of petroff10
-(Petroff, 2021: made for colour-blind readers); whatever a colour tells, a marker or a line style tells too.
+The style lives inside a `with` block, so that drawing changes no global setting. There is one palette, in a light and a dark
+variant; whatever a colour tells, a marker or a line style tells too.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogFormatter, NullLocator
+from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 from numpy.typing import NDArray
+
+from workbench.errors import UsageError
 
 Floats = NDArray[np.float64]
 
-PALETTE = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")  # fmt: skip
+Size = Literal["page", "column"]
+"""How large a figure is: as each is drawn on a page, or `COLUMN_IN` inches wide with letters of 7 to 8 points, for a paper's column."""
+COLUMN_IN, SHRINK = 3.3, 0.7
+
+PALETTE = ("#3384dd", "#c77b12", "#a30b12", "#2f6b66", "#7a2bb0", "#b0708a", "#d9480f", "#5f7f1f", "#4d5159", "#0e9bbd")  # fmt: skip
+DARK_PALETTE = ("#5ea6f0", "#fbb93b", "#f0492f", "#a9d3c6", "#a44ff0", "#d99aae", "#ff9966", "#d8d98a", "#8f96a5", "#5fdbe6")  # fmt: skip
+"""The same colours by number on a dark page. Each has a contrast of 3 and more with its page (WCAG 2.1, 1.4.11); the first six
+stay apart for readers who confuse red and green."""
+SEQUENCE = ("#0d0887", "#4a02a0", "#7a04a8", "#a42495", "#c8447a", "#e2654f")
+DARK_SEQUENCE = ("#b53aa6", "#d04c80", "#e96c5a", "#f79342", "#fdc328", "#f0f921")
+"""Small to large: the parts of plasma with such a contrast."""
 GOOD, BAD, BASELINE = PALETTE[0], PALETTE[2], PALETTE[8]
 INK, PAPER, GRID = "#22242a", "#fefefe", "#dcdee3"
+DARK_INK, DARK_PAPER, DARK_GRID = "#e6e8ec", "#1d2026", "#383d47"
 STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
 LARGEST = 1e100
 """Finite values are drawn no larger: the margins of a log axis would overflow, and a diverged run passes through them."""
@@ -60,6 +76,7 @@ _STYLE: dict[str, Any] = {
     "legend.fontsize": 8.5,
     "legend.framealpha": 0.85,
     "lines.linewidth": 1.4,
+    "pdf.fonttype": 42,
     "savefig.facecolor": PAPER,
     "text.color": INK,
     "xtick.color": INK,
@@ -69,13 +86,78 @@ _STYLE: dict[str, Any] = {
 }
 
 
+_COLUMN: dict[str, Any] = {
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.titlesize": 8,
+    "font.size": 7.5,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.1,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+}
+
+
+class HouseFigure(Figure):
+    """A matplotlib figure whose notebook shows it in the colours of the page, with its legend below the data."""
+
+    house: Mapping[str, Any] = {}
+    bare_height: float | None = None
+    handles: Sequence[Any] = ()
+
+    def savefig(self, fname: Any, **kwargs: Any) -> None:
+        """Write the figure in the house style, whoever saves it: matplotlib makes some ticks only then."""
+        with house_style(self.house):
+            super().savefig(fname, **kwargs)
+
+    def __repr__(self) -> str:
+        """Return what matplotlib says of any figure."""
+        return super().__repr__().replace("<HouseFigure", "<Figure", 1)
+
+    def _repr_html_(self) -> str | None:
+        from workbench.plots.render import figure_html
+
+        return figure_html(self)
+
+
 @contextmanager
-def drawing(ax: Axes | None, *, size: tuple[float, float] = (6.8, 4.0)) -> Iterator[Axes]:
-    """Yield `ax`, or a new one of `size` inches, with the house style on; nothing global stays changed."""
-    with house_style():
+def drawing(ax: Axes | None, size: Size = "page", shape: tuple[float, float] = (6.8, 4.0)) -> Iterator[Axes]:
+    """Yield `ax`, or that of a new figure, with the house style on; nothing global stays changed.
+
+    Args:
+        ax: where to draw; `size` is then that of its figure.
+        size: "page" is `shape` inches, "column" is made for a paper.
+        shape: width and height on a page.
+    """
+    if size not in ("page", "column"):
+        raise UsageError(
+            f'size is "page" or "column", not {size!r}; for another size draw into axes of your own: ax=...'
+        )
+    more = _COLUMN if size == "column" and ax is None else {}
+    with house_style(more):
         if ax is None:
-            _, ax = plt.subplots(figsize=size, layout="constrained")
+            width, height = shape if size == "page" else (COLUMN_IN, max(2.0, SHRINK * shape[1]))
+            figure, ax = plt.subplots(figsize=(width, height), layout="constrained", FigureClass=HouseFigure)
+            if isinstance(figure, HouseFigure):
+                figure.house = more
         yield ax
+        if more:
+            _fit_column(ax)
+
+
+def _fit_column(ax: Axes) -> None:
+    """Make marks and words that a figure sizes itself smaller, and break titles that are wider than the column."""
+    for line in ax.lines:
+        line.set_markersize(SHRINK * line.get_markersize())
+    for text, usual in [*((text, 7.5) for text in ax.texts), *((tick, 7.0) for tick in ax.get_yticklabels())]:
+        if text.get_fontsize() != usual:
+            text.set_fontsize(0.75 * text.get_fontsize())
+    wide = int(COLUMN_IN * CHARACTERS_AN_INCH) - 15
+    ax.set_title("\n".join(textwrap.wrap(ax.get_title(loc="left"), wide)), loc="left")
+    ax.set_xlabel("\n".join(textwrap.wrap(ax.get_xlabel(), wide)))
+    figure = ax.get_figure(root=True)
+    if isinstance(figure, HouseFigure) and figure.handles:
+        legend(ax, figure.handles)
 
 
 @contextmanager
@@ -174,8 +256,28 @@ def ticks_at(ax: Axes, sizes: Sequence[float], *, margin: float | None = None) -
     ax.set_xticklabels([f"{int(size):,}" for size in places])
 
 
-def legend(ax: Axes, **where: Any) -> None:
-    """Add a legend when something in `ax` has a label; where it covers least, unless that takes long to find."""
-    if ax.get_legend_handles_labels()[0]:
+CHARACTERS_AN_INCH = 15
+"""Of a legend in letters of 8.5 points; more would leave the figure."""
+
+
+def legend(ax: Axes, handles: Sequence[Any] | None = None) -> None:
+    """Add a legend when something in `ax` has a label: below the axes of a `HouseFigure`, which grows by it, else where it covers least."""
+    handles = ax.get_legend_handles_labels()[0] if handles is None else handles
+    if not handles:
+        return
+    figure = ax.get_figure(root=True)
+    if not isinstance(figure, HouseFigure):
         points = sum(len(np.atleast_1d(line.get_xdata())) for line in ax.lines)
-        ax.legend(**{"loc": "best" if points < MAX_SEARCHED_POINTS else "upper right", **where})
+        ax.legend(handles=handles, loc="best" if points < MAX_SEARCHED_POINTS else "upper right")
+        return
+    letter, text = float(mpl.rcParams["legend.fontsize"]), float(mpl.rcParams["font.size"])
+    widest = max(len(str(handle.get_label())) for handle in handles) + 6  # the sample of the line, and the gap
+    columns = max(1, min(len(handles), int(figure.get_figwidth() * CHARACTERS_AN_INCH * 8.5 / letter) // widest))
+    figure.handles, figure.bare_height = handles, figure.bare_height or figure.get_figheight()
+    figure.set_figheight(figure.bare_height + 1.6 * letter / 72 * -(-len(handles) // columns))
+    more = [ax.xaxis.label.get_text().count("\n"), *(tick.get_text().count("\n") for tick in ax.get_xticklabels())]
+    room = (3.1 + 1.4 * more[0] + 1.4 * max(more[1:], default=0)) * text + 6
+    below = ScaledTranslation(0, -room / 72, figure.dpi_scale_trans)
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.01, 0)}
+    place["bbox_transform"] = blended_transform_factory(figure.transFigure, ax.transAxes) + below
+    ax.legend(handles=handles, ncols=columns, frameon=False, borderaxespad=0, borderpad=0, **place)

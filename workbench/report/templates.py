@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from workbench.findings.diagnosis import SIGNS
 from workbench.findings.finding import STATUSES, Finding
 from workbench.findings.topic import NARROW
+from workbench.plots.render import DARK_COLORS
 from workbench.plots.words import counted, four_digits, number_text
 from workbench.record.json_values import to_json
 from workbench.record.redact import redact
@@ -36,6 +37,12 @@ _NAMED = re.compile(
 def render(template: str, folder: Path | None = None, **values: Any) -> str:
     """Return a template of `folder`, or of the report, filled in; every value is escaped."""
     return _environment(folder).get_template(template).render(**values)
+
+
+def page_css(name: str, folder: Path | None = None) -> str:
+    """Return a style sheet of `folder`, or of the report, with the colours that its figures have on a dark page."""
+    text = ((folder or Path(__file__).parent) / name).read_text(encoding="utf-8")
+    return text.replace("--plots: dark;", f"{DARK_COLORS};")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -24,7 +24,7 @@ from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
 from workbench.report.summary import summary_rows
-from workbench.report.templates import STATUS, render, shown_line
+from workbench.report.templates import STATUS, page_css, render, shown_line
 from workbench.topics.recommendation.diagnose import next_steps
 from workbench.topics.registry import FIGURES
 
@@ -42,10 +42,10 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
     if target.is_dir():
         target /= "report.html"
     figures = draw_figures(record, diagnosis)
-    css, script = (resources.files("workbench.report").joinpath(f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))  # fmt: skip
+    script = resources.files("workbench.report").joinpath("report.js").read_text("utf-8")
     page = render(
         "report.html.j2",
-        css=css,
+        css=page_css("report.css"),
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         workload=diagnosis.workload or record.workload,

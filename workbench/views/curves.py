@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import anywidget
 import traitlets
 
 from workbench.curves.trial_curves import RecordLike
-from workbench.panels.controls import is_live, needs, nothing, still
-from workbench.plots.render import png
+from workbench.panels.controls import needs, nothing
+from workbench.plots.render import Picture, is_live
+from workbench.plots.style import DARK_SEQUENCE, SEQUENCE
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.views.study_curves import StudyCurves
@@ -29,7 +31,7 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
         live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
 
     Returns:
-        A widget, or an `IPython.display.Image` of the loss curves; a notebook shows either as the last line of a cell.
+        A widget, or a picture of the loss curves; a notebook shows either as the last line of a cell.
 
     Raises:
         UsageError: it is no record.
@@ -39,7 +41,7 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
         why = "the record has no step yet. Run wb.lr_sweep.Study().run(workload, out=...), or any study of wb.Trainer, and open it again."
         return nothing("curves_panel", why, alt=ALT, live=live)
     if not is_live(live) or not isinstance(record, (StudyRecord, TrialRecord)):
-        return still(png([lambda ax: plot_loss_curves(record, ax=ax)]), ALT)
+        return Picture([lambda ax: plot_loss_curves(record, ax=ax)], ALT)
     curves, widget = StudyCurves.of(record), CurvesWidget(still=True)
 
     def everything() -> None:
@@ -50,8 +52,18 @@ def curves_panel(record: RecordLike, *, live: bool | None = None) -> Any:
     return widget
 
 
-def _text(*names: str) -> str:
+def text_of(*names: str) -> str:
+    """Return files that lie here, one after the other."""
     return "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names)
+
+
+SCRIPT = "\n".join(
+    [
+        text_of("vendor/uPlot.iife.min.js"),
+        f"const SEQUENCE = {json.dumps({'light': SEQUENCE, 'dark': DARK_SEQUENCE})};",
+        text_of("live.js"),
+    ]
+)
 
 
 class CurvesWidget(anywidget.AnyWidget):
@@ -63,8 +75,8 @@ class CurvesWidget(anywidget.AnyWidget):
 
     still = traitlets.Bool(False).tag(sync=True)
 
-    _esm = _text("vendor/uPlot.iife.min.js", "live.js")
-    _css = _text("vendor/uPlot.min.css", "live.css")
+    _esm = SCRIPT
+    _css = text_of("vendor/uPlot.min.css", "live.css")
 
     def __init__(self, *, still: bool = False) -> None:
         super().__init__(still=still)

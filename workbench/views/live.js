@@ -1,4 +1,5 @@
-// The page's side of the live view and of the curves panel. uPlot comes before this file in the same module.
+// The page's side of the live view and of the curves panel. uPlot comes before this file in the same module, and SEQUENCE,
+// the colours from the smallest to the largest lr.
 //
 // The kernel only tells what is new; everything that one does with the picture happens here, because the kernel is busy
 // training. One store of curves a model, any number of views of it.
@@ -31,9 +32,6 @@ const MANY = 32; // more lines are drawn from columns of two pixels, in half the
 const ROOM = 1e4; // logarithmic: a curve that leaves its start so far behind does not flatten the others
 const FAR = 2; // linear: nor does one whose peak is so many times the median peak of the trials that did not diverge (rule of thumb)
 const PARTS = 1000; // the weight of smoothing is that from one thousandth of the longest trial to the next, so that it means the same in any
-// plasma, the part of it that is legible on white and the part that is legible on dark (contrast 2.9 and more)
-const ON_LIGHT = ["#0d0887", "#4e02a2", "#8305a7", "#b02991", "#d24f71", "#eb7655"];
-const ON_DARK = ["#a51f99", "#c8437b", "#e4695e", "#f79342", "#fdc328", "#f0f921"];
 
 const short = (value) => {
   if (value === null || value === undefined) return "–";
@@ -784,7 +782,7 @@ class View {
   }
 
   paint(lanes) {
-    const stops = dark() ? ON_DARK : ON_LIGHT;
+    const stops = dark() ? SEQUENCE.dark : SEQUENCE.light;
     const lrs = lanes.map((lane) => Math.log(lane.info.lr));
     const [low, high] = [Math.min(...lrs), Math.max(...lrs)];
     const share = (i) => (high > low ? (lrs[i] - low) / (high - low) : lanes.length > 1 ? i / (lanes.length - 1) : 0.5);

@@ -234,11 +234,10 @@ async function copy(text, pre) {
   }
 }
 
-function picture(data, alt) {
-  const url = URL.createObjectURL(new Blob([data], { type: "image/png" }));
-  const image = make("img", { src: url, alt });
-  image.addEventListener("load", () => URL.revokeObjectURL(url));
-  return image;
+function picture(html, alt) {
+  const place = make("div", { role: "img", "aria-label": alt });
+  place.innerHTML = html; // drawn by the kernel; every text in it is escaped there
+  return place;
 }
 
 function render({ model, el }) {
@@ -370,7 +369,7 @@ function render({ model, el }) {
   function drawFigure() {
     const data = model.get("figure");
     const said = model.get("opened").said || "";
-    if (data && data.byteLength) figure.replaceChildren(picture(data, said));
+    if (data) figure.replaceChildren(picture(data, said));
     else figure.replaceChildren(make("p", { className: "wb-soft", textContent: "No picture: no trial has a recorded step." }));
   }
   function drawCompared() {
@@ -393,7 +392,7 @@ function render({ model, el }) {
   }
   function drawCurves() {
     const place = comparison.querySelector(".wb-picture"), data = model.get("comparison");
-    if (place && data && data.byteLength) place.replaceChildren(picture(data, `training loss of ${model.get("compared").names.join(", ")}`));
+    if (place && data) place.replaceChildren(picture(data, `training loss of ${model.get("compared").names.join(", ")}`));
   }
   function drawStudies() {
     studies.set(model.get("columns"), model.get("studies"));

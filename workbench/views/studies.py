@@ -13,7 +13,7 @@ import traitlets
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger.studies import set_note
-from workbench.panels.controls import is_live
+from workbench.plots.render import is_live
 from workbench.record.folder import runs_root
 from workbench.record.json_values import to_json
 from workbench.report.templates import table as html_table
@@ -108,9 +108,9 @@ class StudiesWidget(anywidget.AnyWidget):
     problems = traitlets.List(traitlets.Unicode()).tag(sync=True)
     nothing = traitlets.Unicode().tag(sync=True)
     opened = traitlets.Dict().tag(sync=True)
-    figure = traitlets.Bytes().tag(sync=True)
+    figure = traitlets.Unicode().tag(sync=True)
     compared = traitlets.Dict().tag(sync=True)
-    comparison = traitlets.Bytes().tag(sync=True)
+    comparison = traitlets.Unicode().tag(sync=True)
     drafts = traitlets.Dict().tag(sync=True)
     said = traitlets.Dict().tag(sync=True)
 
@@ -138,14 +138,15 @@ class StudiesWidget(anywidget.AnyWidget):
         opened, record = open_study(path)
         self.opened = opened
         if len(opened["trials"]) > JUDGED and len(record.steps):
-            self.figure = draw_curves(record)  # to judge all of them takes a second or two
-        self.figure = draw_study(record) or b""
+            self.figure = draw_curves(record).html()  # to judge all of them takes a second or two
+        picture = draw_study(record)
+        self.figure = "" if picture is None else picture.html()
 
     def compare(self, sides: list[tuple[str, int | None]]) -> None:
         """Compare studies, or trials: each a path, and a trial's number or None."""
         found = [side(path, trial) for path, trial in sides]
         self.compared = compare(found)
-        self.comparison = draw_comparison(found)
+        self.comparison = draw_comparison(found).html()
 
     def note(self, path: str, note: str) -> None:
         """Write another note into a study."""

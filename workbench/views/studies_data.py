@@ -19,7 +19,7 @@ from workbench.ledger.studies import list_studies
 from workbench.ledger.table import EXTRA, read_folders, study_row
 from workbench.playbook import diagnosis_of
 from workbench.plots.loss import plot_trial_curves
-from workbench.plots.render import png
+from workbench.plots.render import Picture
 from workbench.record.json_values import to_json
 from workbench.record.read import StudyRecord, ranked_trials
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
@@ -89,8 +89,8 @@ def varied(trials: pd.DataFrame) -> list[str]:
     return [str(name) for name in trials.columns if name not in known and len(set(trials[name].astype(str))) > 1]
 
 
-def draw_study(record: StudyRecord) -> bytes | None:
-    """Return the study's picture as PNG; None where no trial has a step on disk yet.
+def draw_study(record: StudyRecord) -> Picture | None:
+    """Return the study's picture; None where no trial has a step on disk yet.
 
     A study of up to `JUDGED` trials, and one whose diagnosis is kept, has the picture of its kind, as `show_study` draws it. Any other
     has the sweep, where it is one, and the loss curves of its best trials.
@@ -103,13 +103,13 @@ def draw_study(record: StudyRecord) -> bytes | None:
         if (record.path / "diagnosis.json").exists() or len(trials) <= JUDGED:
             return study_picture(record, diagnosis_of(record))
     if record.study.get("kind") in _SWEEPS and len(set(trials["peak_lr"])) > 1:
-        return png([lambda ax: plot_lr_sweep(record, ax=ax), partial(_curves, record, trials)])
+        return Picture([lambda ax: plot_lr_sweep(record, ax=ax), partial(_curves, record, trials)], "")
     return draw_curves(record)
 
 
-def draw_curves(record: StudyRecord) -> bytes:
-    """Return the loss curves of the study's best trials as PNG: of a large study the picture that is there at once."""
-    return png([partial(_curves, record, ranked_trials(record))])
+def draw_curves(record: StudyRecord) -> Picture:
+    """Return the loss curves of the study's best trials: of a large study the picture that is there at once."""
+    return Picture([partial(_curves, record, ranked_trials(record))], "")
 
 
 def _curves(record: StudyRecord, trials: pd.DataFrame, ax: Any) -> Any:
@@ -222,10 +222,10 @@ def compare(sides: Sequence[Side]) -> dict[str, Any]:
     return plain
 
 
-def draw_comparison(sides: Sequence[Side]) -> bytes:
-    """Return the training-loss curves of all in one picture, as PNG."""
+def draw_comparison(sides: Sequence[Side]) -> Picture:
+    """Return the training-loss curves of all in one picture."""
     curves = [(s.record, s.trial, s.name) for s in sides]
-    return png([lambda ax: plot_trial_curves(curves, ax=ax)], size=(8.4, 3.8))
+    return Picture([lambda ax: plot_trial_curves(curves, ax=ax)], "", size=(8.4, 3.8))
 
 
 def _select(found: Side) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure
-from workbench.panels.controls import still
 from workbench.playbook import diagnosis_of
-from workbench.plots.render import png
+from workbench.plots.render import Picture
 from workbench.plots.style import not_measured
 from workbench.record.read import StudyRecord, TrialRecord, ranked_trials
 from workbench.topics.registry import FIGURES, STUDIES
@@ -30,13 +29,13 @@ def show_study(record: StudyRecord | TrialRecord) -> None:
     # read again from disk: it may have been opened while it was being written
     record = record.reload() if isinstance(record, StudyRecord) else TrialRecord(record.path, record.number)
     diagnosis = diagnosis_of(record)
-    display(still(study_picture(record, diagnosis)))  # type: ignore[no-untyped-call]
+    display(study_picture(record, diagnosis))  # type: ignore[no-untyped-call]
     display(Markdown(study_sentence(record)))  # type: ignore[no-untyped-call]
     display(diagnosis)  # type: ignore[no-untyped-call]
 
 
-def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> bytes:
-    """Return the figure that a study of its kind is looked at with, as PNG."""
+def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> Picture:
+    """Return the figures that a study of its kind is looked at with."""
     kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
     figures = {figure.name: figure for figure in FIGURES}
     pictures = STUDIES[kind].pictures if kind in STUDIES else ("loss-curves",)
@@ -47,7 +46,9 @@ def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> by
         except UsageError as error:  # it says what is not there yet
             return not_measured(ax, str(error))
 
-    return png([partial(draw, figures[name]) for name in pictures])
+    return Picture(
+        [partial(draw, figures[name]) for name in pictures], " ".join(figures[name].shows for name in pictures)
+    )
 
 
 def study_sentence(record: StudyRecord | TrialRecord) -> str:

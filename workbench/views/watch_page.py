@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
 from pathlib import Path
 from threading import Lock, Thread
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +19,7 @@ from workbench.findings.diagnosis import verdict_table
 from workbench.playbook import diagnosis_of
 from workbench.plots.render import inline_svg
 from workbench.record.read import StudyRecord, open_record
-from workbench.report.templates import render, table
+from workbench.report.templates import page_css, render, table
 from workbench.topics.registry import FIGURES, STUDIES
 from workbench.views.summary import study_sentence
 
@@ -83,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "text/plain",
             )
         elif asked.path == "/":
-            css = resources.files("workbench.report").joinpath("report.css").read_text("utf-8")
+            css = page_css("report.css")
             nonce = secrets.token_urlsafe(12)
             page = render("watch.html.j2", Path(__file__).parent, css=css, nonce=nonce, name=self.server.folder.name)
             self._send(HTTPStatus.OK, page, "text/html", policy=f"default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'")  # fmt: skip

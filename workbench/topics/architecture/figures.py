@@ -8,7 +8,18 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.curves.trial_curves import RecordLike as Record
-from workbench.plots.style import INK, PALETTE, PAPER, STYLES, drawing, legend, log_scale, mark_steps, not_measured
+from workbench.plots.style import (
+    INK,
+    PALETTE,
+    PAPER,
+    STYLES,
+    Size,
+    drawing,
+    legend,
+    log_scale,
+    mark_steps,
+    not_measured,
+)
 from workbench.topics.architecture.diagnose import architecture_depths
 
 MARKERS = "osD^vPX*"
@@ -16,7 +27,7 @@ ENDS = (("above", "stable_lr", "^", "all stable: lies above"), ("below", "unstab
 BESIDE = 1.02  # points of one depth stand beside each other by this factor: on a grid of learning rates many coincide
 
 
-def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
+def plot_architecture(record: Record, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw the largest stable learning rate against depth, one line a variant.
 
     Healthy: a line that stays level, high up: the practice keeps its learning rate however deep the network gets. Sick: a line
@@ -30,7 +41,7 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
 
     Source: F2.5 (plain against residual with norm), F2.6 and F2.7 (both places of the norm), F2.8 (branches of zero).
     """
-    with drawing(ax, size=(8.2, 4.4)) as axes:
+    with drawing(ax, size, (8.2, 4.4)) as axes:
         table = architecture_depths(record)
         drawn = table["stable_lr"].fillna(table["unstable_lr"])
         if not np.isfinite(drawn.to_numpy(dtype=np.float64)).any():
@@ -62,5 +73,5 @@ def plot_architecture(record: Record, *, ax: Axes | None = None) -> Axes:
         depths = sorted({int(depth) for depth in table["depth"]})
         axes.set_xticks(depths, [str(depth) for depth in depths], minor=False)
         axes.set_xticks([], minor=True)
-        legend(axes, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        legend(axes)
     return axes

@@ -13,7 +13,19 @@ from matplotlib.ticker import MaxNLocator
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, ticks_at
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    PALETTE,
+    Size,
+    drawing,
+    legend,
+    log_scale,
+    not_measured,
+    ticks_at,
+)
 from workbench.record.json_values import number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_norm.replicas import StatisticsLayout
@@ -25,7 +37,12 @@ COLORS = (PALETTE[0], PALETTE[1], PALETTE[4], PALETTE[9])
 
 
 def plot_batch_norm(
-    record: Record, diagnosis: Diagnosis | None = None, *, mark: int | None = None, ax: Axes | None = None
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    mark: int | None = None,
+    size: Size = "page",
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw the selected metric against the examples in a batch-norm statistic, at a fixed total batch.
 
@@ -41,17 +58,30 @@ def plot_batch_norm(
         name: [row for row in found.evidence.get(name) or () if math.isfinite(number(row["mean"]))]
         for name in ("arms", "split")
     }
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         if not any(drawn.values()):
             return not_measured(axes, "no virtual batch was trained")
-        _draw(axes, drawn["arms"], "statistics from a subsample", marker="o", color=GOOD, shift=1 - SHIFT)
-        _draw(axes, drawn["split"], "batch split over devices", marker="s", color=PALETTE[1], shift=1 + SHIFT)
+        _draw(
+            axes,
+            drawn["arms"],
+            "statistics from a subsample (± standard error)",
+            marker="o",
+            color=GOOD,
+            shift=1 - SHIFT,
+        )
+        _draw(
+            axes,
+            drawn["split"],
+            "batch split over devices (± standard error)",
+            marker="s",
+            color=PALETTE[1],
+            shift=1 + SHIFT,
+        )
         rows = [row for each in drawn.values() for row in each]
         whole = next((row for row in drawn["arms"] if row["stat_examples"] is None), None)
         if whole is not None:
             axes.axhline(number(whole["mean"]), color=BASELINE, linestyle="--", label="whole batch", zorder=1)
-        size = rows[0]["batch_size"]
-        title = f"Batch norm at a total batch of {size:,}"
+        title = f"Batch norm at a total batch of {rows[0]['batch_size']:,}"
         axes.set(xlabel="examples in a statistic", ylabel=str(record.config["select"]), title=title)
         ticks_at(axes, [int(row["statistic"]) for row in rows], margin=1.4)
         if mark is not None:
@@ -59,13 +89,13 @@ def plot_batch_norm(
             name = f"{mark:,} examples{'' if left <= mark <= right else ': not tried'}"
             axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=name)
             axes.set_xlim(left, right)
-        low, high = axes.get_ylim()
-        axes.set_ylim(top=high + 0.35 * (high - low))
-        legend(axes, loc="upper right")
+        legend(axes)
     return axes
 
 
-def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_batch_norm_devices(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw how far the devices of one batch lie apart, against how many there are: their statistics, and the loss with each's.
 
     Healthy: lines that stay below a few percent: whichever device evaluates, it says the same. Sick: lines that rise towards 1, as where
@@ -78,7 +108,7 @@ def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, 
     """
     found = finding(diagnosis, "batch_norm.rank_local") or diagnose_batch_norm(record)["batch_norm.rank_local"]
     rows = [row for row in found.evidence.get("devices") or () if row["devices"] > 1]
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         if not rows:
             return not_measured(axes, "no batch was split over several devices")
         for kind, color in (("dealt", GOOD), ("sorted", BAD)):
@@ -97,13 +127,11 @@ def plot_batch_norm_devices(record: Record, diagnosis: Diagnosis | None = None, 
         ticks_at(axes, [int(row["devices"]) for row in rows], margin=1.4)
         if axes.dataLim.intervaly[0] > 0:
             log_scale(axes, "y")
-            low, high = axes.get_ylim()
-            axes.set_ylim(top=high * (high / low) ** 0.6)
-        legend(axes, loc="upper left", ncols=2, fontsize=8)
+        legend(axes)
     return axes
 
 
-def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) -> Axes:
+def plot_batch_norm_layout(layout: StatisticsLayout, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw a row of examples for each host; those of one colour and hatch make one statistic together.
 
     Healthy: rows of one colour that are long enough. Sick: short rows (each statistic is noisy), or many colours, where running
@@ -111,7 +139,7 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) 
 
     Source: P6.3, P6.4, P6.6.
     """
-    with drawing(ax, size=(6.2, 3.6)) as axes:
+    with drawing(ax, size, (6.2, 3.6)) as axes:
         hosts = np.arange(layout.hosts)
         group = hosts // layout.hosts_each
         share = layout.examples / layout.hosts_each
@@ -129,7 +157,7 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, ax: Axes | None = None) 
         axes.set_ylim(layout.hosts - 0.4, -0.6)
         axes.set_xlim(0, 1.02 * layout.per_host)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        legend(axes, loc="lower right")
+        legend(axes)
     return axes
 
 

@@ -13,7 +13,20 @@ from matplotlib.axes import Axes
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, ticks_at
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    PALETTE,
+    PAPER,
+    Size,
+    drawing,
+    legend,
+    log_scale,
+    not_measured,
+    ticks_at,
+)
 from workbench.record.json_values import number
 from workbench.topics.batch_size.diagnose import diagnose_batch_size
 
@@ -21,7 +34,9 @@ SHIFT = 0.06
 """How far groups at one batch size are moved apart, as a share of it."""
 
 
-def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_batch_size(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw the selected metric under fresh seeds against the batch size: settings of the baseline, and tuned for each.
 
     Healthy: the crosses differ and the dots do not: what looked like an effect of the batch size was an effect of settings that
@@ -34,7 +49,7 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
     """
     found, arms = _arms(record, diagnosis)
     noise = finding(found, "batch_size.noise_scale")
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         if not any(arm["fixed"] or arm["tuned"] for arm in arms):
             return not_measured(axes, "no batch size was trained under fresh seeds")
         own = int(record.config["batch_size"])
@@ -63,14 +78,13 @@ def plot_batch_size(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
         ticks_at(axes, [arm["batch_size"] for arm in arms])
         if axes.get_ylim()[0] > 0:
             log_scale(axes, "y")
-        low, high = axes.get_ylim()  # a third of the height above the marks is left for the legend
-        log = axes.get_yscale() == "log" and low > 0
-        axes.set_ylim(top=high * (high / low) ** 0.5 if log else high + 0.5 * (high - low))
-        legend(axes, loc="upper center", ncols=2, fontsize=8)
+        legend(axes)
     return axes
 
 
-def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_tuned_lr(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw the best learning rate of each batch size, beside the two rules by which it is often scaled.
 
     Healthy: filled marks; no shape is the right one, and the thin lines show which rule, if any, would have found it. Sick: a hollow
@@ -81,7 +95,7 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
     Source: F6.4.
     """
     _, arms = _arms(record, diagnosis)
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         own = next((a for a in arms if a["batch_size"] == int(record.config["batch_size"])), None)
         if own is None or own["best_lr"] is None or all(arm["tried"] < 2 for arm in arms):
             return not_measured(axes, "no learning rate was tuned for any batch size")
@@ -92,13 +106,13 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
 
         tuned = [arm for arm in arms if arm["best_lr"] is not None]
         looks = (("steps", "total_steps", PALETTE[0], "o", 12), ("examples", "examples", PALETTE[1], "s", 6))
-        for name, where, color, marker, size in looks:  # the second is smaller, so that both show where they agree
+        for name, where, color, marker, wide in looks:  # the second is smaller, so that both show where they agree
             line = _as_long(tuned, own, where)
             x, y = [a["batch_size"] for a in line], [step_lr(a) for a in line]
-            axes.plot(x, y, color=color, linewidth=size / 4, label=f"best at equal {name}")
+            axes.plot(x, y, color=color, linewidth=wide / 4, label=f"best at equal {name}")
             for a in line:
-                face = "white" if a["at_edge"] else color
-                axes.plot(a["batch_size"], step_lr(a), marker, color=color, markerfacecolor=face, markersize=size)
+                face = PAPER if a["at_edge"] else color
+                axes.plot(a["batch_size"], step_lr(a), marker, color=color, markerfacecolor=face, markersize=wide)
         sizes = np.array(sorted({a["batch_size"] for a in tuned}), dtype=np.float64)
         for power, label, style in ((1.0, "proportional to the batch", "--"), (0.5, "to its square root", ":")):
             scaled = step_lr(own) * (sizes / own["batch_size"]) ** power
@@ -109,7 +123,7 @@ def plot_tuned_lr(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axe
         axes.set(xlabel="batch size", title="The learning rate that each batch size wants")
         ticks_at(axes, sizes.tolist())
         log_scale(axes, "y")
-        legend(axes, loc="best")
+        legend(axes)
     return axes
 
 

@@ -20,6 +20,7 @@ from workbench.plots.style import (
     INK,
     PALETTE,
     PAPER,
+    Size,
     draw_curve,
     drawable,
     drawing,
@@ -32,7 +33,9 @@ from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.checkpoints.early_stopping import Patience
 
 
-def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_checkpoints(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw for every run where its best checkpoint lies, and how much better it is than the last one.
 
     Healthy: points at the right edge, where the best is the last, or low ones: it does not matter which is taken. Sick: points far
@@ -44,7 +47,7 @@ def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: 
 
     Source: P4.3 (the best is often not the last), P4.5 (retrospective selection).
     """
-    with drawing(ax, size=(6.8, 3.8)) as axes:
+    with drawing(ax, size, (6.8, 3.8)) as axes:
         rows = [row for row in _evidence(record, diagnosis).get("runs", ()) if np.isfinite(number(row["gain"]))]
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
@@ -68,7 +71,12 @@ def plot_checkpoints(record: Record, diagnosis: Diagnosis | None = None, *, ax: 
 
 
 def plot_early_stopping(
-    record: Record, diagnosis: Diagnosis | None = None, *, stopped: Patience | None = None, ax: Axes | None = None
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    stopped: Patience | None = None,
+    size: Size = "page",
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw what each early-stopping rule saves and what it loses, replayed on the recorded curves.
 
@@ -79,7 +87,7 @@ def plot_early_stopping(
 
     Source: P4.6 (early stopping is not needed where the budget is set beforehand).
     """
-    with drawing(ax, size=(6.8, 3.8)) as axes:
+    with drawing(ax, size, (6.8, 3.8)) as axes:
         known = {row["rule"]: row for row in _evidence(record, diagnosis).get("early_stopping", ())}
         if stopped is not None and stopped.row is not None:
             known = {stopped.rule.name: stopped.row} | {k: v for k, v in known.items() if k != stopped.rule.name}
@@ -106,7 +114,7 @@ def plot_early_stopping(
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         axes.set(xlabel="lost against the best of the full budget,\nas a share of what was learned", ylabel="rule")
         axes.set_title("What stopping early costs")
-        legend(axes, loc="lower right")
+        legend(axes)
     return axes
 
 
@@ -122,7 +130,7 @@ def _evidence(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:
 
 
 def plot_patience(
-    stopped: Patience, *, trial: int | None = None, step: int | None = None, ax: Axes | None = None
+    stopped: Patience, *, trial: int | None = None, step: int | None = None, size: Size = "page", ax: Axes | None = None
 ) -> Axes:
     """Draw what was watched of one run, with the step at which patience ends and the checkpoint that is kept then.
 
@@ -133,7 +141,7 @@ def plot_patience(
 
     Source: P4.5 (retrospective selection), P4.6 (early stopping is not needed where the budget is set beforehand).
     """
-    with drawing(ax, size=(6.8, 3.8)) as axes:
+    with drawing(ax, size, (6.8, 3.8)) as axes:
         runs = [run for run in stopped.runs if trial is None or run.trial == trial]
         if not runs:
             return not_measured(axes, "no finished run has enough finite evaluations")

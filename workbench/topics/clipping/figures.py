@@ -22,6 +22,7 @@ from workbench.plots.style import (
     GOOD,
     PALETTE,
     PAPER,
+    Size,
     draw_curve,
     drawable,
     drawing,
@@ -43,6 +44,7 @@ def plot_grad_norm(
     *,
     trial: int | None = None,
     percentile: float | None = None,
+    size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the L2 norm of the gradient, before clipping, against the step.
@@ -58,7 +60,7 @@ def plot_grad_norm(
 
     Source: F1.9 (log the norm), F4.7 (unclipped), F4.8 (this picture by default).
     """
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         trial = default_trial(record, diagnosis) if trial is None else trial
         steps, norms = curve(record, trial, "grad_norm")
         if not np.isfinite(norms).any():
@@ -93,6 +95,7 @@ def plot_grad_norm_histogram(
     trial: int | None = None,
     bins: int = 40,
     percentile: float | None = None,
+    size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
     """Draw how often each size of the gradient norm occurred, over all steps of one trial, in bins of equal ratio.
@@ -106,7 +109,7 @@ def plot_grad_norm_histogram(
 
     Source: F4.8 (this picture by default), F4.5 and F4.9 (the threshold against the typical norm).
     """
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         trial = default_trial(record, diagnosis) if trial is None else trial
         steps, norms = curve(record, trial, "grad_norm")
         shown = norms[np.isfinite(norms) & (norms > 0)]
@@ -134,7 +137,7 @@ def plot_grad_norm_histogram(
         parts = "".join(f", {count:,} {what}" for count, what in rest if count)
         title = f"Gradient norms of trial {trial}: {norms.size:,} steps{parts}"
         axes.set(xlabel="gradient norm, before clipping", ylabel="steps", title=title)
-        legend(axes, loc="upper right", ncols=3)
+        legend(axes)
     return axes
 
 
@@ -182,7 +185,12 @@ def _thresholds(
 
 
 def plot_clipping(
-    record: Record, diagnosis: Diagnosis | None = None, *, aggressive_frac: float = 0.5, ax: Axes | None = None
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    aggressive_frac: float = 0.5,
+    size: Size = "page",
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw the loss at the end of each clipped run against its threshold, with the share of steps that were clipped.
 
@@ -195,7 +203,7 @@ def plot_clipping(
 
     Source: F4.10 (ladder of thresholds), F4.11 and F4.12 (the clipped share).
     """
-    with drawing(ax, size=(6.8, 4.4)) as axes:
+    with drawing(ax, size, (6.8, 4.4)) as axes:
         known = finding(diagnosis, "clipping.masks_lr")
         runs = None if known is None else known.evidence.get("runs")
         runs = clipped_runs(record) if runs is None and "loss" in record.steps else runs

@@ -18,6 +18,7 @@ from workbench.plots.style import (
     BASELINE,
     GOOD,
     PAPER,
+    Size,
     drawing,
     legend,
     log_scale,
@@ -44,6 +45,7 @@ def plot_modification(
     warmed: Record | None = None,
     diagnosis: Diagnosis | None = None,
     *,
+    size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the loss at the end of training against the learning rate for the arms of a comparison.
@@ -58,7 +60,7 @@ def plot_modification(
 
     Source: F1.3 (figure 4), F3.16.
     """
-    with drawing(ax, size=(7.2, 5.4)) as axes:
+    with drawing(ax, size, (7.2, 5.4)) as axes:
         records = [record for record in (baseline, modified, warmed) if record is not None]
         if finding(diagnosis, "comparison.high_lr_lost") is None:
             trained = all("loss" in record.steps for record in records)
@@ -69,7 +71,7 @@ def plot_modification(
             return not_measured(axes, "no arm has a finished trial of a learning-rate sweep")
         axes.set(
             xlabel="peak learning rate",
-            ylabel="training loss, end of the run",
+            ylabel="training loss, end of the run\n(bars: lowest to highest seed)",
             title="Which learning rates train: baseline, modified, with warmup",
         )
         curves = [line for name, points in arms.items() for line in _draw_arm(axes, name, points)]
@@ -82,7 +84,7 @@ def plot_modification(
             fit_y(axes, curves, margin=0.12)
         else:
             axes.set_yticks([])
-        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)  # the curves leave no room inside
+        legend(axes)
     return axes
 
 

@@ -16,7 +16,19 @@ from workbench.curves.selection import metric_sign
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding, trials_in
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    PALETTE,
+    Size,
+    drawing,
+    legend,
+    log_scale,
+    not_measured,
+    short,
+)
 from workbench.record.json_values import number
 from workbench.record.read import periodic_rows
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
@@ -33,7 +45,12 @@ def _floats(table: pd.DataFrame, column: str) -> NDArray[np.float64]:
 
 
 def plot_evaluation(
-    record: Record, diagnosis: Diagnosis | None = None, *, offline_split: str | None = None, ax: Axes | None = None
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    offline_split: str | None = None,
+    size: Size = "page",
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw the periodic metric of every checkpoint against the offline one.
 
@@ -42,7 +59,7 @@ def plot_evaluation(
 
     Source: P2.4 (rank correlation over all checkpoints), P4.5 (what is picked).
     """
-    with drawing(ax, size=(5.4, 4.2)) as axes:
+    with drawing(ax, size, (5.4, 4.2)) as axes:
         metric = str(record.config["select"]).partition("/")[2]
         pairs = paired_checkpoints(record, offline_split=offline_split)
         pairs = pairs[np.isfinite(pairs["periodic"].astype(float)) & np.isfinite(pairs["offline"].astype(float))]
@@ -67,7 +84,7 @@ def plot_evaluation(
     return axes
 
 
-def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
+def plot_timed_evaluations(record: Record, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw where evaluations fall, by steps and by seconds, in a run and in the same run with a pause.
 
     Healthy: by steps both rows of marks are the same, so curves can be compared point by point. Sick: by seconds the marks after the
@@ -75,7 +92,7 @@ def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
 
     Source: P2.8 (steps, never seconds).
     """
-    with drawing(ax, size=(6.8, 2.8)) as axes:
+    with drawing(ax, size, (6.8, 2.8)) as axes:
         trials = trials_in(record, "evaluation")[:1] + trials_in(record, "evaluation_pause")[:1]
         rows = {t: record.steps[record.steps["trial"] == t].sort_values("step") for t in trials}
         if len(trials) < 2 or not all(_elapsed(frame).max(initial=0.0) > 0 for frame in rows.values()):
@@ -94,11 +111,13 @@ def plot_timed_evaluations(record: Record, *, ax: Axes | None = None) -> Axes:
         axes.set_yticks([3, 2, 1, 0], names)
         axes.set(xlabel="step of an evaluation", ylabel="evaluations", ylim=(-0.5, 4.1))
         axes.set_title("Evaluate by steps, not by seconds")
-        legend(axes, loc="upper center", ncols=2)
+        legend(axes)
     return axes
 
 
-def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_evaluation_sample(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw the smallest difference that shows, and the seconds of an evaluation (along the top), against the size of the sample.
 
     Left of a kink the sample is so small that a difference shows only where all examples on which two models disagree speak for the same one.
@@ -108,7 +127,7 @@ def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *
 
     Source: P3.1, P3.3, P3.4, P3.5.
     """
-    with drawing(ax, size=(7.2, 4.6)) as axes:
+    with drawing(ax, size, (7.2, 4.6)) as axes:
         found = finding(diagnosis, "evaluation.too_small")
         evidence = {} if found is None else found.evidence
         comparisons = int(evidence.get("comparisons") or 100)
@@ -137,7 +156,7 @@ def plot_evaluation_sample(record: Record, diagnosis: Diagnosis | None = None, *
             top.set_xlabel("seconds of one evaluation")
         axes.set(xlabel="examples in the sample", ylabel=f"difference in {facts['metric']}")
         axes.set_title("How large a sample: what it shows and what it costs")
-        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        legend(axes)
     return axes
 
 
@@ -159,7 +178,7 @@ def _mark_bounds(ax: Axes, wanted: float, evidence: Mapping[str, Any]) -> None:
 
 
 def plot_class_recall(
-    counts: pd.DataFrame | Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None
+    counts: pd.DataFrame | Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
 ) -> Axes:
     """Draw the recall of each class with its interval, the rare classes first, and how many examples it rests on.
 
@@ -171,7 +190,7 @@ def plot_class_recall(
     """
     del diagnosis
     table = (counts if isinstance(counts, pd.DataFrame) else class_counts(counts)).head(MAX_CLASSES)
-    with drawing(ax, size=(7.2, max(2.4, 1.2 + 0.3 * len(table)))) as axes:
+    with drawing(ax, size, (7.2, max(2.4, 1.2 + 0.3 * len(table)))) as axes:
         if table.empty:
             return not_measured(axes, "no predictions were counted class by class")
         rows = np.arange(len(table), dtype=np.float64)
@@ -194,11 +213,11 @@ def plot_class_recall(
         axes.set_xlim(min(0.9, float(np.nanmin(low)) - 0.03), 1.01)
         axes.set(xlabel="recall", ylabel="class, rarest first")
         axes.set_title("Recall of each class, and the examples behind it")
-        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2 if len(table) > 6 else -0.28), ncols=3)
+        legend(axes)
     return axes
 
 
-def plot_selection_gap(gaps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def plot_selection_gap(gaps: pd.DataFrame, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw how far the validation accuracy of a chosen model lies above its accuracy on held-out examples.
 
     Healthy: curves well below the differences that one cares for, falling with the size of the set. Sick: a set so small that the gap of
@@ -207,7 +226,7 @@ def plot_selection_gap(gaps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
     Source: P3.5.
     """
-    with drawing(ax, size=(7.2, 4.4)) as axes:
+    with drawing(ax, size, (7.2, 4.4)) as axes:
         if gaps.empty:
             return not_measured(axes, "nothing was simulated")
         groups = list(gaps.groupby(["how", "rounds"], sort=False))
@@ -222,7 +241,7 @@ def plot_selection_gap(gaps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         axes.set_yscale("linear")
         axes.margins(y=0.08)
         log_scale(axes, "x")
-        axes.set(xlabel="validation examples", ylabel="validation - held-out accuracy")
+        axes.set(xlabel="validation examples", ylabel="validation - held-out accuracy\n(bars: ± 2 standard errors)")
         axes.set_title("Simulated: what choosing on a validation set costs its honesty")
         legend(axes)
     return axes

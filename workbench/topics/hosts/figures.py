@@ -10,15 +10,14 @@ from matplotlib.axes import Axes
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, not_measured
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, Size, drawing, legend, not_measured
 from workbench.topics.hosts.diagnose_data import training_shards
 
 MAX_MARKS = 4000
 """Examples drawn of each rank, evenly chosen; the numbers in the title are of all."""
-_BELOW: dict[str, Any] = {"loc": "upper center", "ncols": 2, "bbox_to_anchor": (0.5, -0.22)}
 
 
-def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw how long each rank is busy in a step, and how long it waits for the others.
 
     Healthy: bars of one length, with little waiting behind each. Sick: one rank is busy much longer, and all others wait as long as
@@ -29,7 +28,7 @@ def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | No
 
     Source: P7.1.
     """
-    with drawing(ax, size=(6.4, 3.0)) as axes:
+    with drawing(ax, size, (6.4, 3.0)) as axes:
         rows = [(r["rank"], r["times"]) for r in _ranks(record) if len(r["times"]["busy_s"])]
         medians = {rank: (np.median(times["busy_s"]) * 1e3, np.median(times["step_s"]) * 1e3) for rank, times in rows}
         medians = {rank: found for rank, found in medians.items() if np.isfinite(found).all()}
@@ -46,11 +45,11 @@ def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, ax: Axes | No
         axes.set_ylim(len(medians) - 0.4, -0.9)
         axes.set(xlabel="time of a step (ms, median)", ylabel="rank", title="What each rank does with its time")
         axes.margins(x=0.05)
-        legend(axes, **_BELOW)
+        legend(axes)
     return axes
 
 
-def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
+def plot_shards(record: Any, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw which examples of the training data each rank saw in the first epoch.
 
     Healthy: each example in one row, and none in the row of those that no rank saw. Sick: red marks, examples that several ranks
@@ -62,7 +61,7 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
 
     Source: P7.4.
     """
-    with drawing(ax, size=(6.4, 3.0)) as axes:
+    with drawing(ax, size, (6.4, 3.0)) as axes:
         ranks = _ranks(record)
         found = [s for s in training_shards(ranks) if s.by == "index" and s.why_not is None] if len(ranks) > 1 else []
         if not found:
@@ -85,11 +84,11 @@ def plot_shards(record: Any, *, ax: Axes | None = None) -> Axes:
         title = f"Who trains on which of {shards.size:,} examples" if shards.size else "Who trains on which examples"
         axes.set(xlabel="position in the training data (first epoch)", ylabel="rank", title=title)
         axes.margins(x=0.01)
-        legend(axes, **_BELOW)
+        legend(axes)
     return axes
 
 
-def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def plot_bytes_read(table: pd.DataFrame, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw the bytes that each host reads by `measure_file_shards`, with files shared out and with every host reading all of them.
 
     Healthy: with shared files every host reads its part, together the data once. Sick: every host reads all data, and throws all but its
@@ -101,7 +100,7 @@ def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
     Source: P7.4.
     """
-    with drawing(ax, size=(6.4, 3.0)) as axes:
+    with drawing(ax, size, (6.4, 3.0)) as axes:
         if not len(table) or not np.isfinite(table["bytes_read"].to_numpy(dtype=np.float64)).any():
             return not_measured(axes, "the table has no host that read anything")
         ways = (("sharded", GOOD, "each its own files"), ("all", BASELINE, "every host all files"))
@@ -116,7 +115,7 @@ def plot_bytes_read(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         axes.set_ylim(max(hosts) + 0.6, min(hosts) - 0.6)
         axes.set(xlabel="read (MB)", ylabel="host", title="What each host reads in one epoch")
         axes.tick_params(colors=INK)
-        legend(axes, **_BELOW)
+        legend(axes)
     return axes
 
 

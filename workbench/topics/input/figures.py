@@ -11,7 +11,19 @@ from matplotlib.axes import Axes
 
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured, short
+from workbench.plots.style import (
+    BAD,
+    BASELINE,
+    GOOD,
+    INK,
+    PALETTE,
+    Size,
+    drawing,
+    legend,
+    log_scale,
+    not_measured,
+    short,
+)
 from workbench.topics.input.bound import CHANGES, find_cause
 from workbench.topics.input.throughput import Pipeline, knee
 
@@ -21,7 +33,13 @@ _SEEN = 0.005
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
 
 
-def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+def plot_input_pipeline(
+    record: Audited,
+    diagnosis: Diagnosis | None = None,  # noqa: ARG001
+    *,
+    size: Size = "page",
+    ax: Axes | None = None,
+) -> Axes:
     """Draw the time of a step as it is, split up, above the same step without loading and with the change that was tried.
 
     Healthy: hardly any of the first bar is waiting, and the second bar is as long.
@@ -34,7 +52,7 @@ def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, 
 
     Source: P1.1 (waiting against computing), P1.4 to P1.9 (the causes).
     """
-    with drawing(ax, size=(7.4, 3.4)) as axes:
+    with drawing(ax, size, (7.4, 3.4)) as axes:
         facts = record.facts.get("input_pipeline")
         found = Pipeline(facts) if facts else None
         if found is None or math.isnan(found.now.period_s):
@@ -58,7 +76,7 @@ def plot_input_pipeline(record: Audited, diagnosis: Diagnosis | None = None, *, 
         axes.grid(visible=False, axis="y")
         head = f"{found.now.wait_share:.0%} of a step waits for data" if found.has_step else "Nobody uses the batches"
         axes.set(xlabel="milliseconds of a step", ylabel="input pipeline", title=head)
-        legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        legend(axes)
     return axes
 
 
@@ -83,7 +101,13 @@ def _bars(found: Pipeline) -> list[tuple[str, list[tuple[str, float, Any]]]]:
     return bars
 
 
-def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+def plot_input_workers(
+    record: Audited,
+    diagnosis: Diagnosis | None = None,  # noqa: ARG001
+    *,
+    size: Size = "page",
+    ax: Axes | None = None,
+) -> Axes:
     """Draw batches per second against the number of worker processes, with the knee and what the step can use.
 
     Healthy: the curve is above the line of the step at the number of workers that are set, which is the filled square.
@@ -95,7 +119,7 @@ def plot_input_workers(record: Audited, diagnosis: Diagnosis | None = None, *, a
 
     Source: P1.9 (throughput against the number of workers, with the knee marked).
     """
-    with drawing(ax, size=(5.8, 3.8)) as axes:
+    with drawing(ax, size, (5.8, 3.8)) as axes:
         facts = record.facts.get("input_pipeline")
         found = Pipeline(facts) if facts else None
         rows = found.tried.get("workers") if found else None

@@ -12,6 +12,7 @@ from workbench.plots.style import (
     BASELINE,
     GOOD,
     INK,
+    Size,
     draw_curve,
     drawing,
     legend,
@@ -30,7 +31,7 @@ _LINES = (
 )
 
 
-def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None = None) -> Axes:  # noqa: ARG001
+def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "page", ax: Axes | None = None) -> Axes:  # noqa: ARG001
     """Draw loss, gradient norm before clipping and learning rate of the baseline against the update, on one logarithmic axis.
 
     Healthy: the loss falls, the norm stays in one decade and mostly below the clip limit (thin line), the learning rate follows its
@@ -40,7 +41,7 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, ax: Axes | None =
 
     Source: F1.1 (what a loop should do), F4.9 (the limit), F3.5 (the schedule).
     """
-    with drawing(ax, size=(6.8, 3.6)) as axes:
+    with drawing(ax, size, (6.8, 3.6)) as axes:
         steps = rows_of(record)
         drawn = 0  # curves beside the learning rate, which alone says nothing of a run
         for column, label, colour, style in _LINES:

@@ -20,6 +20,7 @@ from workbench.plots.style import (
     BASELINE,
     GOOD,
     PALETTE,
+    Size,
     drawing,
     legend,
     log_scale,
@@ -38,7 +39,12 @@ MOST = 8
 
 
 def plot_lr_sweep(
-    record: Record, diagnosis: Diagnosis | None = None, *, mark: float | None = None, ax: Axes | None = None
+    record: Record,
+    diagnosis: Diagnosis | None = None,
+    *,
+    mark: float | None = None,
+    size: Size = "page",
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw the objective (training loss at the end of the run) against the learning rate.
 
@@ -52,7 +58,7 @@ def plot_lr_sweep(
 
     Source: F1.6, F1.12 (hyperparameter axis plot with infeasible trials marked).
     """
-    with drawing(ax, size=(6.8, 4.4)) as axes:
+    with drawing(ax, size, (6.8, 4.4)) as axes:
         points = _points(record, diagnosis)
         if not len(points):
             return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
@@ -81,6 +87,7 @@ def plot_loss_curves(
     trials: Sequence[int] | None = None,
     diagnosis: Diagnosis | None = None,
     mark: float | None = None,
+    size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
     """Draw training loss against step, by default for lr* and the next learning rates above it.
@@ -96,7 +103,7 @@ def plot_loss_curves(
 
     Source: F1.7; F1.8 for what to look for.
     """
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         best, trained = best_lr(diagnosis)
         chosen = trials is None and np.isfinite(best)
         if trials is None:

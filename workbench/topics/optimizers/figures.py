@@ -20,6 +20,7 @@ from workbench.plots.style import (
     GOOD,
     INK,
     PALETTE,
+    Size,
     draw_curve,
     drawing,
     legend,
@@ -38,7 +39,9 @@ LEAST = 1e-12
 """Smallest relative difference that is drawn: below is rounding."""
 
 
-def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_optimizers(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw for each update rule the learning rates that train, its best one, and where it turns unstable.
 
     Healthy: the baseline's own learning rate, the diamond, lies well within the bar of its rule, left of the cross. Sick: the bar
@@ -55,7 +58,7 @@ def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
     if found is None and "loss" in record.steps:
         found = diagnose_optimizers(record)["optimizers.better"]
     rows = [] if found is None else [r for r in found.evidence.get("ranges", ()) if r.get("best_lr") is not None]
-    with drawing(ax, size=(8.2, 1.6 + 0.45 * max(len(rows), 3))) as axes:
+    with drawing(ax, size, (8.2, 1.6 + 0.45 * max(len(rows), 3))) as axes:
         if not rows:
             return not_measured(axes, "no update rule has a learning rate at which it learned anything")
         own = str(found.evidence.get("own")) if found is not None else ""
@@ -75,8 +78,7 @@ def plot_optimizers(record: Record, diagnosis: Diagnosis | None = None, *, ax: A
         ends = ("trains_from", "fails_below", "trains_to", "fails_above", "stable", "unstable")
         lrs = [number(row[name]) for row in rows for name in ends]
         axes.set_xlim(np.nanmin(lrs) / 1.6, np.nanmax(lrs) * 1.6)
-        below = (0.5, -0.55 / (0.45 * len(rows) + 0.6))
-        axes.legend(handles=_legend_handles(rows, own), loc="upper center", bbox_to_anchor=below, ncols=3)
+        legend(axes, _legend_handles(rows, own))
     return axes
 
 
@@ -111,7 +113,7 @@ def _legend_handles(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
     return [*handles, Line2D([], [], color=BASELINE, linewidth=1.2, label="bracket of an end")]
 
 
-def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
+def plot_rule_forms(forms: RuleForms, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw how far the updates of the playbook's form and of torch's lie apart, step by step, and what each cause does alone.
 
     Healthy: all lines lie far below the band at the top, so the form does not matter. Sick: the black line runs within the band;
@@ -119,7 +121,7 @@ def plot_rule_forms(forms: RuleForms, *, ax: Axes | None = None) -> Axes:
 
     Source: F7.4 to F7.6 (where the two forms part).
     """
-    with drawing(ax, size=(6.8, 3.8)) as axes:
+    with drawing(ax, size, (6.8, 3.8)) as axes:
         if forms.first_step is None:
             return not_measured(axes, f"{forms.optimizer} is the same in both forms")
         at = np.arange(1, len(forms.playbook) + 1, dtype=np.float64)

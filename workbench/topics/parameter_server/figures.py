@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, STYLES, drawing, legend, not_measured, short
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, STYLES, Size, drawing, legend, not_measured, short
 from workbench.topics.parameter_server.diagnose import histogram
 from workbench.topics.parameter_server.server_load import saturation, server_load, server_throughput
 
@@ -22,7 +22,12 @@ MAX_LAGS = 40
 
 
 def plot_server_load(
-    record: Any, diagnosis: Diagnosis | None = None, *, trial: int | None = None, ax: Axes | None = None
+    record: Any,
+    diagnosis: Diagnosis | None = None,
+    *,
+    trial: int | None = None,
+    size: Size = "page",
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw the bytes that each parameter server sends and receives in a step, by the variables that cause them.
 
@@ -35,7 +40,7 @@ def plot_server_load(
 
     Source: T13.1, T13.2.
     """
-    with drawing(ax, size=(6.6, 3.2)) as axes:
+    with drawing(ax, size, (6.6, 3.2)) as axes:
         facts = _facts(record, trial)
         parts = _parts(facts)
         if parts.empty or not np.isfinite(parts["bytes"]).all() or not parts["bytes"].sum() > 0:
@@ -65,12 +70,17 @@ def plot_server_load(
         axes.set_ylim(servers - 0.4, -0.6)
         axes.set(xlabel="KB a step, sent and received", ylabel="parameter server", title="Which server carries what")
         axes.set_xlim(0, 1.06 * max(ends.max(), 1e-12))
-        legend(axes, loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.22))
+        legend(axes)
     return axes
 
 
 def plot_staleness(
-    record: Any, diagnosis: Diagnosis | None = None, *, trial: int | None = None, ax: Axes | None = None
+    record: Any,
+    diagnosis: Diagnosis | None = None,
+    *,
+    trial: int | None = None,
+    size: Size = "page",
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw how many updates of others came between reading the parameters and applying the gradient.
 
@@ -85,7 +95,7 @@ def plot_staleness(
 
     Source: T1.2.
     """
-    with drawing(ax, size=(6.2, 3.6)) as axes:
+    with drawing(ax, size, (6.2, 3.6)) as axes:
         facts = _facts(record, trial)
         counts = histogram(facts)
         total = sum(counts.values())
@@ -108,11 +118,11 @@ def plot_staleness(
         axes.set_title("How old gradients are when they are applied")
         axes.set_ylim(0, None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        legend(axes, loc="upper right")
+        legend(axes)
     return axes
 
 
-def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
+def plot_throughput(record: Any, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw updates per second against the number of workers, one line for each way of dispatching.
 
     Healthy: points near the dashed line, which grows with the workers. Sick: a line that turns flat; a ring marks where more workers
@@ -125,17 +135,17 @@ def plot_throughput(record: Any, *, ax: Axes | None = None) -> Axes:
 
     Source: T1.3, T13.6.
     """
-    with drawing(ax, size=(6.2, 3.8)) as axes:
+    with drawing(ax, size, (6.2, 3.8)) as axes:
         table = server_throughput(record)
         table = table[np.isfinite(table["updates_per_s"].astype(float)) & (table["name"] != "sharded")]
         if not len(table):
             return not_measured(axes, "no trial on parameter servers was timed")
         rates = table.groupby(["steps_per_closure", "workers"])["updates_per_s"].median()
         sizes = rates.index.get_level_values(0).unique()
-        lines = sorted(sizes, key=lambda size: (len(rates[size]) < 2, len(size), size))
-        for place, size in enumerate(lines):
-            one = rates[size].sort_index()
-            label = "as many as pay off (auto)" if size == "auto" else f"{size} update{'s' * (size != '1')} a closure"
+        lines = sorted(sizes, key=lambda many: (len(rates[many]) < 2, len(many), many))
+        for place, many in enumerate(lines):
+            one = rates[many].sort_index()
+            label = "as many as pay off (auto)" if many == "auto" else f"{many} update{'s' * (many != '1')} a closure"
             style = STYLES[place % len(STYLES)] if len(one) > 1 else "none"
             color, marker = PALETTE[(0, 1, 4, 5, 6, 9)[place % 6]], "osD^v<"[place % 6]
             axes.plot(one.index, one, marker=marker, linestyle=style, color=color, label=label)

@@ -12,10 +12,11 @@ from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.findings.audited import Audit
-from workbench.panels.controls import Answer, Choice, Control, controls_panel, is_live, needs, nothing
+from workbench.panels.controls import Answer, Choice, Control, controls_panel, needs, nothing
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.training.load import load_facts
+from workbench.plots.render import is_live
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.parameter_server.figures import plot_server_load, plot_staleness
 

@@ -13,6 +13,7 @@ from workbench.plots.style import (
     BASELINE,
     PALETTE,
     STYLES,
+    Size,
     draw_curve,
     drawing,
     legend,
@@ -25,12 +26,12 @@ from workbench.topics.periodicity.diagnose import periodic_series
 
 LEAST = 1e-16
 """Chances are drawn no smaller."""
-LEGEND_ROOM = 1.5
-"""Height left for the legend, over that of the curves."""
 COLORS = (PALETTE[0], PALETTE[1], PALETTE[4], PALETTE[5])
 
 
-def plot_periodicity(record: RecordLike, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_periodicity(
+    record: RecordLike, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw the chance of each period in the metrics of a run.
 
     Healthy: no curve reaches the dashed line at any period; the training loss alone may cross it at the length of an epoch and
@@ -47,7 +48,7 @@ def plot_periodicity(record: RecordLike, diagnosis: Diagnosis | None = None, *, 
 
     Source: P2.9 (a pattern points to a bug), P2.10 (regular step intervals show it).
     """
-    with drawing(ax, size=(6.8, 4.0)) as axes:
+    with drawing(ax, size, (6.8, 4.0)) as axes:
         judged = finding(diagnosis, "evaluation.periodic")
         evidence = {} if judged is None else judged.evidence
         curves = periodic_series(record, alpha=evidence.get("alpha", 0.01), trial=evidence.get("trial"))
@@ -77,6 +78,6 @@ def plot_periodicity(record: RecordLike, diagnosis: Diagnosis | None = None, *, 
         axes.set(xlabel="period in steps", ylabel="chance without a pattern", title="Does a metric repeat itself?")
         log_scale(axes, "x", "y")
         least = min(min(float(found.chance.min()), found.epoch_chance) for _, found in series)
-        axes.set_ylim(3.0, (min(bound, max(least, LEAST)) / 3.0) ** LEGEND_ROOM)
-        legend(axes, loc="upper left")
+        axes.set_ylim(3.0, min(bound, max(least, LEAST)) / 3.0)
+        legend(axes)
     return axes

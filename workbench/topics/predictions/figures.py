@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from workbench.errors import UsageError
-from workbench.plots.style import BAD, GOOD, INK, PALETTE, drawing, legend, log_scale, not_measured
+from workbench.plots.style import BAD, GOOD, INK, PALETTE, Size, drawing, legend, log_scale, not_measured
 
 MAX_SHOWN = 12  # predictions written out beside the curve; more would overlap
 MAX_CHARACTERS = 28
@@ -87,6 +87,7 @@ def plot_predictions(
     data: Any = None,
     image_shape: Sequence[int] = (),
     step: int | None = None,
+    size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the loss of one example against step, with what was predicted for it written beside each evaluation.
@@ -107,7 +108,7 @@ def plot_predictions(
 
     Source: P2.12 (predictions for a chosen set of examples).
     """
-    with drawing(ax, size=(7.2, 4.0)) as axes:
+    with drawing(ax, size, (7.2, 4.0)) as axes:
         table = getattr(record, "predictions", pd.DataFrame())
         if not len(table):
             return not_measured(axes, "the record has no tracked predictions (Trainer(track=...))")
@@ -138,7 +139,7 @@ def plot_predictions(
         axes.margins(x=0.06, y=0.16)
         if data is not None:
             _show_input(axes, data[example], image_shape)
-        legend(axes, loc="best")
+        legend(axes)
     return axes
 
 

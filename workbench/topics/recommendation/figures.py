@@ -10,12 +10,14 @@ from matplotlib.axes import Axes
 
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.style import BASELINE, GOOD, PALETTE, drawing, legend, log_scale, not_measured, short
+from workbench.plots.style import BASELINE, GOOD, PALETTE, Size, drawing, legend, log_scale, not_measured, short
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.recommendation.diagnose import recommend
 
 
-def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_proof(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw the selected metric of every seed under the baseline and the candidate, one line a seed, with the means.
 
     Healthy: every line goes the same way, and the means lie further apart than the lines differ. Sick: the lines cross,
@@ -24,7 +26,7 @@ def plot_proof(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes |
 
     The proof is that of the diagnosis' recommendation, which is made from the record without one. Source: F3.12, P4.7.
     """
-    with drawing(ax, size=(6.8, 3.6)) as axes:
+    with drawing(ax, size, (6.8, 3.6)) as axes:
         recommendation = (diagnosis.recommendation or {}) if diagnosis is not None else {}
         if diagnosis is None and len(record.trials) and "loss" in record.steps:
             recommendation = recommend(record, diagnose_lr_sweep(record))

@@ -13,6 +13,7 @@ from workbench.plots.style import (
     BASELINE,
     GOOD,
     INK,
+    Size,
     draw_curve,
     drawing,
     legend,
@@ -30,6 +31,7 @@ def plot_schedule(
     max_points: int = 2000,
     limits: Sequence[tuple[int, str]] = (),
     last_step: int | None = None,
+    size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the learning rate of every step, with the end of the warmup marked.
@@ -47,7 +49,7 @@ def plot_schedule(
 
     Source: F3.5 (the ramp), F3.11 (prepended to the old schedule), F3.13 (the run gets longer).
     """
-    with drawing(ax, size=(6.8, 3.2)) as axes:
+    with drawing(ax, size, (6.8, 3.2)) as axes:
         drawn = 0
         for each, name, color, style in (
             (baseline, "baseline", BASELINE, "--"), (config, f"peak {short(config.peak_lr)}", GOOD, "-"),

@@ -18,6 +18,7 @@ from workbench.plots.style import (
     BASELINE,
     GOOD,
     PALETTE,
+    Size,
     draw_curve,
     drawing,
     legend,
@@ -36,6 +37,7 @@ def plot_probe(
     split: str = "validation",
     metric: str = "loss",
     every_steps: int = 100,
+    size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the probe: a short run at twice the best lr, evaluated at every step, and what a coarse interval shows.
@@ -47,7 +49,7 @@ def plot_probe(
     `stability.early` and `.early_recovers` of the diagnosis add the step at which the first rise starts. The training loss is drawn
     where the split was not evaluated. Source: F1.10, F1.11.
     """
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         probes = trials_in(record, "probe")
         if not probes:
             return not_measured(axes, "the record has no probe run")
@@ -84,7 +86,9 @@ def plot_probe(
     return axes
 
 
-def plot_confirm(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_confirm(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw the training loss of the runs at 5 and 10 times the best learning rate, beside the run at the best.
 
     Sick: the loss falls steadily and then rises of a sudden; that is optimisation instability. Not that sign: a loss
@@ -92,7 +96,7 @@ def plot_confirm(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes
 
     `lr.best` of the diagnosis adds the run at the best lr, `stability.mid` what each run shows, and its jump. Source: F1.13.
     """
-    with drawing(ax) as axes:
+    with drawing(ax, size) as axes:
         best, trained = best_lr(diagnosis)
         shown = [t for t in trials_in(record, "confirm") if np.isfinite(curve(record, t, "loss")[1]).any()]
         if not shown:

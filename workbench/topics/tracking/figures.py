@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workbench.plots.style import BASELINE, GOOD, INK, drawing, legend, not_measured, short
+from workbench.plots.style import BASELINE, GOOD, INK, Size, drawing, legend, not_measured, short
 
 LONGEST_NAME = 24
 
 
-def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def plot_studies(table: pd.DataFrame, *, size: Size = "page", ax: Axes | None = None) -> Axes:
     """Draw the best value of every study of a table, with its number of trials beside it.
 
     Healthy: values that improve from study to study, or a study that says why it did not. Sick: a study without a point, of which
@@ -25,7 +25,7 @@ def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
     Source: P5.1 (one row a study), P5.5 and P5.6 (number of trials, best value).
     """
-    with drawing(ax, size=(6.8, 3.6)) as axes:
+    with drawing(ax, size, (6.8, 3.6)) as axes:
         if not len(table):
             return not_measured(axes, "the table has no study")
         rows = table.sort_values("created", kind="stable") if "created" in table else table
@@ -47,5 +47,5 @@ def plot_studies(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         axes.set_ylim(len(rows) - 0.5, -0.7)
         axes.set(xlabel="best value", ylabel="study", title="What the studies found")
         axes.margins(x=0.25)
-        legend(axes, loc="lower right")
+        legend(axes)
     return axes

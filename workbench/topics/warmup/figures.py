@@ -11,14 +11,12 @@ from matplotlib.axes import Axes
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, drawing, legend, log_scale, not_measured, short
+from workbench.plots.style import BAD, BASELINE, GOOD, INK, Size, drawing, legend, log_scale, not_measured, short
 from workbench.record.json_values import number
 from workbench.topics.warmup.diagnose import diagnose_warmup
 
 NO_WARMUP = 0.5
 """Where no warmup is drawn: a logarithmic axis has no place for 0."""
-LEGEND_ROOM = 0.8
-"""Height left above the marks for the legend, over that of the marks."""
 _LOOKS: tuple[tuple[str, bool, str, dict[str, Any]], ...] = (
     ("short", True, "short trial trains", {"marker": "o", "color": GOOD, "markersize": 6}),
     ("short", False, "short trial does not", {"marker": "x", "color": BAD, "markersize": 7, "markeredgewidth": 1.8}),
@@ -27,7 +25,9 @@ _LOOKS: tuple[tuple[str, bool, str, dict[str, Any]], ...] = (
 )
 
 
-def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes | None = None) -> Axes:
+def plot_warmup(
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
+) -> Axes:
     """Draw every warmup that was tried, by its length and the learning rate it leads to, and mark the shortest that trains.
 
     Healthy: at each learning rate circles to the right of crosses, the star where they meet, left of the cap, and at or above
@@ -38,7 +38,7 @@ def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes 
 
     Source: F3.6 (the shortest, with the next shorter one failing), F3.4 (one row for each multiple), F3.10 (the cap).
     """
-    with drawing(ax, size=(6.8, 4.0)) as axes:
+    with drawing(ax, size, (6.8, 4.0)) as axes:
         found = finding(diagnosis, "warmup.shortest")
         if found is None and "loss" in record.steps:
             found = diagnose_warmup(record)["warmup.shortest"]
@@ -71,10 +71,10 @@ def plot_warmup(record: Record, diagnosis: Diagnosis | None = None, *, ax: Axes 
         lrs = [lr for lr, _ in runs] + [unstable]
         axes.set_xlim(np.nanmin(lengths) / 1.5, np.nanmax(lengths) * 1.5)
         bottom, top = np.nanmin(lrs) / 1.5, np.nanmax(lrs) * 1.5
-        axes.set_ylim(bottom, top * (top / bottom) ** LEGEND_ROOM)
+        axes.set_ylim(bottom, top)
         if min(lengths) == NO_WARMUP:
             axes.set_xlabel(f"warmup steps ({NO_WARMUP:g} stands for none)")
-        legend(axes, loc="upper left", ncols=2)
+        legend(axes)
     return axes
 
 
