@@ -213,7 +213,9 @@ def test_a_diagnosis_that_was_read_back_is_drawn_alike_and_nothing_says_so(plot:
     again = Diagnosis(findings=tuple(Finding(**{n: to_json(getattr(f, n)) for n in fields}) for f in found))
     one, other = plot(r, found), plot(r, again)
     if plot is wb.batch_norm.plot:
-        bars: Any = next(c for c in one.containers if c.get_label() == "statistics from a subsample")[0]
+        bars: Any = next(
+            c for c in one.containers if c.get_label() == "statistics from a subsample (± standard error)"
+        )[0]
         assert bars.get_ydata().tolist() == pytest.approx([0.65, 0.51, 0.55])
         assert [t.get_text() for t in one.get_xticklabels()] == ["8", "32", "128"]
     else:

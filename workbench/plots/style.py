@@ -151,7 +151,7 @@ def _fit_column(ax: Axes) -> None:
         line.set_markersize(SHRINK * line.get_markersize())
     for text, usual in [*((text, 7.5) for text in ax.texts), *((tick, 7.0) for tick in ax.get_yticklabels())]:
         if text.get_fontsize() != usual:
-            text.set_fontsize(0.75 * text.get_fontsize())
+            text.set_fontsize(0.75 * float(text.get_fontsize()))
     wide = int(COLUMN_IN * CHARACTERS_AN_INCH) - 15
     ax.set_title("\n".join(textwrap.wrap(ax.get_title(loc="left"), wide)), loc="left")
     ax.set_xlabel("\n".join(textwrap.wrap(ax.get_xlabel(), wide)))
