@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 import workbench as wb
 from tests.helpers.records import diagnosis, study
-from workbench.plots import style
-from workbench.plots.render import figure_html
+from workbench.plots import palette as style
+from workbench.plots.svg import figure_html
 from workbench.views.curves import CurvesWidget
 
 LEAST = 3.0

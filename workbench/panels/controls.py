@@ -11,8 +11,9 @@ import ipywidgets  # type: ignore[import-untyped]
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.panels.range import Range
-from workbench.plots.render import Draw, Picture, Redrawn, is_live
+from workbench.plots.render import Draw, Picture, Redrawn
 from workbench.plots.style import not_measured
+from workbench.plots.svg import is_live
 
 
 class Answer(NamedTuple):

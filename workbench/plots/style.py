@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,7 +15,6 @@ from typing import Any, Literal
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -25,6 +23,33 @@ from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 from numpy.typing import NDArray
 
 from workbench.errors import UsageError
+from workbench.plots.palette import (
+    BAD,
+    BASELINE,
+    DARK_SEQUENCE,
+    GOOD,
+    INK,
+    PALETTE,
+    PAPER,
+    SEQUENCE,
+    STYLES,
+    house_style,
+)
+from workbench.plots.svg import CHARACTERS_AN_INCH, figure_html
+
+__all__ = [
+    "BAD",
+    "BASELINE",
+    "DARK_SEQUENCE",
+    "GOOD",
+    "INK",
+    "PALETTE",
+    "PAPER",
+    "SEQUENCE",
+    "STYLES",
+    "drawing",
+    "house_style",
+]
 
 Floats = NDArray[np.float64]
 
@@ -32,59 +57,15 @@ Size = Literal["page", "column"]
 """How large a figure is: as each is drawn on a page, or `COLUMN_IN` inches wide with letters of 7 to 8 points, for a paper's column."""
 COLUMN_IN, SHRINK = 3.3, 0.7
 
-PALETTE = ("#3384dd", "#c77b12", "#a30b12", "#2f6b66", "#7a2bb0", "#b0708a", "#d9480f", "#5f7f1f", "#4d5159", "#0e9bbd")  # fmt: skip
-DARK_PALETTE = ("#5ea6f0", "#fbb93b", "#f0492f", "#a9d3c6", "#a44ff0", "#d99aae", "#ff9966", "#d8d98a", "#8f96a5", "#5fdbe6")  # fmt: skip
-"""The same colours by number on a dark page. Each has a contrast of 3 and more with its page (WCAG 2.1, 1.4.11); the first six
-stay apart for readers who confuse red and green."""
-SEQUENCE = ("#0d0887", "#4a02a0", "#7a04a8", "#a42495", "#c8447a", "#e2654f")
-DARK_SEQUENCE = ("#b53aa6", "#d04c80", "#e96c5a", "#f79342", "#fdc328", "#f0f921")
-"""Small to large: the parts of plasma with such a contrast."""
-GOOD, BAD, BASELINE = PALETTE[0], PALETTE[2], PALETTE[8]
-INK, PAPER, GRID = "#22242a", "#fefefe", "#dcdee3"
-DARK_INK, DARK_PAPER, DARK_GRID = "#e6e8ec", "#1d2026", "#383d47"
-STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
 LARGEST = 1e100
 """Finite values are drawn no larger: the margins of a log axis would overflow, and a diverged run passes through them."""
 MAX_VECTOR_POINTS = 3000
 """A curve with more points is stored as pixels within a vector file; only the file's size depends on it."""
 
-_ONE_STYLE = threading.RLock()
 _EXPONENT = re.compile(r"e\+?(-?)0*")
 
 MAX_SEARCHED_POINTS = 50_000
 """Above this many drawn points the legend goes to the upper right: the search for free space gets slow."""
-
-_STYLE: dict[str, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": INK,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.prop_cycle": cycler(color=PALETTE[:6], linestyle=STYLES),
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11,
-    "figure.facecolor": PAPER,
-    "font.size": 10,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "legend.edgecolor": GRID,
-    "legend.facecolor": PAPER,
-    "legend.fontsize": 8.5,
-    "legend.framealpha": 0.85,
-    "lines.linewidth": 1.4,
-    "pdf.fonttype": 42,
-    "savefig.facecolor": PAPER,
-    "text.color": INK,
-    "xtick.color": INK,
-    "xtick.minor.pad": 5.0,
-    "ytick.color": INK,
-    "ytick.minor.pad": 5.0,
-}
-
 
 _COLUMN: dict[str, Any] = {
     "axes.labelsize": 8,
@@ -115,8 +96,6 @@ class HouseFigure(Figure):
         return super().__repr__().replace("<HouseFigure", "<Figure", 1)
 
     def _repr_html_(self) -> str | None:
-        from workbench.plots.render import figure_html
-
         return figure_html(self)
 
 
@@ -158,14 +137,6 @@ def _fit_column(ax: Axes) -> None:
     figure = ax.get_figure(root=True)
     if isinstance(figure, HouseFigure) and figure.handles:
         legend(ax, figure.handles)
-
-
-@contextmanager
-def house_style(more: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Turn the house style, and `more` settings, on within the block; threads take turns, because matplotlib has one style."""
-    settings: Any = _STYLE | dict(more or {})
-    with _ONE_STYLE, mpl.rc_context(settings):
-        yield
 
 
 def not_measured(ax: Axes, why: str) -> Axes:
@@ -254,10 +225,6 @@ def ticks_at(ax: Axes, sizes: Sequence[float], *, margin: float | None = None) -
     ax.xaxis.set_major_locator(FixedLocator(places))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticklabels([f"{int(size):,}" for size in places])
-
-
-CHARACTERS_AN_INCH = 15
-"""Of a legend in letters of 8.5 points; more would leave the figure."""
 
 
 def legend(ax: Axes, handles: Sequence[Any] | None = None) -> None:

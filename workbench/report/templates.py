@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from workbench.findings.diagnosis import SIGNS
 from workbench.findings.finding import STATUSES, Finding
 from workbench.findings.topic import NARROW
-from workbench.plots.render import DARK_COLORS
+from workbench.plots.svg import DARK_COLORS
 from workbench.plots.words import counted, four_digits, number_text
 from workbench.record.json_values import to_json
 from workbench.record.redact import redact

@@ -12,8 +12,9 @@ import traitlets
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.panels.controls import needs, nothing
-from workbench.plots.render import Picture, is_live
+from workbench.plots.render import Picture
 from workbench.plots.style import DARK_SEQUENCE, SEQUENCE
+from workbench.plots.svg import is_live
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.lr_sweep.figures import plot_loss_curves
 from workbench.views.study_curves import StudyCurves

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.plots.render import is_live
+from workbench.plots.svg import is_live
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.watch import SHOW_SECONDS, Watcher, watching
 from workbench.views.study_curves import Message, StudyCurves

@@ -13,7 +13,7 @@ import traitlets
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger.studies import set_note
-from workbench.plots.render import is_live
+from workbench.plots.svg import is_live
 from workbench.record.folder import runs_root
 from workbench.record.json_values import to_json
 from workbench.report.templates import table as html_table

@@ -16,7 +16,7 @@ from workbench.panels.controls import Answer, Choice, Control, controls_panel, n
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.training.load import load_facts
-from workbench.plots.render import is_live
+from workbench.plots.svg import is_live
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.parameter_server.figures import plot_server_load, plot_staleness
 
