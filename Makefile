@@ -6,7 +6,8 @@
 # make test-browser   JupyterLab in a headless Chromium: notebooks, panels, interrupt, reload; needs the program chromium
 # make check      all of these, plus style, types and the slow tests; the same as .ci/run
 # make notebooks  run every notebook again and store its outputs
-# make nightly    the tests that kill processes over and over: ten minutes
+# make nightly    the tests that kill processes over and over, and make audit: ten minutes
+# make audit      known vulnerabilities of the tested set; needs a network
 # make docs       the documentation as a site, in build/site
 # make gpu        the tests that need a CUDA device, and what lanes and watching cost on it; minutes
 # make zoo        how often the workbench is right: planted faults and healthy trainings, 40 minutes on two idle cores
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab docs zoo test test-cluster test-browser check nightly notebooks bench gpu
+.PHONY: help install diagnose lab docs zoo test test-cluster test-browser check nightly audit notebooks bench gpu
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -88,6 +89,13 @@ check: $(STAMP)
 # What kills over and over: minutes a test.
 nightly: $(STAMP)
 	$(BIN)/python -m pytest -q -m nightly --durations=15
+	$(MAKE) audit
+
+# In an environment of its own, so that what it needs is no part of the tested set.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # Apart from the others: one Ray cluster is up from the first test to the last.
 test-cluster: $(STAMP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import sys
 from functools import partial
@@ -19,7 +20,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.notebook import engine
 from workbench.notebook.html import write_notebook_html
-from workbench.notebook.runner import find_notebook, list_notebooks, read_verdict, run_notebook
+from workbench.notebook.runner import find_notebook, is_complete, list_notebooks, read_verdict, run_notebook
 from workbench.plots.render import png
 
 PARAMETERS = "count: int = 1  # how many\nlrs: list[float] = [0.1]  # which"
@@ -42,6 +43,19 @@ def test_parameters_reach_the_notebook_and_the_original_stays(tmp_path: Path) ->
     assert done == tmp_path / "deep" / "out.ipynb"
     assert printed(done) == f"3 [0.1, 1] 0 {sys.executable}\n"
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("last", ["", "1 / 0"])
+def test_an_executed_notebook_keeps_no_password_it_was_given(tmp_path: Path, last: str) -> None:
+    declared = 'count: int = 1  # how many\nledger: str = ""  # where\nhub_token: str = ""  # of the hub'
+    path = write_notebook(tmp_path / "n.ipynb", "print(len(ledger), len(hub_token), count)", last, parameters=declared)
+    given = {"count": 3, "ledger": "postgresql://me:hunter2@h/d", "hub_token": 'a"b hunter2'}
+    with pytest.raises(NotebookError, match="ZeroDivision") if last else contextlib.nullcontext():
+        run_notebook(path, given, output=tmp_path / "out.ipynb")
+    assert printed(tmp_path / "out.ipynb") == f"{len(given['ledger'])} {len(given['hub_token'])} 3\n"
+    kept = [file for file in tmp_path.rglob("*") if file.is_file() and b"hunter2" in file.read_bytes()]
+    assert not kept
+    assert is_complete(tmp_path / "out.ipynb", path, given) == (not last)
 
 
 def test_an_error_in_a_cell_is_named_and_kept(tmp_path: Path) -> None:

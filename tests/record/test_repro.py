@@ -52,14 +52,14 @@ def test_commit_and_patch_give_the_tree_back(repository: Path, tmp_path: Path, w
     (repository / "train.py").write_text("lr = 2\n")
     (repository / "deep" / "model.py").unlink()
     (repository / "new file é.py").write_text("x = 1\n")
-    (repository / "deep" / "table.bin").write_bytes(bytes(range(256)))
+    (repository / "deep" / "umlaut.py").write_bytes(b"# coding: latin-1\n# \xfc\n")
     git(repository, "config", "color.ui", "always")
     git(repository, "config", "diff.noprefix", "true")
     again = rebuilt(repository, tmp_path / "again", state=git_state(repository / where))
     assert (again / "train.py").read_text() == "lr = 2\n"
     assert not (again / "deep" / "model.py").exists()
     assert (again / "new file é.py").read_text() == "x = 1\n"
-    assert (again / "deep" / "table.bin").read_bytes() == bytes(range(256))
+    assert (again / "deep" / "umlaut.py").read_bytes() == b"# coding: latin-1\n# \xfc\n"
 
 
 SECRETS = [
@@ -91,7 +91,9 @@ def test_secrets_stay_out_of_the_patch(repository: Path) -> None:
 def test_data_ignored_files_and_studies_stay_out(repository: Path) -> None:
     (repository / "ignored").mkdir()
     (repository / "ignored" / "x.py").write_text("ignored content\n")
-    (repository / "data.csv").write_text("1\n" * repro.MAX_UNTRACKED_BYTES)
+    (repository / "large.py").write_text("1\n" * repro.MAX_UNTRACKED_BYTES)
+    for name in ("data.csv", "service-account.json", "notes.txt", "netrc", "picture.png"):
+        (repository / name).write_text("1\n")
     study = repository / "runs" / "one"
     (study / "trials" / "0").mkdir(parents=True)
     (study / "study.json").write_text("{}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import papermill
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
@@ -20,6 +21,8 @@ from workbench.errors import NotebookError, UnknownNameError, UsageError, neares
 from workbench.notebook.engine import ENGINE
 from workbench.notebook.html import read_notebook, write_notebook_html
 from workbench.notebook.parameters import NotebookParameter, check_parameters, check_values, read_parameters
+from workbench.record.folder import write_atomic
+from workbench.record.redact import redact
 
 VERDICT_MIME = "application/vnd.workbench.verdict+json"
 FOLDER = Path("runs/notebooks")
@@ -119,7 +122,8 @@ def is_complete(copy: Path, notebook: Path, values: Mapping[str, Any]) -> bool:
     cells = [cell for cell in done.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
     same = [(c.cell_type, c.source) for c in cells] == [(c.cell_type, c.source) for c in source.cells]
     ended = all(c.execution_count for c in cells if c.cell_type == "code" and c.source.strip())
-    return same and ended and not ran.get("exception") and ran.get("parameters") == json.loads(json.dumps(dict(values)))
+    given = json.loads(json.dumps(_without_secrets(values)))
+    return same and ended and not ran.get("exception") and ran.get("parameters") == given
 
 
 def describe_notebook(name_or_path: str | Path) -> NotebookInfo:
@@ -224,6 +228,29 @@ def _execute(
         raise NotebookError(
             f"{path.name}: the kernel died ({error}); often that is memory. Studies on disk resume. See {target}."
         ) from error
+    finally:
+        _cut_secrets(target, values)
+
+
+def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: "***" if redact(f"{name}={value}") != f"{name}={value}" else value for name, value in values.items()}
+
+
+def _cut_secrets(target: Path, values: Mapping[str, Any]) -> None:
+    """Take passwords and tokens out of the parameters that papermill has written into the executed notebook."""
+    shown = _without_secrets(values)
+    secret = tuple(f"{name} = " for name, value in values.items() if value != shown[name])
+    if not secret or not target.is_file():
+        return
+    notebook = read_notebook(target)
+    notebook.metadata["papermill"] |= {"parameters": shown}
+    for cell in notebook.cells:
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            lines = cell.source.split("\n")
+            cell.source = "\n".join(
+                f'{line.partition(" = ")[0]} = "***"' if line.startswith(secret) else line for line in lines
+            )
+    write_atomic(target, nbformat.writes(notebook).encode())  # type: ignore[no-untyped-call]
 
 
 def _bare(path: Path) -> str:

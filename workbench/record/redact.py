@@ -17,7 +17,7 @@ _SECRETS = (  # up to the last @ of a word: a password may hold one that nobody 
     re.compile(rf"(?P<keep>){_KNOWN}"),
     re.compile(rf"(?P<keep>\bBearer\s+){_VALUE}", re.I),
     re.compile(rf"(?P<keep>[?&](?:pwd|key|sig|X-Amz-Signature)=|{_WORD}['\"]?\s*[=:]\s*){_VALUE}", re.I),
-    re.compile(rf"(?P<keep>(?<!\w)--?{_WORD}\s+)(?!-){_VALUE}", re.I),
+    re.compile(rf"(?P<keep>(?<!\w)--?(?:{_WORD}\s+|(?:auth|key|pass|passphrase|pwd)(?:=|\s+)))(?!-){_VALUE}", re.I),
 )
 
 

@@ -20,6 +20,11 @@ _PACKAGES = {"workbench": "training-workbench"} | {
 }
 """Name in a record -> name of the distribution."""
 _SECRET = ("*.env", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*token*", "*password*", "id_rsa*")
+_CODE = (
+    *(f"*.{end}" for end in ["py", "pyi", "pyx", "pxd", "c", "cc", "cpp", "cu", "cuh", "h", "hpp", "rs", "go", "js", "mjs", "ts", "css", "html", "j2", "sh", "toml", "cfg", "ini", "yaml", "yml"]),
+    "Makefile", "Dockerfile", "requirements*.txt", "constraints*.txt",
+)  # fmt: skip
+"""What a patch may hold: code and what configures it; data, notes, pictures and notebooks are not needed to train again."""
 _DIFF = ("diff", "--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _CLASS = re.compile(r"\b(?<![.'\"])([A-Z]\w+)\(")
 MAX_UNTRACKED_BYTES = 200_000  # rule of thumb: code is smaller than this, data is not
@@ -71,16 +76,15 @@ def source_of(instance: Any) -> str:
 def git_state(folder: Path) -> tuple[str | None, bytes]:
     """Return (commit, patch) of the repository that `folder` is in; (None, b"") outside one.
 
-    The patch holds the uncommitted changes of the whole repository and its small untracked files; studies, notebooks, which hold
-    pictures, and whatever has a name that suggests a secret, are left out.
+    The patch holds the uncommitted changes of code and its configuration in the whole repository, small untracked files
+    included; studies and whatever has a name that suggests a secret are left out.
     """
     commit, top = _git(folder, "rev-parse", "HEAD"), _git(folder, "rev-parse", "--show-toplevel")
     if commit is None or top is None:
         return None, b""
     root = Path(os.fsdecode(top.rstrip(b"\n")))
     hidden = [f":(exclude,glob,icase)**/{form}" for pattern in _SECRET for form in (pattern, f"{pattern}/**")]
-    hidden.append(":(exclude,glob)**/*.ipynb")
-    patch = _git(root, *_DIFF, "HEAD", "--", ".", *hidden) or b""
+    patch = _git(root, *_DIFF, "HEAD", "--", *(f":(glob)**/{form}" for form in _CODE), *hidden) or b""
     listed = (_git(root, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
     wanted = [name for line in listed if line and _belongs(root, name := os.fsdecode(line))]
     for name in wanted[:MAX_UNTRACKED]:
@@ -94,13 +98,14 @@ def git_folder(folder: Path) -> str:
 
 
 def _belongs(root: Path, name: str) -> bool:
-    """Tell whether an untracked file is part of the code: small, no secret by its name, not a study's own."""
+    """Tell whether an untracked file is part of the code: by its name, small, no secret, not a study's own."""
     path = root / name
     secret = any(fnmatch.fnmatch(part.lower(), pattern) for part in Path(name).parts for pattern in _SECRET)
-    if secret or path.suffix == ".ipynb" or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_BYTES:
+    code = any(fnmatch.fnmatchcase(path.name, form) for form in _CODE)
+    if secret or not code or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_BYTES:
         return False
     folders = [root.joinpath(*Path(name).parts[:depth]) for depth in range(1, len(Path(name).parts))]
-    return path.name != "ledger.db" and not any((above / "study.json").exists() for above in folders)
+    return not any((above / "study.json").exists() for above in folders)
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
