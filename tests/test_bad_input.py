@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,24 @@ class ItemRaises(Dataset[Any]):
         return X[index].double(), Y[index].double()
 
 
+class Items(Dataset[Any]):
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        if self.item == "exit" and index >= 40 and torch.utils.data.get_worker_info() is not None:
+            os._exit(9)
+        return self.item(index) if callable(self.item) else (X[index].double(), Y[index].double())
+
+
+def meta_net() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Linear(3, 1)
+
+
 def classes(targets: Tensor) -> wb.Workload:
     return wb.classification(
         name="c", build_model=lambda: nn.Linear(3, 4), train_data=TensorDataset(X, targets),
@@ -63,6 +82,21 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "reduced loss": (
         lambda: small_workload(loss=lambda o, b: squared(o, b).mean(), weights=lambda b: torch.ones(len(b[0]))), WorkloadError,
         r'the loss has shape \(\).*reduction="none".*no weights',
+    ),
+    "None among the items": (
+        lambda: small_workload(train_data=Items(lambda index: None if index == 5 else (X[index], Y[index]))), DataError,
+        r"default_collate could not make a batch of the train split .*Its items are .*None.*collate=",
+    ),
+    "items of several shapes": (
+        lambda: small_workload(train_data=Items(lambda index: (X[index].repeat(1 + index % 2), Y[index]))), DataError,
+        r"batch of the train split .*\(Tensor\[3\], Tensor\[\]\), \(Tensor\[6\], Tensor\[\]\).*collate=",
+    ),
+    "a worker process that exits": (
+        lambda: small_workload(train_data=Items("exit"), num_workers=1), DataError,
+        r"worker process that reads the train split ended without a word \(num_workers=1.*num_workers=0",
+    ),
+    "meta device": (
+        lambda: small_workload(build_model=meta_net), WorkloadError, r"Linear has parameters on the meta device.*to_empty"
     ),
     "no parameters": (
         lambda: small_workload(build_model=nn.Identity), WorkloadError, r"Identity has no parameters.*nn\.ModuleList"

@@ -24,6 +24,7 @@ from workbench.errors import DataError, DeviceError
 from workbench.train.forward import MicroBatches
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 from workbench.workloads.base import Workload
+from workbench.workloads.collate import Collate
 from workbench.workloads.items import (
     CountedStream,
     HostShare,
@@ -139,7 +140,7 @@ def train_batches(
         order = (row for rows in _positions(len(data), config, whole, first, places) for row in rows.tolist())
         seed = config.per_host_seed + 1_000_003 * start_step + 999_983 * rank
         indexed = IndexedDataset(data, split="train")
-        batches = _loaded(workload, indexed, workload.num_workers, seed=seed, batch_sampler=order)
+        batches = _loaded(workload, indexed, "train", workload.num_workers, seed=seed, batch_sampler=order)
     while True:
         chunk = list(itertools.islice(batches, config.accumulate_steps))
         if len(chunk) < config.accumulate_steps:
@@ -161,13 +162,13 @@ def eval_batches(
     batches: Iterator[Any]
     if in_its_own_order(data):
         stream = CountedStream(data, split=split, exact=True)
-        batches = iter(DataLoader(stream, batch_size=batch_size, collate_fn=workload.collate))
+        batches = iter(DataLoader(stream, batch_size=batch_size, collate_fn=Collate(workload.collate, split)))
     elif (tensors := plain_tensors(data, workload.collate)) is not None:
         batches = ([t[start : start + batch_size] for t in tensors] for start in range(0, len(data), batch_size))
     else:
         order = (list(range(i, min(i + batch_size, len(data)))) for i in range(0, len(data), batch_size))
         indexed = IndexedDataset(data, split=split)
-        batches = _loaded(workload, indexed, workload.num_workers, seed=0, batch_sampler=order)
+        batches = _loaded(workload, indexed, split, workload.num_workers, seed=0, batch_sampler=order)
     left = len(data)
     for batch in batches:
         yield to_device(batch, device, dtype), min(batch_size, left)
@@ -237,7 +238,8 @@ def _iterable(workload: Workload, data: Dataset[Any], micro: int, skip: int, *, 
     for epoch in itertools.count():
         empty = True
         workers = min(1, workload.num_workers)
-        for batch in _loaded(workload, data, workers, seed=seed * 1_000_003 + epoch, batch_size=micro, drop_last=True):
+        seed_now = seed * 1_000_003 + epoch
+        for batch in _loaded(workload, data, "train", workers, seed=seed_now, batch_size=micro, drop_last=True):
             empty = False
             if skip:
                 skip -= 1
@@ -250,12 +252,13 @@ def _iterable(workload: Workload, data: Dataset[Any], micro: int, skip: int, *, 
             )
 
 
-def _loaded(workload: Workload, data: Dataset[Any], workers: int, *, seed: int, **batching: Any) -> Iterator[Any]:
+def _loaded(
+    workload: Workload, data: Dataset[Any], split: str, workers: int, *, seed: int, **batching: Any
+) -> Iterator[Any]:
     """Yield what a `DataLoader` does, without touching the global random state or leaving a process behind."""
     generator = torch.Generator().manual_seed(seed)
-    loader: DataLoader[Any] = DataLoader(
-        data, collate_fn=workload.collate, num_workers=workers, generator=generator, **batching
-    )
+    collate = Collate(workload.collate, split)
+    loader: DataLoader[Any] = DataLoader(data, collate_fn=collate, num_workers=workers, generator=generator, **batching)
     batches = iter(loader)
     try:
         yield from batches
@@ -263,5 +266,12 @@ def _loaded(workload: Workload, data: Dataset[Any], workers: int, *, seed: int, 
         if not workers:
             raise
         raise item_error(error) from error
+    except (RuntimeError, OSError, EOFError) as error:
+        if not workers or (type(error) is RuntimeError and "DataLoader worker" not in str(error)):
+            raise
+        raise DataError(
+            f"a worker process that reads the {split} split ended without a word (num_workers={workers}; {type(error).__name__}: "
+            f"{error}). It was killed, often for memory or shared memory, or the dataset's code ended it: num_workers=0 shows which item does."
+        ) from error
     finally:  # a traceback may keep the iterator alive, and its worker processes with it
         getattr(batches, "_shutdown_workers", lambda: None)()

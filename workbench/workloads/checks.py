@@ -91,6 +91,11 @@ def check_model(model: object) -> None:
             f"{type(model).__name__} has parameters without a shape: {', '.join(lazy[:3])}. Call the model once on one "
             "batch inside build_model, or give the layers their sizes."
         )
+    if meta := [name for name, parameter in parameters.items() if parameter.is_meta]:
+        raise WorkloadError(
+            f"{type(model).__name__} has parameters on the meta device, which hold no values: {', '.join(meta[:3])}. Build it without "
+            'torch.device("meta"), or call model.to_empty(device="cpu") and initialise it inside build_model.'
+        )
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise WorkloadError(
             f"all {len(parameters)} parameters of {type(model).__name__} are frozen (requires_grad is False), so there "
