@@ -155,6 +155,7 @@ FAULTS = [
     fault("loss.broadcast", "rnn", ("prediction.squeeze(-1)", "prediction"), at="criterion("),
     fault("loss.broadcast", "checkpointed", ("mse_loss(prediction, y[pick])", "mse_loss(prediction, y[pick, 0])"), at="mse_loss"),
     fault("loss.broadcast", "ddp", ("mse_loss(model(inputs), targets)", "mse_loss(model(inputs)[:, 0], targets)"), at="mse_loss"),
+    fault("loss.broadcast", "checkpointed", ("mse_loss(prediction, y[pick])", "huber_loss(prediction, y[pick, 0])"), at="huber_loss"),
     # the model is shown what it has to predict
     fault("loop.sees_target", "nano_gpt", ("is_causal=True", "is_causal=False"), at="F.cross_entropy"),
     fault("loop.sees_target", "nano_gpt", ("y = F.scaled_dot_product_attention(q, k, v, is_causal=True)", "y = (q @ k.mT).tril().softmax(1) @ v"), at="F.cross_entropy"),

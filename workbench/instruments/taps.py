@@ -73,6 +73,8 @@ CRITERIA = (
     "mse_loss",
     "l1_loss",
     "smooth_l1_loss",
+    "huber_loss",
+    "poisson_nll_loss",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )

@@ -27,8 +27,9 @@ from workbench.topics.loop.diagnose import diagnose_loop
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
+from workbench.topics.optimizers.constants import diagnose_replaced
 from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
-from workbench.topics.recommendation.study import Proof
+from workbench.topics.recommendation.study import Proof, constants_of, replace_suspects
 from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.study import InstabilityStudy
@@ -144,6 +145,10 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
             if proof is not None:
                 _prove_best(session, proof)
         return
+    if not callable(config.optimizer):  # a rule by a name of ours, whose constants are known
+        session.collect("replaced", lambda: replace_suspects(session, constants_of(config.to_dict())))
+        if any(f.status == "fail" for f in diagnose_replaced(session.record)):
+            return
     unstable = any(f.status == "fail" for f in diagnose_instability(session.record))
     sweep = LRSweep(
         refinements=0,
@@ -219,12 +224,14 @@ def judge_program(record: StudyRecord) -> Diagnosis:
         + diagnose_schedule(study, restarts_planned=True)
     )
     found = judged_without_loss(record, found + diagnose_input_share(record))
+    if "replaced" in record.facts:
+        found += diagnose_replaced(study)
     if "clipping_lr" in record.facts:
         found += diagnose_clipping(study)
     recommendation = recommend(study, found)
     found = settled_by_proof(record, found, recommendation)
     recommendation |= {"paste": lines_to_change(record, recommendation)}
-    if (mend := by_faults(found)) and len(record.trials) == 1:
+    if (mend := by_faults(found)) and set(record.trials["stage"]) <= {Role.BASELINE, Role.REPLACED}:
         recommendation |= {"paste": f"none: {mend}", "reason": f"Nothing else was tried: {mend}."}
         untold = f"Not measured: {mend}."
         moot = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,13 @@ class Stopped(SystemExit):
 
 @dataclass
 class Change:
-    """Learning rates times a factor and a linear warmup, gradients clipped once more, an end after so many updates.
+    """Learning rates times a factor and a linear warmup, constants of the rule replaced, gradients clipped once more, an end after so many updates.
 
     A factor of 1 without the rest changes nothing: the program runs as it does alone.
 
     Attributes:
         factor: on the learning rate of every group of every optimizer, on top of the program's own schedule.
+        constants: name in a parameter group -> what it is in every group that has it, such as `{"weight_decay": 0.0}`.
         warmup_steps: update k of the first so many has its learning rate times k / warmup_steps.
         max_grad_norm: threshold of the L2 norm of each optimizer's gradients, after the program's own clipping; None is off.
         stop_after: updates; None lets the program end by itself.
@@ -37,6 +38,7 @@ class Change:
     """
 
     factor: float = 1.0
+    constants: Mapping[str, Any] = field(default_factory=dict)
     warmup_steps: int = 0
     max_grad_norm: float | None = None
     stop_after: int | None = None
@@ -45,12 +47,17 @@ class Change:
     optimizers: list[Optimizer] = field(default_factory=list)
     diverged: bool = False
     _learned: bool = False
-    _kept: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+    _kept: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
 
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
-        """Change the learning rates of an update that is about to be made."""
+        """Change the learning rates and constants of an update that is about to be made."""
         if not any(each is optimizer for each in self.optimizers):
             self.optimizers.append(optimizer)
+        for group in optimizer.param_groups:
+            for name in self.constants.keys() & group.keys():
+                self._kept.append((group, name, group[name]))
+                value = self.constants[name]
+                group[name] = tuple(value) if isinstance(value, list) else value
         factor = self.factor
         if update < self.warmup_steps:
             factor *= update / self.warmup_steps
@@ -59,10 +66,10 @@ class Change:
         for group in optimizer.param_groups:
             lr = group.get("lr")
             if isinstance(lr, Tensor):
-                self._kept.append((group, lr.clone()))
+                self._kept.append((group, "lr", lr.clone()))
                 lr.mul_(factor)
             elif lr is not None:
-                self._kept.append((group, lr))
+                self._kept.append((group, "lr", lr))
                 group["lr"] = lr * factor
 
     def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
@@ -70,12 +77,12 @@ class Change:
         return None if self.max_grad_norm is None else clip_to(gradients, self.max_grad_norm, scale)
 
     def reset_lr(self, optimizer: Optimizer) -> None:  # noqa: ARG002
-        """Put the program's own learning rates back, as its schedulers go on from them."""
-        for group, lr in self._kept:
-            if isinstance(lr, Tensor):
-                group["lr"].copy_(lr)
+        """Put the program's own values back, as its schedulers go on from them."""
+        for group, name, value in self._kept:
+            if isinstance(value, Tensor):
+                group[name].copy_(value)
             else:
-                group["lr"] = lr
+                group[name] = value
         self._kept.clear()
 
     def saw(self, losses: Sequence[float]) -> None:

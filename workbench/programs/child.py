@@ -53,7 +53,7 @@ class _Observed:
         self._pid = os.getpid()
         self._writes: bool | None = None if os.environ.get("RANK", "0") == "0" else False
         self._change = Change(
-            factor=trial["factor"], warmup_steps=trial["warmup_steps"], max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
+            factor=trial["factor"], constants=trial.get("constants") or {}, warmup_steps=trial["warmup_steps"], max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
             at_end=self._finish, at_update=self._look,
         )  # fmt: skip
         self._observer = LoopObserver(self._take, intervention=self._change)

@@ -11,7 +11,8 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 
 _RULES = {"RMSprop": "rmsprop", "Adam": "adam", "NAdam": "nadam", "AdamW": "adamw"}
-_CONSTANTS = {"momentum": "momentum", "eps": "eps", "alpha": "rho", "weight_decay": "weight_decay"}
+CONSTANTS = {"momentum": "momentum", "eps": "eps", "alpha": "rho", "weight_decay": "weight_decay"}
+"""Name in a parameter group of torch -> field of `TrainConfig`; betas besides."""
 
 
 def own_schedule(progress: float) -> float:  # noqa: ARG001
@@ -47,7 +48,7 @@ def own_config(
     first = optimizer["groups"][0]
     used = np.asarray(lrs if len(lrs) else [first["lr"] or 0.0], dtype=np.float64)
     used = used[np.isfinite(used) & (used > 0)]
-    constants: dict[str, Any] = {field: first[name] for name, field in _CONSTANTS.items() if first.get(name)}
+    constants: dict[str, Any] = {field: first[name] for name, field in CONSTANTS.items() if first.get(name)}
     if len(first["betas"]) == 2:
         constants |= {"beta1": first["betas"][0], "beta2": first["betas"][1]}
     constants = {name: value for name, value in constants.items() if value is not None}

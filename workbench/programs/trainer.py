@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from workbench.config import TrainConfig
 from workbench.errors import StudyInterrupted, WorkbenchError
 from workbench.instruments.log import split_of
 from workbench.programs.command import Outcome
+from workbench.programs.own_config import CONSTANTS
 from workbench.progress import Progress
 from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter, TrialWriter
@@ -92,7 +94,7 @@ class ProgramTrainer:
     hooks: Sequence[Hook] = ()
     track: int | Sequence[int] = 0
     evaluate_also: Sequence[str] = ()
-    seen: dict[tuple[float, ...], Outcome] = field(default_factory=dict, compare=False, repr=False)
+    seen: dict[tuple[Any, ...], Outcome] = field(default_factory=dict, compare=False, repr=False)
     """The longest run so far of each change and seed: a shorter one begins in the same way, so that it need not be run."""
 
     def run_trials(
@@ -152,9 +154,10 @@ class ProgramTrainer:
             self.seen[_key(trial)] = outcome
 
 
-def _key(trial: Mapping[str, Any]) -> tuple[float, ...]:
+def _key(trial: Mapping[str, Any]) -> tuple[Any, ...]:
     changed = (trial["factor"], trial["warmup_steps"], trial["max_grad_norm"] or math.inf, trial["seed"])
-    return tuple(float(f"{value:.9g}") for value in changed)
+    constants = json.dumps(trial.get("constants") or {}, sort_keys=True)
+    return (*(float(f"{value:.9g}") for value in changed), constants)
 
 
 def _beginning(outcome: Outcome, updates: int) -> Outcome:
@@ -172,7 +175,15 @@ def trial_of(config: TrainConfig, own: TrainConfig, *, endless: bool) -> dict[st
         "max_grad_norm": config.max_grad_norm,
         "stop_after": config.total_steps if endless or config.total_steps < own.total_steps else None,
         "seed": config.shared_seed,
+        "constants": replaced_constants(config, own),
     }
+
+
+def replaced_constants(config: TrainConfig, own: TrainConfig) -> dict[str, Any]:
+    """Return the constants of the update rule in which a config differs from the program's own, by their names in a parameter group."""
+    found = {n: getattr(config, f) for n, f in CONSTANTS.items() if getattr(config, f) != getattr(own, f)}
+    betas = [config.beta1, config.beta2]
+    return found | ({"betas": betas} if betas != [own.beta1, own.beta2] else {})
 
 
 def write_outcome(
@@ -186,11 +197,8 @@ def write_outcome(
     columns = {name: list(values)[: config.total_steps] for name, values in outcome.columns.items()}
     updates = len(columns.get("lr", ()))
     losses = columns.get("loss", [])
-    changed = own is not None and (config.peak_lr, config.warmup_steps, config.max_grad_norm) != (
-        own.peak_lr,
-        own.warmup_steps,
-        own.max_grad_norm,
-    )
+    named = ("peak_lr", "warmup_steps", "max_grad_norm", *CONSTANTS.values(), "beta1", "beta2")
+    changed = own is not None and any(getattr(config, name) != getattr(own, name) for name in named)
     crashed = outcome.code != 0 and updates < config.total_steps
     event: dict[str, Any] = {"steps_run": updates, "seconds": outcome.seconds, "gradients": "program", "lanes": 1}
     fault = outcome.facts.get("fault")

@@ -16,7 +16,7 @@ MAX_CALLS, MAX_BOUNDS = 20, 200
 _FAR = 4
 _KEY = "workbench value"
 _BOUNDS = ("ClampBackward0", "ClampBackward1", "ClampMinBackward0", "MaximumBackward0")
-_ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss")
+_ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
 
 
 class Criteria:

@@ -51,6 +51,7 @@ class Replaced:
         own, usual: value of the config's `field` in the baseline and in the other run.
         loss: training loss at the end of either, the last tenth.
         select, lost: see `lost_by`.
+        fit_only: whether nothing but the training loss tells which of the two is better.
         norm: length of the weights at the end of the baseline over that of the other run; None where it is not known.
     """
 
@@ -62,10 +63,12 @@ class Replaced:
     lost: float
     norm: float | None
 
+    fit_only: bool = False
+
     @property
     def costs(self) -> bool:
-        """Whether the baseline is worth mending."""
-        return self.lost >= LOST_FRAC
+        """Whether the baseline is worth mending; a worse fit alone is what weight decay is there for, unless next to nothing is learned."""
+        return self.lost >= (_ALL_FRAC if self.fit_only and self.field == "weight_decay" else LOST_FRAC)
 
     @property
     def status(self) -> Status:
@@ -99,6 +102,7 @@ def replaced(record: RecordLike) -> dict[str, list[Replaced]]:
         norms = [last_norm(c) for c in (own, other)]
         found.setdefault(row["code"], []).append(Replaced(
             field=row["field"], own=row["own"], usual=row["usual"], loss=(objective(own), objective(other)), lost=lost, select=select,
+            fit_only=str(record.config["select"]).startswith("train/"),
             norm=norms[0] / norms[1] if all(map(math.isfinite, norms)) and norms[1] > 0 else None,
         ))  # fmt: skip
     return {code: sorted(each, key=lambda r: -r.lost) for code, each in found.items()}

@@ -186,13 +186,20 @@ def collect_replaced(session: Session) -> None:
 
 def _replaced(session: Session) -> dict[str, Any]:
     needs_gradient(session.workload)
-    config, factory = session.config, session.config.optimizer
-    baseline = session.trial(config, stage=Role.BASELINE).number
-    record, constants = session.record, {} if callable(factory) else constants_of(config.to_dict())
-    if callable(factory):
+    config = session.config
+    constants = {} if callable(config.optimizer) else constants_of(config.to_dict())
+    if callable(config.optimizer):
         with isolated_rng():
             model = build_model(session.workload, config, session.device)
             constants = torch_constants(build_optimizer(config, model, trained_parameters(model)))
+    return replace_suspects(session, constants)
+
+
+def replace_suspects(session: Session, constants: Mapping[str, float]) -> dict[str, Any]:
+    """Train the baseline again for each setting that may cost it something, and return what `diagnose_replaced` reads."""
+    config = session.config
+    baseline = session.trial(config, stage=Role.BASELINE).number
+    record = session.record
     curve = next((c for c in judged(record).curves if c.trial == baseline), None)
     scales = [float(row["value"]) for row in record.facts.get("noise_scale") or () if row["value"] is not None]
     found = [] if curve is None else suspects(curve, constants, noise_scale=max(scales, default=None))
