@@ -67,7 +67,7 @@ lab: $(LAB)
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster and not browser and not gpu"
 ifneq ($(NOTEBOOKS),)
-	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
+	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) notebooks/*.py build/notebooks
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS:%=build/%)
 endif
@@ -105,7 +105,7 @@ test-browser: $(STAMP)
 	$(BIN)/python -m pytest -q -m browser --durations=15
 
 notebooks: $(STAMP)
-	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) build/notebooks
+	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) notebooks/*.py build/notebooks
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=600 $(NOTEBOOKS:%=build/%)
 	$(BIN)/nbstripout --keep-output --keep-count --extra-keys \
 		"metadata.widgets metadata.papermill cell.metadata.papermill cell.metadata.execution" $(NOTEBOOKS:%=build/%)

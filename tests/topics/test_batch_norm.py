@@ -168,6 +168,20 @@ def test_a_loss_and_a_variance_that_depend_on_the_device_are_found(
     assert "4: batch 0.8, layer 0.5" in summary, "each norm at its best lr"
 
 
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        ([1.0, 1.1, 0.9], "layer is better at 4 (p = 0.0033)"),  # by 2 degrees of freedom p = 1 - t / sqrt(t^2 + 2)
+        ([-1.0, -1.1, -0.9], "layer is worse at 4 (p = 0.0033)"),
+        ([1.0, 2.0, -1.0], "None differs significantly from batch norm"),
+    ],
+)
+def test_another_norm_differs_where_seeds_agree(gains: list[float], said: str) -> None:
+    values = {"batch": [5.0, 7.0, 6.0], "layer": [b - g for b, g in zip([5.0, 7.0, 6.0], gains, strict=True)]}
+    rows = [{"norm": n, "batch_size": 4, "lr": 0.1, "values": v, "mean": sum(v) / 3} for n, v in values.items()]
+    assert said in judged(batch_norm_swap=rows)["batch_norm.small_batch"].summary
+
+
 # Whose examples make a statistic.
 
 

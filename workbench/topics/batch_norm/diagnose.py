@@ -38,7 +38,7 @@ def diagnose_batch_norm(
         missing_share: of a variance that averaging may leave out (rule of thumb).
         large_shift: distance of the processes' statistics, in standard deviations of a channel, from which harm is taken for
             granted where nobody gave their metrics: the channel moves by as much as it varies (rule of thumb).
-        alpha: chance at which a virtual batch counts as better, over all that were tried (0.05 is usual).
+        alpha: chance at which a virtual batch counts as better, or another norm as different, over all that were tried (0.05 is usual).
 
     Returns:
         `batch_norm.rank_local`, `.first_device_ema`, `.variance_of_means`, `.ghost_size`, `.small_batch`, `.cold_ema` and
@@ -59,7 +59,7 @@ def diagnose_batch_norm(
             code, "ok", f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached.",
         ) for code in list(CODES)[3:])  # fmt: skip
         if facts.get("unused", 0) < facts["layers"]:
-            ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, few_examples)
+            ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, few_examples, alpha)
             cold, stale = _cold_ema(facts, warm, harm), _stale(facts, shift, warm, harm)
         if facts.get("frozen_new"):
             cold = _frozen_new(facts)
@@ -199,7 +199,7 @@ def _held_words(rows: Sequence[Mapping[str, Any]]) -> str:
     return f" By batch size, held at {asked} against the whole batch: {'; '.join(told)}."
 
 
-def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
+def _small_batch(record: Any, facts: Mapping[str, Any], few: int, alpha: float) -> Finding:
     code = "batch_norm.small_batch"
     given, independent, refused = facts.get("examples"), facts.get("independent"), facts.get("refused", 0)
     rows = list(getattr(record, "facts", {}).get("batch_norm_swap") or [])
@@ -215,7 +215,8 @@ def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
         return CODES.not_measured(code, "no forward pass over training data was made", **numbers)
     said = f"A statistic comes from {given} examples ({facts['values']:,} values"
     said += ")" if independent is None else f", as steady as {independent:,.0f} independent ones)"
-    swapped = _swap(rows, sign=metric_sign(record) if hasattr(record, "config") else 1.0)
+    norms = compare_norms(rows, sign=metric_sign(record) if hasattr(record, "config") else 1.0)
+    evidence["norms"], swapped = norms, _swap(norms, alpha)
     if max(given, independent or 0) >= few:
         return CODES.finding(code, "ok", f"{said}: enough.{swapped}", **numbers)
     return CODES.finding(
@@ -225,15 +226,49 @@ def _small_batch(record: Any, facts: Mapping[str, Any], few: int) -> Finding:
     )  # fmt: skip
 
 
-def _swap(rows: Sequence[Mapping[str, Any]], *, sign: float) -> str:
-    """Tell the best mean of each norm at each batch size, over the learning rates that all of them were given."""
-    best: dict[int, dict[str, float]] = {}
-    for row in rows:
-        if math.isfinite(mean := float(row["mean"])):
-            at = best.setdefault(int(row["batch_size"]), {})
-            at[row["norm"]] = sign * min(sign * at.get(row["norm"], mean), sign * mean)
-    told = [f"{size}: {', '.join(f'{norm} {v:.4g}' for norm, v in by.items())}" for size, by in sorted(best.items())]
-    return f" Norm by norm at equal budgets, by batch size: {'; '.join(told)}." if best else ""
+def compare_norms(rows: Sequence[Mapping[str, Any]], *, sign: float) -> list[dict[str, Any]]:
+    """Return each norm at each batch size at the best of its learning rates, beside batch norm at the best of its own.
+
+    `chance` is how likely so large a difference from batch norm is by chance: Student's t over the seeds, times the number of such
+    comparisons (Bonferroni); None for batch norm, and where fewer than two seeds tell. `sign` is 1 where a smaller metric is better.
+    """
+    best: dict[tuple[int, str], Mapping[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: sign * float(row["mean"])):
+        if math.isfinite(float(row["mean"])):
+            best.setdefault((int(row["batch_size"]), str(row["norm"])), row)
+    others = sum(norm != "batch" for _, norm in best)
+    found: list[dict[str, Any]] = []
+    for (size, norm), row in sorted(best.items(), key=lambda item: (item[0][0], item[0][1] != "batch")):
+        values, batch, chance = np.array(row["values"]), np.array(best.get((size, "batch"), row)["values"]), None
+        gains = sign * (batch - values) if len(batch) == len(values) else values[:0]
+        if norm != "batch" and len(gains) > 1 and np.ptp(gains) > 1e-9 * np.abs(gains).max():
+            chance = min(others * float(stats.ttest_1samp(gains, 0.0).pvalue), 1.0)
+        se = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        found.append({
+            "batch_size": size, "norm": norm, "lr": row["lr"], "mean": float(row["mean"]), "se": se,
+            "better": bool(len(gains)) and float(gains.mean()) > 0, "chance": chance,
+        })  # fmt: skip
+    return found
+
+
+def _swap(norms: Sequence[Mapping[str, Any]], alpha: float) -> str:
+    """Tell the mean of each norm at each batch size, and which ones differ from batch norm by more than chance."""
+    if not norms:
+        return ""
+    by_size: dict[int, list[str]] = {}
+    for row in norms:
+        by_size.setdefault(row["batch_size"], []).append(f"{row['norm']} {_with_se(row)}")
+    told = "; ".join(f"{size}: {', '.join(means)}" for size, means in by_size.items())
+    apart = [
+        f"{r['norm']} is {'better' if r['better'] else 'worse'} at {r['batch_size']} ({p_words(r['chance'])})"
+        for r in norms
+        if r["chance"] is not None and r["chance"] < alpha
+    ]
+    held = any(r["chance"] is not None for r in norms)
+    said = (
+        f" Against batch norm, {', '.join(apart)}." if apart else " None differs significantly from batch norm." * held
+    )
+    return f" Norm by norm at equal budgets, by batch size: {told}.{said}"
 
 
 def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:

@@ -33,6 +33,8 @@ from workbench.topics.batch_norm.replicas import StatisticsLayout
 SHIFT = 0.05
 """How far the two series at one size are moved apart, as a share of it."""
 HATCHES = ("", "//", "..", "xx")
+OTHERS = {"layer": (PALETTE[4], ":"), "group": (PALETTE[9], "-.")}
+"""How the lines of other norms look."""
 COLORS = (PALETTE[0], PALETTE[1], PALETTE[4], PALETTE[9])
 
 
@@ -50,8 +52,9 @@ def plot_batch_norm(
     noise of smaller statistics regularises: try the best one as `bn_stat_examples`) or steeply to the left (too few examples).
     `mark` points out a number of examples, whether it was tried or not. One small mark a seed, bars of one standard error. Circles: a
     subsample of the batch gives the statistics of all of it. Squares: the batch is split over devices, each of which normalises its own part.
+    Bands: another norm in the place of batch norm at the same batch size, each at the best of the same learning rates.
 
-    Source: P6.4, P6.2.
+    Source: P6.1, P6.2, P6.4.
     """
     found = finding(diagnosis, "batch_norm.ghost_size") or diagnose_batch_norm(record)["batch_norm.ghost_size"]
     drawn = {
@@ -81,7 +84,15 @@ def plot_batch_norm(
         whole = next((row for row in drawn["arms"] if row["stat_examples"] is None), None)
         if whole is not None:
             axes.axhline(number(whole["mean"]), color=BASELINE, linestyle="--", label="whole batch", zorder=1)
-        title = f"Batch norm at a total batch of {rows[0]['batch_size']:,}"
+        batch = rows[0]["batch_size"]
+        small = finding(diagnosis, "batch_norm.small_batch") or diagnose_batch_norm(record)["batch_norm.small_batch"]
+        for row in small.evidence.get("norms") or ():
+            if row["norm"] != "batch" and row["batch_size"] == batch:
+                color, linestyle = OTHERS[row["norm"]]
+                mean, se = number(row["mean"]), np.nan_to_num(number(row["se"]))
+                axes.axhspan(mean - se, mean + se, color=color, alpha=0.12, zorder=0)
+                axes.axhline(mean, color=color, linestyle=linestyle, label=f"{row['norm']} norm instead", zorder=1)
+        title = f"Batch norm at a total batch of {batch:,}"
         axes.set(xlabel="examples in a statistic", ylabel=str(record.config["select"]), title=title)
         ticks_at(axes, [int(row["statistic"]) for row in rows], margin=1.4)
         if mark is not None:
