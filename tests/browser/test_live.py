@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.lab import Desk
 from tests.browser.live_page import feed, live_page
+from tests.browser.open_to_all import serious
 
 pytestmark = pytest.mark.browser
 
@@ -200,6 +201,33 @@ def test_a_drag_zooms_all_charts_in_any_unit_of_x_and_a_double_click_gives_it_ba
         assert alone.evaluate(x) == [[low * per for low in pair] for pair in whole]
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_keeps_people_out(browser: Browser, dark: bool) -> None:
+    """With a trial isolated and the picture frozen, so that every control is there."""
+    page = live_page(browser, dark=dark)
+    page.evaluate("document.documentElement.lang = 'en'; document.title = 'live'")
+    feed(page, lanes=4, steps=200, rows=(0, 200), whole=True, lost=1)
+    page.get_by_role("button", name="trial 2,").click()
+    page.get_by_role("button", name="Freeze").click()
+    slider = page.get_by_role("slider", name="Smoothing")
+    slider.fill("0.9")
+    page.wait_for_function(
+        "() => document.querySelector('.wb-live-tools input').getAttribute('aria-valuetext').includes('steps')"
+    )
+    assert serious(page, ".wb-live") == []
+    page.close()
+
+
+def test_an_empty_view_says_what_it_prepares(browser: Browser) -> None:
+    page = live_page(browser)
+    page.get_by_text("data and model are being loaded").wait_for()
+    feed(page, lanes=2, steps=200, rows=(0, 0), whole=True)
+    page.get_by_text("curves begin with their first recorded step").wait_for()
+    feed(page, lanes=2, steps=200, rows=(0, 20))
+    page.get_by_text("40 steps").wait_for()
+    page.close()
+
+
 def test_a_narrow_page_stacks_charts_and_controls(alone: Page) -> None:
     alone.set_viewport_size({"width": 560, "height": 1000})
     alone.evaluate("() => { document.getElementById('root').style.width = '540px'; }")
@@ -254,17 +282,28 @@ def test_a_study_is_seen_while_its_cell_runs(desk: Desk) -> None:
     desk.wait_until_run()
     assert desk.errors() == []
     assert "ended" in str(desk.cells()[1]["outputs"])
-    expect(page.locator(".wb-live")).to_have_count(0)  # the widget is closed
+    page.wait_for_function(
+        "() => { const r = document.querySelectorAll('.wb-live'); return r.length === 1 && (window.view = r[0].wbLive).lanes.length === 12; }"
+    )
+    told = page.evaluate("() => window.view.store.status.steps")
     desk.save()
     desk.reload()
     desk.wait_for_kernel()
     page.get_by_text("ended runs/live").wait_for()
     page.get_by_text("Loading widget").wait_for(state="hidden")
+    page.wait_for_function(
+        "() => { const r = document.querySelector('.wb-live'); return r && (window.view = r.wbLive).stats.redraws > 0; }"
+    )
+    assert page.evaluate("() => window.view.store.status.steps") == told, "the curves stay without their kernel"
+    page.locator(".wb-live").scroll_into_view_if_needed()
+    page.mouse.move(*at(page, 2, 60))
+    assert "of 800" in page.locator(".wb-live-tip").inner_text()
+    assert serious(page, ".wb-live") == []
     desk.screenshot("live_reopened")
     assert page.get_by_text("Error displaying widget").count() == 0
 
 
-def test_an_interrupted_cell_takes_its_view_away_and_keeps_its_rows(desk: Desk) -> None:
+def test_an_interrupted_cell_keeps_its_curves_and_its_rows(desk: Desk) -> None:
     desk.open(desk.lab.write("stop.ipynb", [SLOW, RUN.replace("STEPS", "100000").replace("NAME", "stop")]))
     desk.run_all(wait=False)
     desk.page.wait_for_function(
@@ -273,4 +312,4 @@ def test_an_interrupted_cell_takes_its_view_away_and_keeps_its_rows(desk: Desk) 
     desk.interrupt()
     desk.wait_until_run()
     assert "StudyInterrupted" in desk.errors()[0]
-    expect(desk.page.locator(".wb-live")).to_have_count(0)
+    expect(desk.page.locator(".wb-live")).to_have_count(1)

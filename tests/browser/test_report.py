@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from tests.browser.open_to_all import serious
 from tests.helpers.records import diagnosis, empty, study
 from tests.helpers.simulated_input import pipeline
 from workbench.findings.diagnosis import Diagnosis
@@ -74,6 +75,14 @@ def test_a_phone_scrolls_down_and_never_sideways(opened: Any, name: str, unfolde
     outside = "[...document.querySelectorAll('p, li, h1, h2, h3, dd, pre, figcaption, summary, button')]"
     outside += ".filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 99))"
     assert page.evaluate(outside) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["study", "wide", "pipeline", "empty"])
+def test_nothing_keeps_people_out(opened: Any, name: str, scheme: str) -> None:
+    page = opened(name, color_scheme=scheme)
+    unfold(page)
+    assert serious(page) == []
 
 
 def test_the_keyboard_unfolds_and_copies(opened: Any) -> None:

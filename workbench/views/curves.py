@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from workbench.plots.style import DARK_SEQUENCE, SEQUENCE
 from workbench.plots.svg import is_live
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.topics.lr_sweep.figures import plot_loss_curves
-from workbench.views.study_curves import StudyCurves
+from workbench.views.study_curves import Message, StudyCurves
 
 ALT = "The training loss of each trial against the step, coloured by learning rate."
 
@@ -62,22 +64,37 @@ SCRIPT = "\n".join(
     [
         text_of("vendor/uPlot.iife.min.js"),
         f"const SEQUENCE = {json.dumps({'light': SEQUENCE, 'dark': DARK_SEQUENCE})};",
-        text_of("live.js"),
+        text_of(*(f"curves_page/{name}.js" for name in ("data", "chart", "view", "page"))),
     ]
 )
+CSS = text_of("vendor/uPlot.min.css", "curves_page/curves.css")
+
+
+def plain(message: Message) -> str:
+    """Return a message to a page as JSON: a list of its content, and its buffers in base64."""
+    content, buffers = message
+    whole = {**content, "number": 0}
+    return json.dumps([whole, [base64.b64encode(part).decode() for part in buffers]]).replace("</", "<\\/")
+
+
+def curves_html(message: Message) -> str:
+    """Return curves to explore as HTML that needs neither a kernel nor a network: what stays in a cell."""
+    place = f"wb-{uuid.uuid4().hex[:12]}"
+    script = f'{SCRIPT}\nstand(document.getElementById("{place}"), true)(...{plain(message)});'
+    return f'<style>{CSS}</style><div id="{place}"></div><script type="module">{script}</script>'
 
 
 class CurvesWidget(anywidget.AnyWidget):
     """Loss, gradient norm and lr of many trials; what one does with them happens in the page alone.
 
-    The page's side is `live.js`; it is told by messages, and asks for all of them when it is drawn anew. With `still` nothing
+    The page's side is `curves_page/`; it is told by messages, and asks for all of them when it is drawn anew. With `still` nothing
     will come but what is asked for.
     """
 
     still = traitlets.Bool(False).tag(sync=True)
 
     _esm = SCRIPT
-    _css = text_of("vendor/uPlot.min.css", "live.css")
+    _css = CSS
 
     def __init__(self, *, still: bool = False) -> None:
         super().__init__(still=still)

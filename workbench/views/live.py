@@ -69,8 +69,8 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
 
     It only observes: training is bit for bit the same, rows come at most five times a second, and a view that fails is dropped with
     a warning. Of several studies in one block the newest is shown. A page that is reloaded while the cell runs does not get the view
-    back; training goes on, and `wb.open(...)` shows all of it afterwards. The block ends, also by an error or an interrupt, in one
-    static figure, one sentence and the verdicts of its last study.
+    back; training goes on, and `wb.open(...)` shows all of it afterwards. The block ends, also by an error or an interrupt, in curves
+    that stay in the cell, one figure, one sentence and the verdicts of its last study.
 
     Args:
         summary: whether to end with figure, sentence and verdicts.
@@ -93,14 +93,14 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
 
 @contextlib.contextmanager
 def _page(*, shown: bool) -> Iterator[None]:
-    """Show a widget that is told of everything, and take it away at the end."""
+    """Show a widget that is told of everything; at the end curves that need no kernel stand in its place."""
     if not shown:
         yield
         return
     try:
         from IPython.display import display, publish_display_data
 
-        from workbench.views.curves import CurvesWidget
+        from workbench.views.curves import CurvesWidget, curves_html
 
         widget = CurvesWidget()
         feed = LiveFeed(widget.send)
@@ -118,9 +118,10 @@ def _page(*, shown: bool) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(Exception):  # a widget that is gone is an error when the notebook is opened again
-            gone = {"text/plain": ""}
-            for output in (place, below):
-                publish_display_data(gone, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
+            last, gone = feed.stays(), {"text/plain": ""}
+            kept = gone if last is None else {"text/plain": "The curves.", "text/html": curves_html(last)}
+            for output, left in ((place, kept), (below, gone)):
+                publish_display_data(left, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
         widget.close()
 
 
@@ -158,6 +159,12 @@ class LiveFeed(Watcher):
         with self._lock:
             if self._shown is not None:
                 self._out(self._shown.everything())
+
+    def stays(self) -> Message | None:
+        """Return the study that was shown last, as small as a notebook should be; None where it has no step."""
+        with self._lock:
+            message = None if self._shown is None else self._shown.stays()
+            return message if message is not None and message[1] else None
 
     def on_study(self, path: Path, *, created: bool) -> None:
         """Show the study that was opened last."""

@@ -18,6 +18,7 @@ METRICS = ("loss", "grad_norm", "lr")
 COLUMNS = 1000  # a page is no wider: two points in each of them
 MOST_ROWS = 1 << 20  # rule of thumb: 20 MB; what a longer study has beyond is thinned
 THINNED = 4 * COLUMNS  # columns that are left of it
+KEPT_COLUMNS, KEPT_POINTS = 400, 30_000  # that stay in a notebook, of a curve and of a metric (rule of thumb: 1 MB)
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -225,14 +226,14 @@ class StudyCurves:
         self._changed.clear()
         return {"kind": "delta", "trials": trials, "status": self._status(), "parts": parts}, buffers
 
-    def everything(self) -> Message:
-        """Return all of the study, each curve thinned to what a page can show."""
+    def everything(self, columns: int = COLUMNS) -> Message:
+        """Return all of the study, each curve thinned to what a page of so many columns can show."""
         self._take()
         self._changed.clear()
         self.whole = False
         parts, buffers = [], []
         for index, metric in enumerate(METRICS):
-            curves = self._points.curves(index)
+            curves = self._points.curves(index, columns)
             if curves:
                 parts.append({"metrics": [metric], "rows": [[curve.trial, len(curve.step)] for curve in curves]})
                 buffers += [
@@ -244,6 +245,10 @@ class StudyCurves:
             "trials": list(self._trials.values()),
         }  # fmt: skip
         return content, buffers
+
+    def stays(self) -> Message:
+        """Return all of the study as small as a notebook should be."""
+        return self.everything(max(20, min(KEPT_COLUMNS, KEPT_POINTS // max(1, 2 * len(self._trials)))))
 
     def _take(self) -> Any:
         blocks, self._blocks = self._blocks, []

@@ -21,6 +21,8 @@ from workbench.plots.render import inline_svg
 from workbench.record.read import StudyRecord, open_record
 from workbench.report.templates import page_css, render, table
 from workbench.topics.registry import FIGURES, STUDIES
+from workbench.views.curves import CSS, SCRIPT, plain
+from workbench.views.study_curves import StudyCurves
 from workbench.views.summary import study_sentence
 
 LOOPBACK = "127.0.0.1"
@@ -52,7 +54,7 @@ class WatchServer(ThreadingHTTPServer):
         with self._lock:
             newest = _newest(self.folder)
             if newest != self._seen:
-                self._seen, self._body = newest, study_body(self.folder)
+                self._seen, self._body = newest, f"<!-- {newest} -->{study_body(self.folder)}"
             return self._body
 
 
@@ -82,12 +84,21 @@ class _Handler(BaseHTTPRequestHandler):
                 "text/plain",
             )
         elif asked.path == "/":
-            css = page_css("report.css")
+            css = f"{page_css('report.css')}\n{CSS}"
             nonce = secrets.token_urlsafe(12)
-            page = render("watch.html.j2", Path(__file__).parent, css=css, nonce=nonce, name=self.server.folder.name)
+            page = render(
+                "watch.html.j2",
+                Path(__file__).parent,
+                css=css,
+                nonce=nonce,
+                script=SCRIPT,
+                name=self.server.folder.name,
+            )
             self._send(HTTPStatus.OK, page, "text/html", policy=f"default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'")  # fmt: skip
         elif asked.path == "/now":
             self._send(HTTPStatus.OK, self.server.body(), "text/html")
+        elif asked.path == "/curves":
+            self._send(HTTPStatus.OK, study_curves(self.server.folder), "application/json")
         else:
             self._send(HTTPStatus.NOT_FOUND, "There is nothing here.", "text/plain")
 
@@ -107,6 +118,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing of requests."""
 
 
+def study_curves(folder: Path) -> str:
+    """Return what the page's curves are told of a study as it is on disk, as JSON; nothing where it cannot be read."""
+    try:
+        return plain(StudyCurves.of(open_record(folder)).everything())
+    except WorkbenchError:
+        return "[]"
+
+
 def study_body(folder: Path) -> str:
     """Return sentence, curves, verdict and trials of a study as they are on disk, as HTML; why there is nothing where it cannot be read."""
     try:
@@ -117,7 +136,7 @@ def study_body(folder: Path) -> str:
     kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
     names = STUDIES[kind].pictures if kind in STUDIES else ("loss-curves",)
     figures = []
-    for figure in (figure for name in names for figure in FIGURES if figure.name == name):
+    for figure in (figure for name in names for figure in FIGURES if figure.name == name != "loss-curves"):
         try:
             draw = partial(figure.draw, record, diagnosis)
             svg, reason = inline_svg(lambda ax, draw=draw: draw(ax=ax), key=figure.name, alt=figure.shows)  # type: ignore[misc]
