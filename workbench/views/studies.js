@@ -235,8 +235,11 @@ async function copy(text, pre) {
 }
 
 function picture(html, alt) {
-  const place = make("div", { role: "img", "aria-label": alt });
+  const place = make("div");
   place.innerHTML = html; // drawn by the kernel; every text in it is escaped there
+  const svg = place.querySelector("svg");
+  for (const [name, value] of [["role", "img"], ["aria-label", alt]]) svg.setAttribute(name, value);
+  svg.removeAttribute("aria-hidden");
   return place;
 }
 
