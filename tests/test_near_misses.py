@@ -41,7 +41,7 @@ def test_the_package_names_what_is_near(given: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["diagnos", "digits_mlp"], "'diagnos' is no command. Did you mean 'diagnose'?"),
+        (["diagnos", "digits_mlp"], "'diagnos' is not a command. Did you mean 'diagnose'?"),
         (["report", "runs/nope"], "there is no folder runs/nope"),
         (["studies", "nodir"], "there is no folder nodir"),
         (["input", "rows.py:rows"], "rows.py:rows is a Tensor, which is no workload, DataLoader or dataset"),

@@ -81,7 +81,7 @@ class NotebookError(WorkbenchError):
 
 
 class StudyInterrupted(KeyboardInterrupt):
-    """Ctrl-C or the Interrupt button, after everything was saved; the same call goes on from there."""
+    """Ctrl-C or the Interrupt button, after everything was saved; the same call resumes from there."""
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows in place of a traceback through the trainer: nothing went wrong."""

@@ -96,7 +96,7 @@ def test_what_could_not_be_measured_is_never_well() -> None:
 def test_the_config_is_kept_or_changed_with_what_that_brings(found: dict[str, Any], text: str) -> None:
     assert answered(found=KEPT | found)["Config"] == text
     assert answered(finding("loop.no_step", "fail"), found=KEPT | found)["Config"].startswith(
-        "First mend loop.no_step." if found.get("adopted") else "Not decided: mend loop.no_step first."
+        "First fix loop.no_step." if found.get("adopted") else "Not decided: fix loop.no_step first."
     )
 
 

@@ -31,7 +31,7 @@ def test_trouble_and_measurements_stay_and_the_rest_is_counted() -> None:
         ("ok not_measured", ("not_measured", "not measured"), "1 not measured, 1 ok"),
         ("ok ok not_measured warn", ("warn", "warn"), "1 warn, 1 not measured, 2 ok"),
         ("ok ok", ("ok", "ok"), "2 ok"),
-        ("", ("not_measured", "not measured"), "nothing was looked at"),
+        ("", ("not_measured", "not measured"), "nothing was checked"),
     ],
 )
 def test_the_badge_counts_the_few_checks_that_could_not_be_made(

@@ -203,7 +203,7 @@ def watched(model: nn.Module, steps: int, out: Path | None) -> list[float]:
     return torch.stack(losses).tolist()
 
 
-def test_watching_changes_no_bit_and_waits_seldom(tmp_path: Path) -> None:
+def test_watching_changes_no_bit_and_waits_rarely(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = net().to(CUDA)
 

@@ -108,9 +108,9 @@ def test_a_note_reaches_the_ledger_and_a_ledger_that_cannot_be_written_is_a_warn
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (f"postgresql:/u:{SECRET}@h", r"is no address of a database\. Write postgresql://"),
-        (f"://u:{SECRET}@h", "is no address of a database"),
-        ("runs/ledger.db", "is no address of a database"),
+        (f"postgresql:/u:{SECRET}@h", r"is not an address of a database\. Write postgresql://"),
+        (f"://u:{SECRET}@h", "is not an address of a database"),
+        ("runs/ledger.db", "is not an address of a database"),
         (f"mysql://u:{SECRET}@h/d", "an address of 'mysql', .*PostgreSQL"),
         # SQLAlchemy would take what is behind the first @ for the server's name, and name it in its error.
         (f"postgresql://me:pa@{SECRET}@h:1/d", r"has an @ too many: .* as %40"),

@@ -132,7 +132,7 @@ def test_a_wandb_record_that_spans_blocks_is_put_together(tmp_path: Path) -> Non
         ("text.csv", "step,loss\n1,2.0\n2,tensor(1.9)\n", r"'tensor\(1.9\)' in row 2.*loss.item"),
         ("back.csv", "step,loss\n" + "".join(f"{99 - k},1.0\n" for k in range(99)), "falls 98 times, so it is no step"),
         ("no.json", '{"loss": 1}', "trainer_state.json"),
-        ("no.jsonl", "{\n{\n", "no valid JSON"),
+        ("no.jsonl", "{\n{\n", "not valid JSON"),
         ("no.wandb", "hello", "does not begin with ':W&B'"),
         ("x.tfevents.1", "hello, this is no event file at all", "no event file"),
         ("model.pt", "hello", "a log is CSV"),

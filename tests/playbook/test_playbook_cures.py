@@ -122,7 +122,7 @@ def test_where_nearly_every_step_is_clipped_no_sweep_looks_for_an_lr(tmp_path: P
     assert (highest <= 1.5 * 0.05) is fixed
     assert (found["lr.best"].status == "not_measured") is fixed
     if fixed:
-        said = "nearly every step is clipped, so the learning rate sets the length of every step; loosen the clip first"
+        said = "nearly every step is clipped, so the learning rate sets the length of every step; raise max_grad_norm first"
         assert all(said in found[code].summary for code in ("lr.best", "lr.unstable", "lr.too_low", "lr.too_high"))
         assert found["clipping.aggressive"].status == "warn"
         assert found.recommendation is not None

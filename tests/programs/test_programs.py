@@ -202,7 +202,7 @@ def test_what_a_program_leaves_running_is_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "error", "message"),
     [
-        ("", [], UsageError, "nothing stands behind --"),
+        ("", [], UsageError, "nothing was given after --"),
         ("", ["no-such-program"], UsageError, "no program 'no-such-program'"),
         ("", ["python", "other.py"], UsageError, r"no file 'other.py' .*train.py"),
         ("raise ValueError('no data')", ["python", "train.py"], WorkbenchError, "exit code 1.*no data"),

@@ -193,8 +193,8 @@ def test_every_way_is_named_with_its_reason_and_its_gain() -> None:
     vmap = alike(32, lanes=32, gradients="vmap", reason="the fastest here", faster=7.96)
     loop = alike(2, lanes=1, gradients="loop", reason="asked for", faster=math.nan)
     assert how_trained(pd.concat([vmap, loop])) == (
-        "34 trials, up to 32 of them together. 2 one after the other by plain autograd (asked for). "
-        "32 by one traced program, 8 times as fast as plain autograd (the fastest here)."
+        "34 trials, up to 32 at a time. 2 by one backward pass each (asked for). "
+        "32 by one vectorised program, 8 times as fast as plain autograd (the fastest here)."
     )
     short = alike(3, lanes=3, gradients="loop", reason="too short to measure: about 0.3 s", faster=math.nan)
     assert how_trained(short).endswith("3 one after the other by plain autograd (too short to measure).")

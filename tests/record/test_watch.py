@@ -158,6 +158,6 @@ def test_a_watcher_that_raises_is_dropped_with_one_warning(tmp_path: Path, caplo
     with watching(Loud()), watching(seen):
         record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
     (said,) = [r for r in caplog.records if r.name == record_watch.__name__]
-    assert "Loud raised and looks on no longer" in said.getMessage()
+    assert "Loud raised and is not called any more" in said.getMessage()
     assert record.state == "complete"
     same_rows(seen, StudyRecord(record.path))

@@ -189,7 +189,7 @@ def test_an_unfinished_study_decides_nothing(state: str) -> None:
     record = study()
     record.trials.loc[[0, 3], "state"] = state
     said = rows(record, diagnosis())
-    assert f"Not complete: 2 {state}; the same command goes on from there." in said["Trained"]
+    assert f"Not complete: 2 {state}; the same command resumes from there." in said["Trained"]
     assert said["Config"] == f"Not decided: 2 {state}."
 
 

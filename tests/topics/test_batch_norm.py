@@ -128,7 +128,7 @@ def test_the_chance_that_is_allowed_is_the_one_that_was_given() -> None:
         assert wb.batch_norm.diagnose(study(arms), alpha=alpha)["batch_norm.ghost_size"].status == status
 
 
-def test_chance_names_a_virtual_batch_as_seldom_as_asked_for() -> None:
+def test_chance_names_a_virtual_batch_as_rarely_as_asked_for() -> None:
     """Arms that are all alike, and seeds that lift all of them together, as shared seeds do."""
     rng, named, studies = np.random.default_rng(0), 0, 2000
     for _ in range(studies):
@@ -202,7 +202,7 @@ def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, 
     assert layout.hosts_each == groups[0]
     assert layout.examples == wanted
     assert ("merge them" in layout.words) == (len(groups) > 1)
-    assert (f"{layout.left_out:.0%} of the examples make no" in layout.words) == (wanted < each * groups[0])
+    assert (f"{layout.left_out:.0%} of the examples are in no" in layout.words) == (wanted < each * groups[0])
     with pytest.raises(UsageError, match=f"cannot be split over hosts={hosts + 2}"):
         statistics_layout(2 * (hosts + 2) + 1, hosts + 2, asked)
 

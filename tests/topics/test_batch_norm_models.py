@@ -502,7 +502,7 @@ def test_virtual_batches_differ_only_in_their_statistics_and_the_same_call_train
     diagnosis = wb.batch_norm.diagnose(record)
     assert [f.code for f in diagnosis] == list(CODES)
     assert diagnosis["batch_norm.first_device_ema"].status == "ok"
-    assert "Norm by norm at equal budgets" in diagnosis["batch_norm.small_batch"].summary
+    assert "Norms at equal budgets" in diagnosis["batch_norm.small_batch"].summary
     assert "held at 16" in diagnosis["batch_norm.ghost_size"].summary
 
 

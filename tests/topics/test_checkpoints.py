@@ -117,7 +117,7 @@ SHARE = {"metric": "share", "select": "validation/share"}
     [
         ([2.3 * np.exp(-3 * np.linspace(0, 1, 21) - k) for k in range(3)], "ok", "is the best in each of 3 runs"),
         ([[2.0, 1.0, 0.9, 0.8, 0.7, NAN]], "warn", "not finite in 1 of 1 runs"),
-        ([[0.7] * 12], "ok", "The best checkpoint is not the last in the one run there is"),
+        ([[0.7] * 12], "ok", "The best checkpoint is not the last in the only run"),
         ([[2.0, 1.0, 0.5]], "not_measured", "finite evaluations"),
         ([[INF] * 8], "not_measured", "finite evaluations"),
         ([], "not_measured", "no run has finished"),
@@ -136,14 +136,14 @@ def test_what_is_said_of_the_last_checkpoint(curves: Any, status: str, words: st
     [
         ([RISING] * 3, SHARE, "fail", "where smaller is better, selects the untrained model in all 3 runs"),
         ([RISING] * 3, SHARE | {"select_mode": "max"}, "ok", "validation/share moves by"),
-        ([[0.7] * 12], {}, "warn", "tells no checkpoint from another"),
+        ([[0.7] * 12], {}, "warn", "cannot rank checkpoints"),
         ([[NAN] * 8, [NAN] * 8], {}, "fail", "never finite in 2 of 2 runs"),
         ([[2.0, NAN, 1.0, 0.9, 0.8, 0.7]], {}, "warn", "1 of 6 evaluations"),
         ([[0.1, 0.5, 0.2, 0.6, 0.3, 0.7, 0.4]], {}, "fail", "selects the untrained model in 1 run."),
         ([[1.0, 0.99, 1.3, 0.98, 1.4, 0.99, 1.2]], {}, "warn", "more than all that training learned"),
         ([[2.0, 1.0, 0.9, 0.8, 0.7]], {"select": "validation/f1"}, "fail", "validation/f1 was never evaluated"),
         ([[2.0, 1.0, 0.9, 0.8, 0.7]], {"select": "train/loss"}, "fail", "the one that memorises most"),
-        ([[2.0, 1.0, 0.9, 0.8, 0.7]], {"select": "test/loss"}, "fail", "no test of what was chosen"),
+        ([[2.0, 1.0, 0.9, 0.8, 0.7]], {"select": "test/loss"}, "fail", "no independent test"),
         ([[2.0, 1.0, 0.5]], {}, "not_measured", "finite evaluations"),
     ],
 )

@@ -165,7 +165,7 @@ def test_other_values_of_one_part_are_a_warning_and_of_all_an_older_checkpoint()
     later = copy.deepcopy(checkpoint)
     user.step(parts)
     assert said(later, parts).status == "ok"
-    assert "another moment" in said(later, parts).summary
+    assert "another step" in said(later, parts).summary
     mixed = {**user.save(parts), "optimizer": later["optimizer"]}
     found = said(mixed, parts)
     assert (found.status, found.evidence["other_values"]) == ("warn", ["optimizer"])

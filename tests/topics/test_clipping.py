@@ -219,6 +219,6 @@ def test_the_2_cycle_above_the_edge_is_seen_through(lr: float, status: str) -> N
     assert finding.status == status
     if status == "warn":
         assert finding.value == 1.0
-        assert "swinging to and fro" in finding.summary
+        assert "oscillating" in finding.summary
         assert "Reduce peak_lr from 2.5 below 2.1" in finding.advice[0], "geometric middle of 1.9 and 2.5"
         assert statuses(found)["cures"] == "warn", "what is masked is not cured"

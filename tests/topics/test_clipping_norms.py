@@ -136,4 +136,4 @@ def test_where_the_clip_fixes_every_step_nothing_is_said_of_the_lr(above: int, t
     assert fixed_step(made) is fixed
     found = wb.lr_sweep.diagnose(made)
     assert (found["lr.best"].value is None) is fixed
-    assert ("loosen the clip first" in found["lr.too_low"].summary) is fixed
+    assert ("raise max_grad_norm first" in found["lr.too_low"].summary) is fixed

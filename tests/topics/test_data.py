@@ -70,7 +70,7 @@ def test_rows_of_few_values_agree_by_chance() -> None:
 @pytest.mark.parametrize(
     ("again", "tokens", "status", "words"),
     [
-        (266, False, "fail", "with the same label): that metric measures memory."),
+        (266, False, "fail", "with the same label): that metric measures memorisation."),
         (268, False, "fail", "and 40.12% of the training rows repeat as well: copies from before the split."),
         (268, True, "ok", "and 40.12% of the training rows repeat as well: short rows of tokens do."),
     ],

@@ -1,4 +1,4 @@
-"""What a watch looks at after the first updates: seldom, at what stands out, and at enough for what begins late."""
+"""What a watch looks at after the first updates: rarely, at what stands out, and at enough for what begins late."""
 
 from __future__ import annotations
 

@@ -146,7 +146,9 @@ def test_two_forms_are_held_against_each_other_by_a_run_of_each(loss, status, sa
     assert (finding.status, finding.value) == (status, 1.7)
     assert said in finding.summary
     if status == "warn":
-        assert "part at step 3, torch's 1.7 times the playbook's; what does most is the place of eps" in finding.summary
+        assert (
+            "part at step 3, torch's 1.7 times the playbook's; the largest cause is the place of eps" in finding.summary
+        )
         assert "rules='torch'" in finding.advice[0]
 
 

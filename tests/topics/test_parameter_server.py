@@ -136,7 +136,7 @@ def test_a_loss_that_follows_staleness_is_told_and_where_in_the_run_it_was() -> 
     record.steps["loss"] *= np.exp(0.3 * np.roll(lags, 1))
     found = diagnose_parameter_server(record)["ps.staleness"]
     assert found.evidence["relations"]["loss"]["rho"] > 0.5
-    assert "higher behind staler updates" in found.summary
+    assert "higher after staler updates" in found.summary
     assert "No relation" in diagnose_parameter_server(served(facts(), lags=lags))["ps.staleness"].summary
     early = served(facts(), lags=np.where(np.arange(UPDATES) < 30, 4, 1))
     assert diagnose_parameter_server(early)["ps.staleness"].evidence["mean_by_tenth"] == [4.0] + [1.0] * 9

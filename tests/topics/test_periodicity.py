@@ -229,7 +229,7 @@ def _never() -> MemoryRecord:
     ("made", "status", "said"),
     [
         (_rarely, "ok", "10 evaluations are too few for a pattern to show or to mislead. Evaluate every 3 steps"),
-        (_once_an_epoch, "not_measured", "same place of each epoch"),
+        (_once_an_epoch, "not_measured", "same point of each epoch"),
         (lambda: one_trial(1 + NOISE[:60] + 0.2 * np.sin(K[:60]), stage="baseline", total_steps=60), "ok", "Does not apply: 3.9 epochs"),
         (_never, "not_measured", "not evaluated"),
         (empty, "not_measured", "no trial with a curve"),

@@ -55,8 +55,8 @@ def line(ax: Axes, label: str) -> list[float]:
 
 def test_right_and_wrong_predictions_have_their_own_marks() -> None:
     ax = plot_predictions(predicted(), 3, ax=blank())
-    assert line(ax, "prediction is another") == [0, 10]
-    assert line(ax, "prediction is the label") == [20, 30, 40]
+    assert line(ax, "wrong") == [0, 10]
+    assert line(ax, "correct") == [20, 30, 40]
     assert [t.get_text() for t in ax.texts] == ["7", "7", "4", "4", "4"]
     assert (ax.get_title(loc="left"), ax.get_xlabel()) == ("Example 3, label 4", "step")
     many = plot_predictions(predicted(30), 3, ax=blank())
@@ -90,7 +90,7 @@ def test_a_text_is_shown_and_so_are_predicted_texts() -> None:
     said = " ".join(t.get_text() for t in ax.texts)
     assert "input 'import os'" in said
     assert said.count("import os") >= 5
-    assert line(ax, "prediction is the label") == [0, 10, 20, 30, 40]
+    assert line(ax, "correct") == [0, 10, 20, 30, 40]
 
 
 def test_what_is_not_finite_or_not_there() -> None:

@@ -126,7 +126,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (wb.warmup.Study, {"warmup_steps": ()}, r"warmup_steps=\(\) must hold at least one"),
     (wb.warmup.Study, {"warmup_steps": (3,)}, "a trial of 9 steps, but 10 are needed to judge one: raise it to 4"),
     (wb.warmup.Study, {"full_runs": 1}, "full_runs=1 must be an integer of at least 2"),
-    (wb.optimizers.Study, {"optimizers": ("adan",)}, "'adan' is no update rule.*adam"),
+    (wb.optimizers.Study, {"optimizers": ("adan",)}, "'adan' is not an update rule.*adam"),
     (wb.optimizers.Study, {"memory_factor": math.inf}, "memory_factor=inf must be a finite number above 1"),
     (wb.optimizers.Study, {"sweep": wb.lr_sweep.Study(steps=10)}, "give lrs=... and steps=... to the study"),
     (wb.optimizers.Study, {"lrs": {"adam": (0.1,)}, "optimizers": ("adam", "sgd")}, "no learning rates for sgd"),

@@ -1,4 +1,4 @@
-"""`Workload(step=...)`: a step of one's own under the trainer; the twin of each is the loop that a person would write in plain PyTorch."""
+"""`Workload(step=...)`: a custom step under the trainer; the twin of each is the loop that a person would write in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def test_a_diagnosis_of_a_step_ends_in_a_verdict_and_finds_a_learning_rate_that_
     assert set(trials["gradients"].dropna()) == {"step"}
     for code in ("batch_size.noise_scale", "loss.broadcast", "optimizers.constants", "loop.unowned_parameters"):
         assert found[code].status == "not_measured"
-        assert "a step of one's own, and this takes the gradient of a loss" in found[code].summary
+        assert "a custom step, and this takes the gradient of a loss" in found[code].summary
     assert found["loop.no_update"].status == "ok"
 
 

@@ -205,7 +205,7 @@ def fail(_: Step) -> None:
 def test_an_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workload = small_workload(build_model=lambda: small_net(0.3))
     whole = Trainer().run(workload, out=tmp_path / "whole")
-    with pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*goes on from there"):
+    with pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*resumes from there"):
         Trainer(hooks=[At(13, interrupt)]).run(workload, out=tmp_path / "stopped")
     stopped = open_record(tmp_path / "stopped")
     assert (stopped.state, len(stopped.steps)) == ("stopped", 14)

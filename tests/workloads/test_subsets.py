@@ -102,7 +102,7 @@ def test_a_stratified_sample_has_every_class_in_its_share(size: int, seed: int) 
 
 
 def test_other_bad_input_is_explained() -> None:
-    with pytest.raises(UsageError, match=r"how='stratify' is no way to draw a sample. Did you mean 'stratified'"):
+    with pytest.raises(UsageError, match=r"how='stratify' is not a way to draw a sample. Did you mean 'stratified'"):
         draw_sample(DATA, 5, how="stratify")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="needs labels"):
         draw_sample(DATA, 5, how="stratified")

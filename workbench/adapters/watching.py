@@ -44,7 +44,7 @@ class Watching:
             self.run = watch(model, optimizers, self._out, **options).__enter__()
         except Exception as error:
             if not self._told:
-                _LOG.warning("nothing is recorded (%s); the training goes on unchanged.", in_one_line(error))
+                _LOG.warning("nothing is recorded (%s); the training continues unchanged.", in_one_line(error))
             self._told = True
             return
         self.open = True

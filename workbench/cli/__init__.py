@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
-        print(f"workbench: {words[0]!r} is no command.{nearest(words[0], _COMMANDS)}", file=sys.stderr)
+        print(f"workbench: {words[0]!r} is not a command.{nearest(words[0], _COMMANDS)}", file=sys.stderr)
         return USAGE
     try:
         args = build_parser().parse_args(words)
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
-        said = " ".join(str(error).split()) or "what was measured is kept, and the same command goes on from there."
+        said = " ".join(str(error).split()) or "what was measured is kept, and the same command resumes from there."
         print(f"workbench: interrupted: {said}", file=sys.stderr)
         return INTERRUPTED
     if isinstance(error, SystemExit):  # its own code says nothing of what was asked for: exit(0) is no verdict

@@ -55,11 +55,11 @@ def diagnose(args: argparse.Namespace) -> int:
         return _show_diagnosis(found, args, heading="Lines to change")
     if args.rest:
         raise UsageError(
-            f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains stands behind --."
+            f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains goes after --."
         )
     if args.workload is None:
         raise UsageError(
-            "give a WORKLOAD, or a command that trains behind --, as in `workbench diagnose -- python train.py`."
+            "give a WORKLOAD, or a command that trains after --, as in `workbench diagnose -- python train.py`."
         )
     trainer = None
     if args.trainer == "parameter_server":
@@ -100,7 +100,7 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     }
     wrong = next((name for name, there in given.items() if there), None)
     if wrong is not None:
-        raise UsageError(f"{wrong} is for a workload, and a command stands behind --: leave one of them out.")
+        raise UsageError(f"{wrong} is for a workload, and a command was given after --: leave one of them out.")
     return diagnose_program(
         words, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
         redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
@@ -120,7 +120,7 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: 
     _print_next(diagnosis)
     cost = diagnosis.cost
     runs = cost.get("baseline_runs")
-    share = "" if runs is None else f", as long as {runs:.1f} baseline runs take"
+    share = "" if runs is None else f", as long as {runs:.1f} baseline runs"
     spent = f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training"
     print(f"\nCost:      {spent}{share}")
     print(f"Reproduce: {diagnosis.command}")
@@ -169,7 +169,7 @@ def judge(args: argparse.Namespace) -> int:
         for note in log["notes"]:
             print(textwrap.fill(f"Note:      {log['file']}: {note}.", 100, subsequent_indent=" " * 11))
     print(
-        f"Not told:  {rest} more codes need the model or its data, which no log holds: workbench diagnose, on a workload"
+        f"Not seen:  {rest} more checks need the model or its data, which no log holds; workbench diagnose makes them"
     )
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")
@@ -211,7 +211,7 @@ def hosts(args: argparse.Namespace) -> int:
     if args.script is None and len(args.rest) != 1:
         given = shlex.join(args.rest) or "nothing"
         raise UsageError(
-            f"workbench hosts needs one WORKLOAD, or --script FILE with its own arguments behind --; given: {given}."
+            f"workbench hosts needs one WORKLOAD, or --script FILE with its own arguments after --; given: {given}."
         )
     from workbench.topics.hosts.launch import cores
     from workbench.topics.hosts.study import rehearse

@@ -50,7 +50,7 @@ HELP = {
     "diagnose": Command(
         line="is this workload's training healthy, and which config is better?",
         options=(
-            _option("workload", "WORKLOAD", "bundled name, package.module:attribute or file.py:attribute; or a command behind --", nargs="?"),
+            _option("workload", "WORKLOAD", "bundled name, package.module:attribute or file.py:attribute; or a command after --", nargs="?"),
             _option("rest", "ARG", "of a command", nargs="*"),
             _option("--out", "DIR", "folder of the study (default: a new one in runs/)"),
             _option("--steps", "N", "updates of a trial (default: the workload's own)", type=int),
@@ -63,19 +63,19 @@ HELP = {
             _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local",
                 choices=("local", "parameter_server")),
             _option("--open", None, "open the report in a browser at the end", action="store_true"),
-            _option("--metric", "M", "of a command: 'val loss ([0-9.]+)' in its output, or a name given to wb.log"),
-            _option("--metric-mode", "D", "of a command: min or max (default: by the metric's name)", choices=("min", "max")),
-            _option("--redirect", "PATH", "of a command: what it writes to; each run gets an empty one", action="append", default=[]),
-            _option("--copy", None, "of a command: run each trial in a copy of this folder", action="store_true"),
-            _option("--seed-arg", "ARG", "of a command: its own argument for the seed, as --seed"),
-            _option("--jobs", "N", "of a command: runs at a time (default: 1)", type=int, default=1),
-            _option("--threads", "N", "of a command: threads of each run (default: its own)", type=int),
-            _option("--timeout", "S", "of a command: seconds that a run may take", type=float),
+            _option("--metric", "M", "for a command: 'val loss ([0-9.]+)' in its output, or a name given to wb.log"),
+            _option("--metric-mode", "D", "for a command: min or max (default: by the metric's name)", choices=("min", "max")),
+            _option("--redirect", "PATH", "for a command: what it writes to; each run gets an empty one", action="append", default=[]),
+            _option("--copy", None, "for a command: run each trial in a copy of this folder", action="store_true"),
+            _option("--seed-arg", "ARG", "for a command: its own argument for the seed, as --seed"),
+            _option("--jobs", "N", "for a command: runs at a time (default: 1)", type=int, default=1),
+            _option("--threads", "N", "for a command: threads of each run (default: its own)", type=int),
+            _option("--timeout", "S", "for a command: seconds that a run may take", type=float),
             _FAIL_ON,
         ),
         description="""\
 Walks the playbook: checks before training, a learning-rate sweep, instability above the best learning rate,
-a probe that looks at every step, then the fixes that the signs call for, compared with your baseline.
+a probe evaluated at every step, then the fixes that the symptoms suggest, compared with your baseline.
 Writes diagnosis.json, report.html and figures/ into the study's folder and prints a config to paste.""",
         epilog="""\
 examples:
@@ -86,8 +86,8 @@ examples:
   workbench diagnose package.module:workload --device cuda --fail-on fail    # in CI: 3 when it fails
   workbench diagnose mine.py:workload --executor ray --address 127.0.0.1:6379    # trials on a Ray cluster
 
-Behind the colon stands the name of a Workload in that file, or of a function that makes one when it is called with
-nothing. The same command again resumes.
+After the colon: the name of a Workload in that file, or of a function without arguments that returns one. The same
+command again resumes.
 next: open the report; `workbench studies` puts it beside the others.""",
     ),
     "judge": Command(
@@ -101,7 +101,7 @@ next: open the report; `workbench studies` puts it beside the others.""",
             _option("--validation", "NAME", "column of the validation loss"),
             _option("--max-grad-norm", "X", "norm at which gradients were clipped", type=float),
             _option("--steps", "N", "planned updates of a run (default: the log's own)", type=int),
-            _option("--out", "DIR", "a new folder for a study with diagnosis.json and report.html"),
+            _option("--out", "DIR", "new folder for a study with diagnosis.json and report.html"),
             _FAIL_ON,
         ),
         description="""\
@@ -122,20 +122,20 @@ next: workbench diagnose, which trains a workload, measures what no log holds.""
         options=(
             _option("target", "TARGET", "a workload, or a DataLoader as module:name or file.py:name"),
             [
-                _option("--step", "NAME", "of a loader: a function of one batch, as module:name or file.py:name"),
-                _option("--step-s", "S", "of a loader: seconds that your step takes", type=float),
+                _option("--step", "NAME", "for a loader: a function of one batch, as module:name or file.py:name"),
+                _option("--step-s", "S", "for a loader: seconds that your step takes", type=float),
             ],
             _option("--out", "DIR", "folder for diagnosis.json, trace.json and figures/"),
             _option("--device", "D", "of a workload's step (default: auto)", default="auto"),
-            _option("--seconds", "S", "to look for, about (default: 20)", type=float, default=20.0),
+            _option("--seconds", "S", "seconds to measure, about (default: 20)", type=float, default=20.0),
             _option("--max-workers", "N", "worker processes to try (default: 8)", type=int, default=8),
-            _option("--timeout", "S", "that a batch may take (default: 60)", type=float, default=60.0),
+            _option("--timeout", "S", "seconds that a batch may take (default: 60)", type=float, default=60.0),
             _FAIL_ON,
         ),
         description="""\
 Times a loader and its step, splits the time into waiting and computing, and finds the cause by short ablations:
 latency, preprocessing, collating, synchronisation, workers that restart, too few workers, features nobody reads.
-The change that answers it is tried, and its predicted gain held against the measured one.""",
+The change that should help is tried, and its predicted gain is compared with the measured one.""",
         epilog="""\
 examples:
   workbench input digits_mlp    # a workload: its own loader and step
@@ -143,8 +143,8 @@ examples:
   workbench input train.py:loader --step-s 0.05 --out runs/input    # a step of 50 ms; a trace for ui.perfetto.dev
   workbench input package.module:make_loader --step-s 0.05 --fail-on warn    # in CI: 3 when training waits
 
-Without a step nobody can say whether a loader is too slow; what it spends its time on is measured all the same.
-A step makes several hundred updates: give it a model that may be spoilt.
+Without a step it is unknown whether a loader is too slow; where its time goes is measured all the same.
+The step runs several hundred times: pass a throw-away copy of the model.
 next: change what the advice names, and run it again""",
     ),
     "list": Command(
@@ -171,8 +171,8 @@ next: workbench run NOTEBOOK -p name=value""",
             _option("-p", "NAME=VALUE", "may be repeated", long="--parameter", action="append", default=[]),
             [
                 _option("--sweep", "NAME=V1,V2,...", action="append", default=[],
-                    help="one run a value; repeated: every combination; lists in brackets, 'lrs=[0.1],[0.1,0.2]'"),
-                _option("--parameters", "FILE", "one run a row of a .csv or .json file"),
+                    help="one run per value; repeated: every combination; lists in brackets, 'lrs=[0.1],[0.1,0.2]'"),
+                _option("--parameters", "FILE", "one run per row of a .csv or .json file"),
             ],
             _option("--out", "PATH", "a file.ipynb for the executed copy, or a folder for copies and summary "
                 "(default: a new one in runs/notebooks/)"),
@@ -212,8 +212,8 @@ Writes report.html, and its figures as SVG files in figures/, of a finished, run
             _option("--open", None, "open the page in a browser", action="store_true"),
         ),
         description="""\
-Curves, verdict and trials of a study as they are on disk, on a page of this machine alone, whose address holds a token. It follows a
-study that is written by any process, and stays when that, its notebook or the page itself is restarted. Ctrl-C ends it.""",
+Serves a page with the curves, verdict and trials of a study, on this machine only and behind a token. The page follows a
+study that any process writes, and survives a restart of that process, of a notebook and of the browser. Ctrl-C ends it.""",
         epilog="example:\n  workbench watch runs/digits_cnn\nfrom another machine: ssh -L 8000:127.0.0.1:8000 HOST, and --port 8000",
     ),
     "studies": Command(
@@ -249,13 +249,13 @@ The folders are the truth; the index runs/ledger.db can always be made again."""
     "hosts": Command(
         line="is this training right on many hosts? A rehearsal on this machine",
         options=(
-            _option("rest", "WORKLOAD", "as for diagnose; with --script, behind --, the script's own arguments",
+            _option("rest", "WORKLOAD", "as for diagnose; with --script, after --, the script's own arguments",
                 nargs="*"),
             _option("--script", "FILE", "a training script of your own, as torchrun would start it"),
             _option("--hosts", "N", "processes that train together, 2 or more (default: 4)", type=int, default=4),
             _option("--steps", "N", "updates (default: 50; a script runs to its end)", type=int),
             _option("--out", "DIR", "folder of the study (default: runs/<name>-hosts-<time>)"),
-            _option("--port", "P", "on which the ranks meet (default: a free one)", type=int),
+            _option("--port", "P", "port where the ranks meet (default: a free one)", type=int),
             _option("--timeout", "S", "seconds without any progress, then it is ended (default: 60)",
                 type=float, default=60.0),
             _FAIL_ON,
@@ -263,7 +263,7 @@ The folders are the truth; the index runs/ledger.db can always be made again."""
         description="""\
 Trains a workload, or runs a training script of your own as it is, on several processes of this machine, and observes
 every one of them. Says whether logs, evaluations, random numbers, checkpoints and shares of the data are right, whether
-one model is trained, and who makes the others wait. Writes what each rank did and diagnosis.json into the folder.""",
+one model is trained, and which rank makes the others wait. Writes what each rank did and diagnosis.json into the folder.""",
         epilog="""\
 examples:
   workbench hosts digits_cnn
@@ -278,7 +278,7 @@ next: fix what fails, and run it again""",
     "ps": Command(
         line="training on parameter servers, a process for each task, on one machine or many",
         options=(
-            _option("rest", "WORKLOAD", "what the chief trains; with --script, behind --, its own arguments",
+            _option("rest", "WORKLOAD", "what the chief trains; with --script, after --, its own arguments",
                 nargs="*"),
             _option("--script", "FILE", "a program of your own, for chief and evaluator"),
             _option("--role", "R",

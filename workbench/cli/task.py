@@ -32,7 +32,7 @@ def serve(args: argparse.Namespace) -> int:
     elif resolver.role in ("chief", "evaluator"):
         if len(args.rest) != 1:
             raise UsageError(
-                f"the {resolver.role} needs one WORKLOAD, or --script FILE with its own arguments behind --; given: "
+                f"the {resolver.role} needs one WORKLOAD, or --script FILE with its own arguments after --; given: "
                 f"{shlex.join(args.rest) or 'nothing'}."
             )
         if args.steps is not None and args.steps < 1:

@@ -372,8 +372,8 @@ def _verdict(curve: _Curve, rises: list[Rise]) -> CurveVerdict:
     worst = max(rises, key=lambda r: _WORSE[r.outcome])
     peak = "a non-finite value" if math.isinf(worst.peak_loss) else f"{worst.peak_loss:.4g} at step {worst.peak_step}"
     came = {
-        "recovered": f"came back and ended at {end:.4g}",
-        "settling": f"was still coming down at {end:.4g} when the run ended",
+        "recovered": f"recovered and ended at {end:.4g}",
+        "settling": f"was still falling at {end:.4g} when the run ended",
         "lasting": f"ended at {end:.4g}, well above the trough",
         "divergent": "ended non-finite" if curve.ended_nonfinite else f"ended at {end:.4g}, no better than it began",
     }[worst.outcome]

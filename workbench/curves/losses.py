@@ -127,7 +127,11 @@ def nothing_learns(
     if len(table.points) == 1 and finite:
         return _one_lr(judged(record).curves, finite[0], evidence, noise_sds)
     if not finite:
-        reason = "every learning rate tried became non-finite" if table.points else "no run was trained to its end"
+        reason = (
+            "the loss became non-finite at every learning rate tried"
+            if table.points
+            else "no run was trained to its end"
+        )
         return CODES.not_measured(CODE, reason, evidence=evidence)
     point = min(finite, key=lambda p: p.loss)
     curves = [curve for curve in judged(record).curves if curve.trial in point.trials]

@@ -65,7 +65,7 @@ def by_faults(diagnosis: Diagnosis) -> str:
     told = {f.code for f in diagnosis if f.code.startswith(("loop.", "loss.")) and f.code not in REMARKS}
     sure = told | {f.code for f in diagnosis if f.status == "fail"}
     first = next((code for code in vetoes_tuning(diagnosis.findings) if code in sure), None)
-    return f"mend {first} first; until then no comparison of configs holds" if first else ""
+    return f"fix {first} first; until then comparisons of configs mean nothing" if first else ""
 
 
 def by_room(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int]) -> str:

@@ -114,14 +114,14 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
         before, after = found.get("own") or {}, found.get("config") or {}
         text = f"Change {'; '.join(f'{name} {_change(before.get(name), after.get(name))}' for name in names)}{_gain(found)}."
     elif faults:
-        return Answer(question="Config", status="warn", text=f"Not decided: mend {faults[0]} first.")
+        return Answer(question="Config", status="warn", text=f"Not decided: fix {faults[0]} first.")
     elif found.get("candidate"):
         text = f"Keep yours: {found['candidate']} was not proven better."
     else:
         why = str(found.get("reason") or "").removeprefix("Not adopted: ")
         text = f"Keep yours: {why[:1].lower() + why[1:]}" if why else "Keep yours."
     if names and faults:
-        text = f"First mend {faults[0]}. Then: {text[:1].lower()}{text[1:]}"
+        text = f"First fix {faults[0]}. Then: {text[:1].lower()}{text[1:]}"
     return Answer(question="Config", status="ok", text=text)
 
 

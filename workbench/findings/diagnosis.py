@@ -188,7 +188,7 @@ class Diagnosis:
         if self.badge[1] != SIGNS[self.badge[0]][1]:
             return f"{len(self.findings)} checks"
         counts = Counter(f.status for f, _ in listed(self.findings))
-        shown = ", ".join(f"{counts[s]} {SIGNS[s][1]}" for s in STATUSES if counts[s]) or "nothing was looked at"
+        shown = ", ".join(f"{counts[s]} {SIGNS[s][1]}" for s in STATUSES if counts[s]) or "nothing was checked"
         return f"{shown}{and_more(self.findings)}"
 
     def told(self) -> tuple[list[Finding], list[Finding]]:

@@ -108,7 +108,7 @@ def shared_url(address: str | None = None) -> str | None:
         address: such as `postgresql://user@host/name`; None takes WORKBENCH_LEDGER.
 
     Raises:
-        UsageError: it is no address of a database.
+        UsageError: it is not an address of a database.
         RecordError: the extra `ledger` is not installed.
     """
     given = address or os.environ.get(VARIABLE) or None
@@ -126,13 +126,13 @@ def shared_url(address: str | None = None) -> str | None:
         url = None
     if url is None or "://" not in given:
         raise UsageError(
-            f"{said} is no address of a database. Write postgresql://user@host/name, and keep the password in "
+            f"{said} is not an address of a database. Write postgresql://user@host/name, and keep the password in "
             "PGPASSWORD or ~/.pgpass."
         ) from None
     many = given.partition("?")[0].count("@") > 1 or ("@" in (url.username or "") and "%40" not in given)
     if many and url.host:  # what is behind the first would be taken for the name of the server, and shown
         raise UsageError(
-            f"{said} has an @ too many: write one that belongs to a name or a password as %40, or keep the "
+            f"{said} has one @ too many: write one that belongs to a name or a password as %40, or keep the "
             "password in PGPASSWORD or ~/.pgpass."
         )
     backend = url.get_backend_name()

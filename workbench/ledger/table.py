@@ -71,7 +71,7 @@ def study_folders(root: Path) -> list[Path]:
     """Return the folders of all studies under `root`."""
     if not root.is_dir():
         raise RecordError(
-            f"{root} is no folder of studies. Run a diagnosis first, or give the folder: workbench studies DIR."
+            f"{root} is not a folder of studies. Run a diagnosis first, or give the folder: workbench studies DIR."
         )
     return sorted(path.parent for path in root.glob("*/study.json"))
 

@@ -95,7 +95,7 @@ def _only_loss(log: RawLog, held: set[str]) -> str:
     which = (
         f"several columns may be the training loss ({', '.join(found)})"
         if found
-        else "no column is called like a training loss"
+        else "no column has a usual name of a training loss"
     )
     raise RecordError(f"{log.path}: {which}. Say which with loss=NAME (--loss NAME). Its columns: {there}.")
 

@@ -52,7 +52,7 @@ class RawLog:
             if bad.any():
                 row = int(bad.to_numpy().argmax())
                 raise RecordError(
-                    f"{self.path}: column {name!r} holds {said.iloc[row][:60]!r} in row {int(said.index[row]) + 1}, which is no number, "
+                    f"{self.path}: column {name!r} holds {said.iloc[row][:60]!r} in row {int(said.index[row]) + 1}, which is not a number, "
                     f"and {int(bad.sum()) - 1} more like it. Write plain numbers (float(loss), loss.item()), or name another column."
                 )
             cells = values

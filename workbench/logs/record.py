@@ -120,7 +120,7 @@ def read_run(log: RawLog, names: Names, *, own_lr: float | None) -> Run:
     loss, said = in_order(Series(steps=steps[rows], value=values))
     if len(said) > _MOST_RESTARTS:
         raise RecordError(
-            f"{log.path}: column {names.step!r} falls {len(said):,} times, so it is no step. Name the column with step=NAME (--step NAME)."
+            f"{log.path}: column {names.step!r} falls {len(said):,} times, so it is not the step. Name the column with step=NAME (--step NAME)."
         )
     notes += [f"the steps fall back within this log, which was taken as a run that {what}" for what in said]
 
@@ -226,7 +226,7 @@ def record_of(
         lr = None if run.lr is None else run.lr.at(loss.steps)
         norm = None if run.grad_norm is None else run.grad_norm.nearest(loss.steps)
         if run.grad_norm is not None and norm is None:
-            run.notes.append(f"{run.names.grad_norm} is logged too seldom to be held against the loss")
+            run.notes.append(f"{run.names.grad_norm} is logged too rarely to be compared with the loss")
         columns = {"step": loss.steps, "loss": loss.value, "lr": lr, "grad_norm": norm}
         steps.append(pd.DataFrame({"trial": number} | {n: v for n, v in columns.items() if v is not None}))
         if run.lr is not None:

@@ -68,7 +68,7 @@ def _scalars(path: Path) -> Iterator[tuple[int, str, float]]:
                 if found is not None:
                     yield step, *found
         except ValueError as error:
-            raise RecordError(f"{path} is damaged ({error}), or no event file.") from error
+            raise RecordError(f"{path} is damaged ({error}), or not an event file.") from error
 
 
 def _records(path: Path) -> Iterator[bytes]:
@@ -77,7 +77,7 @@ def _records(path: Path) -> Iterator[bytes]:
         (length,) = struct.unpack_from("<Q", data, at)
         if at + 16 + length > len(data):  # cut off, or never one
             if at == 0:
-                raise RecordError(f"{path} is no event file of TensorBoard, or it is cut off in its first record.")
+                raise RecordError(f"{path} is not an event file of TensorBoard, or it is cut off in its first record.")
             return
         yield data[at + 12 : at + 12 + length]
         at += 16 + length

@@ -32,7 +32,7 @@ def read_csv(path: Path) -> RawLog:
         )
     except UnicodeDecodeError as error:
         raise RecordError(
-            f"{path} is no text ({error.reason} at byte {error.start}), so it is no table of a run."
+            f"{path} is not text ({error.reason} at byte {error.start}), so it cannot be the table of a run."
         ) from error
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise RecordError(f"{path} cannot be read as a table: {str(error).strip()}.") from error
@@ -63,13 +63,13 @@ def read_json(path: Path) -> RawLog:
         text = path.read_text(encoding="utf-8")
         values = _lines(text) if path.suffix == ".jsonl" else json.loads(text)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RecordError(f"{path} is no valid JSON ({error}).") from error
+        raise RecordError(f"{path} is not valid JSON ({error}).") from error
     if isinstance(values, Mapping) and isinstance(values.get("log_history"), list):
         return _trainer_state(path, values)
     if isinstance(values, list) and values and all(isinstance(row, Mapping) for row in values):
         return RawLog(path=path, columns=_columns(values), rows=len(values))
     raise RecordError(
-        f"{path} is no log: give a trainer_state.json (with log_history), a list of rows, or one row a line (.jsonl)."
+        f"{path} is not a log: give a trainer_state.json (with log_history), a list of rows, or one row a line (.jsonl)."
     )
 
 

@@ -38,7 +38,9 @@ def read_wandb(path: Path) -> RawLog:
     """
     data = path.read_bytes()
     if not data.startswith(_MAGIC):
-        raise RecordError(f"{path} is no offline run of Weights & Biases: it does not begin with {_MAGIC.decode()!r}.")
+        raise RecordError(
+            f"{path} is not an offline run of Weights & Biases: it does not begin with {_MAGIC.decode()!r}."
+        )
     cells: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
     row, config = 0, dict[str, Any]()
     try:

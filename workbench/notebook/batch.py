@@ -231,7 +231,7 @@ def run_notebooks(
 
     The folder holds a copy and a page of each run, `001.ipynb` and `001.html`, and `summary.csv` and `summary.html`, which are
     written anew after every run. A notebook with a parameter `out` that is not given gets a study folder for each run,
-    `runs/<name of the folder>-001`. Ctrl-C stops the run in progress; the same call with the same `out` goes on from there.
+    `runs/<name of the folder>-001`. Ctrl-C stops the run in progress; the same call with the same `out` resumes from there.
 
     Args:
         name_or_path: a file, or a name looked up in `./notebooks`, with or without its number.
@@ -277,7 +277,7 @@ def run_notebooks(
             left = len(values) - number
             raise KeyboardInterrupt(
                 f"run {number} of {len(values)} was stopped, {left} not begun; {folder} holds copies and summary. "
-                f"The same command with --out {folder} goes on from there."
+                f"The same command with --out {folder} resumes from there."
             )
     return done
 

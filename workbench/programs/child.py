@@ -128,7 +128,7 @@ class _Observed:
         except OSError as error:
             self._writes = False
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"workbench: nothing more is recorded ({error}); the program goes on.\n")
+                sys.stderr.write(f"workbench: nothing more is recorded ({error}); the program continues.\n")
 
     def _claim(self) -> bool:
         try:

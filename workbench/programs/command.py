@@ -140,7 +140,7 @@ def check_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     """
     if not words:
         raise UsageError(
-            "nothing stands behind --: give the command that trains, as in `workbench diagnose -- python train.py --epochs 3`."
+            "nothing was given after --: give the command that trains, as in `workbench diagnose -- python train.py --epochs 3`."
         )
     given = list(words)
     if given[0].endswith(".py"):
@@ -367,9 +367,9 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
         )
     if outcome.facts.get("fault"):
         return WorkbenchError(
-            f"`{shown}` could not be observed to its end, a fault of this package ({outcome.facts['fault']}). The program itself ran to its own.{said}"
+            f"`{shown}` could not be observed to its end, an error in this package ({outcome.facts['fault']}). The program itself ran to its own.{said}"
         )
     return WorkbenchError(
-        f"`{shown}` came to its end without a step of a torch optimizer that was seen. Is it the command that trains? Python started with -I or -S, "
+        f"`{shown}` ended, and no step of a torch optimizer was observed. Is it the command that trains? Python started with -I or -S, "
         f"or without PYTHONPATH, cannot be observed.{said}"
     )

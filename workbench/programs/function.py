@@ -138,10 +138,10 @@ class Function:
             )
         if outcome.facts.get("fault"):
             return WorkbenchError(
-                f"{self.name}(run) could not be observed to its end, a fault of this package ({outcome.facts['fault']})."
+                f"{self.name}(run) could not be observed to its end, an error in this package ({outcome.facts['fault']})."
             )
         return WorkbenchError(
-            f"{self.name}(run) came back without a step of a torch optimizer that was seen. It has to build its model and its optimizer, and train, at every call."
+            f"{self.name}(run) returned, and no step of a torch optimizer was observed. It has to build its model and its optimizer, and train, at every call."
             + (f" It printed last: {said}" if said else "")
         )
 

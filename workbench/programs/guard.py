@@ -168,7 +168,7 @@ class Guard:
         if not os.path.exists(os.path.join(self._folder, "refused.json")):
             self._note("refused.json", {"path": os.path.relpath(real, self._seen_from), "line": _line()})
         raise PermissionError(
-            f"{real} is of yours: while a program is diagnosed nothing that was there before is written, moved or removed"
+            f"{real} is yours: while a program is diagnosed nothing that was there before is written, moved or removed"
         )
 
     def _take_along(self, source: Any, target: Any) -> None:

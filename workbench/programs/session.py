@@ -64,7 +64,7 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
         groups = re.compile(metric).groups
     except re.error as error:
         raise UsageError(
-            f"metric={metric!r} is no regular expression ({error}); an example: 'val loss ([0-9.]+)'."
+            f"metric={metric!r} is not a regular expression ({error}); an example: 'val loss ([0-9.]+)'."
         ) from error
     label = re.sub(r"\W+", "_", re.split(r"\(", metric)[0]).strip("_").lower() or "metric"
     words = re.split(r"_", label)

@@ -120,7 +120,7 @@ class ProgramTrainer:
                         progress(outcome.updates)
             except KeyboardInterrupt:
                 raise StudyInterrupted(
-                    f"what was measured is kept in {study.path}, and the same call goes on from there."
+                    f"what was measured is kept in {study.path}, and the same call resumes from there."
                 ) from None
         return [writer.record for writer in writers]
 
@@ -203,7 +203,7 @@ def write_outcome(
     event: dict[str, Any] = {"steps_run": updates, "seconds": outcome.seconds, "gradients": "program", "lanes": 1}
     fault = outcome.facts.get("fault")
     if fault:
-        event["said"] = f"not observed to its end, a fault of this package: {fault}"
+        event["said"] = f"not observed to its end, an error in this package: {fault}"
     elif crashed:
         event["said"] = " ".join(outcome.tail.split()[-40:])
     diverged = bool(losses) and not math.isfinite(losses[-1]) and not fault

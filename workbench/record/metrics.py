@@ -53,5 +53,5 @@ def check_metric(name: str) -> None:
     """Raise `UnknownNameError` unless `name`, or its part before the first slash, is in `METRICS` or is `user`."""
     if name.split("/", 1)[0] not in (*METRICS, "user"):
         raise UnknownNameError(
-            f"{name!r} is no metric.{nearest(name, METRICS)} Write measurements of your own as 'user/{name}'."
+            f"{name!r} is not a metric.{nearest(name, METRICS)} Write measurements of your own as 'user/{name}'."
         )

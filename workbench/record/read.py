@@ -376,7 +376,7 @@ def trial_folders(path: Path) -> list[Path]:
     return sorted(folders, key=lambda p: int(p.name))
 
 
-_WAYS = {"loop": "one after the other by plain autograd", "vmap": "by one traced program"}
+_WAYS = {"loop": "by one backward pass each", "vmap": "by one vectorised program"}
 
 
 def how_trained(lanes: pd.DataFrame) -> str:
@@ -388,7 +388,10 @@ def how_trained(lanes: pd.DataFrame) -> str:
     lanes = lanes.dropna(subset=["lanes"])  # a trial may not have begun
     if lanes.empty:
         return "No trial yet."
-    said = [f"{len(lanes)} trial{'s' * (len(lanes) > 1)}, up to {int(lanes['lanes'].max())} of them together."]
+    most = int(lanes["lanes"].max())
+    said = [
+        f"{len(lanes)} trial{'s' * (len(lanes) > 1)}, {f'up to {most} at a time' if most > 1 else 'one at a time'}."
+    ]
     for way, rows in lanes.groupby("gradients", sort=True):
         faster = rows["faster"].dropna()
         gain = f", {faster.median():.2g} times as fast as plain autograd" if way == "vmap" and len(faster) else ""

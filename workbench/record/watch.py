@@ -120,5 +120,5 @@ def tell(what: str, *given: Any, **more: Any) -> None:
             if place in _places:
                 _places.remove(place)
             logging.getLogger(__name__).warning(
-                "%s raised and looks on no longer; training goes on.", type(place.watcher).__name__, exc_info=True
+                "%s raised and is not called any more; training continues.", type(place.watcher).__name__, exc_info=True
             )

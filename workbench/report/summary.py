@@ -62,7 +62,7 @@ def _trained(record: Any) -> str:
     where = " at larger learning rates" if len(lrs) and lrs.min() > (config.get("peak_lr") or math.inf) else ""
     diverged = f" {counted(states['diverged'], 'run')}{where} ended non-finite." if states["diverged"] else ""
     left = _left(record)
-    unfinished = f" Not complete: {left}; the same command goes on from there." if left else ""
+    unfinished = f" Not complete: {left}; the same command resumes from there." if left else ""
     base = (
         f"{config.get('optimizer') or 'the optimizer'}, lr {number_text(config.get('peak_lr'))}, "
         f"batch size {number_text(config.get('batch_size'))}, {number_text(config.get('total_steps'))} steps"
@@ -82,10 +82,10 @@ def _found(diagnosis: Diagnosis) -> str:
     """The worst findings by their own sentences; where nothing is wrong, the measurements."""
     trouble = _trouble(diagnosis)
     if not diagnosis.findings:
-        return "Nothing was looked at."
+        return "Nothing was checked."
     if not trouble:
         measured = [f.summary for f in diagnosis.findings if f.code in MEASUREMENTS and f.status == "ok"]
-        return " ".join(["No trouble.", *measured[:MAX_NAMED]])
+        return " ".join(["No problem was found.", *measured[:MAX_NAMED]])
     more = [f"{len(trouble) - MAX_NAMED} more below."] * (len(trouble) > MAX_NAMED)
     return " ".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
 

@@ -122,7 +122,7 @@ def _cut(value: Any) -> Any:
     line = value if isinstance(value, str) else _compact(value)
     if len(line) <= MAX_EVIDENCE_CHARS:
         return line
-    return line[:MAX_EVIDENCE_CHARS] + " … (cut; all of it stands in diagnosis.json)"
+    return line[:MAX_EVIDENCE_CHARS] + " … (cut; diagnosis.json has all of it)"
 
 
 def _compact(value: Any) -> str:

@@ -71,8 +71,8 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     meaning = {
         "fail": "Something keeps this training from working as it could.",
         "warn": "It trains, but something deserves a look.",
-        "not_measured": "No trouble was found, but part of it could not be measured.",
-        "ok": "No trouble was found.",
+        "not_measured": "No problem was found, but part of it could not be measured.",
+        "ok": "No problem was found.",
     }[diagnosis.verdict]
     status, word = diagnosis.badge
     answered = {answer.question: answer.status for answer in diagnosis.answers}
@@ -85,7 +85,11 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         "origin": f"Training diagnosis.{name}{day}{'.' if name or day else ''}{note}",
         "verdict": status,
         "word": STATUS[status][1] + word.removeprefix(SIGNS[status][1]),
-        "meaning": "" if answered else meaning if diagnosis.findings else "This is no clean bill: there is no finding.",
+        "meaning": ""
+        if answered
+        else meaning
+        if diagnosis.findings
+        else "This is not a clean bill of health: there is no finding.",
         "tally": diagnosis.tally,
         "answered": answered,
         "summary": summary_rows(record, diagnosis),

@@ -60,7 +60,7 @@ class Study(ABC):
         Raises:
             WorkloadError: model, data or loss are broken; what was saved is kept.
             RecordError: the folder cannot be used.
-            StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
+            StudyInterrupted: Ctrl-C; everything is saved and the same call resumes.
         """
         with open_session(
             workload,

@@ -25,7 +25,7 @@ from workbench.workloads.subsets import example_ids
 
 Diverged = Callable[[int, Exception, Any, int], bool]
 BatchValues = tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]
-"""What a model makes of one batch: outputs, losses (shape () where the loss is one value a batch), weights (None is ones) and metrics,
+"""What a model makes of one batch: outputs, losses (shape () where the loss is one value per batch), weights (None is ones) and metrics,
 the last three per example."""
 Floats = NDArray[np.float64]
 
@@ -108,7 +108,7 @@ def values_each(
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
     """Return for each model loss and metrics of every example and the weights, each (examples,) in float64 on the host.
 
-    Where the loss is one value a batch, each example of the batch has that value.
+    Where the loss is one value per batch, each example of the batch has that value.
 
     Args:
         models: on `device`; each batch is loaded and moved once for all of them.

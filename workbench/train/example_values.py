@@ -36,7 +36,7 @@ REMEMBERED = 16
 LOOKS, FAR = 4, 12.0
 """Looks at random values, and standard errors between their means that chance hardly ever gives (rule of thumb)."""
 
-ONE_A_BATCH = "the loss is one value a batch, and this takes one of each example"
+ONE_A_BATCH = "the loss is one value per batch, and this takes one per example"
 """Why something is not measured; a loss of shape () is the person's own mean, sum or whatever else over its batch."""
 
 _known: OrderedDict[Hashable, tuple[Workload, _Look]] = OrderedDict()

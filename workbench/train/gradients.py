@@ -69,9 +69,9 @@ def fault_of_weights(
 
 
 def needs_gradient(workload: Workload) -> None:
-    """Raise a `WorkloadError` where the updates are a step of one's own."""
+    """Raise a `WorkloadError` where the updates are a custom step."""
     if workload.step is not None:
-        raise WorkloadError("the updates are made by a step of one's own, and this takes the gradient of a loss")
+        raise WorkloadError("the updates are made by a custom step, and this takes the gradient of a loss")
 
 
 class LaneLoss(NamedTuple):

@@ -145,7 +145,7 @@ class TrainingLoop:
         if stop.requested:
             raise StudyInterrupted(
                 f"stopped after step {self.step} of {steps}; everything is saved in {self.study.path}, and the same call "
-                "goes on from there."
+                "resumes from there."
             )
 
     def _choose_backend(self, watched: str | None) -> Chosen:

@@ -145,7 +145,7 @@ class Trainer:
             ConfigError: `config` is no `TrainConfig`.
             WorkloadError: model, data or loss are broken; what was saved is kept.
             RecordError: the folder cannot be used.
-            StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
+            StudyInterrupted: Ctrl-C; everything is saved and the same call resumes.
         """
         device = local_device(resolve_device(self.device))
         source = (
@@ -188,7 +188,7 @@ class Trainer:
             UsageError: `configs` is empty.
             ConfigError: two are the same, or one cannot be trained; it is named.
             WorkloadError: model, data or loss are broken; what was saved is kept.
-            StudyInterrupted: Ctrl-C; everything is saved and the same call goes on.
+            StudyInterrupted: Ctrl-C; everything is saved and the same call resumes.
         """
         device = local_device(resolve_device(self.device))
         missing = [split for split in self.evaluate_also if split not in workload.splits]

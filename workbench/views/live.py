@@ -20,7 +20,7 @@ WHOLE_AGAIN = (0.5, 1.5, 4.0)
 """Seconds after which a page that was not ready yet is given all of it once more, in case it could not ask."""
 
 
-BELOW = 'This page may be reloaded or closed: training goes on, and wb.open("runs/...") draws all of it again.'
+BELOW = 'You may reload or close this page: training continues, and wb.open("runs/...") shows all of it again.'
 """What stands below the view while the cell runs, and is what a page that was reloaded keeps of it."""
 
 
@@ -110,7 +110,9 @@ def _page(*, shown: bool) -> Iterator[None]:
         words = {"text/plain": BELOW, "text/html": f"<small>{BELOW}</small>"}
         publish_display_data(words, {}, transient={"display_id": below})  # type: ignore[no-untyped-call]
     except Exception:  # a page that cannot be shown is no reason not to train
-        logging.getLogger(__name__).warning("The live view cannot be shown; training goes on without.", exc_info=True)
+        logging.getLogger(__name__).warning(
+            "The live view cannot be shown; training continues without it.", exc_info=True
+        )
         yield
         return
     try:

@@ -55,13 +55,13 @@ def study_sentence(record: StudyRecord | TrialRecord) -> str:
     """Return what was trained, how it ended and what came out best, in one sentence of Markdown."""
     trials = record.trials
     if trials.empty:
-        return f"`{record.path}`: no trial yet; the call that began the study goes on with it."
+        return f"`{record.path}`: no trial yet; run the call that began the study again to resume."
     states = trials["state"].value_counts()
     told = ", ".join(f"{states[state]} {state}" for state in _ORDER if state in states)
     many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {escape(str(record.workload), quote=False)}: {told}"
     best = _best(record)
     left = set(states.index) & {"stopped", "failed"}
-    go_on = f"; the call that began `{record.path}` goes on from there" if left else ""
+    go_on = f"; run the call that began `{record.path}` again to resume" if left else ""
     return f"{many}{best}{go_on}."
 
 

@@ -147,7 +147,7 @@ def _shape_advice(shape: tuple[int, ...], batch_examples: int, *, is_loss: bool)
         if not is_loss:
             return "It was averaged already: return the values before the mean."
         return (
-            'It was averaged already: pass reduction="none" to the loss function. `Trainer` allows one value a batch, '
+            'It was averaged already: pass reduction="none" to the loss function. `Trainer` allows one value per batch, '
             "of shape (), where there are no weights."
         )
     if shape == (batch_examples, 1):

@@ -131,7 +131,7 @@ def _indices(examples: int | Sequence[int], size: int, seed: int) -> list[int]:
     chosen = [int(index) for index in examples]
     wrong = [index for index in chosen if not 0 <= index < size]
     if not chosen or wrong or len(set(chosen)) < len(chosen):
-        what = "is empty" if not chosen else f"holds {wrong[0]}" if wrong else "holds an index twice"
+        what = "is empty" if not chosen else f"holds {wrong[0]}" if wrong else "contains an index twice"
         raise UsageError(f"examples {what}: give indices of the validation split, 0 to {size - 1}, each once.")
     return chosen
 
@@ -156,7 +156,7 @@ def draw_sample(
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 1 <= size <= total:
         raise UsageError(f"size={size!r} must be an integer from 1 to {total}, the examples of the full set.")
     if how not in get_args(How):
-        raise UsageError(f"how={how!r} is no way to draw a sample.{nearest(how, get_args(How))}")
+        raise UsageError(f"how={how!r} is not a way to draw a sample.{nearest(how, get_args(How))}")
     rng = np.random.default_rng(seed)
     if how == "random":
         chosen = rng.choice(total, int(size), replace=False)

@@ -119,7 +119,7 @@ class PlacedRun:
         if stop.requested and self.step < config.total_steps:
             raise StudyInterrupted(
                 f"stopped after step {self.step} of {config.total_steps}; everything is saved in {self.study.path}, and the same "
-                "call goes on from there."
+                "call resumes from there."
             )
 
     def _train(self, trial: Any, placed: Any, stop: StopRequest) -> None:

@@ -91,7 +91,7 @@ class RayExecutor:
             if left or stopped:
                 raise StudyInterrupted(
                     f"stopped with {left} of {len(todo)} trials unfinished; everything that arrived is saved in "
-                    f"{study.path}, and the same call goes on from there."
+                    f"{study.path}, and the same call resumes from there."
                 )
         study.flush()
         return [TrialRecord(study.path, writer.number) for writer in writers]
@@ -182,7 +182,7 @@ class _Sweep:
                     self._check()
         except WorkerLost as lost:  # the mailbox
             raise ClusterError(
-                f"the Ray cluster is gone ({lost}). Everything that arrived is saved, and the same call goes on."
+                f"the Ray cluster is gone ({lost}). Everything that arrived is saved, and the same call resumes."
             ) from lost
         finally:
             for call in self._running:  # an error or a second Ctrl-C: nobody listens to them any more
@@ -239,7 +239,7 @@ class _Sweep:
         numbers = ", ".join(str(writer.number) for _, writer in task.trials)
         said = (
             f"trials {numbers} lost their worker {task.lost} times (the last one, {task.place}: "
-            f"{why}). All that is finished is kept, and the same call goes on. A worker that is killed again and again is often out "
+            f"{why}). All that is finished is kept, and the same call resumes. A worker that is killed again and again is often out "
             "of memory: give the machines more, or fewer CPUs to Ray; executor='local' shows a crash of the code."
         ) if task.where else (
             f"no worker can be started on the Ray cluster ({why}). Every machine needs the same versions of Python, "

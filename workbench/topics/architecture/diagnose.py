@@ -123,7 +123,7 @@ def _no_residual(facts: Mapping[str, Any], limit: int | None, deep_layers: int) 
     if count:
         return say("ok", f"{_times(count, 'residual connection')} over {layers} weight layers: {named(modules)}.")
     if limit is None:
-        return say("ok", f"No residual connection, and with {_times(layers, 'weight layer')} on its longest way the model needs none.")  # fmt: skip
+        return say("ok", f"No residual connection, and with {_times(layers, 'weight layer')} on its longest path the model needs none.")  # fmt: skip
     return say(
         "warn", f"No residual connection over {layers} weight layers in a row.",
         advice=(
@@ -143,7 +143,7 @@ def _no_norm(facts: Mapping[str, Any], limit: int | None) -> Finding:
     if joins and all(join["branch_rms"] == 0 for join in joins):
         return say("ok", "No normalisation, and none is needed at the start: every residual branch begins at zero.")
     if limit is None:
-        return say("ok", f"No normalisation, and with {_times(layers, 'weight layer')} on its longest way the model can do without.")  # fmt: skip
+        return say("ok", f"No normalisation, and with {_times(layers, 'weight layer')} on its longest path the model can do without.")  # fmt: skip
     idle = f" {_times(len(unused), 'norm module')} did not run." if unused else ""
     return say(
         "warn", f"No normalisation over {layers} weight layers, deep from {limit} on.{idle}",
@@ -166,12 +166,12 @@ def _norm_after_add(facts: Mapping[str, Any], limit: int | None, deep_layers: in
         return say("ok", "No residual connection, so no norm after one.")
     if not after:
         where = ", ".join(f"{n} {place}" for place, n in places.items())
-        return say("ok", f"No norm stands after a residual addition ({where}).")
+        return say("ok", f"No norm follows a residual addition ({where}).")
     said = f"Norm(x + f(x)) in {len(after)} of {_times(len(joins), 'residual connection')}: {named(after)}"
     if limit is None:
-        return say("ok", f"{said}; below {deep_layers} weight layers that is seldom a trouble.")
+        return say("ok", f"{said}; below {deep_layers} weight layers that is rarely a problem.")
     return say(
-        "warn", f"{said}. No way through the depth stays without a norm, which can cause trouble.",
+        "warn", f"{said}. No path through the network bypasses the norms, which can cause trouble.",
         advice=(
             "Move the norm into the branch: x + Norm(f(x)), or x + f(Norm(x)) with one more norm before the head "
             "(norm_first=True in torch's transformer layers).",
@@ -202,7 +202,7 @@ def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool, growth: float) -> 
         return say("not_measured", f"{said}, and how the sums grow is unknown: they are not finite.")
     grown = f"at initialisation the sums grow by a factor of {measured:.3g}"
     if not deep or measured <= growth:
-        return say("ok", f"{said}; {grown}, which is little to gain from.", **numbers)
+        return say("ok", f"{said}; {grown}, so there is little to gain.", **numbers)
     fix = f"Begin each branch at zero: the gain of its last norm, its last weight ({other[0]}, ...), or a scalar in front of it (ReZero)."
     return say("warn", f"{said}, and {grown}.", **numbers, advice=(fix,))
 

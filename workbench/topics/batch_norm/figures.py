@@ -158,7 +158,7 @@ def plot_batch_norm_layout(layout: StatisticsLayout, *, size: Size = "page", ax:
             mine = hosts[group % len(COLORS) == look]
             if mine.size:
                 axes.barh(mine, share, height=0.8, color=COLORS[look], hatch=HATCHES[look], edgecolor=INK, linewidth=0.4,
-                          label="one look, one statistic" if look == 0 else None)  # fmt: skip
+                          label="same hatch, same statistic" if look == 0 else None)  # fmt: skip
         if layout.left_out:
             rest: dict[str, Any] = {"color": BASELINE, "alpha": 0.25, "label": "in no statistic"}
             axes.barh(hosts, layout.per_host - share, left=share, height=0.8, **rest)

@@ -120,7 +120,7 @@ def _rank_local(facts: Mapping[str, Any], replicas: Replicas, judged: Callable[[
         evidence={"processes": count, "layer": name, "apart": apart, "metrics": facts["replicas"].get("metrics")},
     )  # fmt: skip
     if count < 2:
-        return found("ok", "One process: there is nobody to differ from.")
+        return found("ok", "One process: there is no other to compare with.")
     if value <= SAME:
         return found("ok", f"The running statistics of {count} processes are equal.")
     said = (
@@ -130,7 +130,7 @@ def _rank_local(facts: Mapping[str, Any], replicas: Replicas, judged: Callable[[
         return found("ok", f"{said}; the checkpoint holds them {_TOLD[replicas.written]}.")
     status, told = judged(value)
     return found(
-        status, f"{said}: each evaluates another model, and a checkpoint depends on who writes it.{told}",
+        status, f"{said}: each evaluates a different model, and a checkpoint depends on who writes it.{told}",
         advice=["Call wb.batch_norm.merge_running_statistics(model) on every process before evaluating and before writing a checkpoint.",
                 "Or train with statistics of all processes: model = wb.batch_norm.synchronise(model)."],
     )  # fmt: skip
@@ -222,8 +222,10 @@ def _simulated(facts: Mapping[str, Any], devices: Sequence[_Row], harm: float) -
     several = _several(devices)
     if not several:
         if facts.get("step") is not None:
-            return CODES.finding(_RANK_LOCAL, "ok", "Trained by one process: its batch norm has nobody to differ from.")
-        why = "nobody gave the running statistics of all processes; wb.batch_norm.gather_running_statistics(model) returns them"
+            return CODES.finding(
+                _RANK_LOCAL, "ok", "Trained by one process: its batch norm has no other to compare with."
+            )
+        why = "the running statistics of all processes were not given; wb.batch_norm.gather_running_statistics(model) returns them"
         return CODES.not_measured(_RANK_LOCAL, why)
     worst = max(several, key=_loss_range)
     value = _loss_range(worst)
@@ -250,7 +252,7 @@ def _simulated_variance(facts: Mapping[str, Any], devices: Sequence[_Row], share
     several = _several(devices)
     if not several:
         if facts.get("step") is not None:
-            return CODES.finding(_VARIANCE, "ok", "Trained by one process: there are no means to lie apart.")
+            return CODES.finding(_VARIANCE, "ok", "Trained by one process: there are no other means to compare with.")
         return CODES.not_measured(_VARIANCE, "it takes the running statistics of every process")
     worst = max(several, key=lambda row: float(row["missing"]))
     value, losses = float(worst["missing"]), worst["losses"]
@@ -343,7 +345,7 @@ def statistics_layout(
     if asked > batch_size:
         parts.append(f"More than the whole batch, {asked:,}, cannot be had.")
     if left_out:
-        parts.append(f"{left_out:.0%} of the examples make no statistic (P6.6).")
+        parts.append(f"{left_out:.0%} of the examples are in no statistic (P6.6).")
     if examples < few_examples:
         parts.append(f"Below {few_examples} examples their noise costs accuracy.")
     if many:

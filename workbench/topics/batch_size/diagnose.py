@@ -158,7 +158,7 @@ def _tuned_directly(arms: Sequence[BatchArm], own: BatchArm) -> Finding:
         return found(
             "warn", f"The batch size was changed and nothing else was tuned for it: its validation results {differ}, and that "
             "says how well the other settings fit each batch size, not which one is better.",
-            advice=["Choose the batch size by what the machine does best, not by validation performance.",
+            advice=["Choose the batch size by throughput, not by validation performance.",
                     "To compare batch sizes, tune learning rate and momentum for each: wb.batch_size.Study()."],
         )  # fmt: skip
     tuned = f"; each tuned, by {after}" if after else ""
@@ -200,10 +200,10 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
         CODES.finding, code, value=None if math.isnan(value) else value, threshold=1 + margin, evidence=evidence
     )
     if not (math.isinf(value) or value > 1 + margin):
-        kept_well = f"Where the settings of {own.batch_size} were kept as well, that cost no more than {margin:.0%}."
+        kept_well = f"Keeping the settings of {own.batch_size} instead cost no more than {margin:.0%}."
         return found("ok", f"{head} {kept_well}")
-    price = "the run is lost" if math.isinf(value) else f"the selected metric is {value:.3g} times as large"
-    advice = ["When the batch size changes, tune the learning rate and momentum anew, then what regularises."]
+    price = "the run fails" if math.isinf(value) else f"the selected metric is {value:.3g} times as large"
+    advice = ["When the batch size changes, tune the learning rate and momentum again, then the regularisation."]
     for row in (r for r in rows if r["batch_size"] == worst["batch_size"]):
         fields = ", ".join(f"{name}={value!r}" for name, value in row["replace"].items())
         at_length = f"At batch size {row['batch_size']} for {row['total_steps']:,} steps"
@@ -297,11 +297,11 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     if cost is not None and cost.costs:
         larger = f"Train with larger batches, {cost.usual:g} for a start"
         advice = [f"{larger}; where memory is short, accumulate_steps splits them."]
-        summary = f"Gradients of {own} examples drown in their noise, whose scale is {told}: {cost.words}."
+        summary = f"Noise dominates the gradient of {own} examples (noise scale {told}): {cost.words}."
         return found("warn", summary, advice=advice, evidence=evidence | {"replaced": cost.to_dict()})
-    means = f"{own} is near where steps and examples cost alike"
+    means = f"{own} is near the point where saving steps and saving examples cost the same"
     if not known:
-        means = "the mean gradient drowns in its noise"
+        means = "noise dominates the mean gradient"
     elif value > 2 * own:
         means = f"batches larger than {own} should save steps"
     elif value < own / 2:

@@ -89,12 +89,10 @@ def _best_not_last(
     ]  # fmt: skip
     evidence: dict[str, Any] = {"runs": rows, "early_stopping": replay_rules(runs)}
     known: dict[str, Any] = {"unit": str(record.config["select"]), "evidence": evidence}
-    advice = [
-        "Take the selected checkpoint, not the last: record.best().checkpoint, of the N best that are kept (P4.4, P4.5)."
-    ]
+    advice = ["Take the selected checkpoint, not the last: record.best().checkpoint (P4.4, P4.5)."]
     middle = float(np.median([run.best_frac for run in judged]))
     if middle <= 0.5:
-        advice.append("The second half of the run brings nothing here: regularise, or plan fewer steps and tune again.")
+        advice.append("The second half of the run gains nothing here: regularise, or plan fewer steps and tune again.")
     if broken := sum(not math.isfinite(run.gain) for run in judged):
         said = (
             f"The last evaluation is not finite in {broken} of {len(judged)} runs, so the last checkpoint is useless."
@@ -109,9 +107,9 @@ def _best_not_last(
     gain, threshold = numbers["gain"], numbers["threshold"]
     little = f", but too little to matter ({matters_from:.2g})" if threshold < gain <= matters_from else ""
     evidence |= numbers | {"matters_from": matters_from}
-    said = f"The last checkpoint is the best in {f'each of {len(judged)} runs' if many else 'the one run there is'}."
+    said = f"The last checkpoint is the best in {f'each of {len(judged)} runs' if many else 'the only run'}."
     if early := sum(run.best < run.costs.size - 1 for run in judged):
-        of = f"{early} of {len(judged)} runs" if many else "the one run there is"
+        of = f"{early} of {len(judged)} runs" if many else "the only run"
         at = f"at {middle:.0%} of the steps{', median' * many}"
         said = f"The best checkpoint is not the last in {of} ({at}). {better.format(little=little)}"
     known |= {"value": gain, "threshold": threshold}
@@ -133,7 +131,7 @@ def _gain_on_test(runs: Sequence[SelectedRun], false_alarm: float) -> tuple[dict
     se, threshold = _over_seeds(gains, false_alarm)
     lost = f", so {min(1.0, max(0.0, 1 - gain / seen)):.0%} of that does not carry over" if seen > 0 else ""
     said = (
-        f"It is better than the last by {seen:.3g} where it was chosen and by {gain:.3g} +- {se:.2g} on the test split"
+        f"It is better than the last by {seen:.3g} on the split that chose it and by {gain:.3g} +- {se:.2g} on the test split"
         f"{lost}: {'beyond' if gain > threshold else 'not beyond'} chance{{little}}."
     )
     numbers = {"gain": gain, "se": se, "threshold": threshold, "selected_gain": seen, "runs_tested": len(runs)}
@@ -175,18 +173,18 @@ def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
             advice=["Make training repeat itself (seeds, torch.use_deterministic_algorithms), and audit again."],
         )  # fmt: skip
     if not changed:
-        after = f"the next {facts['after']} are bit for bit those of the run that was not stopped"
+        after = f"the next {facts['after']} are bit for bit those of an uninterrupted run"
         return CODES.finding(_RESUME, "ok", f"Resumed after {facts['steps']} steps, {after}.", **known)
     known["step"] = None if facts["first_step"] is None else int(facts["steps"] + facts["first_step"])
     jump = f"the losses agree, but {', '.join(changed)} end with other values"
     if "loss" in changed:
         jump = f"from step {known['step']} on the loss differs by up to {facts['jump']:.2g}"
     if missing:
-        said = f"The checkpoint loses {', '.join(missing)}: {jump}. Put back by hand, it vanishes."
+        said = f"The checkpoint loses {', '.join(missing)}: {jump}. Restoring it by hand removes the difference."
         return CODES.finding(_RESUME, "fail", said, advice=list(map(_how_to_keep, missing)), **known)
     return CODES.finding(
-        _RESUME, "warn", f"A resumed run is not the one that was not stopped: {jump}. What is lost is none of the parts that could be put "
-        "back by hand.", **known,
+        _RESUME, "warn", f"A resumed run differs from an uninterrupted one: {jump}. The lost state is in none of the parts "
+        "that could be restored by hand.", **known,
         advice=[
             "Look for state outside of them: a dataset or an augmentation with random numbers of its own, counters in the model that "
             "are no buffers, worker processes that draw."
@@ -222,15 +220,15 @@ def checkpoint_finding(facts: Mapping[str, Any]) -> Finding:
         return CODES.finding(_RESUME, "warn", said, advice=advice, **known)
     held = f"The checkpoint holds {', '.join(there)}"
     if not facts["random_state"]:
-        said = f"{held}, but no random state: what is shuffled or drawn after a restart is something else."
+        said = f"{held}, but no random state: shuffling and random draws differ after a restart."
         return CODES.finding(_RESUME, "warn", said, advice=[_RESUME_ADVICE["random state"]], **known)
-    older = ", with other values than the objects have: it is of another moment" if other else ""
-    said = f"{held} and random state{older}. Whether your code puts all of it back, and the place in the data, audit_resume tells."
+    older = ", with values of another step" if other else ""
+    said = f"{held} and random state{older}. audit_resume checks whether your code restores all of it, and the position in the data."
     return CODES.finding(_RESUME, "ok", said, **known)
 
 
 def _how_to_keep(name: str) -> str:
-    other = f"Save {name}, where it has one by its state_dict, and load it after it was built."
+    other = f"Save {name}, by its state_dict where it has one, and load it after the object was built."
     return next((advice for kind, advice in _RESUME_ADVICE.items() if name.endswith(kind)), other)
 
 
@@ -251,7 +249,7 @@ def _with_others(record: RecordLike, runs: Sequence[SelectedRun], found: Finding
         return found
     return replace(
         found, status="fail" if found.status == "fail" else "warn",
-        summary=f"{'; '.join(told)}: it selects nothing here, but nothing can be read off it. {found.summary}",
+        summary=f"{'; '.join(told)}: it selects nothing here, but its curve cannot be read. {found.summary}",
         evidence=dict(found.evidence) | {"others_not_finite": others}, advice=list(dict.fromkeys([*found.advice, _NAN_ADVICE])),
     )  # fmt: skip
 
@@ -260,14 +258,14 @@ def _unusable(record: RecordLike, runs: Sequence[SelectedRun], select: str) -> t
     """Return why nothing may be selected by a metric, whatever its values are, what to do, and what was evaluated instead."""
     split = select.split("/", maxsplit=1)[0]
     if split == "test":
-        said = f"Checkpoints and configs are chosen by {select}: the test split is then no test of what was chosen."
+        said = f"Checkpoints and configs are chosen by {select}, so the test split is no independent test any more."
         return said, 'Write select="validation/...", and look at the test split once, at the end.', []
     overlap = (record.facts.get("data") or {}).get("overlap") or {}
     distinct = overlap.get("train_rows", 0) - overlap.get("train_duplicates", 0)
     same = ((overlap.get("splits") or {}).get(split) or {}).get("same", False) and distinct >= FEWEST_DISTINCT
     if split == "train" or same:
         what = "the training split" if split == "train" else "a copy of the training split"
-        said = f"Checkpoints and configs are chosen by {select}, on {what}: the one that memorises most is taken."
+        said = f"Checkpoints and configs are chosen by {select}, on {what}, which picks the one that memorises most."
         return said, 'Write select="validation/...", with examples that are never trained on.', []
     evals = record.evals
     there = sorted({f"{s}/{m}" for s, m in zip(evals["split"], evals["metric"], strict=True)}) if len(evals) else []
@@ -310,8 +308,8 @@ def _selection(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: f
         return CODES.not_measured(_SELECTION, few, evidence=evidence, **known)
     if tied := sum(run.finite.max() == run.finite.min() for run in judged):
         return told(
-            "warn", f"{select} has the same value at every evaluation in {tied} of {len(judged)} runs: it tells no checkpoint "
-            "from another, and the earliest is taken.", "Select by a metric that moves, such as the loss, or by more digits of this one.",
+            "warn", f"{select} has the same value at every evaluation in {tied} of {len(judged)} runs: it cannot "
+            "rank checkpoints, and the earliest is taken.", "Select by a metric that moves, such as the loss, or by more digits of this one.",
         )  # fmt: skip
     if all(run.steps[run.best] == 0 for run in judged):  # it may be read the wrong way round
         evidence["select_mode"] = mode = str(record.config["select_mode"])

@@ -56,7 +56,7 @@ def plot_checkpoints(
         for x, low, high in zip(at, tested, gain, strict=True):
             if np.isfinite(low):
                 axes.plot([x, x], [low, high], color=BASELINE, linewidth=1.0, linestyle=":", zorder=2)
-        label = f"where it was chosen (mean {gain.mean():.2g})"
+        label = f"on the split that chose it (mean {gain.mean():.2g})"
         axes.plot(at, gain, "o", color=GOOD, markersize=7, label=label, zorder=3)
         if np.isfinite(tested).any():
             mean = float(np.nanmean(tested))

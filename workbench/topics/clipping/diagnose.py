@@ -33,7 +33,7 @@ CODES = Codes({
     "clipping.threshold": "F4.9", "clipping.cures": "F4.10", "clipping.aggressive": "F4.12", "clipping.masks_lr": "F4.11",
     "clipping.nonfinite": "F4.6",
 })  # fmt: skip
-LONGER_WARMUP = "Try a longer warmup: sometimes it repairs what clipping does not (F4.4)."
+LONGER_WARMUP = "Try a longer warmup: it sometimes fixes what clipping does not (F4.4)."
 
 
 def diagnose_clipping(
@@ -107,9 +107,9 @@ def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio:
         notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
     if chosen.drift is not None and chosen.drift > drift_ratio:
         drifts = f"The median drifts by a factor of {chosen.drift:.3g} within them"
-        notes += f" {drifts}: no one threshold fits the whole run."
+        notes += f" {drifts}: no single threshold fits the whole run."
     if found.clipped:
-        notes += " The run was itself clipped; its path differs from one without."
+        notes += " This run was itself clipped, so its norms differ from those of an unclipped run."
     summary = (
         f"The {ordinal(chosen.percentile)} percentile of the gradient norms is {chosen.threshold:.4g}{typical} "
         f"({where}); {chosen.clip_frac:.0%} of all its steps, from the first on, lie above it.{notes}"
@@ -157,8 +157,8 @@ class _Clipped:
             hurt = f", and {worse} with it at {limit}" if lead.lasting else ""
             chance = ""
             if self.edge is not None and lead.lr > self.edge:
-                chance = f" Other runs turned unstable from {self.edge:.4g} on: this near the edge it is chance."
-            summary = f"Nothing to cure: at lr {lead.lr:.4g} training is stable without clipping{hurt}.{chance}"
+                chance = f" Other runs turned unstable from {self.edge:.4g} on: this close to the edge, stability is a matter of chance."
+            summary = f"No need to clip: at lr {lead.lr:.4g} training is stable without clipping{hurt}.{chance}"
             return found("warn" if hurt else "ok", summary)
         found = partial(found, value=lead.max_grad_norm, unit="gradient norm")
         share = "An unknown share" if lead.clip_frac is None else f"{lead.clip_frac:.0%}"
@@ -176,7 +176,7 @@ class _Clipped:
         sick = any(row["twin_lasting"] for row in rows)
         without = "without it training is not" if sick else "without it the loss rises and recovers"
         beyond = not lead.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge)
-        price = f"{share}{': no cure but a smaller step' if beyond else ''}.{self._against_reference(rows)}"
+        price = f"{share}{': that amounts to a smaller step' if beyond else ''}.{self._against_reference(rows)}"
         summary = f"Clipping at {limit}{name} keeps lr {lead.lr:.4g} stable; {without}. {price}"
         return found("warn" if beyond else "ok", summary, advice=advice if beyond else ())
 
@@ -209,11 +209,11 @@ class _Clipped:
                 return found("ok", f"{shown}: harmless.")
             limit, which = self.threshold, "the 90th percentile of the norms"
             to = f" to about {limit:.3g}, {which}," if limit is not None else ""
-            advice = f"Raise max_grad_norm{to} or leave it out: what it does now is to shorten every step."
+            advice = f"Raise max_grad_norm{to} or leave it out: at present it only shortens every step."
             return found("warn", f"{shown}.", advice=[advice])
-        needed = {"own": "", "passes": ", and no larger threshold tried lets it train" if len(self.ladder) > 1 else "",
-                  "tightest": ", and not even that lets it train" if lead.lasting else ""}  # fmt: skip
-        summary = f"{shown}{needed[self.why]}: an odd way to lower the learning rate."
+        needed = {"own": "", "passes": ", and no larger threshold that was tried stabilises it" if len(self.ladder) > 1 else "",
+                  "tightest": ", and even that does not stabilise it" if lead.lasting else ""}  # fmt: skip
+        summary = f"{shown}{needed[self.why]}: a roundabout way to lower the learning rate."
         return found("warn", summary, advice=[self._lower(lead)])
 
     def masks(self) -> Finding:
@@ -222,7 +222,7 @@ class _Clipped:
         if all(answer is None for answer in answers):
             why = f"whether {_named(lead.lr)} is stable without clipping is not known; run it without, or sweep"
             if self.edge is not None or any(row["twin"] is not None for row in lead.rows):
-                why = f"at lr {lead.lr:.4g} training still comes down when it ends"
+                why = f"at lr {lead.lr:.4g} the loss is still falling when the run ends"
             return CODES.not_measured(code, why, evidence=self.evidence)
         late = [row["late_clip_frac"] for row in lead.rows if row["late_clip_frac"] is not None]
         every = [row | {"masks": masks(row, self.edge)} for row in self.evidence["runs"]]
@@ -231,15 +231,15 @@ class _Clipped:
             evidence={"runs": every, "unstable_lr": self.edge},
         )  # fmt: skip
         if not any(answers):
-            summary = f"Nothing to hide: lr {lead.lr:.4g} is stable without clipping."
+            summary = f"Clipping hides nothing: lr {lead.lr:.4g} is stable without clipping."
             if lead.lasting:
-                summary = f"Nothing is hidden: lr {lead.lr:.4g} is unstable with clipping, too."
+                summary = f"Clipping hides nothing: lr {lead.lr:.4g} is unstable with clipping, too."
             elif any(row["twin_lasting"] for row in lead.rows):
-                down = "the gradient norm comes down below the threshold: the run does not live by its clipping"
+                down = "the gradient norm falls below the threshold: the run does not depend on clipping"
                 summary = f"At lr {lead.lr:.4g} {down}."
             return found("ok", summary)
         swings = [row["alternation"] for row in lead.rows if row["alternation"] is not None]
-        cycle = ", swinging to and fro from step to step" if swings and min(swings) < -0.9 else ""
+        cycle = ", oscillating from step to step" if swings and min(swings) < -0.9 else ""
         high = f"Clipping at {lead.max_grad_norm:.3g} hides that lr {lead.lr:.4g} is too high"
         only = f"the run stays bounded only because {np.mean(late):.0%} of its last steps are clipped{cycle}"
         return found("warn", f"{high}: {only}.", advice=[self._lower(lead)])

@@ -256,9 +256,11 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
     if reason is None and tables.edge is None:
         reason = f"{_no_edge(tables)}; extend the sweep upwards"
     elif reason is None and lost and not far and limit is None:
-        reason = f"the modification lost lr {first:.4g}, too near the end of the sweep to tell; extend it upwards"
+        reason = (
+            f"the modified training fails at lr {first:.4g}, too near the end of the sweep to tell; extend it upwards"
+        )
     elif reason is None and lost and not far:
-        reason = f"the modification loses lr {first:.4g}, but the baseline is unstable at {limit:.4g}: too near to tell apart"
+        reason = f"the modified training fails at lr {first:.4g}, but the baseline is unstable at {limit:.4g}: too near to tell apart"
     elif reason is None and far and not shown:
         text = f"from lr {first:.4g} the modified runs get stuck without a rise of their loss"
         reason = f"{text}, and no warmup that trains there has shown that instability is why"
@@ -307,7 +309,9 @@ def _warmup_cures(tables: _Tables, unstable: bool | None, steps: int | None) -> 
     opened = [row["lr"] for row in rows if row["cured"]]
     holds = len(opened) == len(rows) and stable is not None and up_to is not None and stable >= up_to * (1 - 1e-9)
     reach = "at no lr" if stable is None else f"up to lr {stable:.4g}"
-    ramp = f"A warmup over {steps:,} steps cures {len(opened)} of the {len(rows)} lrs that the modification lost"
+    ramp = (
+        f"A warmup over {steps:,} steps cures {len(opened)} of the {len(rows)} lrs at which the modified training fails"
+    )
     summary = f"{ramp}; with it training is stable {reach}."
     return _statement(_CURES, holds, summary, advice=() if holds else advise("early")[1:], **known)
 

@@ -121,7 +121,7 @@ def _mark_limits(ax: Axes, diagnosis: Diagnosis | None) -> None:
     unstable, cures = finding(diagnosis, "comparison.high_lr_lost"), finding(diagnosis, "comparison.warmup_cures")
     if unstable is not None and unstable.evidence.get("holds") is True:
         lr = number(unstable.evidence["lrs"][0]["lr"])
-        ax.axvline(lr, color=BAD, linestyle=":", label=f"the modification is lost from {short(lr)}")
+        ax.axvline(lr, color=BAD, linestyle=":", label=f"the modified training fails from {short(lr)}")
     if cures is not None and cures.evidence.get("holds") is not None:
         lr, steps = number(cures.value), cures.evidence["warmup_steps"]
         if np.isfinite(lr):

@@ -62,10 +62,10 @@ def _code(codes: Sequence[Facts] | None) -> Finding | None:
     others = ", ".join(f"{code['value']:g}" for code in codes[1:4])
     more = f"; {others} too" if others else ""
     return CODES.finding(
-        "data.scale", "warn", f"{first['value']:g} stands in {first['share']:.1%} of the cells{where}, {first['deviations']:.3g} deviations from "
-        f"the others and none between: a code for a missing value{more}. To a model it is a number like any other.",
+        "data.scale", "warn", f"{first['value']:g} fills {first['share']:.1%} of the cells{where}, {first['deviations']:.3g} standard deviations from "
+        f"the other values, with none in between: a code for a missing value{more}. A model takes it for a number.",
         value=first["deviations"], unit="deviations", evidence={"codes": list(codes)},
-        advice=("Replace it by the mean of the training split, with a column that tells that it was missing, before anything is standardised.",),
+        advice=("Replace it by the mean of the training split, and add a column that flags it as missing, before anything is standardised.",),
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _far(facts: Facts, ratio: float, share: float) -> Finding | None:
         if far and len(far) <= max(1, share * known["rows"]):
             return CODES.finding(
                 "data.scale", "warn", f"{len(far)} of {known['rows']:,} training examples that were looked at have {kind} more than {ratio:g} times as "
-                f"far from the middle as the median example: example {far[0][0]} lies {far[0][1]:.3g} times as far. Each of them is a spike of the gradient.",
+                f"far from the centre as the median example, example {far[0][0]} {far[0][1]:.3g} times as far. Each causes a spike of the gradient.",
                 value=far[0][1], unit="times the median", threshold=ratio, evidence={kind: far},
                 advice=("Look at these examples for wrong units and codes of missing values; drop or clip them before training.",),
             )  # fmt: skip
@@ -97,7 +97,7 @@ def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding 
         else "any error that matters is lost in the loss"
     )
     return CODES.finding(
-        "data.scale", "warn", f"Targets are of size {size:.3g}, what the untrained model says of {outputs:.2g}: {effect}.", value=size,
+        "data.scale", "warn", f"Targets are of size {size:.3g}, the outputs of the untrained model of size {outputs:.2g}: {effect}.", value=size,
         unit="target", threshold=limit if large else 1 / limit, evidence=dict(found),
         advice=("Standardise the targets by their mean and deviation over the training split, and undo it for predictions.",),
     )  # fmt: skip
@@ -151,7 +151,7 @@ def diagnose_data(
     """
     facts = record.facts.get("data")
     if not facts:
-        nobody = "nobody looked at the data; `workbench diagnose` and `wb.data.audit` do"
+        nobody = "the data were not examined; `workbench diagnose` and `wb.data.audit` do that"
         reason = why_missing(record.facts, "data", nobody)
         return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
     order, gap = unshuffled(facts, alpha), gap_of(record.facts)
@@ -195,7 +195,7 @@ def _imbalance(facts: Facts, limit: float, sample: Facts | None) -> Finding:
         )  # fmt: skip
         missed = next(suffers, None)
         if missed is None:
-            return say("ok", f"{said}; on validation none of the rare ones is seen to suffer.")
+            return say("ok", f"{said}; on validation no rare class does visibly worse.")
         said += f"; of class {missed['class']} {missed['correct']} of {missed['total']} are right on validation"
     return say(
         "warn", f"{said}: accuracy hides the rare ones.",
@@ -210,9 +210,11 @@ def worker_rng_finding(facts: Facts, *, alpha: float = 1e-4) -> Finding:
     """Return `data.worker_rng`: whether worker processes draw random numbers of their own; "workers" is None where nobody could ask them."""
     workers, say = facts["workers"], partial(CODES.finding, "data.worker_rng")
     if workers is None:
-        return CODES.not_measured("data.worker_rng", "of a stream nobody can ask for one example twice")
+        return CODES.not_measured("data.worker_rng", "a stream cannot return an example twice")
     if not workers["workers"]:
-        return say("ok", "Data are loaded in the training process: there are no workers to draw alike.")
+        return say(
+            "ok", "Data are loaded in the training process: there are no workers whose random draws could coincide."
+        )
     if not workers["random"]:
         return say("ok", "Examples are the same each time: workers have nothing to draw.", evidence=dict(workers))
     said, fix = [], []

@@ -135,7 +135,7 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
     same = [name for name, each in splits.items() if each.get("same")]
     if same:
         advice = ("Hold out examples that are never trained on, and evaluate on these.",)
-        return say("fail", f"The {same[0]} split is the training split, row for row: its metric measures memory.", advice=advice)  # fmt: skip
+        return say("fail", f"The {same[0]} split is the training split, row for row: its metric measures memorisation.", advice=advice)  # fmt: skip
     label = f", {found['same_label']} of {found['labelled']} with the same label" if found["labelled"] else ""
     said = (
         f"{share:.2%} of {worst} is in the training split too ({found['exact']} exact and {found['near']} near of "
@@ -157,7 +157,7 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
         copies = f"{look}: copies have to go before the split, oversampling after it."
         return say("fail", f"{said}: copies from before the split.{part}", advice=(copies,))
     split = "Remove duplicates before splitting, and split by source (person, file, day) where rows of one source are alike."
-    return say("fail", f"{said}: that metric measures memory.{part}", advice=(f"{look}; the evidence lists more.", split))  # fmt: skip
+    return say("fail", f"{said}: that metric measures memorisation.{part}", advice=(f"{look}; the evidence lists more.", split))  # fmt: skip
 
 
 def _not_compared(code: str, facts: Facts, fix: str) -> Finding:
@@ -198,7 +198,7 @@ def duplicates(facts: Facts, *, limit: float, blank: float) -> Finding:
             f"One and the same input stands {count:,} times among the {rows:,} rows of {worst} ({count / rows:.1%}).",
             advice=(f"Look at {worst}[{first}]: an empty or broken input tells the model nothing, whatever its target.",),
         )  # fmt: skip
-    said = f"{shares[worst]:.2%} of the rows of {worst} were there before"
+    said = f"{shares[worst]:.2%} of the rows of {worst} repeat an earlier row"
     rare = found["majority"] is not None and found["majority"] < _OVERSAMPLED * found["repeated"]
     if shares[worst] < limit or chance or rare or count == rows:
         why = ": rows of so few distinct values agree by chance" if chance else ""

@@ -49,7 +49,7 @@ def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small
     if not far and _relation(facts) == "inputs" and (gap is None or gap.share >= 0.5):
         return CODES.finding(
             code, "fail", f"What a simple model learns from training does not hold on validation, though validation "
-            f"can be learned by itself ({_scores(facts)}): inputs are prepared in another way, such as other columns or channels.",
+            f"can be learned by itself ({_scores(facts)}): inputs are prepared differently, such as other columns or channels.",
             evidence=inputs, advice=(_SAME_CONSTANTS,),
         )  # fmt: skip
     if "reason" in inputs:
@@ -66,7 +66,7 @@ def label_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, la
     renumbered = None if _lost(targets) else _renumbered(facts, gap)
     relation = _relation(facts) if gap is None or gap.share >= 0.5 else None
     if renumbered is not None:
-        said = f"Validation numbers its classes in another way: {renumbered[0]:.0%} of the predictions are right as they are, {renumbered[1]:.0%} with classes matched anew."
+        said = f"Validation numbers its classes differently: {renumbered[0]:.0%} of the predictions are right as they are, {renumbered[1]:.0%} with classes matched anew."
         fix = "Number the classes once, for all splits: an offset of one, or a mapping by the order in which they are met, differs between splits."
     elif relation == "sign":
         sticks = facts["yardsticks"]
@@ -224,7 +224,7 @@ def no_signal(
     found, code = facts.get("yardsticks") or {"reason": "they were not fitted"}, "data.no_signal"
     if found.get("constant"):
         return CODES.finding(
-            code, "fail", f"The inputs are the same in all {found['rows']:,} examples that were read: nothing can be told from them.",
+            code, "fail", f"The inputs are the same in all {found['rows']:,} examples that were read: nothing can be learned from them.",
             advice=("Look at one example as the model gets it: an empty picture, a transform that clips, a column that was not filled.",),
         )  # fmt: skip
     if "reason" in found:
@@ -235,14 +235,14 @@ def no_signal(
     row = max(beside, key=lambda name: beside[name])
     if z < limit and beside[row] >= neighbour_z:
         return say(
-            "fail", f"An example says nothing of its own target, and much of that of the row {row} it: inputs and targets are shifted by a row.",
+            "fail", f"Inputs do not predict their own target, but that of the row {row}: inputs and targets are shifted by a row.",
             advice=("Pair each input with its own target: look for a header, a dropped row, or a lag that was applied to one of the two.",),
         )  # fmt: skip
     what = "accuracy" if found["classes"] else "correlation"
     said = f"{what} {found['score']['linear']:.2g} of a linear model and {found['score']['neighbours']:.2g} of nearest neighbours on rows left out, {found['chance']:.2g} by chance"
     if z >= limit:
-        return say("ok", f"The targets can be told from the inputs: {said}.")
-    nothing = f"Neither a linear model nor nearest neighbours can tell the targets from the inputs ({said})"
+        return say("ok", f"The targets can be predicted from the inputs: {said}.")
+    nothing = f"Neither a linear model nor nearest neighbours can predict the targets from the inputs ({said})"
     if found["rows"] < few_rows:
         return say("ok", f"{nothing}; {found['rows']} examples are too few to say more.")
     status, why = _trained(trained or {})
@@ -261,7 +261,7 @@ def _trained(found: Facts) -> tuple[Status, str]:
     if not all(at):
         return "ok", ", but the trained model can, on validation"
     if _at_chance(found["last"]["train"], {}) is False:
-        return "fail", ", and the trained model knows its training examples by heart and nothing of validation: the targets do not depend on the inputs"  # fmt: skip
+        return "fail", ", and the trained model has memorised its training examples and fails on validation: the targets do not depend on the inputs"  # fmt: skip
     return "warn", ", nor does the trained model on validation"
 
 

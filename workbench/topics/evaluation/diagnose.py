@@ -29,7 +29,7 @@ SHORT = 100.0
 LITTLE = 0.01
 """Of the spread between examples, up to which the batch's part in the value of one is no failure: padding that reaches the outputs
 through a recurrent layer, not a mean over the batch (rule of thumb)."""
-NOBODY_LOOKED = "no evaluation was looked at; wb.evaluation.check(evaluate, workload) looks at one"
+NOBODY_LOOKED = "no evaluation was checked; wb.evaluation.check(evaluate, workload) checks one"
 EXACT, ROWS, UNEXPLAINED = "exact", "rows seen", "unexplained"
 BATCH_MEANS, PADDING, UNWEIGHTED = "mean of batch means", "counted padding", "weights ignored"
 _ADVICE = {
@@ -37,7 +37,7 @@ _ADVICE = {
     "short last batch more than its share.",
     PADDING: "Give padding the weight zero: multiply by a mask before the sum, and divide by the sum of the mask.",
     UNWEIGHTED: "Divide the sum of weight times value by the sum of the weights.",
-    UNEXPLAINED: "Hold its value for each example against the workload's own, on one batch: another metric, training mode, or "
+    UNEXPLAINED: "Compare its value for each example with the workload's own, on one batch: another metric, training mode, or "
     "a model that looks at the whole batch.",
 }
 """The faults of weighting, and what to do."""
@@ -140,7 +140,7 @@ def _batch_size(record: RecordLike) -> Finding:
     found = partial(CODES.finding, code, value=float(size), unit="examples", threshold=float(train), evidence=evidence)
     if coupled:
         said = (
-            "The loss is one value a batch"
+            "The loss is one value per batch"
             if seen.get("unseen")
             else "The loss of an example depends on the others in its batch"
         )
@@ -191,7 +191,7 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
     )
     because = None
     if float(facts.get("random") or 0.0) > allowed:
-        differs = f"differs by {facts['random']:.3g} between two looks at one batch"
+        differs = f"differs by {facts['random']:.3g} between two passes over one batch"
         because = f"the {metric} is random in evaluation, and {differs}"
     elif facts.get("coupled"):
         because = f"the {metric} of an example depends on the other examples of its batch, so that it has no weight of its own"
@@ -283,7 +283,7 @@ def _weighting(cases: Sequence[Facts], metric: str, evidence: Facts, *, spread: 
             said += f", {dependent / spread:.2%} of what it differs by between examples"
         return CODES.finding(code, "fail" if advice else "ok", f"{said}.", value=dependent, advice=advice, **numbers)
     if not spread > allowed:
-        said = f"all examples have the same {metric}, so no weighting shows"
+        said = f"all examples have the same {metric}, so the weighting cannot be seen"
         return CODES.not_measured(code, said, evidence=evidence)
     wrong = [case for case in cases if case["fault"] in _ADVICE]
     if not wrong:
@@ -302,7 +302,7 @@ def _coverage(cases: Sequence[dict[str, Any]], facts: Facts, *, values_tell: boo
     code, count, metric = "evaluation.coverage", len(facts["values"]), facts["metric"]
     evidence = {"metric": metric, "cases": list(cases), "examples": count}
     if not facts.get("observed_batches", True):
-        said = "the evaluation never called the model, so nobody saw which examples it took"
+        said = "the evaluation never called the model, so which examples it used is unknown"
         return CODES.not_measured(code, said, evidence=evidence)
     known = [case for case in cases if case["recognised"] or not values_tell]
     wrong = [case for case in known if case["dropped"]]
@@ -311,7 +311,7 @@ def _coverage(cases: Sequence[dict[str, Any]], facts: Facts, *, values_tell: boo
     if not wrong and len(known) < len(cases):
         return CODES.not_measured(
             code, f"at {_sizes_words([case for case in cases if not case['recognised']])} the model was given inputs that are "
-            "none of the examples as the workload's forward gives them, so nobody saw which examples they are", evidence=evidence,
+            "none of the examples as the workload's forward gives them, so which examples they are is unknown", evidence=evidence,
         )  # fmt: skip
     if not wrong:
         said = f"Each of {count} examples counts once, at {_sizes_words(cases)}."

@@ -199,7 +199,7 @@ def diagnose_underfit(
     models = [m for name in ("last", "selected") if (m := trained[name]["train"]).get("score") is not None]
     other = any(m["classes"] is None for m in models) != (sticks.get("classes") is None)
     if "score" not in sticks or not models or other or not (sticks["classes"] is None or classifies(facts)):
-        return judged("ok", "Does not apply: no linear model can be held against the trained one by accuracy or correlation.")  # fmt: skip
+        return judged("ok", "Does not apply: no linear model can be compared with the trained one by accuracy or correlation.")  # fmt: skip
     name = max(sticks["score"], key=lambda each: float(sticks["score"][each]))
     # a correlation without its sign: the output may be a distance, or a score that is better where it is low
     theirs, model = float(sticks["score"][name]), max(models, key=lambda m: abs(float(m["score"])))
@@ -213,11 +213,11 @@ def diagnose_underfit(
         "evidence": {"trained": dict(model), "yardsticks": sticks["score"], "chance": chance},
     }  # fmt: skip
     if theirs - chance < skill or high >= needed:
-        return judged("ok", f"The trained model holds its own: {said}.", **numbers)
+        return judged("ok", f"The trained model keeps up: {said}.", **numbers)
     far = high < chance + broken * (theirs - chance)
     return judged(
         "fail" if far else "warn", f"The trained model is {'far ' if far else ''}behind {who}: {said}.",
-        "Something keeps this model from what the inputs tell: look for dropout that drops what it should keep (p is the share that is "
+        "Something keeps this model from using its inputs: look for dropout that drops what it should keep (p is the share that is "
         "dropped), a bottleneck, inputs that are transformed on their way, and weight decay.",
         "Overfit a few examples first; add layers one at a time to a model that works.", **numbers,
     )  # fmt: skip

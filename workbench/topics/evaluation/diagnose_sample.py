@@ -71,7 +71,7 @@ def diagnose_evaluation_sample(
     assert isinstance(facts, Mapping)
     if not facts:
         otherwise = (
-            "this study did not look at its evaluation set; wb.evaluation.SampleStudy and `workbench diagnose` do"
+            "this study did not examine its evaluation set; wb.evaluation.SampleStudy and `workbench diagnose` do"
         )
         reason = why_missing(known, "evaluation_sample", otherwise)
         return Diagnosis(findings=tuple(CODES.finding(code, "not_measured", reason) for code in CODES), **about)
@@ -111,7 +111,7 @@ def _skew(facts: Facts, false_alarm: float) -> Finding:
         shown = ["classes"] * ("class" in kinds) + [f"{kinds.count('feature')} features"] * ("feature" in kinds)
         said = f" in {' and '.join(sorted(shown))}" if shown else ""
         return CODES.finding(_SKEW, "ok", f"The {of} are like the rest{said}{metric}.", **numbers)
-    said = f"feature {worst['name']} is distributed in another way ({worst['test']})"
+    said = f"feature {worst['name']} is distributed differently ({worst['test']})"
     if worst["kind"] == "metric":
         said = f"{worst['name']} differs"
     elif worst["kind"] == "class":
@@ -120,7 +120,7 @@ def _skew(facts: Facts, false_alarm: float) -> Finding:
     return CODES.finding(
         _SKEW, "fail", f"The {of} are not like the rest: {said}{metric}.", **numbers,
         advice=[
-            "Draw the sample anew, stratified or at random over the whole set, never its beginning: wb.data.draw_sample(data, size).",
+            "Draw another sample, stratified or at random over the whole set instead of its beginning: wb.data.draw_sample(data, size).",
             "Then look at what the set is ordered by: by class, by time, by source.",
         ],
     )  # fmt: skip
@@ -207,7 +207,7 @@ def _minority(facts: Facts, one_example: float) -> Finding:
     rows, fewest = facts.get("classes"), 1 / one_example
     asked = facts.get("asked") or any(word in str(facts["metric"]).lower() for word in _BY_CLASS)
     if not rows and not asked:
-        return CODES.finding(_COUNTS, "ok", "Does not apply: nothing rests on the counts of single classes.")
+        return CODES.finding(_COUNTS, "ok", "Does not apply: no result rests on the counts of single classes.")
     if not rows and facts.get("classless"):
         return CODES.finding(_COUNTS, "ok", "The examples have no classes, so no recall rests on a few of them.")
     if not rows:

@@ -242,7 +242,7 @@ def plot_selection_gap(gaps: pd.DataFrame, *, size: Size = "page", ax: Axes | No
         axes.margins(y=0.08)
         log_scale(axes, "x")
         axes.set(xlabel="validation examples", ylabel="validation - held-out accuracy\n(bars: ± 2 standard errors)")
-        axes.set_title("Simulated: what choosing on a validation set costs its honesty")
+        axes.set_title("Simulated: how far selection makes the validation accuracy look better")
         legend(axes)
     return axes
 

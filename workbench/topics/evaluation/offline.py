@@ -149,7 +149,7 @@ def trained_with(workload: Workload, checkpoint: Path) -> TrainConfig:
         return workload.config.replace(**{name: stored[name] for name in ("precision", "shared_seed", "per_host_seed")})
     except (RecordError, IndexError, KeyError) as error:
         raise CheckpointError(
-            f"{checkpoint} is no checkpoint of a study. Give a folder like runs/study/trials/0/checkpoints/step-00000100, "
+            f"{checkpoint} is not a checkpoint of a study. Give a folder like runs/study/trials/0/checkpoints/step-00000100, "
             "as `record.trial(0).checkpoints` lists them."
         ) from error
 

@@ -120,7 +120,7 @@ def judge_proxy(
     evidence: dict[str, Any] = {"proxy": proxy, "subset": part, "checkpoints": len(pairs)}
     known: dict[str, Any] = {"unit": "rank correlation", "threshold": min_correlation, "evidence": evidence}
     if pairs.empty and part is None and not record.evals.empty:
-        said = f"Periodic evaluation uses the whole {split} split: nothing stands in for it."
+        said = f"Periodic evaluation uses the whole {split} split: there is no proxy."
         return CODES.finding(code, "ok", said, **known)
     if len(pairs) < min_checkpoints:
         said = f"{len(pairs)} checkpoints have both a periodic and an offline {metric}, {min_checkpoints} are needed"

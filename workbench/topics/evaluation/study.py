@@ -138,7 +138,7 @@ class EvaluationSampleStudy(Study):
         if self.size is not None:
             check_integer("size", self.size, hint="; None is what the budget allows")
         if self.how not in get_args(How):
-            raise ConfigError(f"how={self.how!r} is no way to draw a sample.{nearest(self.how, get_args(How))}")
+            raise ConfigError(f"how={self.how!r} is not a way to draw a sample.{nearest(self.how, get_args(How))}")
         detectable_difference(1, accuracy=0.5, label_noise=self.label_noise, classes=1000)
 
     def extend(self, session: Session) -> None:

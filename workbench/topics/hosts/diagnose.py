@@ -81,7 +81,7 @@ def host_areas(diagnosis: Diagnosis) -> dict[str, Status]:
 def _nothing_to_judge(facts: Mapping[str, Any], ranks: Ranks) -> str | None:
     """Return why ranks cannot be compared; None where they can."""
     if not facts:
-        return "nobody looked at the ranks; `workbench hosts` and `wb.hosts.audit` do"
+        return "the ranks were not observed; `workbench hosts` and `wb.hosts.audit` do that"
     asked = int(facts.get("hosts") or max((r["world"] for r in ranks), default=0))
     here = {int(r["rank"]) for r in ranks}
     if ranks and not any(r["initialised"] for r in ranks):

@@ -137,7 +137,7 @@ def sharding(ranks: Ranks, *, content_share: float) -> Finding:
     missing = _missing(found)
     if missing is None:
         how = "by their contents" if worst.by == "content" else "as far as the run went"
-        said = f"The {len(ranks)} ranks' shares are disjoint, {how} ({seen:,} examples); whether they are complete was not to be seen."
+        said = f"The {len(ranks)} ranks' shares are disjoint, {how} ({seen:,} examples); whether they are complete could not be determined."
         return say("ok", said, **known)
     held_out = _held_out(ranks, found[0])
     lost, spare, size = max(0, missing - held_out), max(padding, _dropped(ranks)), max(1, worst.size or 1)

@@ -151,7 +151,7 @@ def _clipped_by_hand(ranks: Ranks, say: Any, advice: Sequence[str]) -> Finding:
     """Judge what was seen of gradients where torch's functions clip none: whether they change between backward and update."""
     apart = _changed_apart(ranks)
     if apart is not None:
-        said = f"Gradients are the same on all ranks after backward, and differ when update {apart} uses them: some ranks change them in between, as a clipping written by hand does."
+        said = f"Gradients are the same on all ranks after backward, and differ when update {apart} uses them: some ranks change them in between, as hand-written clipping does."
         found: Finding = say("fail", said, step=apart, advice=advice, threshold=0.0)
         return found
 
@@ -162,7 +162,7 @@ def _clipped_by_hand(ranks: Ranks, say: Any, advice: Sequence[str]) -> Finding:
         return averaged and joining != backward
 
     if not _sharded(ranks) and any(hidden(key) for key in _seen_by_all(ranks)):
-        said = "Not measured: the script changes gradients before it averages them itself. Torch's functions do not clip them; whether a clipping written by hand does is not to be seen."
+        said = "Not measured: the script changes gradients before it averages them itself. Torch's functions do not clip them; whether hand-written clipping does cannot be seen."
         found = say("not_measured", said)
     else:
         found = say("ok", "No rank clips gradients with torch's functions, and what else changes them does so alike.")

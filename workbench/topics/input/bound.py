@@ -65,7 +65,7 @@ CAUSES = {
         (("", "{collate}"), ("workers", "Worker processes do the collating, too (num_workers).")),
     ),
     "mixed": _About(
-        ": making a batch takes {made}, and no part of it is most: {each}", ("workers", "cache"),
+        ": making a batch takes {made}, and no single part dominates: {each}", ("workers", "cache"),
         (("workers", "Make batches in worker processes (num_workers): they take over all of it."), _STORE),
     ),
     "unknown": _About("{little}", (), (("", "{unknown}"),)),
@@ -179,7 +179,7 @@ def bound_finding(
     if math.isnan(share):
         return bound(status="not_measured", summary="Not measured: no step was timed.")
     numbers: dict[str, Any] = {"value": share, "unit": "of the step", "threshold": warn_share}
-    left_out = ", what other programs took left out" if now.queued_s >= 0.1 * now.period_s else ""
+    left_out = ", without what other programs took" if now.queued_s >= 0.1 * now.period_s else ""
     waits = f"{share:.0%} of a step waits for data ({_ms(now.wait_s)} of {_ms(now.own_s)}{left_out})"
     if share < warn_share or now.wait_s < least_wait_s:
         if now.hidden_s >= 0.1 * now.fetch_s and found.workers:
@@ -193,7 +193,7 @@ def bound_finding(
         if ready and fix:
             return bound(status="ok", summary=f"{waits}{where}.{gain}", **numbers)
     if gain and busy >= busy_limit:
-        gain += f" Other programs have the processors for {busy:.0%} of the time: without them it may be another gain."
+        gain += f" Other programs have the processors for {busy:.0%} of the time: without them the gain may differ."
     much = "Much" if share >= high_share else "Some"
     return bound(
         status="warn", clause=CAUSES[cause.name].clause, advice=advice,
@@ -241,7 +241,7 @@ def _advice(found: Pipeline, cause: Cause, helped: bool | None) -> tuple[str, ..
         if found.shares_out is None:
             shared = "Whether this stream is shared out could not be counted in the time there was"
         said.insert(0, "With more than one worker let each read its own part (torch.utils.data.get_worker_info), or each example comes "
-                    f"once from every worker. {shared}, so no gain is said of more workers.")  # fmt: skip
+                    f"once from every worker. {shared}, so no gain from more workers is predicted.")  # fmt: skip
     return tuple(said) or (
         "Profile one batch by hand, and look at what else runs on this machine: what was tried did not help.",
     )

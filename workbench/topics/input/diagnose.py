@@ -54,7 +54,7 @@ def diagnose_input_pipeline(
     """
     facts = record.facts.get("input_pipeline")
     if not facts:
-        reason = "nobody timed the input pipeline; `workbench input` and `wb.input.audit` do"
+        reason = "the input pipeline was not timed; `workbench input` and `wb.input.audit` do that"
         return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
     limits = {
         "warn_share": warn_share,
@@ -105,7 +105,7 @@ def _bytes(value: float) -> str:
 def _syncs(facts: Facts, limit: float) -> Finding:
     code, found = "input.sync_every_step", facts.get("syncs")
     if not found:
-        return CODES.not_measured(code, "there is no step of a person's own to watch")
+        return CODES.not_measured(code, "no step of your own was given")
     share = found["share"]
     say = partial(CODES.finding, code, value=share, unit="of the steps", threshold=limit, evidence=dict(found))
     if share < limit:
@@ -229,7 +229,7 @@ def diagnose_input_share(
         few = "" if share < warn_share else ": too little time to matter"
         return Diagnosis.of(record, [say("ok", f"{said}{few}.")])
     advice = (
-        f"Ask where it goes, and what would help: workbench input {record.workload}.",
+        f"See where the time goes, and what would help: workbench input {record.workload}.",
         "Load ahead in worker processes: num_workers of the workload.",
     )
     return Diagnosis.of(record, [say("warn", f"{said}.", advice=advice)])

@@ -74,7 +74,7 @@ def plot_input_pipeline(
         axes.invert_yaxis()
         axes.margins(x=0.16)
         axes.grid(visible=False, axis="y")
-        head = f"{found.now.wait_share:.0%} of a step waits for data" if found.has_step else "Nobody uses the batches"
+        head = f"{found.now.wait_share:.0%} of a step waits for data" if found.has_step else "No step uses the batches"
         axes.set(xlabel="milliseconds of a step", ylabel="input pipeline", title=head)
         legend(axes)
     return axes

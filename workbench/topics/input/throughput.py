@@ -37,7 +37,7 @@ class StepTime:
 
     @property
     def wait_share(self) -> float:
-        """Share of the step that is waited for data, what other programs took left out of both."""
+        """Share of the step that is waited for data, without what other programs took of both."""
         return self.wait_s / self.own_s if self.own_s > 0 else math.nan
 
 

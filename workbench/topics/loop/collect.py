@@ -256,7 +256,7 @@ class WatchedRun:
     def _tell_once(self, error: Exception) -> None:
         if not self._broken:
             self._broken = True
-            _LOG.warning("wb.watch stopped recording (%s); the training goes on unchanged.", in_one_line(error))
+            _LOG.warning("wb.watch stopped recording (%s); the training continues unchanged.", in_one_line(error))
 
     def _detach(self) -> None:
         TAPS.remove(self._observer)

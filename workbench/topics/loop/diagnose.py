@@ -71,7 +71,7 @@ def diagnose_loop(
     facts = record.facts.get("loop")
     if not facts:
         return Diagnosis.of(
-            record, [CODES.not_measured(code, "nobody watched the loop; wb.watch does") for code in CODES]
+            record, [CODES.not_measured(code, "the loop was not watched; wb.watch does that") for code in CODES]
         )
     if not facts["order"]["backwards"]:
         reason = "no backward pass was seen: the loss is not made by torch, or the loop did not run"
@@ -94,7 +94,7 @@ def diagnose_loop(
         *loss_findings(facts, floor_share=floor_share),
     ]
     if lost := facts.get("lost"):
-        reason = f"{', '.join(lost)} could not be read of this loop, a fault of this package"
+        reason = f"{', '.join(lost)} could not be determined for this loop, an error in this package"
         findings = [CODES.not_measured(f.code, reason) if f.status == "ok" else f for f in findings]
     order = list(CODES)
     return Diagnosis.of(record, sorted(findings, key=lambda f: order.index(f.code)))
@@ -252,7 +252,7 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
     part = found["same"] / found["compared"]
     longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["trained"]]
     if part <= share:
-        return say("ok", "Updates see other examples from one to the next.", value=part)
+        return say("ok", "Successive updates see different examples.", value=part)
     if not longer:
         return say(
             "ok",
@@ -262,7 +262,7 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
     line = at({"begun": longer[0]["line"]}, "begun")
     again = longer[0]["begun"] * 2 > facts["updates"]
     why = (
-        "the loader is begun again for every update and gives its first batch"
+        "the loader is restarted for every update and gives its first batch"
         if again
         else "the batch is drawn once, outside of the loop"
     )

@@ -76,5 +76,5 @@ def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> F
     return say(
         "warn", f"In a step {what} converted from {worst['from']} to {worst['to']}{line}, {worst['count'] / facts['near_updates']:.3g} times an update: "
         f"{worst['share']:.0%} of its time.", value=worst["share"],
-        advice=["Convert it once, before the loop." if again else "Make the data, or the constant that promotes it, of the model's dtype: float64 is seldom needed in a step."],
+        advice=["Convert it once, before the loop." if again else "Make the data, or the constant that promotes it, of the model's dtype: float64 is rarely needed in a step."],
     )  # fmt: skip

@@ -109,7 +109,7 @@ def _criteria(facts: Facts) -> list[Finding]:
     say = partial(LOSS_CODES.finding, "loss.double_softmax", evidence={"calls": dict(facts)})
     if not any(name in facts for name in _OF_CLASSES):
         return [first, say("ok", "Does not apply: no loss over classes was seen.")]
-    second = say("ok", "The loss gets what it takes.")
+    second = say("ok", "Every loss function gets the kind of input that it expects.")
     if double:
         name, row = double[0]
         lowest = _lowest(name, row)

@@ -56,7 +56,7 @@ def _no_step(facts: Facts) -> Finding:
         return say("ok", "The optimizer steps." if given == 1 else "All optimizers step.")
     none = "no step of an optimizer" if not stepped else f"only {stepped} of {given} optimizers step"
     return say(
-        "fail", f"{order['backwards']} backward passes and {none}{_where(order['lines'], 'backward')}: what it has is not trained.",
+        "fail", f"{order['backwards']} backward passes and {none}{_where(order['lines'], 'backward')}: its parameters are not trained.",
         advice=["Call optimizer.step() after loss.backward()."],
     )  # fmt: skip
 
@@ -77,8 +77,8 @@ def _second(facts: Facts, least: int) -> Finding:
     if not later:
         return say("ok", "No optimizer begins after another one's last step.")
     return say(
-        "warn", f"After the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{_where({'': later[0]['line']}, '')}: a training of its own, of which nothing "
-        "is recorded. What is said here holds for the first.", advice=["Run or watch one training at a time."],
+        "warn", f"After the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{_where({'': later[0]['line']}, '')}: a separate training, which "
+        "is not recorded. These findings are about the first.", advice=["Run or watch one training at a time."],
     )  # fmt: skip
 
 

@@ -92,13 +92,15 @@ def _rows(table: SweepTable) -> list[dict[str, Any]]:
 
 
 def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
-    reason = "nearly every step is clipped, so the learning rate sets the length of every step; loosen the clip first"
+    reason = (
+        "nearly every step is clipped, so the learning rate sets the length of every step; raise max_grad_norm first"
+    )
     if fixed:
         pass
     elif len(table.points) < 2:
         reason = f"{len(table.points)} learning rate(s) were trained at full length; a sweep needs at least two"
     elif all(math.isinf(p.loss) for p in table.points):
-        reason = "every learning rate tried became non-finite: try smaller ones"
+        reason = "the loss became non-finite at every learning rate tried: try smaller ones"
     else:
         reason = nothing_clear(table)
     evidence = {"points": _rows(table), "reason": reason, "loss_ref": table.loss_ref}

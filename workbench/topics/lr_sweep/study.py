@@ -66,7 +66,7 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
 
 ExtraTrials = Callable[[float], Sequence[TrialRequest]]
 _OWN_START = (0.25, 1.0, 4.0)
-"""Where a step of one's own is swept from, over its own lr: no forward pass tells the scale of its updates (rule of thumb)."""
+"""Where a custom step is swept from, over its own lr: no forward pass tells the scale of its updates (rule of thumb)."""
 LARGEST = sys.float_info.max
 
 

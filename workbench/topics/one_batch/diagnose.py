@@ -59,7 +59,7 @@ def diagnose_one_batch(
     """
     facts = record.facts.get("one_batch")
     if not facts:
-        otherwise = "nobody looked at one batch; `workbench diagnose` does, before it trains"
+        otherwise = "one batch was not examined; `workbench diagnose` does that before training"
         reason = why_missing(record.facts, "one_batch", otherwise)
         return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
     fits = _fits(facts, least_progress)
@@ -97,7 +97,7 @@ def _modes(facts: Facts, limit: float) -> list[Finding]:
         _mode(
             "loop.eval_mode_in_training", kept, modes["eval_in_train"], call="eval()",
             right=f"After model.train() every dropout and batch norm is in training mode{design}.", wrong="In training {} is in evaluation mode",
-            norm="normalises by statistics that were never taken", dropout="drops nothing",
+            norm="normalises by statistics that were never estimated", dropout="drops nothing",
         ),
         _nondeterministic(modes, part(facts, "loss"), limit),
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding
     say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=limit, evidence=evidence)
     if ratio <= limit:
         return say("ok", "Two evaluations of one batch give the same outputs.")
-    said = f"Two evaluations of one batch differ by {ratio:.2g} times what examples differ by"
+    said = f"Two evaluations of one batch differ by {ratio:.2g} times the difference between examples"
     if modes["train_in_eval"]:
         return say("ok", f"{said}, by modules that stay in training mode.")
     if modes["masks"]:
@@ -242,7 +242,7 @@ def _unbounded_by_runs(record: RecordLike, deep: float, nothing: float) -> Findi
     if found is not None:
         lowest, lr, start = found
         return CODES.finding(
-            "loss.unbounded", "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and on: it has no minimum.",
+            "loss.unbounded", "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and keeps falling: it has no minimum.",
             value=lowest, unit="loss",
             advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
                     "exponential of a log variance, a missing square.",),
@@ -251,7 +251,7 @@ def _unbounded_by_runs(record: RecordLike, deep: float, nothing: float) -> Findi
     if constant is None or first is None or not 0 <= constant < nothing * first:
         return None
     return CODES.finding(
-        "loss.unbounded", "fail", f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: it asks nothing of the inputs.",
+        "loss.unbounded", "fail", f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: the loss does not depend on the inputs.",
         value=constant, unit="loss", threshold=nothing * first,
         advice=("Look for a term that is missing, such as the logarithm of a variance that the error is divided by, and for targets that "
                 "are all the same.",),
@@ -265,7 +265,7 @@ def _unbounded(loss: Facts, limit: float = 10.0) -> Finding:
     if loss["reversed"]:
         return say("fail", "The loss of every example falls as the output of the right class falls: its sign is wrong.", advice=negate)  # fmt: skip
     if found is None or not _has_numbers(*found["falls"]):
-        return say("ok", "The loss takes no outputs far from those of the model, or is infinite there.")
+        return say("ok", "The loss is undefined or infinite for outputs far from those of the model.")
     grows = all(later < 3 * earlier < 0 for earlier, later in pairwise(found["falls"]))
     value = -found["falls"][-1] / max(found["start"], 1e-30)
     say = partial(say, value=value, unit="times", threshold=limit, evidence=found)
@@ -299,7 +299,7 @@ def _double(loss: Facts) -> Finding:
         wrong = (math.log1p(math.exp(-1)) / math.log1p(math.exp(-0.5)), math.log(2) / math.log1p(math.exp(0.5)))
     inside = all(min(abs(ratio - each) for each in wrong) < 1e-3 for ratio in loss["floor_ratios"])
     if not inside and not (loss["head"] in ("Softmax", "Sigmoid") and reachable > floor + 0.1 * loss["ignorant"]):
-        return say("ok", "The loss takes logits, and gets them.")
+        return say("ok", "The loss expects logits, and gets them.")
     where = "the loss applies softmax or sigmoid twice"
     if not inside:
         where = f"the model ends in a {loss['head'].lower()}, and the loss applies its own"
@@ -390,7 +390,7 @@ def _fits(facts: Facts, least: float) -> Finding:
         "fail", f"{fit['examples']} examples of one batch cannot be fitted at any of {len(runs)} learning rates from {min(lrs):.3g} to {max(lrs):.3g}: "
         "the outputs do not tell them apart.",
         advice=[
-            "Look for what keeps inputs, targets or gradients from the model: the findings beside this one name it where they can.",
+            "Look for what keeps inputs, targets or gradients from the model: the other findings name it where they can.",
             "Make the model fit these examples before anything else is tuned.",
         ],
     )  # fmt: skip

@@ -58,7 +58,7 @@ def diagnose_preflight(
     """
     facts, one_batch = record.facts.get("preflight"), record.facts.get("one_batch") or {}
     if not facts:
-        reason = "this study has no pre-flight; `workbench diagnose` makes one"
+        reason = "this study made no checks before training; `workbench diagnose` does"
         return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
     unowned = {str(row["name"]) for row in (record.facts.get("parameters") or {}).get("unowned", ())}
     findings = (
@@ -122,7 +122,7 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     counts, wrong, say = facts["train"]["class_counts"], misnumbered(facts), partial(CODES.finding, "data.labels")
     if wrong:
         return say(
-            "fail", f"Targets are no classes of the model: {wrong[0]}", evidence={"misnumbered": wrong},
+            "fail", f"Targets are not classes of the model: {wrong[0]}", evidence={"misnumbered": wrong},
             advice=["Number the classes from 0, in every split alike.", "Give the model as many outputs as there are classes."],
         )  # fmt: skip
     evidence, total = {"class_counts": counts}, sum(counts or ())
@@ -140,7 +140,7 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
             advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
         )  # fmt: skip
     if counts is None:
-        said = "Does not apply: the loss is not one of classification(...), so the targets are no classes that could be counted."
+        said = "Does not apply: the loss is not one of classification(...), so the targets are not classes that could be counted."
         return CODES.finding("data.labels", "ok", said)
     rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
     if len(counts) > 50 or tokens or not rare:

@@ -141,7 +141,7 @@ def diagnose_replaced(record: RecordLike) -> Diagnosis:
     """Say whether a constant of the update rule, or its weight decay, keeps the baseline from learning."""
     facts = record.facts.get("replaced")
     if not facts:
-        reason = why_missing(record.facts, "replaced", "nobody looked for unusual settings")
+        reason = why_missing(record.facts, "replaced", "unusual settings were not looked for")
         return Diagnosis.of(record, [CODES.finding(code, "not_measured", reason) for code in CODES])
     found = replaced(record)
     return Diagnosis.of(record, [_constants(found, facts["constants"]), _decay(found, facts["constants"])])
@@ -176,8 +176,8 @@ def _decay(found: Mapping[str, list[Replaced]], constants: Mapping[str, float]) 
     norms = "" if worst.norm is None else f", and the weights at {worst.norm:.2g} times their length"
     costs = "keeps training from learning" if worst.costs else "costs little"
     advice = [
-        "Set weight_decay=0, or find out how much helps from there: what it takes is the sum of lr * weight_decay over the steps, so "
-        "a larger lr, a longer run and momentum ask for less of it."
+        "Set weight_decay=0, or find out how much helps from there: its effect is the sum of lr * weight_decay over the steps, so "
+        "a larger lr, a longer run and momentum need less of it."
     ]
     return CODES.finding(
         _DECAY, worst.status, f"Weight decay {decay:g} {costs}: {worst.words}{norms}.", value=worst.norm,

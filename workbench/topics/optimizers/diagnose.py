@@ -148,7 +148,7 @@ def _mismatch(study: JudgedStudy, noise: Mapping[str, float]) -> Finding:
     if causes := mine.get("causes") or ():
         how += (
             f" The updates part at step {mine['first_step']}, torch's {mine['first_ratio']:.3g} times the playbook's; "
-            f"what does most is the {causes[0]['name']}."
+            f"the largest cause is the {causes[0]['name']}."
         )
     return CODES.finding(
         code, "warn",

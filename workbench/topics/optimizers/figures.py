@@ -110,7 +110,7 @@ def _legend_handles(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
     handles.append(mark("*", "lr*", markersize=11))
     if any(math.isfinite(number(row["unstable"])) for row in rows):
         handles.append(mark("x", "unstable from here", BAD, markersize=8, markeredgewidth=2))
-    return [*handles, Line2D([], [], color=BASELINE, linewidth=1.2, label="bracket of an end")]
+    return [*handles, Line2D([], [], color=BASELINE, linewidth=1.2, label="uncertainty of the edge")]
 
 
 def plot_rule_forms(forms: RuleForms, *, size: Size = "page", ax: Axes | None = None) -> Axes:

@@ -149,7 +149,7 @@ def ends_next(
 ) -> tuple[float, ...]:
     """Return the lrs between `lowest` and `highest` that narrow the two ends of a range; () where both are narrow enough.
 
-    The bracket of an end may stay `ratio` wide; `factor` is the step outwards while every lr tried trains (rules of thumb).
+    The uncertainty of the edge may stay `ratio` wide; `factor` is the step outwards while every lr tried trains (rules of thumb).
     """
     ends = ((found.trains_from, found.fails_below, 1 / factor), (found.trains_to, found.fails_above, factor))
     wanted = []

@@ -73,7 +73,7 @@ class OptimizersStudy(Study):
             raise ConfigError(f"optimizers={self.optimizers!r} must be a list of rules, such as ['momentum', 'adam'].")
         for name in (*self.optimizers, *(self.lrs if isinstance(self.lrs, Mapping) else ())):
             if name not in OPTIMIZERS:
-                raise UnknownNameError(f"{name!r} is no update rule.{nearest(str(name), OPTIMIZERS)}")
+                raise UnknownNameError(f"{name!r} is not an update rule.{nearest(str(name), OPTIMIZERS)}")
         check_integer("seeds", self.seeds, hint="; with 1 or 2 chance is not measured")
         check_fields(self, "end_ratio memory_factor", lambda v: 1 < v < math.inf, "a finite number above 1")
         if self.sweep.lrs is not None or self.sweep.steps is not None:

@@ -129,11 +129,11 @@ def staleness(facts: Mapping[str, Any], rows: pd.DataFrame, *, late: float, min_
         seen = " No relation to the next loss is seen."
         if loss["p"] < alpha:
             side = "higher" if loss["rho"] > 0 else "lower"
-            seen = f" The loss is {side} behind staler updates (rank correlation {loss['rho']:.2f})."
+            seen = f" The loss is {side} after staler updates (rank correlation {loss['rho']:.2f})."
     if p95 <= limit:
         return CODES.finding("ps.staleness", "ok", f"{said}.{seen}", **numbers)
     slow = max(by_worker, key=lambda row: row["mean"], default=None)
-    who, first = "", "Ask for fewer updates a closure, or use fewer workers."
+    who, first = "", "Make fewer updates per closure, or use fewer workers."
     if slow and slow["mean"] > limit:
         who = f" Worker {slow['worker']} makes {slow['share']:.0%} of the updates, {slow['mean']:.2g} updates late."
         first = "Find out why that worker is slow, or leave it out: its gradients belong to parameters of long ago."
@@ -202,7 +202,7 @@ def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_u
     timed = math.isfinite(shares["idle"])
     if updates < min_updates or not timed:
         few = f"{updates:,} updates are too few"
-        why = few if updates and timed else facts.get("time_missing") or "nobody took the workers' time"
+        why = few if updates and timed else facts.get("time_missing") or "the workers' time was not measured"
         return replace(CODES.not_measured("ps.bound", why), clause="T13.1")
     work, served = shares["compute"] + shares["data_wait"], shares["pull"] + shares["push"]
     whole = int(facts["workers"]) * float(facts["training_s"])
@@ -217,7 +217,7 @@ def bound(facts: Mapping[str, Any], *, least_work: float, balanced: float, min_u
     ratios = load_ratios(facts) if servers else {}
     head = f"Workers compute {shares['compute']:.0%} of their time, wait {shares['data_wait']:.0%} for data, {served:.0%} for servers, and {shares['idle']:.0%} for work"
     if work >= least_work:
-        cause, said = "worker", f"{head}: what they do themselves takes the time."
+        cause, said = "worker", f"{head}: computing takes most of the time."
         advice = ["More workers, on processors of their own, make more updates a second."]
         if shares["data_wait"] > shares["compute"]:
             advice = ["They wait for their data: see input.bound (`workbench input`)."]

@@ -67,7 +67,7 @@ def imbalance(facts: Mapping[str, Any], *, limit: float, least_apply: float) -> 
     """Return `ps.imbalance`; the thresholds are those of `diagnose_parameter_server`."""
     servers, table, ratios = len(facts.get("servers") or ()), server_load(facts), load_ratios(facts)
     if not math.isfinite(ratios["bytes"]) or not math.isfinite(ratios["requests"]):
-        why = "the servers were never asked" if servers and not table["requests"].sum() else "the loads are not known"
+        why = "the servers were never queried" if servers and not table["requests"].sum() else "the loads are not known"
         return CODES.not_measured("ps.imbalance", why)
     by_server = {name: _sums(table, name, servers) for name in MEASURES}
     evidence: dict[str, Any] = {"ratios": ratios, "by_server": by_server, "servers": servers}
@@ -88,7 +88,7 @@ def imbalance(facts: Mapping[str, Any], *, limit: float, least_apply: float) -> 
         even = f"The busiest of {servers} servers has {worst:.2f} times the mean load in {MEASURES[measure]}."
         return CODES.finding("ps.imbalance", "ok", even, **numbers)
     if measure == "requests" and not heavy["trained"] and not heavy["sharded"]:
-        advice, clause = "Do without the variable that everybody asks for: see ps.hotspot.", "T13.3"
+        advice, clause = "Avoid the variable that every worker requests: see ps.hotspot.", "T13.3"
     elif heavy["sharded"]:
         clause = "T13.4"
         advice = "Shuffle the vocabulary before ids are given out (StringLookup.shuffled), so that frequent words do not share a shard."
@@ -127,7 +127,7 @@ def hotspot(facts: Mapping[str, Any], *, per_step: float, ratio_limit: float) ->
         why = "" if asked_for < per_step else f", and its server has {ratio:.2f} times the mean of all requests"
         return CODES.finding("ps.hotspot", "ok", f"{told}{why}: no hotspot.", **numbers)
     advice = (
-        "Compute it from the step where it is used, such as an lr by its schedule: then nobody asks for it.",
+        "Compute it from the step where it is used, such as an lr by its schedule: then it is never requested.",
         "If it has to be a variable, read it once a closure of many steps and hand it on.",
     ) if each <= _SMALL else (
         f"Split it over the servers: {SPLIT}.",

@@ -124,7 +124,7 @@ def _explained(record: RecordLike, series: Series, evidence: dict[str, Any], *, 
     if held:
         known = "neither overlap of the splits nor a fault of the order was found"
         if all(each.status == "not_measured" for each in looked.values()):
-            known = "nobody has looked at the data"
+            known = "the data were not examined"
         advice = (
             "Compare the splits and the order of the loader you train with: wb.data.audit(loader, validation=...).",
             "A pattern at another period than the epoch points to something else that repeats: shards, a sampler, a schedule.",
@@ -157,7 +157,7 @@ def _silent(held: Sequence[Series], training: Series | None, alpha: float, evide
     if not judged:
         why = held[0].found.reason if held else "validation was not evaluated"
     elif epoch is not None and not any(s.found.epoch_seen for s in judged):
-        why = f"evaluations every {np.median(np.diff(judged[0].steps)):g} steps see the same place of each epoch of {epoch:g}"
+        why = f"evaluations every {np.median(np.diff(judged[0].steps)):g} steps always fall on the same point of each epoch of {epoch:g}"
     if why is not None:
         return _finding("not_measured", f"Not measured: {why}. {ask}", evidence=evidence)
     names = ", ".join(s.name for s in (*judged, *([] if training is None or training.found.reason else [training])))

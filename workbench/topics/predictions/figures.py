@@ -123,7 +123,7 @@ def plot_predictions(
         if not np.isfinite(values).any():
             return not_measured(axes, f"the loss of example {example} is never finite")
         axes.plot(steps, values, color=GOOD, label="loss of the example")
-        marks = ((True, "o", GOOD, "prediction is the label"), (False, "x", BAD, "prediction is another"))
+        marks = ((True, "o", GOOD, "correct"), (False, "x", BAD, "wrong"))
         for wanted, marker, color, name in marks:
             at = right == wanted
             if at.any():

@@ -113,7 +113,7 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
     if wrong is not None:
         clipped = clipped_runs(record) if "grad_norm" in record.steps else []
         if wrong.code == "lr.too_low" and _held_back(record, clipped):
-            return f"nearly every step is clipped, so a larger lr would only make up for that: loosen the clip first; {rest}"
+            return f"nearly every step is clipped, so a larger lr would only make up for that: raise max_grad_norm first; {rest}"
         return f"no lr that is better than the baseline's {own:.4g} keeps a margin to the edge, and {rest}"
     if equal(best, own):
         return f"the baseline trains at the best lr already, and {rest}"

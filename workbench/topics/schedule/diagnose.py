@@ -183,7 +183,7 @@ def _restarts(restarts: list[dict[str, Any]], meant: list[dict[str, Any]], evide
         code, "warn",
         f"The learning rate starts over at step {first['step']}, {len(surprising)} time(s) in all, and no plan says so.",
         value=float(len(surprising)), unit="restarts", step=first["step"], evidence=evidence,
-        advice=("If it is a warm restart that you want, say so (planned=...); else look for a scheduler that is made anew, or "
+        advice=("If it is a warm restart that you want, say so (planned=...); else look for a scheduler that is created again, or "
                 "whose length is shorter than the run.",),
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def _collapse(
         return found(
             "fail", "The learning rate is above zero at no recorded step: nothing is ever learned.", unit=unit,
             value=0.0, threshold=1 - tail_frac, step=from_step,
-            advice=("Check peak_lr and the factor that the schedule gives: one of them is zero, or the scheduler stands.",),
+            advice=("Check peak_lr and the factor that the schedule gives: one of them is zero, or the scheduler is never stepped.",),
         )  # fmt: skip
     if from_step is not None and from_step < math.floor((1 - tail_frac) * total):
         return found(
@@ -234,7 +234,7 @@ def _collapse(
             advice=("Let the decay run over the steps that are trained: check the scheduler's length and its unit, steps or epochs.",),
         )  # fmt: skip
     if idle < low[1]:
-        return found("ok", "The learning rate lasts until the end of training.")
+        return found("ok", "The learning rate stays above zero until the end of training.")
     nothing = f"at or below {low[0]:.0%} of its peak in {idle:.0%} of the steps: next to nothing is learned there"
     advice = ("Let the schedule run over the steps that are trained: check its length and its unit, steps or epochs.",)
     return found("warn", f"The learning rate is {nothing}.", unit=unit, value=idle, threshold=low[1], advice=advice)

@@ -39,7 +39,7 @@ _NAME = {
     "stability.early_recovers": "Early loss spike that recovers",
     "stability.mid": "Loss rises in mid-training",
     "stability.divergent": "Diverges: ends non-finite or no better than it began",
-    "stability.spike": "Loss spike in mid-training that recovers soon",
+    "stability.spike": "Short loss spike in mid-training",
 }
 
 
@@ -325,7 +325,7 @@ def _headroom(study: _Instability, near: float) -> Finding:
         summary = f"No instability up to {top / base:.3g} times the baseline's lr, the largest that was tried."
         return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
-        reason = "no unstable learning rate was found, nor was the one measured from which a step raises the loss of its own batch"
+        reason = "no unstable learning rate was found, and the critical lr, at which a step stops lowering the loss of its batch, was not measured"
         return CODES.not_measured(code, reason, evidence=evidence)
     value = lr / base
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
@@ -371,7 +371,7 @@ def check_stability(earlier: str | Path | None, *, workload: str | None = None) 
     except RecordError as error:
         record, summary = None, f"No stability verdict: {error}"
     if not where:
-        summary = "Nobody has looked yet whether this training is stable; 02_instability does. Go on, knowing that."
+        summary = "Stability was not checked yet: run 02_instability first. Continuing without."
     elif record is not None and workload not in (None, record.workload):
         summary = f"No stability verdict: {where} is a study of {record.workload!r}, not of {workload!r}."
     elif record is not None:

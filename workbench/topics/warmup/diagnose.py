@@ -154,10 +154,10 @@ class _Warmups:
             lr = f"{self.lead[0].lr:.4g} trains without a warmup, so {self.unstable_lr:.4g}"
             return found("ok", f"No: lr {lr} is not where instability starts.")
         if held:
-            return found("warn", f"A warmup is called for: {' and '.join(held)}.", advice=[str(ADVICE["warmup"])])
+            return found("warn", f"A warmup is needed: {' and '.join(held)}.", advice=[str(ADVICE["warmup"])])
         if signs.holds is False:
             text = "the best lr is not at a harmful edge, and no run far above it rises after a decline"
-            return found("ok", f"No sign of it: {text}.")
+            return found("ok", f"No sign that a warmup is needed: {text}.")
         looked = (("the sweep", signs.at_edge), ("the runs at 5 and 10 times lr*", signs.rises))
         missing = " and ".join(text for text, holds in looked if holds is None)
         given = "; the unstable lr was given" if self.facts.get("source") == "given" else ""
@@ -247,7 +247,7 @@ class _Warmups:
         if not self.exhausted:
             return self._unknown(code, evidence=self.tried)
         reach = f"{self.exhausted[0].multiple:.3g} times the unstable lr or above it"
-        summary = f"No warmup up to the cap of {self.facts['cap']:,} steps is stable at {reach}: the edge is not curable by warmup.{self.dropped}"
+        summary = f"No warmup up to the cap of {self.facts['cap']:,} steps is stable at {reach}: warmup does not move the edge of stability.{self.dropped}"
         return found("warn", summary, advice=others)
 
 

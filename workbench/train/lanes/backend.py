@@ -30,7 +30,7 @@ from workbench.train.steps.own_step import ONE_AT_A_TIME, OwnStep
 from workbench.workloads.base import Workload
 
 WORTH_SECONDS = 1.0  # rule of thumb: tracing and measuring take up to half of it, which less training never regains
-MEASURING_FRAC = 0.02  # rule of thumb: a third arrangement, which seldom wins, is not tried once this share is gone
+MEASURING_FRAC = 0.02  # rule of thumb: a third arrangement, which rarely wins, is not tried once this share is gone
 TIMED_SECONDS = 0.1  # rule of thumb: a backend is timed for this long, or for one step
 ALL = 2**31  # lanes in a call: however many there are
 TOO_SHORT = "too short to measure"

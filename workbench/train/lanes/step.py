@@ -188,7 +188,7 @@ class _Step(nn.Module):
             with autocast(self._device, self._precision):
                 _, losses, weights = per_example(self._workload, self.model, batch, examples)
                 if not losses.dim():
-                    raise CannotBatch("the loss is one value a batch")
+                    raise CannotBatch("the loss is one value per batch")
         buffers = [self.model.get_buffer(name) for name in self._buffer_names]
         optional = ((t,) if t is not None else () for t in (weights, prediction))  # vmap takes no None
         return losses, tuple(metrics.values()), buffers, *optional

@@ -49,21 +49,21 @@ def build_optimizer(config: TrainConfig, model: nn.Module | None, parameters: Se
 
 
 def build_optimizers(config: TrainConfig, model: nn.Module) -> Any:
-    """Return what `config.optimizer` makes for a step of one's own: an optimizer, a list, a tuple or a mapping of some.
+    """Return what `config.optimizer` makes for a custom step: an optimizer, a list, a tuple or a mapping of some.
 
     Raises:
         ConfigError: it is the name of a rule, or makes anything else.
     """
     if not callable(config.optimizer):
         raise ConfigError(
-            f"optimizer={config.optimizer!r} is the name of a rule, and a step of one's own, Workload(step=...), steps optimizers of "
+            f"optimizer={config.optimizer!r} is the name of a rule, and a custom step, Workload(step=...), steps optimizers of "
             "torch. Write optimizer=lambda model, lr: torch.optim.Adam(model.parameters(), lr), or return a list of optimizers."
         )
     made = _made(config, model, trained_parameters(model))
     wrong = [type(each).__name__ for each in listed(made) if not isinstance(each, torch.optim.Optimizer)]
     if wrong or not listed(made):
         raise ConfigError(
-            f"{_name(config)} returned {wrong[0] if wrong else 'no optimizer'}; for a step of one's own a factory returns a "
+            f"{_name(config)} returned {wrong[0] if wrong else 'no optimizer'}; for a custom step a factory returns a "
             "torch.optim.Optimizer, or a list, a tuple or a dict of some."
         )
     return made

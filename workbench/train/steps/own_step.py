@@ -30,14 +30,14 @@ from workbench.train.own.torch_optimizer import TorchOptimizer
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
-ONE_AT_A_TIME = "a step of one's own trains one trial at a time"
+ONE_AT_A_TIME = "a custom step trains one trial at a time"
 _HALF = ("bfloat16", "float16")
 
 
 def check_own_step(
     workload: Workload, configs: Sequence[TrainConfig], *, gradients: str = "loop", workers: int = 0
 ) -> None:
-    """Raise a `ConfigError` where a step of one's own cannot train as it is asked to."""
+    """Raise a `ConfigError` where a custom step cannot train as it is asked to."""
     if workload.step is None:
         return
     if gradients == "vmap" or workers:
@@ -48,14 +48,14 @@ def check_own_step(
     for config in configs:
         if config.accumulate_steps > 1:
             raise ConfigError(
-                f"workload {workload.name!r}: accumulate_steps={config.accumulate_steps}, and a step of one's own is given the whole "
+                f"workload {workload.name!r}: accumulate_steps={config.accumulate_steps}, and a custom step is given the whole "
                 "batch. Leave it 1, and divide the batch inside the step."
             )
 
 
 @dataclass
 class StepState:
-    """What a step of one's own works with.
+    """What a custom step works with.
 
     Attributes:
         model: in training mode; `build_model` may return several in an `nn.ModuleDict`.
