@@ -113,8 +113,8 @@ def test_a_note_reaches_the_ledger_and_a_ledger_that_cannot_be_written_is_a_warn
         ("runs/ledger.db", "is not an address of a database"),
         (f"mysql://u:{SECRET}@h/d", "an address of 'mysql', .*PostgreSQL"),
         # SQLAlchemy would take what is behind the first @ for the server's name, and name it in its error.
-        (f"postgresql://me:pa@{SECRET}@h:1/d", r"has an @ too many: .* as %40"),
-        (f"postgresql://me@h:1/d?password=pa@{SECRET}", r"has an @ too many: .* as %40"),
+        (f"postgresql://me:pa@{SECRET}@h:1/d", r"has one @ too many: .* as %40"),
+        (f"postgresql://me@h:1/d?password=pa@{SECRET}", r"has one @ too many: .* as %40"),
     ],
 )
 def test_what_is_no_address_is_refused_without_its_password(

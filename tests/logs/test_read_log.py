@@ -130,11 +130,15 @@ def test_a_wandb_record_that_spans_blocks_is_put_together(tmp_path: Path) -> Non
         ("other.csv", "step,accuracy\n1,0.5\n", "loss=NAME.*accuracy, step"),
         ("two.csv", "step,kl_loss,ce_loss\n1,1,1\n", "several columns.*kl_loss, ce_loss"),
         ("text.csv", "step,loss\n1,2.0\n2,tensor(1.9)\n", r"'tensor\(1.9\)' in row 2.*loss.item"),
-        ("back.csv", "step,loss\n" + "".join(f"{99 - k},1.0\n" for k in range(99)), "falls 98 times, so it is no step"),
+        (
+            "back.csv",
+            "step,loss\n" + "".join(f"{99 - k},1.0\n" for k in range(99)),
+            "falls 98 times, so it is not the step",
+        ),
         ("no.json", '{"loss": 1}', "trainer_state.json"),
         ("no.jsonl", "{\n{\n", "not valid JSON"),
         ("no.wandb", "hello", "does not begin with ':W&B'"),
-        ("x.tfevents.1", "hello, this is no event file at all", "no event file"),
+        ("x.tfevents.1", "hello, this is no event file at all", "not an event file"),
         ("model.pt", "hello", "a log is CSV"),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_code_for_missing_values_is_named_with_its_share(table: Any) -> None:
         audited = wb.data.audit(TensorDataset(coded(values, code, share)))
         finding, first = wb.data.diagnose(audited)["data.scale"], audited.facts["data"]["codes"][0]
         assert finding.status == "warn"
-        assert f"{code:g} stands in {first['share']:.1%} of the cells" in finding.summary
+        assert f"{code:g} fills {first['share']:.1%} of the cells" in finding.summary
         assert first["share"] == pytest.approx(share, rel=0.5)
     pictures = np.random.default_rng(1).normal(size=(100, 1, 12, 12))
     assert [c["value"] for c in codes(coded(pictures, -9999.0, 0.02))] == [-9999.0]

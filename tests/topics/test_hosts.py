@@ -480,7 +480,7 @@ def test_what_a_person_reads() -> None:
         assert f"all {EXAMPLES - 4} examples" in finding(edit, "sharding").summary
     for planned, said in (
         (list(range(EXAMPLES)), "all 40 examples"),
-        (None, "not to be seen"),
+        (None, "could not be determined"),
     ):  # a run too short for an epoch
 
         def short(found: Ranks, planned: Any = planned) -> None:

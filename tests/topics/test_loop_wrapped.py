@@ -297,4 +297,4 @@ def test_a_fact_that_cannot_be_read_is_the_only_one_that_is_lost(
     found = run.diagnose()
     assert found["loop.no_update"].status in ("warn", "fail"), "what is wrong was seen all the same"
     assert found["loss.floor"].status == "not_measured"
-    assert "floor could not be read" in found["loss.floor"].summary
+    assert "floor could not be determined" in found["loss.floor"].summary

@@ -147,7 +147,7 @@ def judged(made: MemoryRecord, **options: Any) -> Finding:
 @pytest.mark.parametrize(
     ("data", "status", "cause", "words"),
     [
-        (None, "warn", "unknown", "nobody has looked"),
+        (None, "warn", "unknown", "not examined"),
         (CLEAN_DATA, "warn", "unknown", "neither overlap"),
         (LEAKED, "fail", "leakage", "42.00% of validation"),
         (SORTED, "fail", "shuffling", "sorted by class"),

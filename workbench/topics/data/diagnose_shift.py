@@ -235,7 +235,7 @@ def no_signal(
     row = max(beside, key=lambda name: beside[name])
     if z < limit and beside[row] >= neighbour_z:
         return say(
-            "fail", f"Inputs do not predict their own target, but that of the row {row}: inputs and targets are shifted by a row.",
+            "fail", f"Inputs do not predict their own target, but that of the row {row} it: inputs and targets are shifted by a row.",
             advice=("Pair each input with its own target: look for a header, a dropped row, or a lag that was applied to one of the two.",),
         )  # fmt: skip
     what = "accuracy" if found["classes"] else "correlation"

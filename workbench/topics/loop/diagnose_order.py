@@ -153,7 +153,7 @@ def _discarded(
     one_line = all(int(key.split()[3]) == 1 for key in first["windows"])
     part = sum(lost.values()) / sum(orders.values())
     if part <= share or not one_line or first["altered"] * 2 > first["steps"]:
-        return say("ok", "Gradients are still there when the optimizer steps.")
+        return say("ok", "Gradients are present when the optimizer steps.")
     passes = max(lost, key=lambda key: lost[key])
     return say(
         "fail", f"Of {passes} backward passes an update the last one alone counts: gradients are zeroed before each of them{_where(lines, 'zero0', 'zero')}.",
