@@ -70,7 +70,7 @@ def find_overlap(
         max_rows: of each split, the first ones; None is all.
 
     Returns:
-        "train_rows", "train_duplicates" (rows that repeat an earlier row), "near" (whether it could be looked for), "repeats" (of
+        "train_rows", "train_duplicates" (rows that were there before), "near" (whether it could be looked for), "repeats" (of
         `repeats`, for each split), and under "splits" for each: "rows", "exact", "near" (numbers of rows), "by_chance" (share of
         unrelated rows that would pass for near), "same" (it is the training split, row for row), "pairs" (the first ones: index
         there, index in train, distance), "same_label" and "labelled" (of the overlapping rows).
@@ -229,7 +229,7 @@ def repeats(hashes: Words, labels: NDArray[Any] | None) -> dict[str, Any]:
     """Return JSON facts on equal rows of one split, from their hashes in order and their labels.
 
     Returns:
-        "rows", "repeated" (rows that repeat an earlier row), "top" (how often the most common row is there, and where first),
+        "rows", "repeated" (rows that were there before), "top" (how often the most common row is there, and where first),
         "contradicting" (repeated rows whose label is another than where they were first) and "majority" (repeated rows of the class
         that has the most rows of its own); the last two are None without classes.
     """
