@@ -46,7 +46,9 @@ def diagnose_batch_norm(
     """
     facts = record.facts.get("batch_norm")
     if not facts:
-        otherwise = "nobody looked at batch norm; `workbench diagnose`, wb.batch_norm.Study and wb.batch_norm.audit do"
+        otherwise = (
+            "batch norm was not examined; `workbench diagnose`, wb.batch_norm.Study and wb.batch_norm.audit do that"
+        )
         reason = why_missing(record.facts, "batch_norm", otherwise)
         findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
     elif not facts["layers"]:
@@ -56,7 +58,7 @@ def diagnose_batch_norm(
         devices = record.facts.get("batch_norm_devices") or []
         of_processes = judge_processes(facts, devices, harm=harm, large_shift=large_shift, missing_share=missing_share)
         ghost, small, cold, stale = (CODES.finding(
-            code, "ok", f"Does not apply: none of {facts['layers']} batch norm layers looks at a batch in training; they are frozen or not reached.",
+            code, "ok", f"Does not apply: none of {facts['layers']} batch norm layers uses the statistics of a batch in training; they are frozen or not reached.",
         ) for code in list(CODES)[3:])  # fmt: skip
         if facts.get("unused", 0) < facts["layers"]:
             ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, few_examples, alpha)
@@ -81,7 +83,7 @@ def _frozen_new(facts: Mapping[str, Any]) -> Finding:
     names = facts["frozen_new"]
     return CODES.finding(
         "batch_norm.cold_ema", "warn", f"{len(names)} of {facts['layers']} batch norm layers are in evaluation mode while the model trains, with the "
-        f"statistics that they were made with, mean 0 and variance 1: they normalise nothing ({', '.join(names[:4])}).",
+        f"initial statistics, mean 0 and variance 1: they normalise nothing ({', '.join(names[:4])}).",
         value=0.0, unit="share", evidence={"layers": list(names)},
         advice=["Let them train: call .train() on them too, or load the statistics that were to be frozen."],
     )  # fmt: skip
@@ -163,7 +165,7 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
         return CODES.not_measured(code, "no forward pass over training data was made", **numbers)
     if asked is not None and given < asked:
         return CODES.finding(
-            code, "warn", f"Statistics are to come from {asked} examples, and a device's batch has {given}.",
+            code, "warn", f"Statistics are to come from {asked} examples, but a device's batch has {given}.",
             advice=[f"Give a device at least {asked} examples (batch_size / accumulate_steps / hosts), or take statistics over several: "
                     "wb.batch_norm.synchronise(model)."], **numbers,
         )  # fmt: skip
@@ -268,7 +270,7 @@ def _swap(norms: Sequence[Mapping[str, Any]], alpha: float) -> str:
     said = (
         f" Against batch norm, {', '.join(apart)}." if apart else " None differs significantly from batch norm." * held
     )
-    return f" Norm by norm at equal budgets, by batch size: {told}.{said}"
+    return f" Norms at equal budgets, by batch size: {told}.{said}"
 
 
 def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
@@ -286,7 +288,7 @@ def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
         "value": value, "unit": "share", "threshold": warm, "step": facts.get("step"), "evidence": {"layers": layers},
     }  # fmt: skip
     told = str(momentum) if momentum is None else f"{momentum:.3g}"
-    said = f"After {batches:,} batches at momentum {told}, running statistics hold {value:.1%} of what they average"
+    said = f"After {batches:,} batches at momentum {told}, {value:.1%} of the running statistics comes from data"
     cost = _cost(facts)
     if value >= warm or (cost is not None and cost[0] < harm):
         return CODES.finding(code, "ok", f"{said}.{cost[1] if cost and value < warm else ''}", **numbers)
@@ -297,7 +299,7 @@ def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
         fix = "Let them see training batches in training mode (a momentum of 0 never does)"
     return CODES.finding(
         code, "warn" if value > 0.5 else "fail",
-        f"{said} (layer {coldest['layer']!r}); the rest is what they began with, mean 0 and variance 1 in a new model.{cost[1] if cost else ''}",
+        f"{said} (layer {coldest['layer']!r}); the rest is the initial values, mean 0 and variance 1 in a new model.{cost[1] if cost else ''}",
         advice=[f"{fix}; momentum=None takes the plain average of all batches."], **numbers,
     )  # fmt: skip
 
@@ -327,7 +329,7 @@ def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> 
     if not (value > limit and value > 3 * noise and (cost is None or (cost[0] >= harm and not still_cold))):
         return CODES.finding(code, "ok", f"{said}.{told}", **numbers)
     return CODES.finding(
-        code, "warn", f"{said}: evaluation normalises with those of other weights or of too few data.{told}",
+        code, "warn", f"{said}: evaluation normalises with statistics of other weights or of too little data.{told}",
         advice=["Estimate them anew before evaluating: reset the running statistics, set momentum=None, and run training batches through "
                 "the model in training mode without updates.",
                 "Look for layers whose input differs between training and evaluation, and for weights changed after training (averaged, fine-tuned "
