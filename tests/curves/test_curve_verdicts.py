@@ -337,6 +337,17 @@ def test_a_loss_that_explodes_does_not_hide_in_noise_of_its_own(at: int, lasts: 
     assert abs(verdict.onset_step - at) <= 17
 
 
+@pytest.mark.parametrize("count", [20, 64, 1000])
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_loss_that_explodes_with_the_first_updates_and_stays_there_is_seen(before: int, count: int) -> None:
+    """Nearly all losses are of the explosion, and spread as widely as they are large: the first ones are not part of their noise."""
+    rng = np.random.default_rng(count)
+    verdict = classify_curve(np.append(np.full(before, 2.3), rng.exponential(1e6, count - before)))
+    assert verdict.when == "early", verdict
+    assert verdict.outcome in ("divergent", "settling")
+    assert verdict.onset_step <= before + 1
+
+
 def test_a_run_that_ends_far_above_its_first_loss_is_not_said_to_end_where_it_began():
     rng = np.random.default_rng(0)  # Adam at a far too large lr: one step, then noise over many decades
     lost = np.append(2.0, np.where(rng.random(199) < 0.3, 0.0, 1e9 * rng.lognormal(size=199)))

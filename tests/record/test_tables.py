@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from workbench.errors import RecordError
@@ -62,6 +63,35 @@ def test_a_merged_part_stands_for_those_it_names(tmp_path: Path) -> None:
     again.merge()
     assert [p.name for p in tmp_path.glob("*.parquet")] == ["part-000001-000004.parquet"]
     assert steps_of(tmp_path) == list(range(12))
+
+
+def test_parts_are_joined_a_few_rows_at_a_time_and_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against pandas, which joins them all at once: the same rows and dtypes, of which no piece is larger than two parts."""
+    monkeypatch.setattr(record_tables, "MAX_ROWS", 6)
+    writer, blocks, sizes, arrow = PartWriter(tmp_path), [], [], record_tables._arrow
+
+    def noted(table: pd.DataFrame, *more: Any) -> Any:
+        sizes.append(len(table))
+        return arrow(table, *more)
+
+    monkeypatch.setattr(record_tables, "_arrow", noted)
+    for part in range(9):
+        more = {"user/x": np.full(5, part, np.int64 if part % 2 else np.int8)} if part > 2 else {}
+        blocks.append(pd.DataFrame(rows(5 * part, 5, name=[f"n{part}"] * 5, **more)))
+        writer.add({str(name): column.to_numpy() for name, column in blocks[-1].items()})
+        writer.flush()
+        if part in (3, 7):
+            writer.join()
+            assert steps_of(tmp_path) == list(range(5 * part + 5))
+    assert [p.name for p in sorted(tmp_path.glob("*.parquet"))] == [
+        "part-000001-000004.parquet", "part-000005-000008.parquet", "part-000009.parquet",
+    ]  # fmt: skip
+    writer.merge()
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+    pd.testing.assert_frame_equal(read_parts(tmp_path), pd.concat(blocks, ignore_index=True))
+    assert max(sizes) <= 10
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
-from workbench.instruments.losses.attention import AFTER, WINDOW, Attention
+from workbench.instruments.losses.attention import AFTER, FIRST, WINDOW, Attention
 
 STEPS = 700
 LEAST = 1e-9
@@ -55,7 +57,8 @@ def test_every_loss_and_some_norms_are_there_and_the_rest_is_said_to_be_passed_o
     steps = run.record.steps
     assert steps["loss"].tolist() == losses == alone
     looked = steps["looked"].to_numpy() == 1
-    assert looked[:WINDOW].all()
+    assert looked[:FIRST].all()
+    assert (WINDOW - FIRST) / 20 <= looked[FIRST:WINDOW].sum() <= (WINDOW - FIRST) / 5
     assert (STEPS - WINDOW) / 100 <= looked[WINDOW:].sum() <= (STEPS - WINDOW) / 10
     assert steps["grad_norm"].notna().tolist() == looked.tolist()
     assert steps["grad_norm"][looked].tolist() == pytest.approx(np.array(norms)[looked].tolist(), rel=1e-5)
@@ -76,6 +79,52 @@ def test_a_loop_that_clips_has_a_norm_for_every_update(tmp_path: Path) -> None:
     steps = run.record.steps
     assert steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5)
     assert (steps["clipped"] == 1).tolist() == [norm > 0.5 for norm in norms]
+
+
+def test_what_is_passed_over_has_the_same_rows_and_counts_as_what_is_looked_at(tmp_path: Path) -> None:
+    """Two passes an update, two groups under a schedule, a loader, evaluations, and a loss that the loop logs itself now and then."""
+    found = []
+    for share in (None, LEAST):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+        groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
+        optimizer = torch.optim.SGD(groups, lr=0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=90)
+        x = torch.randn(64, 4)
+        loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+        with wb.watch(model, optimizer, out=tmp_path / str(share), share=share) as run:
+            for epoch in range(100):
+                model.train()
+                for k, (inputs, targets) in enumerate(loader):
+                    loss = F.mse_loss(model(inputs), targets * (30.0 if epoch == 71 and k == 4 else 1.0)) / 2
+                    loss.backward()
+                    if k % 2:
+                        if epoch % 10 == 9:
+                            run.log(loss=loss * 2)
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        schedule.step()
+                model.eval()
+                with torch.no_grad():
+                    for inputs, _ in loader:
+                        model(inputs)
+        loop = run.record.facts["loop"]
+        steps = run.record.steps[["step", "loss", "lr", "lr/group1"]]
+        assert run.record.steps["data_wait_s"].notna().all()
+        notes = {note["update"]: note["examples"] for note in loop["batches"]["updates"]}
+        found.append(
+            (
+                steps,
+                loop["loaders"]["loaders"],
+                loop["schedulers"],
+                loop["order"]["backwards"],
+                loop["modes"]["models"][0]["runs"],
+                notes[71 * 4 + 2],
+            )
+        )
+    (all_steps, *others), (some_steps, *same) = found
+    pd.testing.assert_frame_equal(all_steps, some_steps, check_exact=False, rtol=1e-6)
+    assert others == same
 
 
 @pytest.mark.parametrize("what", ["bad_at", "scale_at"])
@@ -123,8 +172,7 @@ def cadence(cost: float, step: float, share: float) -> int:
     attention = Attention(share, most=50)
     for k in range(400):
         attention.spent = cost
-        attention.updated(k + 1, optimizers=1)
-    attention.read({"step_time_s": [step + cost] * 200})
+        attention.updated(k + 1, step + cost, optimizers=1)
     return attention.every
 
 
@@ -136,12 +184,12 @@ def test_the_cadence_follows_from_what_looks_cost_and_never_falls_behind_its_lea
 
 def test_looks_of_changing_distance_are_one_in_every_on_the_mean() -> None:
     attention = Attention(0.01, most=50)
-    attention.every = 20
     at = []
     for k in range(20_000):
         if attention.awake and k >= WINDOW:
             at.append(k)
-        attention.updated(k + 1, optimizers=1)
+        attention.spent = 2e-4
+        attention.updated(k + 1, 1e-3 + 2e-4, optimizers=1)
     assert len(at) == pytest.approx((20_000 - WINDOW) / 20, rel=0.05)
     gaps = np.diff(at)
     assert (gaps.min(), gaps.max()) == (1, 39)

@@ -159,7 +159,7 @@ def test_a_gradient_that_adam_was_not_ready_for_is_named(tmp_path: Path) -> None
     found = spike(run)
     assert found.evidence["update"]["update"] == AT
     assert found.evidence["update"]["second_moment_ratio"] == pytest.approx(
-        ratios[AT], rel=0.02
+        ratios[AT], rel=0.15
     )  # norms between looks stand for each other
     assert ratios[AT] > 10
     assert "times the optimizer's second moment" in found.summary

@@ -57,8 +57,8 @@ def noise_per_step(loss: FloatArray, loss_se: FloatArray | None, *, full_batch: 
 def _difference_noise(values: FloatArray) -> FloatArray:
     """Return the noise of each value, shape (steps,), of the second differences up to it, or of the first ones.
 
-    These look ahead, and may hold an explosion: they count for no more than the first loss, or than the run as a whole
-    (rule of thumb).
+    These look ahead, and may hold an explosion: they count for no more than the first loss, or than the run as a whole where the
+    first loss belongs to it (rule of thumb).
     """
     if values.size < 5:
         return np.zeros(values.size)
@@ -67,9 +67,23 @@ def _difference_noise(values: FloatArray) -> FloatArray:
     medians = np.median(np.lib.stride_tricks.sliding_window_view(second, width), axis=1)
     until = np.clip(np.arange(values.size) - 1 - width, 0, medians.size - 1)
     ahead = np.arange(values.size) <= width
-    most = max(abs(float(values[0])) * math.sqrt(6.0) / 1.4826, float(np.median(second)))
+    most = abs(float(values[0])) * math.sqrt(6.0) / 1.4826
+    if not _left_behind(values):
+        most = max(most, float(np.median(second)))
     out: FloatArray = 1.4826 / math.sqrt(6.0) * np.where(ahead, np.minimum(medians[until], most), medians[until])
     return out
+
+
+def _left_behind(values: FloatArray, *, sds: float = 6.0) -> bool:
+    """Tell whether the first of positive losses lies below the later half by `sds` of its standard deviations (rule of thumb).
+
+    Logarithms are compared: the losses of a run that explodes with its first updates are spread as widely as they are large.
+    """
+    if values.min() <= 0:
+        return False
+    first, later = math.log(values[0]), np.log(values[values.size // 2 :])
+    level = float(np.median(later))
+    return first < level - sds * 1.4826 * max(float(np.median(np.abs(later - level))), 1e-3)
 
 
 def running_median(values: FloatArray, width: int) -> FloatArray:

@@ -82,8 +82,7 @@ class Batches:
 
     def hold(self, args: Any) -> None:
         """Take in what a model is trained on in an update that is passed over, until its end: it may turn out to stand out."""
-        if self._held is None:
-            self._held = args
+        self._held = args if self._held is None else self._held
 
     def evaluated(self) -> None:
         """Take in that a model ran without gradient: what was drawn last was not for training."""
@@ -106,6 +105,12 @@ class Batches:
         found = [s for s in optimizer.state.values() if isinstance(s, dict) and type(s.get("exp_avg_sq")) is Tensor]
         total = sum(float(s["exp_avg_sq"].sum()) for s in found)
         self._moment = {"sum": total, "steps": max((float(s.get("step", 0)) for s in found), default=0.0)}
+
+    def skip(self, updates: int, backwards: int, open_passes: int) -> None:
+        """Take in updates of which nothing is to be noted, and backward passes that were not told, some of them in an open one."""
+        self._updates += updates
+        if backwards:
+            self._passes = open_passes
 
     def stepped(self, *, whole: bool = True) -> None:
         """Take in that an update was made; `whole` notes what its model was given."""

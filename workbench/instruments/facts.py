@@ -40,9 +40,11 @@ class LoopFacts:
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
+        self._nears = 0
         self._drawn: Any = None  # since the last update
         self._next_look: dict[int, int] = {}  # at the parameters of each optimizer
         self._memory: list[tuple[int, int]] = []
+        self._next_memory = MEMORY_EVERY
 
     def token(self, name: str) -> None:
         """Take in that a call was made."""
@@ -72,20 +74,35 @@ class LoopFacts:
             self.batches.evaluated()
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
-        self.criteria.compared(name, inputs, target, loss)
-        self.answers.compared(name, inputs, target)
+        if self.near:
+            self.criteria.compared(name, inputs, target, loss)
+            self.answers.compared(name, inputs, target)
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
         """Take in a backward pass, and return the parameters that its losses depend on, None where that was not looked up."""
-        if self.modes.passes:
-            self.modes.end_of_run(self.loaders.drawn())
+        self.passed_backward()
         if self.attention.awake:
             self.modes.backward(self.attention.weight)
+        self.order.backward(losses, touched=touched, near=self.near)
+        if self.near:
+            self.criteria.trained(losses)
+        if not self.near and not (retained and self.updates < WINDOW):  # growing ones are seen in all that are kept
+            return None
+        return self.graphs.backward(losses, retained=retained, update=self.updates)
+
+    def passed_backward(self) -> None:
+        """Take in that a backward pass is made: all that is wanted of those that are passed over."""
+        if self.modes.passes:
+            self.modes.end_of_run(self.loaders.drawn())
         self.loaders.trained()
         self.batches.backward()
-        self.order.backward(losses, touched=touched, near=self.near)
-        self.criteria.trained(losses)
-        return self.graphs.backward(losses, retained=retained, update=self.updates) if self.near else None
+        self.order.backwards += 1
+
+    def passed(self, updates: int, optimizer: Optimizer, *, unnoted: int, backwards: int, open_passes: int) -> None:
+        """Take in updates that were passed over: how many of them drew nothing, and how many backward passes were not told, some of them in an open one."""
+        self.batches.skip(unnoted, backwards, open_passes)
+        self.order.pass_over(backwards, open_passes)
+        self.updated(updates, optimizer)
 
     def zeroed(self, number: int | None) -> None:  # noqa: D102
         if self.attention.awake:
@@ -100,7 +117,8 @@ class LoopFacts:
 
     def step_begins(self, number: int, optimizer: Optimizer, *, altered: bool = False) -> None:  # noqa: D102
         empty = False
-        if self.near or (self.attention.awake and self.updates >= self._next_look.get(number, 0)):
+        due = self.attention.awake and self.updates >= self._next_look.get(number, 0)
+        if self.near or due or number not in self.order:
             self._next_look[number] = (self.updates // EVERY + 1) * EVERY
             empty = self.parameters.look(number, optimizer, self.graphs.leaves.values())
         if number == 0:
@@ -117,18 +135,21 @@ class LoopFacts:
         if number == 0:
             self._drawn = None
             if self.near:
-                self.loaders.stepped()
+                self._nears += 1
+                self.loaders.stepped(self.updates)
             self.batches.stepped(whole=self.attention.awake or self.attention.roused)
 
     def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:  # noqa: D102
         self.parameters.moved(updates)
 
     def updated(self, updates: int, optimizer: Optimizer) -> None:  # noqa: D102
-        self.updates, self.near = updates, updates < WINDOW
-        if updates == WINDOW:
+        self.updates, self.near = updates, updates < WINDOW and self.attention.awake
+        if updates >= WINDOW and not self.criteria.settled:
             self.criteria.settle()
             self.modes.settle({id(p) for group in optimizer.param_groups for p in group["params"]})
-        if updates % (MEMORY_EVERY if self.near else 10 * MEMORY_EVERY) == 0 and (used := resident_bytes()) is not None:
+        if updates >= self._next_memory and (used := resident_bytes()) is not None:
+            every = MEMORY_EVERY if updates < WINDOW else 10 * MEMORY_EVERY
+            self._next_memory = (updates // every + 1) * every
             self._memory.append((updates, used))
             if len(self._memory) > 2000:
                 del self._memory[1::2]
@@ -153,7 +174,7 @@ class LoopFacts:
 _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "updates": lambda facts: facts.updates,
     "attention": lambda facts: facts.attention.to_dict(),
-    "near_updates": lambda facts: min(facts.updates, WINDOW),
+    "near_updates": lambda facts: facts._nears,
     "ended": lambda facts: facts.ended,
     "optimizers_given": lambda facts: facts.given,
     "order": lambda facts: facts.order.to_dict(),

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments.caller import own_line
+from workbench.instruments.taps import TAPS
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RATES = ("p", "drop_prob", "drop_p", "dropout")
@@ -193,6 +194,10 @@ class _Passes:
 
     def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
+            return
+        passing = TAPS.passing
+        if passing is not None and self._whole and torch.is_grad_enabled():
+            passing.held = args or kwargs
             return
         model = self._model()
         if module is model and not self._whole:

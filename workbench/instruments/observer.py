@@ -6,7 +6,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,35 +15,13 @@ from torch.optim import Optimizer
 from workbench.instruments.batches import Draws
 from workbench.instruments.facts import LoopFacts
 from workbench.instruments.losses.attention import Attention
-from workbench.instruments.losses.pending import Pending, Samples
+from workbench.instruments.losses.guarded import looks
+from workbench.instruments.losses.passing import Passing
+from workbench.instruments.losses.pending import Pending, Samples, clippings_of, identities
 from workbench.instruments.norms import gradients_of, stacked, total_norm
 from workbench.instruments.parameters import Snapshot
 from workbench.instruments.rows import StepRows, Value, learning_rates, summed
 from workbench.instruments.taps import TAPS, Intervention
-
-_Looks = TypeVar("_Looks", bound=Callable[..., None])
-
-
-def _looks(method: _Looks) -> _Looks:
-    """Return a method of a `LoopObserver` whose fault, where an intervention goes on, ends only the observation."""
-
-    @functools.wraps(method)
-    def guarded(self: LoopObserver, *args: Any, **kwargs: Any) -> None:
-        if self.faulty:
-            return
-        attention = self.attention
-        began = time.perf_counter() if attention.awake else 0.0
-        try:
-            method(self, *args, **kwargs)
-            if began:
-                attention.spent += time.perf_counter() - began
-        except Exception as error:
-            if self._intervention is None:  # whoever calls takes the observer out
-                raise
-            self.faulty = True
-            TAPS.tell_fault(self, error)
-
-    return cast("_Looks", guarded)
 
 
 class LoopObserver:
@@ -78,43 +56,40 @@ class LoopObserver:
         self.updates = 0
         self.faulty = False  # whether nothing is looked at any more
         self._only = bool(optimizers)
-        self._intervention = intervention
+        self.intervention = intervention
         self._entered: Optimizer | None = None  # its learning rates are changed already
-        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        for optimizer in optimizers:
-            self._numbers[optimizer] = len(self._numbers)
+        self._numbers = weakref.WeakKeyDictionary({optimizer: k for k, optimizer in enumerate(optimizers)})
         self.facts.given = len(optimizers)
         self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
-        self._logged: dict[str, Value] = {}
+        self.logged: dict[str, Value] = {}
         self._row: dict[str, Value] = {}
-        self._norms: list[tuple[int, float, Tensor]] = []  # id of the first parameter, limit and norm of each clipping
+        self.norms: list[tuple[int, float, Tensor]] = []  # id of the first parameter, limit and norm of each clipping
         self._exit_norm: Tensor | None = None
         self.looks_now = True  # at the gradients of the update in progress
         self._fresh = True  # whether they are marked
         self._needs_exit_norm = False
         self._zeroes: weakref.WeakKeyDictionary[nn.Module, int | None] = weakref.WeakKeyDictionary()
-        self._samples = Samples()
-        self._pending = Pending(self._samples)
-        self._strangers: weakref.WeakKeyDictionary[Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )  # not observed, below 0
-        self._waited, self._drew, self._dropped = 0.0, False, False
-        self._last = time.perf_counter()
+        self.samples = Samples()
+        self._pending = Pending(self.samples)
+        self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()  # not observed, below 0
+        self.waited, self.waits, self._dropped = 0.0, False, False
+        self.last = time.perf_counter()
         self._snapshot = Snapshot(every)
+        self._plain = intervention is None  # whether all that was seen of the loop is what `Passing` takes
 
     # ---- what a loop does, in its order
 
-    @_looks
+    @looks
     def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None:  # noqa: D102
-        self._waited += waited
-        self._drew = True
+        self.waited += waited
+        self.waits = True
         self.facts.drew(loader, draws, batch)
 
-    @_looks
+    @looks
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
         self.facts.loader_begins(loader, states)
 
-    @_looks
+    @looks
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
         self.facts.entered(module, args)
 
@@ -125,25 +100,42 @@ class LoopObserver:
         self.facts.batches.hold(args)
         return True
 
-    @_looks
+    def take_back(self, losses: Sequence[Value], held: Any, *, plain: bool) -> None:
+        """Go on with an update whose calls `Passing` took so far."""
+        TAPS.passing, self._plain = None, self._plain and plain
+        self.facts.batches.hold(held)
+        for loss in losses:
+            self._pending.begins([loss], None)
+
+    def passed(self, optimizer: Optimizer, losses: Sequence[Value]) -> None:
+        """Take in that an update was made which `Passing` took, and which has more than that keeps."""
+        self._fill(0, optimizer, losses, (), None)
+        self.facts.step_ends(0)
+        self.norms = []
+        self._finish_row()
+        self.updates += 1
+
+    @looks
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
         self.facts.compared(name, inputs, target, loss)
 
-    @_looks
+    @looks
     def converted(self, tensor: Tensor, result: Tensor, seconds: float) -> None:  # noqa: D102
         if self.facts.near:
             self.facts.conversions.add(tensor, result, seconds)
 
-    @_looks
+    @looks
     def scaled(self, loss: Any, result: Any) -> None:  # noqa: D102
+        if TAPS.passing is not None:
+            TAPS.passing.end(plain=False)
         if isinstance(loss, Tensor) and isinstance(result, Tensor):
             self._scaled = {id(result): (result, loss.detach())}  # holding the result keeps its id its own
         self.facts.token("scale")
 
-    @_looks
+    @looks
     def backward_begins(self, losses: Any, *, retained: bool = False) -> None:  # noqa: D102
         if self._dropped:  # by a GradScaler that skipped a step, as its gradients overflowed
-            self._norms, self._exit_norm, self._dropped = [], None, False
+            self.norms, self._exit_norm, self._dropped = [], None, False
             self._pending.clear()
         given = losses if isinstance(losses, (list, tuple)) else [losses]
         single = [loss for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
@@ -160,7 +152,7 @@ class LoopObserver:
         self.looks_now = self.looks_now or self.attention.roused
         return value
 
-    @_looks
+    @looks
     def backward_ends(self) -> None:  # noqa: D102
         self._pending.ends()
         if not self.looks_now:
@@ -171,7 +163,7 @@ class LoopObserver:
         self._mark()
         self.facts.token("backward")
 
-    @_looks
+    @looks
     def zeroed(self, owner: Optimizer | nn.Module) -> None:  # noqa: D102
         number = self._number_of(owner)
         self._dropped = self._pending.waits(None if self.facts.order.scaled else 0) and (
@@ -183,12 +175,12 @@ class LoopObserver:
         """Return the number of an optimizer, or of the one that has a module's parameters; None where that is not known yet."""
         if isinstance(owner, Optimizer):
             return self._numbers.get(owner)
-        if owner not in self._zeroes and self._samples:
-            hits = self._samples.inside({id(p) for p in owner.parameters()})
+        if owner not in self._zeroes and self.samples:
+            hits = self.samples.inside({id(p) for p in owner.parameters()})
             self._zeroes[owner] = min((n for n in hits if n >= 0), default=None)
         return self._zeroes.get(owner)
 
-    @_looks
+    @looks
     def unscaled(self, optimizer: Optimizer) -> None:  # noqa: D102
         self.facts.token("unscale")
         if self.looks_now:
@@ -197,25 +189,25 @@ class LoopObserver:
             self._mark()
 
     def _mark(self) -> None:
-        self._samples.mark()
+        self.samples.mark()
         self._fresh = True
 
-    @_looks
+    @looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
-        if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self._norms]:
-            self._norms.append((first, limit, norm.detach()))
+        if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self.norms]:
+            self.norms.append((first, limit, norm.detach()))
         if self.looks_now:
             self._mark()
 
-    @_looks
+    @looks
     def scheduled(self, scheduler: Any) -> None:  # noqa: D102
         self.facts.scheduled(scheduler, self.updates)
 
     def step_enters(self, optimizer: Optimizer) -> None:
         """Change the learning rates before a closure makes the gradients: LBFGS has read its own by the time that it returns."""
-        if self._intervention is not None and not (self._only and optimizer not in self._numbers):
-            self._intervention.set_lr(optimizer, self.updates)
+        if self.intervention is not None and not (self._only and optimizer not in self._numbers):
+            self.intervention.set_lr(optimizer, self.updates)
             self._entered = optimizer
 
     def step_begins(self, optimizer: Optimizer) -> None:  # noqa: D102
@@ -225,17 +217,18 @@ class LoopObserver:
                 self.facts.stepped_elsewhere(optimizer)
                 return
             number = self._numbers[optimizer] = len(self._numbers)
-        if self.attention.share is not None and self._intervention is None:
-            self._probe(number, optimizer)
-            if not self.looks_now:
+        if self.attention.share is not None and self.intervention is None:
+            new = number not in self.facts.order
+            self._probe(number, optimizer, new=new)
+            if not (self.looks_now or new):
                 return
         self._note_step(number, optimizer)
-        if self._intervention is not None and self._entered is not optimizer:
-            self._intervention.set_lr(optimizer, self.updates)
+        if self.intervention is not None and self._entered is not optimizer:
+            self.intervention.set_lr(optimizer, self.updates)
         self._entered = None
         scale = getattr(optimizer, "grad_scale", None)  # there while a GradScaler leaves unscaling to the optimizer
         scale = scale if isinstance(scale, Tensor) else None
-        limit = None if self._intervention is None else self._intervention.max_grad_norm
+        limit = None if self.intervention is None else self.intervention.max_grad_norm
         grads = gradients_of(optimizer, to_change=limit is not None)
         self._describe(number, optimizer, grads, scale)
         if limit is not None:
@@ -243,9 +236,9 @@ class LoopObserver:
 
     def _clip(self, number: int, grads: Sequence[Tensor], scale: Tensor | None) -> None:
         """Have the gradients shortened, also where nothing is looked at any more; where they cannot be, the run is of no use and says so."""
-        assert self._intervention is not None
+        assert self.intervention is not None
         try:
-            clipped = self._intervention.clip(grads, scale)
+            clipped = self.intervention.clip(grads, scale)
         except Exception as error:  # the run is still ended when it is to end
             if not self.faulty:
                 self.faulty = True
@@ -257,58 +250,70 @@ class LoopObserver:
     def step_ends(self, optimizer: Optimizer) -> None:  # noqa: D102
         number = self._numbers.get(optimizer)
         if number is None:
-            mine = _identities(optimizer) if self._norms else set()
-            self._norms = [each for each in self._norms if each[0] not in mine]
+            mine = identities(optimizer) if self.norms else set()
+            self.norms = [each for each in self.norms if each[0] not in mine]
             stranger = self._strangers.setdefault(optimizer, -1 - len(self._strangers))
             self._step_over(stranger, optimizer)
             return
-        if self._intervention is not None:
-            self._intervention.reset_lr(optimizer)
+        if self.intervention is not None:
+            self.intervention.reset_lr(optimizer)
         self._note_end(number, optimizer)
         if number == 0:
             self.updates += 1
             self._count(optimizer)
-            if self._intervention is not None:
-                self._intervention.updated(self.updates)
+            if self.intervention is not None:
+                self.intervention.updated(self.updates)
 
-    @_looks
-    def _probe(self, number: int, optimizer: Optimizer) -> None:
+    @looks
+    def _probe(self, number: int, optimizer: Optimizer, *, new: bool) -> None:
         """Have the update in progress looked at where one of its gradients stands out, as far as that waits for no device; else pass it over."""
-        grad = self._samples.probe() if number == 0 else None
+        probe = self.samples.probe() if number == 0 else None
+        grad = None if probe is None else probe.grad
         if grad is not None:
             self.attention.probed(torch.linalg.vector_norm(grad).item())
             self.looks_now = self.looks_now or self.attention.roused
-        if not self.looks_now:
+        if not (self.looks_now or new):
             self.facts.order.step(number, empty=False, line=False)
-            self._fill(number, optimizer, (), None)
+            self._fill(number, optimizer, self._losses_of(number, optimizer), (), None)
 
-    @_looks
+    @looks
     def _note_step(self, number: int, optimizer: Optimizer) -> None:
         altered = self._is_altered(number)
         self.facts.step_begins(number, optimizer, altered=altered)
 
-    @_looks
+    @looks
     def _note_end(self, number: int, optimizer: Optimizer) -> None:
         self.facts.step_ends(number)
-        if self._norms:
-            used_up = self._norms_of(optimizer)
-            self._norms = [each for each in self._norms if all(each is not used for used in used_up)]
+        if self.norms:
+            used_up = clippings_of(self.norms, optimizer, self._numbers)
+            self.norms = [each for each in self.norms if all(each is not used for used in used_up)]
         self._exit_norm, self._dropped = None, False
         if number == 0:
-            self._finish_row()
-            self.attention.updated(self.updates + 1, optimizers=len(self._numbers))
-            self.looks_now, self._fresh = self.attention.awake, False
-            self.facts.order.look(awake=self.looks_now, weight=self.attention.weight)
+            seconds = self._finish_row()
+            self.decide(optimizer, self.updates + 1, seconds)
         self._step_over(number, optimizer)
 
-    @_looks
+    def decide(self, optimizer: Optimizer, updates: int, seconds: float) -> None:
+        """Decide on the update after so many, the last one of which took so many seconds."""
+        attention = self.attention
+        attention.updated(updates, seconds, optimizers=len(self._numbers))
+        self.looks_now, self._fresh = attention.awake, False
+        self.facts.order.look(awake=self.looks_now, weight=attention.weight)
+        if attention.awake:
+            TAPS.passing = None
+            self._mark()
+            return
+        alone = self._plain and len(self._numbers) == 1 and not self._strangers and TAPS.listeners == [self]
+        TAPS.passing = Passing(self, optimizer, attention.begins - updates) if alone else None
+
+    @looks
     def _step_over(self, number: int, optimizer: Optimizer) -> None:
-        self._pending.stepped(number, functools.partial(_identities, optimizer))
-        self._samples.add(number, (p for group in optimizer.param_groups for p in group["params"]))
+        self._pending.stepped(number, functools.partial(identities, optimizer))
+        self.samples.add(number, (p for group in optimizer.param_groups for p in group["params"]))
         if self.looks_now:
             self._mark()
 
-    @_looks
+    @looks
     def _count(self, optimizer: Optimizer) -> None:
         self.facts.updated(self.updates, optimizer)
 
@@ -317,24 +322,34 @@ class LoopObserver:
     def _hand_on(self, columns: Mapping[str, list[float]]) -> None:
         if self.facts.batches.read(columns) and not self.attention.sees:
             self.attention.rouse()
-        self.attention.read(columns)
         self._sink(columns)
+
+    def flush(self) -> None:
+        """Hand on all rows so far."""
+        if TAPS.passing is not None:
+            TAPS.passing.end()
+        self.rows.flush()
 
     def log(self, **values: Value) -> None:
         """Add values to the row of the update in progress; `loss` stands in for the one that `backward` was called on."""
-        self._logged |= values
+        self.logged |= values
 
-    @_looks
+    @looks
     def _describe(self, number: int, optimizer: Optimizer, grads: Sequence[Tensor], scale: Tensor | None) -> None:
-        self._fill(number, optimizer, grads, scale)
+        self._fill(number, optimizer, self._losses_of(number, optimizer), grads, scale)
         if number == 0 and self.looks_now:
             self._snapshot.take(optimizer, self.updates, self.facts.names)
 
-    def _fill(self, number: int, optimizer: Optimizer, grads: Sequence[Tensor], scale: Tensor | None) -> None:
+    def _losses_of(self, number: int, optimizer: Optimizer) -> Sequence[Value]:
+        return self._pending.of(number, functools.partial(identities, optimizer))
+
+    def _fill(
+        self, number: int, optimizer: Optimizer, losses: Sequence[Value], grads: Sequence[Tensor], scale: Tensor | None
+    ) -> None:
         """Fill the row of the update in progress."""
         where = "" if number == 0 else f"/optimizer{number}"
         row = self._row
-        if losses := self._pending.of(number, functools.partial(_identities, optimizer)):
+        if losses:
             row[f"loss{where}"] = losses[0] if len(losses) == 1 else summed(losses)
         norm, clipped = self._unclipped(number, optimizer, grads)
         if norm is not None:
@@ -345,19 +360,11 @@ class LoopObserver:
             row["looked"] = 0.0 if norm is None else 1.0
         row.update(learning_rates(optimizer.param_groups, where, self.rows.names))
 
-    def _norms_of(self, optimizer: Optimizer) -> list[tuple[int, float, Tensor]]:
-        """Return the clippings of an optimizer's gradients; those of parameters that no optimizer has count for whichever steps."""
-        if len(self._numbers) < 2 or not self._norms:
-            return self._norms
-        mine = _identities(optimizer)
-        others = {key for each in self._numbers if each is not optimizer for key in _identities(each)} - mine
-        return [each for each in self._norms if each[0] not in others]
-
     def _unclipped(
         self, number: int, optimizer: Optimizer, grads: Sequence[Tensor]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
-        if mine := self._norms_of(optimizer):
+        if mine := clippings_of(self.norms, optimizer, self._numbers):
             norms, limits = [n for _, _, n in mine], [limit for _, limit, _ in mine]
             if len(norms) == 1:
                 return norms[0], norms[0] > limits[0]
@@ -374,22 +381,20 @@ class LoopObserver:
         return self._exit_norm if self._exit_norm is not None and number == 0 else total_norm(grads), None
 
     def _is_altered(self, number: int) -> bool:
-        return self._fresh and self._samples.is_marked(number) and self._samples.is_touched(number)
+        return self._fresh and self.samples.is_marked(number) and self.samples.is_touched(number)
 
     def _touched(self) -> list[int]:
         """Return the optimizers whose gradients are not what they were when they were marked."""
-        return [number for number in range(len(self._numbers)) if self._samples.is_touched(number)]
+        return [number for number in range(len(self._numbers)) if self.samples.is_touched(number)]
 
-    def _finish_row(self) -> None:
+    def _finish_row(self) -> float:
+        """Hand on the row of an update, and return the seconds that it took."""
         self._row |= self._snapshot.measured(self.facts.moved)
         now = time.perf_counter()
-        row = self._row | self._logged if self._logged else self._row
-        if self._drew:
-            row["data_wait_s"] = self._waited
-        row["step_time_s"] = now - self._last
+        row = self._row | self.logged if self.logged else self._row
+        if self.waits:
+            row["data_wait_s"] = self.waited
+        row["step_time_s"] = seconds = now - self.last
         self.rows.add(row)
-        self._row, self._logged, self._waited, self._last = {}, {}, 0.0, now
-
-
-def _identities(optimizer: Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._row, self.logged, self.waited, self.last = {}, {}, 0.0, now
+        return seconds

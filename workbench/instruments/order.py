@@ -28,7 +28,7 @@ class Order:
         self._folds: dict[tuple[str, ...], str] = {}
         self._orders: Counter[str] = Counter()
         self._lines: dict[str, dict[str, int]] = {}
-        self._backwards = 0
+        self.backwards = 0
         self._last_backward = self._last_zero = ""  # lines; of a zeroing that no backward pass follows yet
         self._sites: set[str] = set()  # lines of the backward passes of this update
         self._touched: set[int] = set()  # optimizers whose gradients something changed since their last step
@@ -38,6 +38,10 @@ class Order:
         self.scaled = False  # whether a GradScaler took part since the last update
         self._weight = 1  # updates that this one stands for
         self.awake = True  # whether the order of this update is noted
+
+    def __contains__(self, number: int) -> bool:
+        """Tell whether an optimizer has stepped."""
+        return number in self._steps
 
     def look(self, *, awake: bool, weight: int = 1) -> None:
         """Note the order of the updates from now on, or no more; the steps of other optimizers than the first count when they began within a look."""
@@ -56,7 +60,7 @@ class Order:
             return
         if len(self._tokens) < MAX_TOKENS:
             self._tokens.append(token)
-        if line:
+        if line or token not in self._lines:
             where = self._note(token)
             if token.startswith("zero"):
                 self._last_zero = where
@@ -69,8 +73,7 @@ class Order:
         return where
 
     def backward(self, losses: Any, *, touched: Iterable[int], near: bool) -> None:
-        """Take in that a backward pass begins; `touched` are the optimizers whose gradients were changed since the last one ended."""
-        self._backwards += 1
+        """Take in of a backward pass that begins what is not its number; `touched` are the optimizers whose gradients were changed since the last one ended."""
         self._touched.update(touched)
         if near:
             self._factors.append(scalar_factor(losses))
@@ -95,8 +98,9 @@ class Order:
         steps = self._steps.get(number)
         if steps is None:
             steps = self._steps[number] = _Steps(self._steps[0].total if 0 in self._steps else 0)
-        passes, whole = self._backwards - steps.at_backward, steps.whole
-        steps.at_backward, steps.whole = self._backwards, self.awake
+            steps.line = "" if line else own_line()
+        passes, whole = self.backwards - steps.at_backward, steps.whole
+        steps.at_backward, steps.whole = self.backwards, self.awake
         if whole:
             weight = self._weight
             steps.total += weight
@@ -104,6 +108,8 @@ class Order:
             steps.empty += weight * empty
             steps.kept += weight * (steps.total > 2 and passes > 0 and number not in self._touched)
             steps.altered += weight * altered
+        elif number and steps.begun == self._steps[0].total:
+            steps.total += 1  # in a phase of its own: the first optimizer makes no steps any more
         if line:
             steps.line = self._last_backward
             if number == 0 and self._last_zero:
@@ -119,9 +125,14 @@ class Order:
         self._touched.discard(number)
         self.add(f"step{number}", line=line)
 
+    def pass_over(self, backwards: int, open_passes: int) -> None:
+        """Take in backward passes of updates that are not noted, some of them in an open one."""
+        self.backwards += backwards
+        self._steps[0].at_backward = self.backwards - open_passes
+
     def stepped(self, number: int) -> None:
         """Take in that an optimizer's step has ended; a closure's backward passes count to it."""
-        self._steps[number].at_backward = self._backwards
+        self._steps[number].at_backward = self.backwards
         if number == 0:
             self.scaled = False
         if number == 0 and self.awake:
@@ -143,7 +154,7 @@ class Order:
             "open": _folded(self._tokens),
             "lines": {token: max(seen, key=lambda line: seen[line]) for token, seen in self._lines.items() if seen},
             "limits": dict(self._limits.most_common(10)),
-            "backwards": self._backwards,
+            "backwards": self.backwards,
             "optimizers": {str(number): steps.to_dict() for number, steps in self._steps.items()},
         }
 

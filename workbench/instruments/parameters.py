@@ -129,9 +129,9 @@ class Snapshot:
 
     def take(self, optimizer: Optimizer, updates: int, names: Callable[[], dict[int, str]]) -> None:
         """Keep the parameters where the cadence has come round after so many updates; `names` gives theirs by their ids."""
-        if updates < self._next and updates not in FIRST_LOOKS:
+        if updates < self._next:
             return
-        self._next = (updates // self._every + 1) * self._every
+        self._next = min(k for k in (*FIRST_LOOKS, (updates // self._every + 1) * self._every) if k > updates)
         params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if any(type(p) not in (Tensor, nn.Parameter) for p in params):
             return

@@ -37,21 +37,12 @@ class StepRows:
         rows, self._rows = self._rows, []
         if not rows:
             return
-        columns = {name: [math.nan] * len(rows) for name in self.names}
-        where: list[tuple[int, list[float]]] = []
-        tensors: list[Any] = []
-        for i, row in enumerate(rows):
-            for name, value in row.items():
-                column = columns.get(name)
-                if column is None:
-                    column = columns[name] = [math.nan] * len(rows)
-                if isinstance(value, Tensor):
-                    where.append((i, column))
-                    tensors.append(value)
-                else:
-                    column[i] = float(value)
-        self.names = dict.fromkeys(columns)
-        for (i, column), number in zip(where, _numbers(tensors), strict=True):
+        self.names |= {name: None for row in rows for name in row}
+        columns: dict[str, list[Any]] = {name: [row.get(name, math.nan) for row in rows] for name in self.names}
+        places = [
+            (column, i) for column in columns.values() for i, value in enumerate(column) if isinstance(value, Tensor)
+        ]
+        for (column, i), number in zip(places, _numbers([column[i] for column, i in places]), strict=True):
             column[i] = number
         self._sink(columns)
 

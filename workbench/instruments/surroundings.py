@@ -79,7 +79,7 @@ class Loaders:
         self.last: int | None = None
         self._seen: dict[int, dict[str, Any]] = {}
         self._refs: dict[int, weakref.ref[Any]] = {}
-        self._prints: list[Tensor] = []
+        self._prints: list[tuple[int, Tensor]] = []  # with the update that each is of
         self._sizes: list[int] = []
         self._fed: list[Tensor] = []
         self._drawn: dict[int, int] = {}  # by loader, since the last backward pass
@@ -154,22 +154,22 @@ class Loaders:
                 self._weights = {flat.numel(): weights}
             self._fed = [torch.dot(flat.float(), weights)]
 
-    def stepped(self) -> None:
-        """Take in that an update was made."""
-        self._prints += self._fed
+    def stepped(self, updates: int) -> None:
+        """Take in that an update was made, after so many others."""
+        self._prints += [(updates, fed) for fed in self._fed]
         self._fed = []
 
     def to_dict(self) -> dict[str, Any]:
         """Return loaders, batch size and how many updates in a row saw the same examples, as JSON values."""
-        values = [float(p) for p in self._prints]
-        same = sum(a == b for a, b in itertools.pairwise(values))
+        values = [(update, float(p)) for update, p in self._prints]
+        pairs = [a == b for (k, a), (next_k, b) in itertools.pairwise(values) if next_k == k + 1]
         size = max(set(self._sizes), key=self._sizes.count) if self._sizes else None
         return {
             "loaders": list(self._seen.values()),
             "batch_size": size,
-            "compared": max(len(values) - 1, 0),
-            "same": same,
-            "distinct": len(set(values)),
+            "compared": len(pairs),
+            "same": sum(pairs),
+            "distinct": len({value for _, value in values}),
         }
 
 

@@ -6,6 +6,7 @@ Functions and methods are replaced while somebody listens and put back afterward
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -89,6 +90,7 @@ class Taps:
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
+        self.passing: Any = None  # takes the calls that every update makes, in the place of its listener
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._opening: tuple[Any, Draws | None] = (None, None)  # the sampler of the iteration that begins just now
@@ -100,6 +102,8 @@ class Taps:
     def add(self, listener: Listener, on_fault: Callable[[Exception], None] | None = None) -> None:
         """Tell `listener` from now on; `on_fault` takes a fault of its."""
         with self._lock:
+            if self.passing is not None:  # there is more than one from now on
+                self._pass_over("end")
             if on_fault is not None:
                 self.on_fault[id(listener)] = on_fault
             if not self.listeners:
@@ -115,6 +119,10 @@ class Taps:
                 for undo in (self._unwrap, self._undo):
                     while undo:
                         undo.pop()()
+            if len(left) < len(self.listeners) and self.passing is not None:
+                passing, self.passing = self.passing, None
+                with contextlib.suppress(Exception):  # of ours: what was kept is lost
+                    passing.end()
             self.listeners = left
             self.on_fault.pop(id(listener), None)
 
@@ -131,6 +139,16 @@ class Taps:
             except Exception as error:
                 self.tell_fault(listener, error)
                 self.remove(listener)
+
+    def _pass_over(self, what: str, *args: Any) -> bool:
+        """Have the call of an update that is passed over taken in; False where it is to be told."""
+        try:
+            return self.passing is not None and getattr(self.passing, what)(*args) is not False
+        except Exception as error:
+            listener = self.listeners[0]
+            self.tell_fault(listener, error)
+            self.remove(listener)
+            return False
 
     def _install(self) -> None:
         self._replace(torch.autograd, "backward", self._backward)
@@ -190,8 +208,10 @@ class Taps:
         """Tell that a step begins; where a closure makes the gradients, as with Lightning and LBFGS, as soon as it has made them."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if torch.compiler.is_compiling() or not callable(closure):
-            self._tell("step_begins", optimizer)
+            if self.passing is None or not self._pass_over("step_begins", optimizer):
+                self._tell("step_begins", optimizer)
             return None
+        self._pass_over("end")
         self._due[id(optimizer)] = weakref.ref(optimizer)
         self._tell("step_enters", optimizer)
 
@@ -204,6 +224,8 @@ class Taps:
         return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": told})
 
     def _step_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.passing is not None and self._pass_over("step_ends"):
+            return
         self._settle_due(optimizer)
         self._tell("step_ends", optimizer)
 
@@ -236,15 +258,19 @@ class Taps:
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         retained = bool(args[2] if len(args) > 2 else kwargs.get("retain_graph"))
+        given = args[0] if args else kwargs.get("tensors")
+        if self.passing is not None and self._pass_over("backward", given, retained):
+            return original(*args, **kwargs)
         higher = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
-        self._tell("backward_begins", args[0] if args else kwargs.get("tensors"), retained=retained and not higher)
+        self._tell("backward_begins", given, retained=retained and not higher)
         done = original(*args, **kwargs)
         self._tell("backward_ends")
         return done
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(owner, *args, **kwargs)
-        self._tell("zeroed", owner)
+        if self.passing is None or not self._pass_over("zeroed"):
+            self._tell("zeroed", owner)
         return done
 
     def _clip(self, kind: str, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -310,6 +336,8 @@ class Taps:
 
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         loss = _dispatched(original, *args, **kwargs)
+        if self.passing is not None:
+            return loss
         inputs = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
         self._tell("compared", name, inputs, target, loss)

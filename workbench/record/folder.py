@@ -10,7 +10,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -211,13 +211,13 @@ def _checksum(value: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps({k: v for k, v in value.items() if k not in _EDITABLE}, sort_keys=True).encode())
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write `content` to `path` through a temporary name and a rename."""
+def write_atomic(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> None:
+    """Write `content`, or what it writes into a file, to `path` through a temporary name and a rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(content)
+            _ = content(file) if callable(content) else file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

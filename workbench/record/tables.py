@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,8 @@ from workbench.errors import RecordError
 from workbench.record.folder import write_atomic
 from workbench.record.watch import tell
 
+MAX_ROWS = 20_000
+"""Rows that are in memory at a time while parts are joined (rule of thumb: some megabytes)."""
 _NAME = re.compile(r"part-(\d{6})(?:-(\d{6}))?\.parquet$")
 
 
@@ -32,6 +34,7 @@ class PartWriter:
         self.folder = folder
         self._blocks: list[dict[str, Any]] = []
         self.written = 0
+        self._joined = 0  # number of the last part that was joined with others
         self._next = 1 if folder is None else 1 + max((last for _, last, _ in _all_parts(folder)), default=0)
 
     def add(self, columns: Mapping[str, Any]) -> None:
@@ -57,39 +60,74 @@ class PartWriter:
             self._next += 1
             self.written += 1
 
+    def join(self) -> None:
+        """Join the parts that were written since the last call: reading stays fast, and no row is written again and again."""
+        if self.folder is not None:
+            self._join([part for part in _live_parts(self.folder) if part[0] > self._joined], None)
+            self._joined, self.written = self._next - 1, 0
+
     def merge(self, keep: Callable[[pd.DataFrame], pd.Series] | None = None) -> None:
         """Join all parts into one, dropping the rows for which `keep` is False."""
         self.flush()
-        self.written = 0
-        if self.folder is None:
-            return
-        live = _live_parts(self.folder)
+        if self.folder is not None:
+            self._join(_live_parts(self.folder), keep)
+            self._joined, self.written = self._next - 1, 0
+
+    def _join(self, live: list[tuple[int, int, Path]], keep: Callable[[pd.DataFrame], pd.Series] | None) -> None:
+        """Join neighbours into one part, whose row groups are all that is in memory at a time."""
         if not live or (len(live) == 1 and keep is None):
             return
-        table = pd.concat([_read(path) for _, _, path in live], ignore_index=True)
-        if keep is not None:
-            table = table[keep(table)]
-        merged = f"part-{live[0][0]:06d}-{live[-1][1]:06d}.parquet"
-        write_atomic(self.folder / merged, _parquet(table))
-        for _, _, path in _all_parts(self.folder):
-            if path.name != merged:
+        assert self.folder is not None
+        first, last, paths = live[0][0], live[-1][1], [path for _, _, path in live]
+        heads = [next(_batches(path, 1), pd.DataFrame()) for path in paths]
+        kinds = pd.concat(heads, ignore_index=True)  # whose dtypes are those of all rows together
+
+        def write(file: IO[bytes]) -> None:
+            with pq.ParquetWriter(file, (schema := _arrow(kinds).schema), **_options(schema)) as writer:
+                for rows in _blocks(paths):
+                    kept = rows if keep is None else rows[keep(rows)]
+                    whole = kept.reindex(columns=kinds.columns).astype(kinds.dtypes)
+                    writer.write_table(_arrow(whole, schema))
+
+        merged = self.folder / f"part-{first:06d}-{last:06d}.parquet"
+        write_atomic(merged, write)
+        for begins, ends, path in _all_parts(self.folder):
+            if first <= begins and ends <= last and path != merged:
                 path.unlink(missing_ok=True)
 
 
-def _parquet(table: pd.DataFrame) -> bytes:
-    sink = pa.BufferOutputStream()
-    arrow = pa.table({str(c): pa.array(table[c].to_numpy(), from_pandas=False) for c in table.columns})
-    floats = [f.name for f in arrow.schema if pa.types.is_floating(f.type)]
-    pq.write_table(
-        arrow,
-        sink,
-        compression="zstd",
-        use_dictionary=[f.name for f in arrow.schema if f.name not in floats],
-        use_byte_stream_split=floats,
-        write_page_checksum=True,
+def _arrow(table: pd.DataFrame, schema: pa.Schema | None = None) -> pa.Table:
+    kinds = {} if schema is None else {field.name: field.type for field in schema}
+    return pa.table(
+        {str(c): pa.array(table[c].to_numpy(), type=kinds.get(c), from_pandas=False) for c in table.columns}
     )
+
+
+def _options(schema: pa.Schema) -> dict[str, Any]:
+    floats = [f.name for f in schema if pa.types.is_floating(f.type)]
+    return {
+        "compression": "zstd", "use_dictionary": [f.name for f in schema if f.name not in floats],
+        "use_byte_stream_split": floats, "write_page_checksum": True,
+    }  # fmt: skip
+
+
+def _parquet(table: pd.DataFrame) -> bytes:
+    sink, arrow = pa.BufferOutputStream(), _arrow(table)
+    pq.write_table(arrow, sink, **_options(arrow.schema))
     content: bytes = sink.getvalue().to_pybytes()
     return content
+
+
+def _blocks(paths: Sequence[Path]) -> Iterator[pd.DataFrame]:
+    """Iterate over the rows of parts, `MAX_ROWS` or somewhat more at a time."""
+    held: list[pd.DataFrame] = []
+    for rows in itertools.chain.from_iterable(_batches(path, MAX_ROWS) for path in paths):
+        held.append(rows)
+        if sum(map(len, held)) >= MAX_ROWS:
+            yield pd.concat(held, ignore_index=True)
+            held = []
+    if held:
+        yield pd.concat(held, ignore_index=True)
 
 
 def _table(blocks: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -148,11 +186,22 @@ def _live_parts(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def _read(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    return next(_batches(path, columns=columns))
+
+
+def _batches(path: Path, rows: int | None = None, columns: list[str] | None = None) -> Iterator[pd.DataFrame]:
+    """Iterate over the rows of a part, so many at a time, None is all."""
     try:
         # half the time of `read_table` on a small part
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read(columns, use_threads=False)
-        return pd.DataFrame({name: table[name].to_numpy() for name in table.column_names})
+            whole = [file.read(columns, use_threads=False)] if rows is None else file.iter_batches(rows, use_threads=False)
+            for batch in whole:
+                yield pd.DataFrame(
+                    {
+                        name: batch[name].to_numpy(**({} if rows is None else {"zero_copy_only": False}))
+                        for name in batch.schema.names
+                    }
+                )
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

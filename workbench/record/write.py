@@ -204,7 +204,7 @@ class StudyWriter:
         for parts in (self.steps, self.evals, self.predictions):
             parts.flush()
             if parts.written > MAX_PARTS:
-                parts.merge()
+                parts.join()
 
     def discard_unused(self) -> None:
         """Take back what `open` created, so that a study that was refused before its first trial leaves nothing."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
+FIRST = 20
+"""Updates that are all looked at, whatever that takes (rule of thumb)."""
 WINDOW = 200
-"""Updates in which everything is looked at; afterwards only what may begin later, and on the cadence (rule of thumb)."""
+"""Updates until which looks may take `_EARLY` times their share, and are at most `_EARLY_GAP` updates apart on the mean (rules of thumb)."""
 AFTER = 5
 """Updates that are looked at after a loss that stands out."""
-_STEPS = 20  # of which the time of a step is told, at least
+_EARLY, _EARLY_GAP = 5, 10
 _FADE = 1 / 50
 _GOLDEN = 0.6180339887498949
 
 
 class Attention:
-    """Says of each update whether it is looked at: each of the first `WINDOW`, then one in `every` on the mean.
+    """Says of each update whether it is looked at: each of the `FIRST`, then one in `every` on the mean.
 
     How many are passed over follows from what the last looks took of the time of a step. Gaps are of changing length, 1 to 2 * `every` - 1,
     so that they keep step with nothing that the loop does on a cadence of its own. An update whose
@@ -35,6 +37,7 @@ class Attention:
         weight: updates that the one in progress stands for, where what it does is counted.
         sees: whether losses are seen before their update is made.
         spent: seconds that looking took since it was set to 0.
+        begins: updates after which the next look begins.
     """
 
     def __init__(self, share: float | None, *, most: int, sds: float = 6.0) -> None:
@@ -42,20 +45,20 @@ class Attention:
         self.awake, self.roused = True, False
         self.spent = 0.0
         self.every, self.weight, self._looked, self._seen, self._jumps = 1, 1, 0, 0, 0
-        self._begins, self._ends = 0, WINDOW  # of the look in progress, or the next one
-        self._costs: deque[float] = deque(maxlen=2 * AFTER + 1)
+        self.begins, self._ends = 0, FIRST  # of the look in progress, or the next one
+        self._costs: deque[tuple[float, float]] = deque(maxlen=2 * AFTER + 1)  # of looks, and the rest of their steps
         self.sees = False
-        self._losses, self._probes = _Level(sds), _Level(sds)
+        self.losses, self.probes = Level(sds), Level(sds)
 
     def saw(self, loss: float) -> None:
         """Take in the loss of an update in progress."""
         self.sees = True
-        if self._losses.stands_out(loss):
+        if self.losses.stands_out(loss):
             self.rouse()
 
     def probed(self, norm: float) -> None:
         """Take in the norm of one small gradient of an update in progress, which stands for the others."""
-        if self._probes.stands_out(norm):
+        if self.probes.stands_out(norm):
             self.rouse()
 
     def rouse(self) -> None:
@@ -63,8 +66,8 @@ class Attention:
         self.roused = True
         self._jumps += 1
 
-    def updated(self, updates: int, *, optimizers: int) -> None:
-        """Take in that so many updates were made, and decide on the next one.
+    def updated(self, updates: int, seconds: float, *, optimizers: int) -> None:
+        """Take in that so many updates were made, the last one in so many seconds, and decide on the next one.
 
         A look goes on for two updates where several optimizers step: what belongs to one update of the second is spread over two of the first.
         """
@@ -72,35 +75,36 @@ class Attention:
             return
         if self.awake:
             self._looked, self._seen = self._looked + 1, updates
-            self._costs.append(self.spent)
+            self._costs.append((self.spent, max(seconds - self.spent, 1e-9)))
         self.spent = 0.0
         if self.roused:
-            self.roused, self._begins, self._ends = False, updates, max(updates + AFTER, WINDOW)
+            self.roused, self.begins, self._ends = False, updates, max(updates + AFTER, FIRST)
         elif updates >= self._ends:
+            self.every = self._paced(updates)
             length = min(optimizers, 2)
             gap = 1 + int((2 * self.every - 1) * (self._looked * _GOLDEN % 1.0))
-            self._begins = self._ends + length * (gap - 1)
-            self._ends = self._begins + length
-        awake = updates >= self._begins
+            self.begins = self._ends + length * (gap - 1)
+            self._ends = self.begins + length
+        awake = updates >= self.begins
         if awake and not self.awake:
-            self.weight = max(round((self._ends - self._seen) / (self._ends - self._begins)), 1)
-        elif awake and updates == self._begins:
+            self.weight = max(round((self._ends - self._seen) / (self._ends - self.begins)), 1)
+        elif awake and updates == self.begins:
             self.weight = 1
         self.awake = awake
 
-    def read(self, columns: Mapping[str, Sequence[float]]) -> None:
-        """Set the cadence by the rows of the last updates and by what was spent on the last looks."""
-        times = columns.get("step_time_s", ())
-        if self.share is None or len(times) < _STEPS or not self._costs:
-            return
-        cost = median(self._costs)
-        step = max(median(times) - (cost if self.every < 3 else 0.0), 1e-9)
-        self.every = min(max(math.ceil(cost / (self.share * step)), 1), self._most)
+    def _paced(self, updates: int) -> int:
+        """Return in how many updates one is looked at, by what the last looks took."""
+        assert self.share is not None
+        early = updates < WINDOW
+        cost, step = map(median, zip(*self._costs, strict=True))
+        share, most = (_EARLY * self.share, min(_EARLY_GAP, self._most)) if early else (self.share, self._most)
+        return int(min(max(math.ceil(cost / (share * step)), 1), most))
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was looked at, as JSON values."""
         return {
             "share": self.share,
+            "first": FIRST,
             "window": WINDOW,
             "every": self.every,
             "looked": self._looked,
@@ -108,16 +112,27 @@ class Attention:
         }
 
 
-class _Level:
-    """Tells which values of a series stand out above those before them: the first one of several in a row."""
+class Level:
+    """Tells which values of a series stand out above those before them: the first one of several in a row; `most` is the largest that does not."""
 
-    __slots__ = ("_apart", "_limit", "_mean", "_most", "_spread")
+    __slots__ = ("_apart", "_limit", "_mean", "_spread", "most")
 
     def __init__(self, sds: float) -> None:
         self._limit = 1.2533 * sds  # in mean deviations, of which a normal standard deviation has so many
-        self._mean, self._spread, self._apart, self._most = math.nan, 0.0, False, math.nan
+        self._mean, self._spread, self._apart, self.most = math.nan, 0.0, False, math.nan
+
+    def take(self, values: Iterable[float]) -> None:
+        """Take in values that do not stand out."""
+        mean, spread = self._mean, self._spread
+        for value in values:
+            away = value - mean
+            mean += _FADE * away
+            spread += _FADE * (abs(away) - spread)
+        self._mean, self._spread, self._apart = mean, spread, False
+        self.most = mean + self._limit * max(spread, 1e-3 * abs(mean), 1e-12)
 
     def stands_out(self, value: float) -> bool:
+        """Take in a value, and tell whether it stands out."""
         before, mean = self._apart, self._mean
         if not math.isfinite(value):
             self._apart = True
@@ -125,9 +140,9 @@ class _Level:
         if math.isnan(mean):
             mean, away, self._spread = value, 0.0, abs(value)
         else:
-            self._apart = value > self._most
-            away = (self._most if self._apart else value) - mean  # one outlier does not hide the next
+            self._apart = value > self.most
+            away = (self.most if self._apart else value) - mean  # one outlier does not hide the next
         self._mean = mean = mean + _FADE * away
         self._spread = spread = self._spread + _FADE * (abs(away) - self._spread)
-        self._most = mean + self._limit * max(spread, 1e-3 * abs(mean), 1e-12)
+        self.most = mean + self._limit * max(spread, 1e-3 * abs(mean), 1e-12)
         return self._apart and not before

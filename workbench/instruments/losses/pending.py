@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from workbench.instruments.rows import Value
 
 Mark = tuple[Tensor, int] | None
+Clipping = tuple[int, float, Tensor]
+"""Id of the first parameter, limit and norm."""
 SAMPLES = 2
 
 
@@ -49,10 +52,10 @@ class Samples:
         return marks is None or not _untouched(self._refs[number], marks)
 
     def probe(self) -> Tensor | None:
-        """Return the smallest gradient that was chosen of the first optimizer, None where there is none now or it lies on another device."""
+        """Return the smallest parameter that was chosen of the first optimizer, None where it has no gradient now or lies on another device."""
         param = self._refs[0][0]() if 0 in self._refs else None
         grad = None if param is None else param.grad
-        return grad if type(grad) is Tensor and grad.is_cpu and not grad.is_sparse else None
+        return param if type(grad) is Tensor and grad.is_cpu and not grad.is_sparse else None
 
     def changed(self) -> set[int]:
         """Return the optimizers of which a sample has another gradient than when it was marked."""
@@ -149,3 +152,17 @@ def _untouched(refs: Sequence[weakref.ref[Tensor]], marks: Sequence[Mark]) -> bo
         if mark is None or tensor is None or tensor.grad is not mark[0] or mark[0]._version != mark[1]:
             return False
     return bool(marks)
+
+
+def identities(optimizer: Optimizer) -> set[int]:
+    """Return the ids of an optimizer's parameters."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def clippings_of(clippings: list[Clipping], optimizer: Optimizer, optimizers: Collection[Optimizer]) -> list[Clipping]:
+    """Return the clippings of an optimizer's gradients; those of parameters that no optimizer has count for whichever steps."""
+    if len(optimizers) < 2 or not clippings:
+        return clippings
+    mine = identities(optimizer)
+    others = {key for each in optimizers if each is not optimizer for key in identities(each)} - mine
+    return [each for each in clippings if each[0] not in others]

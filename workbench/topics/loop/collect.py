@@ -69,8 +69,9 @@ def watch(
         note: a short description; None writes one.
         steps: updates that are planned, where known: a run that ends before is then known to be cut short.
         every: updates between two looks at parameter and update norms.
-        share: of the time of a step that a look may take, on the mean over the updates after the first 200: the rest is passed over, with a loss but no
-            gradient norm, except where the loop clips or the loss jumps. None looks at every update.
+        share: of the time of a step that looks may take, on the mean over the updates after the first 200; five times as much before, after the first
+            20, which are all looked at. The rest is passed over, with a loss but no gradient norm, except where the loop clips or the loss jumps.
+            None looks at every update.
         minimised: the loss is to fall; False for policy gradients and the like, whose curves say nothing.
 
     Raises:
@@ -133,6 +134,7 @@ class WatchedRun:
         self._undo_criteria: Any = None
         self._written = 0
         self._last_loss: float | None = None
+        self._peak_lr = -math.inf
         self._broken = self._running = False
 
     def __enter__(self) -> Self:
@@ -157,7 +159,7 @@ class WatchedRun:
         self._undo_criteria = TAPS.watch_criteria()
         self._unlisten = listen(self._told)
         self._running = True
-        self._flushed, self._pause = 0.0, FLUSH_SECONDS
+        self._flushed, self._pause = time.monotonic(), FLUSH_SECONDS
         return self
 
     def __exit__(
@@ -199,7 +201,7 @@ class WatchedRun:
         if self._trial is None or self._writer is None:
             raise UsageError(_NOTHING)
         if self._running:
-            self._observer.rows.flush()
+            self._observer.flush()
         return self._trial.record if self._writer.path.exists() else TrialRecord(self.path, 0)
 
     def diagnose(self) -> Diagnosis:
@@ -209,7 +211,7 @@ class WatchedRun:
         if self._writer is None:
             raise UsageError(_NOTHING)
         if self._running:
-            self._observer.rows.flush()
+            self._observer.flush()
             self._writer.add_facts(loop=self._observer.facts.to_dict())
         return judge_watched(self.path)
 
@@ -229,6 +231,7 @@ class WatchedRun:
         first = self._written
         self._written += count
         whole = {"trial": [self._trial.number] * count, "step": list(range(first, first + count)), **columns}
+        self._peak_lr = max(self._peak_lr, *(lr for lr in columns.get("lr", ()) if math.isfinite(lr)), -math.inf)
         self._last_loss = columns["loss"][-1] if "loss" in columns else None
         self._guarded(lambda: self._add(whole))
         if self._undo_criteria is not None and self._written >= WINDOW:
@@ -271,7 +274,7 @@ class WatchedRun:
     def _close(self, error: BaseException | None) -> None:
         assert self._writer is not None
         assert self._trial is not None
-        self._observer.rows.flush()
+        self._observer.flush()
         facts = self._observer.facts
         facts.ended = error is None
         updates = self._observer.updates
@@ -292,9 +295,8 @@ class WatchedRun:
         first = self._optimizers[0]
         limits = [key.split() for key in facts["order"]["limits"]] if facts else []
         norms = [float(limit) for token, limit in limits if token == "clip" and 0 < float(limit) < math.inf]
-        steps = None if not facts or self._trial is None else self._trial.record.steps
         return own_config(
-            described(first), steps["lr"].dropna().tolist() if steps is not None and "lr" in steps else (),
+            described(first), (self._peak_lr,) if self._peak_lr > -math.inf else (),
             updates=max(self._observer.updates if facts else 0, self._steps or 0), batch_size=facts["loaders"]["batch_size"] if facts else None,
             other=type(first), select="train/loss", max_grad_norm=norms[0] if norms else None,
         ).to_dict()  # fmt: skip

@@ -57,7 +57,7 @@ def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> F
     if "step_time_s" not in steps or facts["updates"] < least:
         return DATA_CODES.not_measured("loop.conversion", f"{facts['updates']} updates were seen, {least} are needed")
     rows = [row | {"share": 0.0} for row in facts["conversions"] if row["count"] >= least]
-    total = float(steps["step_time_s"].iloc[: facts["near_updates"]].sum())
+    total = float(steps["step_time_s"].iloc[: facts["attention"]["window"]].mean()) * facts["near_updates"]
     rows = [row | {"share": row["seconds"] / total if total > 0 else 0.0} for row in rows]
     wasted = [row for row in rows if row["double"] or 2 * row["same"] >= row["count"]]
     say: Say = partial(
