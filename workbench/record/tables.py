@@ -194,7 +194,9 @@ def _batches(path: Path, rows: int | None = None, columns: list[str] | None = No
     try:
         # half the time of `read_table` on a small part
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            whole = [file.read(columns, use_threads=False)] if rows is None else file.iter_batches(rows, use_threads=False)
+            whole = (
+                [file.read(columns, use_threads=False)] if rows is None else file.iter_batches(rows, use_threads=False)
+            )
             for batch in whole:
                 yield pd.DataFrame(
                     {
