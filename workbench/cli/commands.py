@@ -123,6 +123,8 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: 
     share = "" if runs is None else f", as long as {runs:.1f} baseline runs"
     spent = f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training"
     print(f"\nCost:      {spent}{share}")
+    if cost.get("processes"):
+        print(f"           {cost['processes']}")
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")

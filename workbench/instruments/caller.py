@@ -25,15 +25,15 @@ def own_line(frame: FrameType | None = None) -> str:
     """
     frame = frame or inspect.currentframe()
     while frame is not None:
-        shown = _shown(frame.f_code.co_filename)
-        if shown is not None:
-            return f"{shown}:{frame.f_lineno}"
+        place = shown(frame.f_code.co_filename)
+        if place is not None:
+            return f"{place}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
 @functools.cache
-def _shown(path: str) -> str | None:
+def shown(path: str) -> str | None:
     """Return how a file of a person's own is named, None for one of this package or an installed one."""
     if path.startswith((_PACKAGE, *_INSTALLED, "<frozen", "<string>")) or any(each in path for each in _LIBRARIES):
         return None
@@ -41,3 +41,13 @@ def _shown(path: str) -> str | None:
         return "cell"
     near = os.path.relpath(path) if os.path.isabs(path) else path
     return os.path.basename(path) if near.startswith("..") else near
+
+
+def importing_packages() -> list[str]:
+    """Return the installed packages in whose code this call is made, as where the import of one of them leads here."""
+    found, frame = [], inspect.currentframe()
+    while frame is not None:
+        if any(each in frame.f_code.co_filename for each in _LIBRARIES):
+            found.append(str(frame.f_globals.get("__name__", "")).partition(".")[0])
+        frame = frame.f_back
+    return list(dict.fromkeys(found))

@@ -121,6 +121,8 @@ def walk(
     """Walk the playbook for a training that is run as it is, and write verdict and report into its study's folder."""
     with open_program(given, trainer, out, seeds=seeds, **options) as session:
         _walk(session, Proof(seeds=seeds, clear_seeds=2) if seeds > 1 else None)
+        if given.remark:
+            session.facts(processes=given.remark)
         record = session.record
         diagnosis = judge_program(record)
         write_json(record.path / "diagnosis.json", diagnosis.to_dict())
@@ -241,7 +243,7 @@ def judge_program(record: StudyRecord) -> Diagnosis:
     found = replace(
         found,
         findings=causes_first(found.findings),
-        cost=cost_of(record),
+        cost=cost_of(record) | {"processes": record.facts.get("processes", "")},
         recommendation=recommendation,
         path=record.path,
         command=record.command,

@@ -14,21 +14,23 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from workbench.instruments.caller import importing_packages
 from workbench.instruments.log import listen
 from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.programs.built import BuiltLines
 from workbench.programs.change import Change
+from workbench.programs.guard import Guard
 from workbench.programs.guard import begin as begin_to_guard
-from workbench.programs.seeds import move_seeds, set_seeds
+from workbench.programs.seeds import move_seeds, set_seeds, states
 
 BLOCK = 100
 _SWALLOWED = 3
@@ -38,40 +40,44 @@ _SWALLOWED = 3
 def begin(path: str) -> None:
     """Begin to observe this process as the trial file at `path` says; a fault of ours is written down and changes nothing."""
     try:
-        _Observed(json.loads(Path(path).read_text(encoding="utf-8"))).install()
+        observed = Observed()
+        observed.install()
+        observed.start(json.loads(Path(path).read_text(encoding="utf-8")))
     except Exception as error:
         with contextlib.suppress(OSError):
             Path(path).with_name("fault.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
 
 
-class _Observed:
-    """One process of the program; the first one whose optimizer steps writes, of several ranks rank 0."""
+class Observed:
+    """One process of the program; the first one whose optimizer steps writes, of several ranks rank 0.
 
-    def __init__(self, trial: Mapping[str, Any]) -> None:
-        self._folder = Path(trial["folder"])
-        self._trial = trial
-        self._pid = os.getpid()
+    `install` changes what has to be changed before other libraries are imported; nothing is observed before `start`.
+    """
+
+    def __init__(self) -> None:
+        self._folder, self._trial = Path(), {}  # type: Path, Mapping[str, Any]
+        self._pid = 0
+        self._seed: int | None = None
         self._writes: bool | None = None if os.environ.get("RANK", "0") == "0" else False
-        self._change = Change(
-            factor=trial["factor"], constants=trial.get("constants") or {}, warmup_steps=trial["warmup_steps"], max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
-            at_end=self._finish, at_update=self._look,
-        )  # fmt: skip
+        self._change = Change(at_end=self._finish, at_update=self._look)
         self._observer = LoopObserver(self._take, intervention=self._change)
         self._observer.rows.block = BLOCK
         self._handles: list[Any] = []
+        self._patterns: list[tuple[str, re.Pattern[str]]] = []
         self._finished = False
         self._ends = 0
         self._seeded: list[str] = []
-        self._built = BuiltLines()
+        self._reseeded: dict[str, int] = {}
+        self._built = BuiltLines(at_first=lambda: self._guard().note_imports())
+        self._packages: list[str] = []
         self._models: list[nn.Module] = []
         self._fault = ""
         self._first_update = 0.0
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        seed = int(self._trial["seed"])
-        set_seeds(seed)
-        self._seeded, _ = move_seeds(seed)
+        """Make this process ready to be observed."""
+        self._seeded, _ = move_seeds(lambda: self._seed, seeded=self._reseed)
         TAPS.add(self._observer, self._on_fault)
         self._handles.append(TAPS.watch_modules())
         self._settle = TAPS.watch_criteria()
@@ -79,19 +85,39 @@ class _Observed:
         listen(self._logged)
         self._guard_saving()
         for name in ("stdout", "stderr"):
-            setattr(sys, name, _Lines(getattr(sys, name), self._trial["patterns"], self._metric))
+            setattr(sys, name, _Lines(getattr(sys, name), self._patterns, self._metric))
         atexit.register(self._finish)
+
+    def start(self, trial: Mapping[str, Any]) -> None:
+        """Seed the generators, and observe and change the program as the trial says from now on."""
+        self._folder, self._trial, self._pid = Path(trial["folder"]), trial, os.getpid()
+        self._patterns += [(name, re.compile(pattern)) for name, pattern in trial["patterns"].items()]
+        for name in ("factor", "warmup_steps", "max_grad_norm", "stop_after"):
+            setattr(self._change, name, trial[name])
+        self._change.constants = trial.get("constants") or {}
+        set_seeds(int(trial["seed"]))
+        self._seed = int(trial["seed"])
+        self._packages = importing_packages()
+        self._observer.begin()
 
     def _guard_saving(self) -> None:
         """Have `torch.save` refused like other writing: it opens its file where Python does not hear of it."""
-        guard, original = begin_to_guard(self._trial), torch.save
+        original = torch.save
 
         @functools.wraps(original)
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            with guard.writing(f):
+            with self._guard().writing(f):
                 return original(obj, f, *args, **kwargs)
 
         torch.save = save
+
+    def _reseed(self, module: str) -> None:
+        """Note how much is imported when a generator is seeded: what was drawn from it before is forgotten."""
+        if not self._built.any:
+            self._reseeded[module] = len(sys.modules)
+
+    def _guard(self) -> Guard:
+        return begin_to_guard(self._trial)
 
     def _look(self, updates: int) -> None:
         """Hold the models while they become known: those of a function are gone when the process ends and is asked for its facts."""
@@ -173,6 +199,7 @@ class _Observed:
         found = {
             "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
             "seeded": self._seeded, "fault": self._fault, "world": _world(), "built": self._built.of(self._change.optimizers), "threads": torch.get_num_threads(), "first_update": self._first_update,
+            "start": {"pid": self._pid, "packages": self._packages, "states": states(), "reseeded": self._reseeded, **self._guard().imported()},
         }  # fmt: skip
         temporary = self._folder / ".facts.json"
         with contextlib.suppress(OSError):
@@ -190,9 +217,8 @@ def _world() -> int:
 class _Lines:
     """A text stream that looks for metrics in the lines that go through it."""
 
-    def __init__(self, stream: Any, patterns: Mapping[str, str], found: Any) -> None:
-        self._stream, self._found = stream, found
-        self._patterns = [(name, re.compile(pattern)) for name, pattern in patterns.items()]
+    def __init__(self, stream: Any, patterns: Sequence[tuple[str, re.Pattern[str]]], found: Any) -> None:
+        self._stream, self._patterns, self._found = stream, patterns, found
         self._open = ""
 
     def write(self, text: str) -> int:

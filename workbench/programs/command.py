@@ -16,15 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
+from workbench.programs.forks import ForkedRun, Forks, NotForked
 from workbench.programs.guard import take_back
 from workbench.programs.layout import lay_out, top_of
 from workbench.record.redact import redact
 
+Job = subprocess.Popen[bytes] | ForkedRun
 _STARTUP = Path(__file__).parent / "startup"
 GRACE_S = 30.0
 """That a run may take to its end after it was ended early, for what it saves and cleans up (rule of thumb)."""
@@ -51,8 +53,9 @@ class Command:
     seed_arg: str | None = None
     patterns: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
-    running: dict[subprocess.Popen[bytes], Path] = field(default_factory=dict, compare=False, repr=False)
+    running: dict[Job, Path] = field(default_factory=dict, compare=False, repr=False)
     stopped: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    forks: Forks = field(default_factory=Forks, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -79,6 +82,11 @@ class Command:
             "patterns": dict(self.patterns), "code": self._code(),
         }  # fmt: skip
 
+    @property
+    def remark(self) -> str:
+        """Return why its runs imported everything themselves, "" where they did not have to."""
+        return f"each run imported everything itself: {self.forks.why}" if self.forks.why else ""
+
     def _code(self) -> str:
         """Return what tells the script and what stands beside it from what they were."""
         named = [self.folder / word for word in self.words if word.endswith(".py")]
@@ -90,12 +98,22 @@ class Command:
         return found.hexdigest()[:16]
 
     def run(self, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:
-        """Run it once, see `run_command`."""
-        return run_command(self, scratch, trial, threads=threads)
+        """Run it once, see `run_command`: forked where that is certain to be the same."""
+        seed, began = int(trial["seed"]), time.perf_counter()
+        if self.forks.can(self.words, seed):
+            with contextlib.suppress(NotForked):
+                outcome = run_command(self, scratch, trial, threads=threads, forked=True)
+                if self.forks.same(seed, outcome, self.timeout_s):
+                    return outcome
+            shutil.rmtree(scratch, ignore_errors=True)
+        outcome = run_command(self, scratch, trial, threads=threads)
+        self.forks.saw(seed, outcome)
+        return replace(outcome, seconds=time.perf_counter() - began)
 
     def stop(self) -> None:
         """End the runs that are under way, and begin no other one."""
         self.stopped.set()
+        self.forks.end()
         for job, trial in tuple(self.running.items()):
             _end(job, trial)
 
@@ -166,14 +184,17 @@ def run_command(
     trial: Mapping[str, Any],
     *,
     threads: int | None = None,
+    forked: bool = False,
 ) -> Outcome:
     """Run a command once in `scratch`, a folder that is made for it, and return what was seen.
 
     Args:
         trial: factor, warmup_steps, max_grad_norm, stop_after and seed, see `Change`.
         threads: for torch; None leaves it to the program.
+        forked: whether its process is one of `command.forks`.
 
     Raises:
+        NotForked: it has to be a process of its own.
         KeyboardInterrupt: Ctrl-C; the program and all that it started are ended.
         WorkbenchError: `scratch` was removed meanwhile.
     """
@@ -197,14 +218,19 @@ def run_command(
         streams: dict[str, Any] = {"stdin": typed, "stdout": output, "stderr": subprocess.STDOUT}
         if command.stopped.is_set():  # while the folder was laid out
             raise KeyboardInterrupt
-        job = subprocess.Popen(
-            words, cwd=twin, env=_environment(path, command.folder, threads), start_new_session=True, **streams
-        )
+        known = _environment(path, command.folder, threads)
+        job: Job
+        if forked:
+            job = command.forks.run(
+                words, twin, path, (typed, output.fileno()), environment=known, folder=command.folder
+            )
+        else:
+            job = subprocess.Popen(words, cwd=twin, env=known, start_new_session=True, **streams)
         command.running[job] = path
         if command.stopped.is_set():
             _end(job, path)
         try:
-            code = _awaited(job, told, command.timeout_s)
+            code = _awaited(job, told, command.forks.limit_s(command.timeout_s) if forked else command.timeout_s)
         finally:
             command.running.pop(job, None)
             _end(job, path)
@@ -215,6 +241,8 @@ def run_command(
             f"{scratch} was removed while `{redact(' '.join(command.words))}` ran there; leave the study's folder in place, and give the command again."
         )
     facts = _read(told / "facts.json") or {}
+    if facts.get("start", {}).get("pid", job.pid) != job.pid:
+        facts["start"]["why"] = "it trains in a process that it starts itself"
     with contextlib.suppress(OSError):
         facts = facts or {"fault": (told / "fault.txt").read_text(encoding="utf-8")}
     refused = _read(told / "refused.json")
@@ -224,7 +252,7 @@ def run_command(
     )  # fmt: skip
 
 
-def _awaited(job: subprocess.Popen[bytes], told: Path, timeout_s: float | None) -> int:
+def _awaited(job: Job, told: Path, timeout_s: float | None) -> int:
     """Return the exit code of a run: 0 where it was ended early and does not go, as one that waits for children of its own."""
     began, ended = time.monotonic(), math.inf
     while True:
@@ -267,7 +295,7 @@ def _environment(trial: Path, folder: Path, threads: int | None) -> dict[str, st
     return found if threads is None else {**found, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-def _end(job: subprocess.Popen[bytes], trial: Path) -> None:
+def _end(job: Job, trial: Path) -> None:
     """End what is left of a run: asked first, then killed.
 
     A run has a process group of its own; launchers such as torchrun give each worker another one, and theirs are known by their environment.
@@ -290,7 +318,7 @@ def _end(job: subprocess.Popen[bytes], trial: Path) -> None:
         job.wait(timeout=5.0)
 
 
-def _alive(job: subprocess.Popen[bytes]) -> bool:
+def _alive(job: Job) -> bool:
     job.poll()
     try:
         os.killpg(job.pid, 0)

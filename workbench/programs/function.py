@@ -124,6 +124,8 @@ class Function:
             process.join()
         return outcome
 
+    remark = ""
+
     def stop(self) -> None:
         """End the calls in other processes."""
         for process in tuple(self.running):
@@ -265,7 +267,7 @@ class _Observed:
     def __enter__(self) -> _Observed:
         self._undo = contextlib.ExitStack()
         set_seeds(self._seed)
-        self._seeded, unmoved = move_seeds(self._seed)
+        self._seeded, unmoved = move_seeds(lambda: self._seed)
         self._undo.callback(unmoved)
         self._undo.callback(self._built.watch())
         TAPS.add(self._observer, self._on_fault)

@@ -27,6 +27,7 @@ _TOUCHED: dict[str, tuple[tuple[int, int, str], ...]] = {
 leads to is changed, the entry itself changes or goes away, or it is a new one, a folder where nothing may be yet. A hard link lets its file be written by another name."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _MADE = "made.jsonl"
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _BEGUN: list[Guard] = []
 
 
@@ -50,6 +51,10 @@ class Guard:
         )
         self._made: set[str] = set()
         self._placed = threading.local()
+        self._before = frozenset(sys.modules)
+        self._imports: list[str] = []
+        self._set: dict[str, str | None] = {}  # variables of the environment, before anything was imported
+        self._changed = ""  # the variable of the environment before whose change they were there
         self._due: dict[int, list[tuple[str, bool]]] = {}  # of each thread: what it is about to make, or to take away
 
     def guard_open(self) -> None:
@@ -106,6 +111,13 @@ class Guard:
             if not getattr(self._placed, "now", False):
                 self._check_open(*arguments[:3])
             return
+        if event in ("os.putenv", "os.unsetenv") and not self._imports and not _is_importing():
+            name, value = (*map(os.fsdecode, arguments), None)[:2]
+            new = [module for name, module in tuple(sys.modules.items()) if name not in self._before]
+            if any("-packages" in (getattr(module, "__file__", None) or "") for module in new):
+                self.note_imports(str(name))
+            else:  # whatever is imported later finds it
+                self._set[str(name)] = value
         if event not in _TOUCHED:
             return
         before, self._placed.busy = getattr(self._placed, "busy", False), True
@@ -120,6 +132,27 @@ class Guard:
                     self._check_entry(path, kind)
         finally:
             self._placed.busy = before
+
+    def note_imports(self, changed: str = "") -> None:
+        """Note, once, what is imported by now: before the first optimizer is built, or the environment changes that later imports may read."""
+        if not self._imports:
+            self._imports, self._changed = list(sys.modules), changed
+
+    def imported(self) -> dict[str, Any]:
+        """Return the installed modules that were noted, each with its file and its place among all, in the order in which their imports ended; the variables set before; and why they cannot be imported beforehand, "" where they can."""
+        from workbench.instruments.caller import shown
+
+        modules = []
+        for place, name in enumerate(self._imports):
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if spec is not None and spec.has_location and spec.name == name and shown(spec.origin) is None:
+                modules.append((name, spec.origin, place))
+        late = self._changed and "torch" not in self._imports
+        return {
+            "modules": modules,
+            "set": self._set,
+            "why": f"it sets {self._changed} before it imports torch" if late else "",
+        }
 
     def _check_open(self, path: Any, mode: Any, flags: Any) -> None:
         writes, creates, exclusive = _writes(mode, flags)
@@ -258,3 +291,14 @@ def _line() -> str:
     from workbench.instruments.caller import own_line
 
     return own_line()
+
+
+def _is_importing() -> bool:
+    """Tell whether this call is made by an installed module that is being imported, rather than by the program."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if frame.f_code.co_name == "<module>" and (path.startswith(_STANDARD) or "-packages" in path):
+            return True
+        frame = frame.f_back
+    return False

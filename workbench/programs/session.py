@@ -132,6 +132,7 @@ def open_program(
             yield ProgramSession(program, config, trainer=trainer, executor=None, writer=writer, bar=bar)  # type: ignore[arg-type]
         writer.finish()
     finally:
+        given.stop()
         writer.close()
 
 

@@ -47,6 +47,10 @@ class Repeatable(Protocol):
     def patterns(self) -> Mapping[str, str]:
         """Return the name of each metric that is looked for in what it prints, and its pattern."""
 
+    @property
+    def remark(self) -> str:
+        """Return how its runs began, where a reader should know; "" where there is nothing to say."""
+
     def run(self, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:
         """Run it once, changed as `trial` says (see `trial_of`), and return what was seen."""
 

@@ -80,6 +80,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         f"{cost['steps']:,} training steps" if cost.get("steps") is not None else "",
         f"{cost['seconds']:,.1f} s" if cost.get("seconds") is not None else "",
         f"{cost['baseline_runs']:.1f} baseline runs" if cost.get("baseline_runs") is not None else "",
+        str(cost.get("processes", "")),
     ]
     return {
         "origin": f"Training diagnosis.{name}{day}{'.' if name or day else ''}{note}",
