@@ -179,12 +179,7 @@ def check_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
 
 
 def run_command(
-    command: Command,
-    scratch: Path,
-    trial: Mapping[str, Any],
-    *,
-    threads: int | None = None,
-    forked: bool = False,
+    command: Command, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None, forked: bool = False
 ) -> Outcome:
     """Run a command once in `scratch`, a folder that is made for it, and return what was seen.
 
