@@ -77,10 +77,6 @@ class LoopObserver:
         self._snapshot = Snapshot(every)
         self._plain = intervention is None  # whether all that was seen of the loop is what `Passing` takes
 
-    def begin(self) -> None:
-        """Count the time of the first update from now on."""
-        self._last = time.perf_counter()
-
     # ---- what a loop does, in its order
 
     @looks

@@ -98,7 +98,7 @@ class Observed:
         set_seeds(int(trial["seed"]))
         self._seed = int(trial["seed"])
         self._packages = importing_packages()
-        self._observer.begin()
+        self._observer.last = time.perf_counter()  # the first update begins here
 
     def _guard_saving(self) -> None:
         """Have `torch.save` refused like other writing: it opens its file where Python does not hear of it."""
