@@ -61,6 +61,7 @@ def diagnose(args: argparse.Namespace) -> int:
         raise UsageError(
             "give a WORKLOAD, or a command that trains after --, as in `workbench diagnose -- python train.py`."
         )
+    _print_budget(args)
     trainer = None
     if args.trainer == "parameter_server":
         from workbench.parameter_server.training.trainer import ParameterServerTrainer
@@ -79,6 +80,7 @@ def diagnose(args: argparse.Namespace) -> int:
         executor=args.executor,
         address=args.address,
         proof_seeds=args.seeds,
+        budget=args.budget,
         command=_typed(args),
         progress=True,
     )
@@ -101,11 +103,20 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     wrong = next((name for name, there in given.items() if there), None)
     if wrong is not None:
         raise UsageError(f"{wrong} is for a workload, and a command was given after --: leave one of them out.")
+    _print_budget(args)
     return diagnose_program(
         words, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
         redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
-        command=_typed(args), progress=True,
+        budget=args.budget, command=_typed(args), progress=True,
     )  # fmt: skip
+
+
+def _print_budget(args: argparse.Namespace) -> None:
+    """Say what a budget will pay for, before anything is run."""
+    if args.budget is not None:
+        from workbench.studies.budget import Budget
+
+        print(Budget.parse(args.budget).plan(args.seeds), file=sys.stderr)
 
 
 def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: str | None = None) -> int:
@@ -125,6 +136,8 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: 
     print(f"\nCost:      {spent}{share}")
     if cost.get("processes"):
         print(f"           {cost['processes']}")
+    if cost.get("budget"):
+        print(textwrap.fill(f"Budget:    {cost['budget']}.", 100, subsequent_indent=" " * 11))
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")

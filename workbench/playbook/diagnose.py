@@ -20,6 +20,7 @@ from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.schedules import cap_steps, prepend_warmup
+from workbench.studies.budget import Budget, BudgetSpent
 from workbench.studies.session import Session, open_session
 from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
 from workbench.topics.architecture.study import collect_architecture
@@ -114,9 +115,18 @@ class _Walk:
         _evaluate_whole(session, baseline.number)
         session.collect("generalisation", lambda: collect_generalisation(session))
         collect_noise_scale(session, checkpoints=1)
+        session.collect("batch_norm", lambda: collect_batch_norm(session))
+        paid = replace(self, proof=replace(self.proof, seeds=session.paid_seeds(self.proof.seeds)))
+        with session.as_far_as_paid():
+            paid.search(session)
+        found = paid.compare(session)
+        session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
+        session.keep_budget()
+
+    def search(self, session: Session) -> None:
+        """Run what shows which learning rates, warmups and thresholds are better, and how far each is from instability."""
         if session.workload.minimised:
             collect_replaced(session)
-        session.collect("batch_norm", lambda: collect_batch_norm(session))
         fixed = session.workload.minimised and _fixed_step(session)
         session.stage(3, _STAGES, "learning rates")
         if session.workload.minimised and not fixed:
@@ -132,15 +142,21 @@ class _Walk:
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):
             _cure(session, known)
+
+    def compare(self, session: Session) -> Mapping[str, Any]:
+        """Hold the most promising candidate, and where it is refused the next one, against the baseline; return what `screen` says."""
+        known = diagnose_record(session.record)
         found, candidate = _candidate(session, known)
         session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
-        if candidate is not None:
-            self.proof.extend(session, candidate)
-            if _any_wrong(known, _BAD_START) and not recommend(session.record, known)["adopted"]:
-                _, second = _candidate(session, known, without={found["candidate"]})
-                if second is not None:
-                    self.proof.extend(session, second)
-        session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
+        session.release_reserve()
+        with session.as_far_as_paid():
+            if candidate is not None:
+                self.proof.extend(session, candidate)
+                if _any_wrong(known, _BAD_START) and not recommend(session.record, known)["adopted"]:
+                    _, second = _candidate(session, known, without={found["candidate"]})
+                    if second is not None:
+                        self.proof.extend(session, second)
+        return found
 
     def _extra_trials(self, config: TrainConfig, lr: float) -> list[TrialRequest]:
         """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
@@ -208,7 +224,10 @@ def _candidate(
         config = session.config.replace(**{name: changed[name] for name in CHANGEABLE})
         if not found["untried"]:
             return found, config
-        run_round(session, [TrialRequest(Role.MARGIN, config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
+        try:
+            run_round(session, [TrialRequest(Role.MARGIN, config.replace(peak_lr=EDGE_MARGIN * config.peak_lr))])
+        except BudgetSpent:
+            break
     return found, None
 
 
@@ -226,6 +245,7 @@ def diagnose(
     sweep: LRSweep | None = None,
     instability: InstabilityStudy | None = None,
     proof_seeds: int = 3,
+    budget: str | None = None,
     command: str | None = None,
     progress: bool = False,
 ) -> Diagnosis:
@@ -251,6 +271,8 @@ def diagnose(
             confirmation run where it answers, and warmup as the one fix.
         proof_seeds: trials of the baseline and of a candidate that looks better, under seeds that had no part in choosing it,
             before it is recommended; with 1 the pair of runs that chose it decides.
+        budget: what it may cost: baseline runs, as "6x", or time, as "45m", "2h"; None is without a limit. The baseline is always run. A
+            proof under fresh seeds is planned from 8 baseline runs on. The same call on the same folder with more goes on from there.
         command: what reproduces this; None is this process's command line.
         progress: show one progress bar.
 
@@ -262,13 +284,13 @@ def diagnose(
         sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
     )
     seeds = None if proof_seeds == 3 else proof_seeds
-    given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer}
+    given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer, "budget": budget}
     more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
     with open_session(
         workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
         executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress,
-        call=None if trainer is not None and trainer.hooks else call,
+        budget=None if budget is None else Budget.parse(budget), call=None if trainer is not None and trainer.hooks else call,
     ) as session:  # fmt: skip
         walk.run(session)
         record = session.record

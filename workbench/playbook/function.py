@@ -12,6 +12,7 @@ from workbench.playbook.program import walk
 from workbench.programs.function import Function, FunctionRun, check_function
 from workbench.programs.session import metric_of
 from workbench.programs.trainer import ProgramTrainer
+from workbench.studies.budget import Budget
 
 
 def diagnose_function(
@@ -23,6 +24,7 @@ def diagnose_function(
     metric_mode: str | None = None,
     seeds: int = 3,
     jobs: int | None = None,
+    budget: str | None = None,
     name: str | None = None,
     note: str | None = None,
     command: str | None = None,
@@ -50,6 +52,7 @@ def diagnose_function(
         metric_mode: "min" or "max"; None tells by the name.
         seeds: runs of the baseline and of a candidate that prove it, under seeds that had no part in choosing it; 1 proves nothing.
         jobs: processes that call it at a time, each of which has to be able to import it; None calls it in this process.
+        budget: what it may cost, as for `workbench.diagnose`.
 
     Raises:
         UsageError: `train` takes other arguments, or `jobs` is given and no other process can import it.
@@ -64,5 +67,5 @@ def diagnose_function(
     call = f"wb.diagnose_function({getattr(train, '__name__', 'train')})"
     return walk(
         Function(train=train, jobs=jobs), ProgramTrainer(jobs=jobs), out, steps=steps, select=select, mode=mode, seeds=seeds, name=name,
-        note=note, command=command, call=call, progress=progress,
+        note=note, command=command, call=call, progress=progress, budget=None if budget is None else Budget.parse(budget),
     )  # fmt: skip

@@ -20,6 +20,7 @@ from workbench.programs.trainer import ProgramTrainer, Repeatable
 from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
+from workbench.studies.budget import Budget
 from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.input.diagnose import diagnose_input_share
@@ -67,6 +68,7 @@ def diagnose_program(
     jobs: int = 1,
     threads: int | None = None,
     timeout_s: float | None = None,
+    budget: str | None = None,
     name: str | None = None,
     note: str | None = None,
     command: str | None = None,
@@ -93,6 +95,7 @@ def diagnose_program(
         jobs: runs at a time.
         threads: of torch in each run; None leaves it to the program.
         timeout_s: that a run may take.
+        budget: what it may cost, as for `workbench.diagnose`.
 
     Raises:
         UsageError: the command does not exist, or would overwrite a file of `folder`.
@@ -112,6 +115,7 @@ def diagnose_program(
     )
     trainer = ProgramTrainer(jobs=jobs, threads=threads)
     options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
+    options["budget"] = None if budget is None else Budget.parse(budget)
     return walk(given, trainer, out, steps=steps, select=select, mode=mode, seeds=seeds, **options)
 
 
@@ -120,7 +124,9 @@ def walk(
 ) -> Diagnosis:
     """Walk the playbook for a training that is run as it is, and write verdict and report into its study's folder."""
     with open_program(given, trainer, out, seeds=seeds, **options) as session:
-        _walk(session, Proof(seeds=seeds, clear_seeds=2) if seeds > 1 else None)
+        with session.as_far_as_paid():
+            _walk(session, seeds)
+        session.keep_budget()
         if given.remark:
             session.facts(processes=given.remark)
         record = session.record
@@ -132,20 +138,30 @@ def walk(
     return diagnosis
 
 
-def _walk(session: ProgramSession, proof: Proof | None) -> None:
-    session.plan(5.0 + 2.0 * (proof.seeds if proof is not None else 0))  # what own scripts took (rule of thumb)
+def _walk(session: ProgramSession, seeds: int) -> None:
+    session.plan(5.0 + 2.0 * (seeds if seeds > 1 else 0))  # what own scripts took (rule of thumb)
     session.stage(1, 4, "baseline")
     session.trial(session.config, stage=Role.BASELINE)
     looked = diagnose_loop(session.record)
     if by_faults(looked) or any(f.status == "fail" for f in looked):
         return  # mend it first: no comparison of learning rates holds until then
+    seeds = session.paid_seeds(seeds)
+    with session.as_far_as_paid():
+        _search(session, proves=seeds > 1)
+    session.stage(4, 4, "comparison with the baseline under fresh seeds")
+    session.release_reserve()
+    if seeds > 1 and not by_faults(judge_program(session.record)):
+        with session.as_far_as_paid():
+            _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
+
+
+def _search(session: ProgramSession, *, proves: bool) -> None:
+    """Run what shows which learning rates, warmups and thresholds are better, and how far each is from instability."""
     config = session.config
     program: Any = session.workload
     if not program.minimised:
         if not selects_by_loss(session.record):  # else nothing tells which of two runs is the better one
             LRSweep(lrs=[ratio * config.peak_lr for ratio in (1 / _STEP, 1.0, _STEP)]).extend(session)
-            if proof is not None:
-                _prove_best(session, proof)
         return
     if not callable(config.optimizer):  # a rule by a name of ours, whose constants are known
         session.collect("replaced", lambda: replace_suspects(session, constants_of(config.to_dict())))
@@ -181,14 +197,8 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
     known = judge_program(session.record)
     if by_faults(known):
         return
-    session.stage(4, 4, "comparison with the baseline under fresh seeds")
-    if (
-        proof is not None
-        and known["lr.too_high"].status in ("warn", "fail")
-        and screen(session.record, known)["promising"]
-    ):
-        _prove_best(session, proof)  # a smaller lr trains better: no warmup and no threshold has to hold the large one
-        return
+    if proves and known["lr.too_high"].status in ("warn", "fail") and screen(session.record, known)["promising"]:
+        return  # a smaller lr trains better: no warmup and no threshold has to hold the large one
     bad = any(known[code].status in ("warn", "fail") for code in _BAD_START if code in known)
     if bad and config.total_steps >= 10:
         run_round(session, [TrialRequest(Role.FIX, config.replace(warmup_steps=max(1, config.total_steps // 10)))])
@@ -196,8 +206,6 @@ def _walk(session: ProgramSession, proof: Proof | None) -> None:
         ClippingStudy(percentiles=(90.0, 50.0), halvings=0, peak_lr=config.peak_lr, tries=1, at_once=False).extend(
             session
         )
-    if proof is not None:
-        _prove_best(session, proof)
 
 
 def _prove_best(session: ProgramSession, proof: Proof) -> None:

@@ -129,7 +129,8 @@ def open_program(
                 initial_critical_lr_found=False, own_config=config.to_dict(),
             )  # fmt: skip
         with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
-            yield ProgramSession(program, config, trainer=trainer, executor=None, writer=writer, bar=bar)  # type: ignore[arg-type]
+            budget = options.get("budget")
+            yield ProgramSession(program, config, trainer=trainer, executor=None, writer=writer, bar=bar, budget=budget)  # type: ignore[arg-type]
         writer.finish()
     finally:
         given.stop()

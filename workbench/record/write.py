@@ -178,18 +178,12 @@ class StudyWriter:
 
     def trial(self, config: Mapping[str, Any], *, stage: str, train_examples: int) -> TrialWriter:
         """Return the writer of the trial with this config, an earlier one of the study where there is one."""
-        wanted = json.loads(dumps(dict(config)))
-        folder = self.path / "trials"
-        names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()] if folder.is_dir() else []
-        for other in sorted(map(int, names)):
-            stored = folder / str(other) / "config.json"
-            if other not in self._configs:
-                if not stored.exists():
-                    continue
-                self._configs[other] = read_json(stored)["config"]
-            if self._configs[other] == wanted:
-                tell("on_trial", self.path, other, stage=read_json(stored)["stage"], config=wanted)
-                return TrialWriter(self, other)
+        wanted, folder = json.loads(dumps(dict(config))), self.path / "trials"
+        known = self._number_of(wanted)
+        if known is not None:
+            stored = read_json(folder / str(known) / "config.json")
+            tell("on_trial", self.path, known, stage=stored["stage"], config=wanted)
+            return TrialWriter(self, known)
         number = next(n for n in itertools.count() if n not in self._configs)
         row = {"trial": number, "stage": str(stage), "seed": wanted["shared_seed"], "train_examples": train_examples}
         write_json(folder / str(number) / "config.json", row | {"config": wanted})
@@ -198,6 +192,24 @@ class StudyWriter:
         if self._configs and number < max(self._configs):  # its folder was deleted, its rows are still there
             writer.rewind(-1)
         return writer
+
+    def has(self, config: Mapping[str, Any]) -> bool:
+        """Whether a trial with this config ran to its end."""
+        number = self._number_of(json.loads(dumps(dict(config))))
+        return number is not None and TrialWriter(self, number).finished
+
+    def _number_of(self, wanted: Mapping[str, Any]) -> int | None:
+        folder = self.path / "trials"
+        names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()] if folder.is_dir() else []
+        for number in sorted(map(int, names)):
+            if number not in self._configs:
+                stored = folder / str(number) / "config.json"
+                if not stored.exists():
+                    continue
+                self._configs[number] = read_json(stored)["config"]
+            if self._configs[number] == wanted:
+                return number
+        return None
 
     def flush(self) -> None:
         """Write all collected rows to disk."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -24,7 +25,9 @@ from workbench.findings.audited import NOT_COLLECTED
 from workbench.ledger.push import pusher
 from workbench.progress import ProgressBar, progress_bar
 from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
+from workbench.studies.budget import Budget, BudgetSpent
 from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
 from workbench.train.lane import check_lanes
@@ -54,10 +57,12 @@ class Session:
         executor: RayExecutor | None,
         writer: StudyWriter,
         bar: ProgressBar,
+        budget: Budget | None = None,
     ) -> None:
         self.workload, self.config, self.trainer, self.writer = workload, config, trainer, writer
-        self.executor, self._bar = executor, bar
+        self.executor, self._bar, self.budget = executor, bar, budget
         self._seen: set[int] = set()
+        self._asked: set[TrainConfig] = set()
         self._stage = ""
 
     def plan(self, runs: float) -> None:
@@ -83,6 +88,46 @@ class Session:
         """
         return StudyRecord(self.writer.record.path, frozenset(self._seen))
 
+    @property
+    def run_s(self) -> float | None:
+        """Seconds that the baseline took; None before it was run."""
+        trials = self.record.trials
+        own = trials["seconds"][trials["stage"] == Role.BASELINE].to_list() if len(trials) else []
+        return float(own[0]) if own else None
+
+    def within_budget(self, configs: Sequence[TrainConfig]) -> list[TrainConfig]:
+        """Return the first of these trials that the budget pays for, and all that this session has run."""
+        if self.budget is None:
+            return list(configs)
+        timed = self.budget.seconds < math.inf  # what is on disk takes no time, but it was paid for
+        new = [c for c in configs if c not in self._asked and not (timed and self.writer.has(c.to_dict()))]
+        spent = int(self.record.trials["steps_run"].sum()) if self._seen else 0
+        paid = self.budget.affordable(new, run=self.config.total_steps, spent=spent, run_s=self.run_s)
+        if paid < len(new):
+            self.budget.ended = self.budget.ended or self._stage.partition(": ")[2]
+        return [config for config in configs if config not in new[paid:]]
+
+    def paid_seeds(self, wanted: int) -> int:
+        """Return how many seeds of a proof the budget pays for, and keep what they cost; 1 is no proof."""
+        return wanted if self.budget is None else self.budget.seeds(wanted, self.run_s)
+
+    def release_reserve(self) -> None:
+        """Let the trials that follow have what was kept for the proof."""
+        if self.budget is not None:
+            self.budget.reserved = 0.0
+
+    @contextmanager
+    def as_far_as_paid(self) -> Iterator[None]:
+        """Leave the block where the budget does not pay for its next trials."""
+        with suppress(BudgetSpent):
+            yield
+
+    def keep_budget(self) -> None:
+        """Store what the budget did not pay for, for the record to say why it ends where it does."""
+        told = "" if self.budget is None else self.budget.told()
+        if told or self.record.facts.get("budget"):
+            self.facts(budget=told)
+
     def check(self, configs: Sequence[TrainConfig]) -> dict[str, int]:
         """Return the number of examples of each split; `ConfigError` for a config that cannot be trained."""
         return check_lanes(self.workload, configs)
@@ -107,6 +152,7 @@ class Session:
         else:
             records = self.executor.run(self.workload, configs, self.writer, trainer=trainer, **how)
         self._seen |= {record.number for record in records}
+        self._asked |= set(configs)
         return records
 
     def facts(self, **values: Any) -> None:
@@ -126,7 +172,7 @@ class Session:
             return
         try:
             self.facts(**{name: look()})
-        except (RecordError, ClusterError):
+        except (RecordError, ClusterError, BudgetSpent):
             raise
         except Exception as error:
             self.facts(**{name: None, NOT_COLLECTED: {**known.get(NOT_COLLECTED, {}), name: in_one_line(error)}})
@@ -159,6 +205,7 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         command: what reproduces the study; None is this process's command line.
         call: the Python expression that ran it; the command where there is no command line, as in a notebook.
+        budget: what it may cost; None is without a limit.
     """
 
     trainer: AnyTrainer | None
@@ -170,6 +217,7 @@ class RunOptions(TypedDict, total=False):
     command: str | None
     call: str | None
     progress: bool
+    budget: Budget | None
 
 
 @contextmanager
@@ -214,7 +262,8 @@ def open_session(
         if found is not None:
             writer.hold_against(found)
         with runner or nullcontext(), progress_bar(None, workload.name, show=options.get("progress", False)) as bar:
-            yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar)
+            budget = options.get("budget")
+            yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar, budget=budget)
         writer.finish()
     except Exception:
         writer.discard_unused()

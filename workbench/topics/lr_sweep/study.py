@@ -32,6 +32,7 @@ from workbench.errors import ConfigError
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.studies.base import Study
+from workbench.studies.budget import BudgetSpent
 from workbench.studies.session import Session, at_length
 from workbench.topics.lr_sweep.collect import measure_chance, measure_critical_lr
 
@@ -48,19 +49,22 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
 
     Raises:
         WorkbenchError: one cannot be trained; it is named, and nothing is written.
+        BudgetSpent: the session's budget does not pay for all of them; the first that it pays for were run.
     """
     unique: dict[TrainConfig, str] = {}
     for trial in requests:
         unique.setdefault(trial.config, trial.role)
-    if not unique:
-        return []
-    session.collect("chance_loss", lambda: measure_chance(session.workload, session.config, session.device))
-    sizes = session.check(list(unique))
-    mixed = len(set(unique.values())) > 1
-    for config, stage in unique.items() if mixed else ():  # a trial keeps the stage that it was first written down with
-        session.writer.trial(config.to_dict(), stage=stage, train_examples=sizes["train"])
-    records = session.trials(list(unique), stage=next(iter(unique.values())))
-    done = dict(zip(unique, records, strict=True))
+    done: dict[TrainConfig, TrialRecord] = {}
+    while len(done) < len(unique):  # a trial that diverges early leaves more for the next ones
+        paid = session.within_budget([config for config in unique if config not in done])
+        if not paid:
+            raise BudgetSpent
+        session.collect("chance_loss", lambda: measure_chance(session.workload, session.config, session.device))
+        sizes = session.check(paid)
+        mixed = len({unique[config] for config in paid}) > 1
+        for config in paid if mixed else ():  # a trial keeps the stage that it was first written down with
+            session.writer.trial(config.to_dict(), stage=unique[config], train_examples=sizes["train"])
+        done |= dict(zip(paid, session.trials(paid, stage=unique[paid[0]]), strict=True))
     return [done[trial.config] for trial in requests]
 
 

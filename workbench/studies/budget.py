@@ -1,0 +1,119 @@
+"""`Budget`: what a diagnosis may cost, in baseline runs or in time, and which trials it still pays for."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.config import TrainConfig
+from workbench.errors import UsageError
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(x|s|m|h)")
+_SEARCH = 4.0
+"""Baseline runs that the search keeps where a proof is paid for: the baseline and three more (rule of thumb)."""
+
+
+class BudgetSpent(Exception):
+    """The next trials cost more than is left: what was trained is judged."""
+
+
+@dataclass
+class Budget:
+    """What a diagnosis may cost.
+
+    Attributes:
+        text: as it was given.
+        runs: baseline runs, counted by their updates; `inf` where time is what counts.
+        seconds: of this call; `inf` where runs are what counts.
+        reserved: baseline runs that are kept for the proof, while others ask.
+        ended: what could not be paid for, "" while all could.
+    """
+
+    text: str
+    runs: float = math.inf
+    seconds: float = math.inf
+    reserved: float = 0.0
+    ended: str = ""
+    _began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read "3x" (baseline runs), "45m", "2h" or "90s".
+
+        Raises:
+            UsageError: it is none of these, or less than one baseline run.
+        """
+        found = _FORM.fullmatch(text.strip())
+        if found is None or not float(found[1]):
+            raise UsageError(f"budget={text!r} is not known. Give baseline runs or time: 3x, 90s, 45m, 2h.")
+        amount = float(found[1])
+        if found[2] != "x":
+            return cls(text.strip(), seconds=amount * _UNITS[found[2]])
+        if amount < 1:
+            raise UsageError(
+                f"budget={text!r} is less than the baseline run, which every diagnosis needs. Give at least 1x, or a shorter run: "
+                "steps=... (--steps)."
+            )
+        return cls(text.strip(), runs=amount)
+
+    def plan(self, wanted: int) -> str:
+        """Return what will be run, before anything is: of a time only the order is known.
+
+        Args:
+            wanted: seeds of a proof that would be trained without a budget.
+        """
+        if self.runs == math.inf:
+            return f"Budget {self.text}: the baseline first; by what it took the learning rates, instability and a proof of up to {wanted} seeds are planned."
+        seeds = Budget(self.text, self.runs).seeds(wanted)
+        proof = f"{2 * seeds} for a proof under {seeds} fresh seeds"
+        proof = proof if seeds > 1 else f"none for a proof under fresh seeds, which takes {_SEARCH + 4:.0f}x or more"
+        search = self.runs - 1 - (2 * seeds if seeds > 1 else 0)
+        return f"Budget {self.text}, in baseline runs: 1 for the baseline, up to {search:.4g} for learning rates and instability, {proof}."
+
+    def told(self) -> str:
+        """Return what the budget did not pay for, "" where it paid for all."""
+        if not self.ended:
+            return ""
+        return f"the budget of {self.text} ended it in {self.ended!r}; the same command with this folder (--out) and more goes on from there"
+
+    def seeds(self, wanted: int, run_s: float | None = None) -> int:
+        """Return how many seeds of a proof can be paid for beside the search, 1 for no proof, and keep what they cost.
+
+        Args:
+            wanted: seeds that would be trained without a budget.
+            run_s: seconds of a baseline run, where that is known.
+        """
+        runs = self._left_s() / run_s if run_s and self.seconds < math.inf else self.runs
+        if runs == math.inf:
+            return wanted
+        seeds = min(wanted, int((runs - _SEARCH) / 2))
+        seeds = seeds if seeds >= 2 else 1
+        self.reserved = 2.0 * seeds if seeds > 1 else 0.0
+        return seeds
+
+    def affordable(self, configs: Sequence[TrainConfig], *, run: int, spent: int, run_s: float | None) -> int:
+        """Return how many of these trials, from the first on, can be paid for.
+
+        Args:
+            configs: trials that are not there yet.
+            run: updates of a baseline run.
+            spent: updates of all trials so far.
+            run_s: seconds of a baseline run; None where it was not run yet.
+        """
+        runs_left = self.runs - self.reserved - spent / run
+        if self.seconds < math.inf:
+            if run_s is None:
+                return len(configs)
+            runs_left = self._left_s() / max(run_s, 1e-9) - self.reserved
+        for number, config in enumerate(configs):
+            runs_left -= config.total_steps / run
+            if runs_left < -1e-9:
+                return number
+        return len(configs)
+
+    def _left_s(self) -> float:
+        return self.seconds - (time.monotonic() - self._began)
