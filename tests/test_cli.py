@@ -57,17 +57,17 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, 
 
 def test_diagnose_passes_every_option_on(playbook, capsys) -> None:
     calls = playbook(diagnosis())
-    words = "diagnose mine.py:w --out o --steps 7 --study s --device cpu --fail-on fail --executor ray --address h:1"
+    words = "diagnose mine.py:w --out o --steps 7 --study s --device cpu --fail-on fail --executor ray --address h:1 --budget 9x"
     assert cli.main([*words.split(), "--note", "why not"]) == 0
     assert cli.main(["diagnose", "w"]) == 0
     given, left = calls
     command = shlex.join(["workbench", *words.split(), "--note", "why not"])
     assert given == {
         "workload": "mine.py:w", "out": "o", "steps": 7, "study": "s", "note": "why not", "device": "cpu", "trainer": None,
-        "executor": "ray", "address": "h:1", "proof_seeds": 3, "command": command, "progress": True,
+        "executor": "ray", "address": "h:1", "proof_seeds": 3, "budget": "9x", "command": command, "progress": True,
     }  # fmt: skip
     assert left == given | {
-        "workload": "w", "out": None, "steps": None, "study": None, "note": None, "device": "auto", "executor": "local",
+        "workload": "w", "out": None, "steps": None, "study": None, "note": None, "device": "auto", "executor": "local", "budget": None,
         "address": None, "command": "workbench diagnose w",
     }  # fmt: skip
 

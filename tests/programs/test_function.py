@@ -302,7 +302,7 @@ def test_values_that_are_logged_are_what_is_compared(tmp_path: Path) -> None:
         (lambda: None, {}, UsageError, "one argument"),
         (bowl, {"jobs": 0}, UsageError, "jobs=0"),
         (lambda run: None, {"jobs": 2}, UsageError, "file beside the notebook"),
-        (lambda run: None, {}, WorkbenchError, "without a step of a torch optimizer"),
+        (lambda run: None, {}, WorkbenchError, "no step of a torch optimizer was observed"),
         (lambda run: {}[0], {}, WorkbenchError, "failed after 0 updates: KeyError"),
     ],
 )

@@ -283,7 +283,10 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
         file /= "diagnosis.json"
     if not file.exists():
         raise RecordError(f"{file} is missing: the study was not diagnosed, or the folder is another one.")
-    values = read_json(file)
+    try:
+        values = read_json(file)
+    except RecordError as error:
+        raise RecordError(f"{file} is damaged; diagnose the study again, which reads its trials from disk.") from error
     try:
         return Diagnosis(
             findings=tuple(_finding(finding) for finding in values["findings"]),

@@ -54,15 +54,15 @@ class StudyRecord:
     def study(self) -> dict[str, Any]:
         """The contents of `study.json`."""
         study = read_json(self.path / "study.json")
-        if lacking := {"name", "kind", "workload", "config"} - {*study}:
-            raise RecordError(
-                f"{self.path / 'study.json'} does not describe a study: it has no {', '.join(sorted(lacking))}."
-            )
         schema, by = study.get("schema", SCHEMA), (study.get("versions") or {}).get("workbench")
         if isinstance(schema, int) and schema > SCHEMA:
             raise RecordError(
                 f"{self.path} was written by a newer version of workbench{f' ({by})' if by else ''}: its schema is {schema}, and "
                 f"this version reads up to {SCHEMA}. Update workbench to open it; nothing in it was touched."
+            )
+        if lacking := {"name", "kind", "workload", "config"} - {*study}:
+            raise RecordError(
+                f"{self.path / 'study.json'} does not describe a study: it has no {', '.join(sorted(lacking))}."
             )
         return study
 
