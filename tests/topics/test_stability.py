@@ -158,3 +158,9 @@ def test_an_unstable_study_warns_and_says_what_cures(monkeypatch: pytest.MonkeyP
         assert (finding.status, bool(finding.advice)) == (expected, expected != "ok")
         assert ("stability.mid" in finding.summary) is (expected != "ok")
         assert finding.step == (7 if expected == "warn" else None)
+
+
+def test_a_confirmation_run_is_counted_in_multiples_of_the_studys_own_best_lr():
+    """Of lrs that tie the study took the smaller, 0.2, five times of which is 1; the loss is lowest at 0.4."""
+    found = wb.stability.diagnose(instability_study(trial(jump(), 1.0, stage="confirm"), facts={"lr_star": 0.2}))
+    assert [row["times_lr_star"] for row in found["stability.mid"].evidence["confirm"]] == [5.0]

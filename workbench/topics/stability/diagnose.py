@@ -297,7 +297,8 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interv
                 evidence["replay"] = again
     if code == "stability.mid":
         confirm = [i for i in study.items if i.curve.stage == Role.CONFIRM]
-        evidence["confirm"] = [confirmation(i, lr_star=study.star) for i in confirm]
+        star = study.record.facts.get("lr_star") or study.star  # what the study took multiples of: ties put it below the lowest loss
+        evidence["confirm"] = [confirmation(i, lr_star=star) for i in confirm]
     if code == "stability.early_recovers":
         probed = next((h for h in with_rise if h.item.curve.stage == Role.PROBE), lead)
         evals = periodic_rows(study.record.evals)
