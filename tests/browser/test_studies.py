@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.browser.lab import WAIT_S, Desk
+from tests.browser.open_to_all import serious
 from tests.helpers.study_folders import write_study
 
 pytestmark = pytest.mark.browser
@@ -93,6 +94,7 @@ def test_filter_sort_open_compare_and_copy_by_mouse(panel: Locator, desk: Desk) 
     expect(compared.get_by_role("img")).to_be_visible()
     compared.scroll_into_view_if_needed()
     desk.screenshot("studies-compared")
+    assert serious(desk.page, ".wb-studies") == []
 
 
 def test_everything_by_keyboard_and_the_notebook_does_not_move(panel: Locator, desk: Desk) -> None:
@@ -102,9 +104,9 @@ def test_everything_by_keyboard_and_the_notebook_does_not_move(panel: Locator, d
     assert names(panel) == ["first"]
     for _ in range(4):
         keyboard.press("Backspace")
-    body = panel.get_by_role("grid", name="studies").locator(".wb-body")
-    for _ in range(20):  # past the buttons of the columns
-        if body.evaluate("(node) => node === document.activeElement"):
+    grid = panel.get_by_role("grid", name="studies")
+    for _ in range(20):  # past the buttons between
+        if grid.evaluate("(node) => node === document.activeElement"):
             break
         keyboard.press("Tab")
     keyboard.press("Home")

@@ -192,6 +192,18 @@ def test_a_column_of_a_paper_has_small_letters_and_nothing_on_the_data(
         assert part.x1 <= inside.width + 1
 
 
+@every_figure
+def test_a_legend_of_many_entries_is_below_the_axes_of_a_figure_that_makes_room(name: str) -> None:
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    (ax, _), (under, _) = figure.subplots(2, 2)
+    legend = FIGURES[name](study(), diagnosis(), ax).get_legend()
+    figure.draw_without_rendering()
+    if len(legend.get_texts()) > 4:
+        box = legend.get_window_extent()
+        assert under.bbox.y1 < box.y0 < box.y1 < ax.bbox.y0
+        assert box.x1 < figure.bbox.width
+
+
 def test_another_size_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(UsageError, match='"page" or "column", not "poster"|ax=...'):
         plots.plot_loop(study(), size="poster")

@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
@@ -64,6 +65,8 @@ MAX_VECTOR_POINTS = 3000
 
 _EXPONENT = re.compile(r"e\+?(-?)0*")
 
+MOST_INSIDE = 4
+"""Entries up to which a legend may stand inside the axes of a figure that is not the workbench's own (rule of thumb): more hide the data."""
 MAX_SEARCHED_POINTS = 50_000
 """Above this many drawn points the legend goes to the upper right: the search for free space gets slow."""
 
@@ -228,23 +231,29 @@ def ticks_at(ax: Axes, sizes: Sequence[float], *, margin: float | None = None) -
 
 
 def legend(ax: Axes, handles: Sequence[Any] | None = None) -> None:
-    """Add a legend when something in `ax` has a label: below the axes of a `HouseFigure`, which grows by it, else where it covers least."""
+    """Add a legend when something in `ax` has a label: below the axes of a `HouseFigure`, which grows by it, else where it covers least.
+
+    One of many entries goes below the axes of another figure as well, where the figure's layout makes room for it.
+    """
     handles = ax.get_legend_handles_labels()[0] if handles is None else handles
     if not handles:
         return
     figure = ax.get_figure(root=True)
-    if not isinstance(figure, HouseFigure):
+    house = isinstance(figure, HouseFigure)
+    if not house and not (len(handles) > MOST_INSIDE and isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)):
         points = sum(len(np.atleast_1d(line.get_xdata())) for line in ax.lines)
         ax.legend(handles=handles, loc="best" if points < MAX_SEARCHED_POINTS else "upper right")
         return
     letter, text = float(mpl.rcParams["legend.fontsize"]), float(mpl.rcParams["font.size"])
     widest = max(len(str(handle.get_label())) for handle in handles) + 6  # the sample of the line, and the gap
-    columns = max(1, min(len(handles), int(figure.get_figwidth() * CHARACTERS_AN_INCH * 8.5 / letter) // widest))
-    figure.handles, figure.bare_height = handles, figure.bare_height or figure.get_figheight()
-    figure.set_figheight(figure.bare_height + 1.6 * letter / 72 * -(-len(handles) // columns))
+    width = figure.get_figwidth() * (1 if house else ax.get_position().width)
+    columns = max(1, min(len(handles), int(width * CHARACTERS_AN_INCH * 8.5 / letter) // widest))
+    if isinstance(figure, HouseFigure):
+        figure.handles, figure.bare_height = handles, figure.bare_height or figure.get_figheight()
+        figure.set_figheight(figure.bare_height + 1.6 * letter / 72 * -(-len(handles) // columns))
     more = [ax.xaxis.label.get_text().count("\n"), *(tick.get_text().count("\n") for tick in ax.get_xticklabels())]
     room = (3.1 + 1.4 * more[0] + 1.4 * max(more[1:], default=0)) * text + 6
     below = ScaledTranslation(0, -room / 72, figure.dpi_scale_trans)
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.01, 0)}
-    place["bbox_transform"] = blended_transform_factory(figure.transFigure, ax.transAxes) + below
+    place["bbox_transform"] = blended_transform_factory(figure.transFigure if house else ax.transAxes, ax.transAxes) + below
     ax.legend(handles=handles, ncols=columns, frameon=False, borderaxespad=0, borderpad=0, **place)

@@ -68,10 +68,10 @@ function grid({ label, height, id, onOpen, onMarked }) {
   const prefix = `wb-grid-${(grids += 1)}`;
   let columns = [], rows = [], seen = [], sort = null, words = [], active = 0, marked = [], figures = new Set(), texts = new Map();
   const head = make("div", { role: "row", className: "wb-row wb-head" });
-  const body = make("div", { role: "rowgroup", className: "wb-body", tabIndex: 0 });
-  const box = make("div", { role: "grid", className: "wb-grid", "aria-label": label, "aria-multiselectable": "true" }, head, body);
+  const body = make("div", { role: "rowgroup", className: "wb-body" });
+  const box = make("div", { role: "grid", className: "wb-grid", tabIndex: 0, "aria-label": label, "aria-multiselectable": "true" }, head, body);
   box.style.maxHeight = `${height}px`;
-  body.setAttribute("aria-label", `${label}: arrow keys move, Enter opens, space selects for comparing`);
+  box.setAttribute("aria-description", "arrow keys move, Enter opens, space selects for comparing");
 
   const numeric = (name) => figures.has(name);
 
@@ -122,8 +122,8 @@ function grid({ label, height, id, onOpen, onMarked }) {
     body.style.paddingBottom = `${(seen.length - last) * ROW}px`;
     if (!seen.length) drawn.push(make("div", { className: "wb-row wb-soft", textContent: words.length ? "nothing matches" : "nothing yet" }));
     body.replaceChildren(...drawn);
-    if (seen.length) body.setAttribute("aria-activedescendant", `${prefix}-${active}`);
-    else body.removeAttribute("aria-activedescendant");
+    if (seen.length) box.setAttribute("aria-activedescendant", `${prefix}-${active}`);
+    else box.removeAttribute("aria-activedescendant");
   }
 
   function drawRow(row, place) {
@@ -151,7 +151,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
     line.addEventListener("click", () => {
       active = place;
       draw();
-      body.focus({ preventScroll: true });
+      box.focus({ preventScroll: true });
       onOpen(row);
     });
     return line;
@@ -172,8 +172,8 @@ function grid({ label, height, id, onOpen, onMarked }) {
     draw();
   }
 
-  body.addEventListener("keydown", (event) => {
-    if (!seen.length || event.ctrlKey || event.metaKey || event.altKey) return;
+  box.addEventListener("keydown", (event) => {
+    if (event.target !== box || !seen.length || event.ctrlKey || event.metaKey || event.altKey) return;
     const page = Math.max(1, Math.floor(height / ROW) - 2);
     const moves = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + page, PageUp: active - page, Home: 0, End: seen.length - 1 };
     if (event.key in moves) show(moves[event.key]);
