@@ -38,6 +38,14 @@ def test_a_healthy_training_is_told_where_it_stands() -> None:
     }
 
 
+@pytest.mark.parametrize(("zone", "said"), [("own", " About stability.spike."), ("other", "")])
+def test_a_spike_of_the_own_config_that_costs_nothing_is_named_without_an_alarm(zone: str, said: str) -> None:
+    seen = finding("stability.spike", evidence={"hits": [{"trial": 0, "zone": zone}]})
+    assert answered(seen)["Stability"] == f"Your config trains stably.{said} About stability.headroom."
+    made = Diagnosis(findings=(seen, *WELL), recommendation=KEPT)
+    assert {answer.status for answer in made.answers} == {"ok"}
+
+
 def test_a_study_that_seeks_no_config_has_no_answers() -> None:
     assert answered(found=None) == {}
     assert Diagnosis(findings=(finding("warmup.shortest"),), recommendation=KEPT).answers == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,27 @@ def curve(steps: int = 400, every: int = 1, noise: float = 0.05, lr: float = 0.1
     at = np.arange(0, steps * every, every)
     loss = 2.0 * np.exp(-np.arange(steps) / 60) + 0.3 + noise * np.random.default_rng(1).standard_normal(steps)
     return pd.DataFrame({"step": at, "loss": loss, "lr": lr})
+
+
+@pytest.mark.parametrize("spikes", [(), (250,), (150, 280)])
+def test_a_spike_that_costs_nothing_is_told_without_an_alarm(spikes: tuple[int, ...]) -> None:
+    frame = curve()
+    for at in spikes:
+        frame.loc[at : at + 14, "loss"] += 3.0 * np.exp(-np.arange(15) / 5)
+    found = wb.judge(wb.read_log(frame))
+    line = next((line for line in repr(found).splitlines() if "stability.spike" in line), "")
+    assert found["stability.spike"].status == "ok"
+    assert bool(line) == bool(spikes)
+    if spikes:
+        course = re.search(
+            r"\(loss ([\d.]+) to ([\d.]+), back after (\d+) steps(.*?)\)", found["stability.spike"].summary
+        )
+        assert course
+        onset = frame["loss"][spikes[0] - 20 : spikes[0] - 1].median()
+        assert float(course[1]) == pytest.approx(onset, abs=0.2)
+        assert float(course[2]) == pytest.approx(frame["loss"][spikes[0] - 5 :].max(), abs=0.3)
+        assert 3 <= int(course[3]) <= 25
+        assert course[4] == (", the first of 2" if len(spikes) == 2 else "")
 
 
 def test_a_rise_is_told_by_the_steps_of_the_log() -> None:

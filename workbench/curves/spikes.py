@@ -83,6 +83,14 @@ def told(found: Mapping[str, Any], *, most: int = 8) -> str:
     return f" It begins with update {found['update']}: {'; '.join(said)}." if said else ""
 
 
+def told_course(rise: Rise, times: int) -> str:
+    """Return how high the loss went and how soon it was back; `times` is how often that happened in the same run."""
+    took = rise.steps_to_recover
+    back = "not back yet" if took is None else f"back after {took:,} step{'' if took == 1 else 's'}"
+    which = f", the first of {times}" if times > 1 else ""
+    return f" (loss {rise.trough_loss:.3g} to {rise.peak_loss:.3g}, {back}{which})"
+
+
 def told_replay(found: Mapping[str, Any], *, most: int = 3) -> str:
     """Return in a sentence what the replay of the update says, with `most` of its examples."""
     where = f" Replayed from step {found['started']}, {'bit for bit' if found['exact'] else 'to rounding'}: "

@@ -80,10 +80,17 @@ def _stability(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer
     headroom = [f for f in _of(findings, "stability.headroom") if f.status != "not_measured"]
     looked = [f for f in _of(findings, "stability.") if f.code != "stability.headroom"]
     if any(f.status == "ok" for f in looked):
-        text = " ".join(["Your config trains stably.", *(f.summary for f in headroom)])
-        codes = tuple(f.code for f in headroom)
+        told = [*filter(came_back, looked), *headroom]
+        text = " ".join(["Your config trains stably.", *(f.summary for f in told)])
+        codes = tuple(f.code for f in told)
         return Answer(question=question, status=worst([f.status for f in looked]), text=text, codes=codes)
     return _told(question, looked[:1] or _of(findings, "stability.headroom"))
+
+
+def came_back(finding: Finding) -> bool:
+    """Whether a run of the own config shows a rise of its loss that costs nothing: no alarm, but who saw it wants to read of it."""
+    hits = finding.evidence.get("hits", ()) if finding.status == "ok" and finding.code.startswith("stability.") else ()
+    return any(hit.get("zone") == "own" for hit in hits)
 
 
 def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RecordError
-from workbench.findings.answers import Answer, answers
+from workbench.findings.answers import Answer, answers, came_back
 from workbench.findings.audited import Audited
 from workbench.findings.causes import and_more, causes_first, listed
 from workbench.findings.finding import MEASUREMENTS, STATUSES, SYMBOLS, Finding, Status, said_alike, worst
@@ -196,7 +196,7 @@ class Diagnosis:
         few = len(self.findings) <= MAX_ROWS
         ranked = [f for f, _ in listed(self.findings)]
         answered = {code for answer in self.answers for code in answer.codes}
-        told = [f for f in ranked if few or f.status != "ok" or f.code in MEASUREMENTS]
+        told = [f for f in ranked if few or f.status != "ok" or f.code in MEASUREMENTS or came_back(f)]
         return [f for f in told if f.code not in answered], [f for f in ranked if f not in told]
 
     def __repr__(self) -> str:

@@ -236,11 +236,13 @@ def legend(ax: Axes, handles: Sequence[Any] | None = None) -> None:
     One of many entries goes below the axes of another figure as well, where the figure's layout makes room for it.
     """
     handles = ax.get_legend_handles_labels()[0] if handles is None else handles
-    if not handles:
-        return
     figure = ax.get_figure(root=True)
+    if not handles or figure is None:
+        return
     house = isinstance(figure, HouseFigure)
-    if not house and not (len(handles) > MOST_INSIDE and isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)):
+    if not house and not (
+        len(handles) > MOST_INSIDE and isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)
+    ):
         points = sum(len(np.atleast_1d(line.get_xdata())) for line in ax.lines)
         ax.legend(handles=handles, loc="best" if points < MAX_SEARCHED_POINTS else "upper right")
         return
@@ -255,5 +257,7 @@ def legend(ax: Axes, handles: Sequence[Any] | None = None) -> None:
     room = (3.1 + 1.4 * more[0] + 1.4 * max(more[1:], default=0)) * text + 6
     below = ScaledTranslation(0, -room / 72, figure.dpi_scale_trans)
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.01, 0)}
-    place["bbox_transform"] = blended_transform_factory(figure.transFigure if house else ax.transAxes, ax.transAxes) + below
+    place["bbox_transform"] = (
+        blended_transform_factory(figure.transFigure if house else ax.transAxes, ax.transAxes) + below
+    )
     ax.legend(handles=handles, ncols=columns, frameon=False, borderaxespad=0, borderpad=0, **place)

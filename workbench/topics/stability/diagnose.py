@@ -13,7 +13,7 @@ from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.spikes import first_update, told, told_replay
+from workbench.curves.spikes import first_update, told, told_course, told_replay
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.errors import RecordError
 from workbench.findings.advice import Kind, advise
@@ -216,7 +216,10 @@ def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interva
     cost = ""
     if own and lead.back:
         lost = study.lost(own)
-        status, cost = ("warn", f"; it costs {lost}") if lost else ("ok", "; it costs nothing")
+        status = "warn" if lost else "ok"
+        times = sum(h.item.curve.trial == lead.item.curve.trial for h in own)
+        course = told_course(lead.rise, times) if lead.rise else ""
+        cost = f"{course}; it costs {lost or 'nothing measurable'}"
     elif own:
         status = "fail"
     kind: Kind = "early" if lead.rise is None or lead.rise.when == "early" else "mid"
@@ -297,7 +300,7 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interv
                 evidence["replay"] = again
     if code == "stability.mid":
         confirm = [i for i in study.items if i.curve.stage == Role.CONFIRM]
-        star = study.record.facts.get("lr_star") or study.star  # what the study took multiples of: ties put it below the lowest loss
+        star = study.record.facts.get("lr_star") or study.star  # the study's own, of which it took multiples
         evidence["confirm"] = [confirmation(i, lr_star=star) for i in confirm]
     if code == "stability.early_recovers":
         probed = next((h for h in with_rise if h.item.curve.stage == Role.PROBE), lead)
