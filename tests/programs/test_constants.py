@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,3 +56,44 @@ def test_a_replaced_constant_is_what_the_function_would_have_set_itself() -> Non
                            ({"weight_decay": 0.0, "betas": (0.9, 0.99)}, {}))
     ]  # fmt: skip
     assert runs[0].columns["loss"] == runs[1].columns["loss"]
+
+
+def clipped(run: FunctionRun, *, limit: float) -> None:
+    """Fits a plane by plain descent, where a shorter gradient is a shorter step."""
+    torch.manual_seed(0)
+    net, draw = nn.Linear(8, 1), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for _ in range(120):
+        x = torch.randn(32, 8, generator=draw)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x)[:, 0], x.sum(1) + 0.1 * torch.randn(32, generator=draw)).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), max_norm=limit)
+        optimizer.step()
+
+
+def test_a_threshold_far_below_the_norms_is_named_with_its_line_and_what_to_use(tmp_path: Path) -> None:
+    diagnosis = wb.diagnose_function(partial(clipped, limit=0.01), out=tmp_path / "study", seeds=1)
+    record, finding = wb.open(tmp_path / "study"), diagnosis.findings[0]
+    assert (finding.code, finding.status, finding.value) == ("clipping.aggressive", "fail", 1.0)
+    assert len(record.trials) == 2
+    alone = run_function(partial(clipped, limit=1e9), NOTHING)  # as if the line were not there
+    steps = record.steps[record.steps["trial"] == 1]
+    assert steps["loss"].tolist() == pytest.approx(alone.columns["loss"])
+    line = next(k for k, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "clip_grad_norm_(net" in text)
+    wanted = np.percentile(alone.columns["grad_norm"][12:], 90)  # of what is left after the start
+    paste = diagnosis.recommendation["paste"].splitlines()
+    assert (
+        paste[0]
+        == f"clip_grad_norm_: max_norm 0.01 -> {wanted:.3g}, or leave it out (tests/programs/test_constants.py:{line})"
+    )
+    assert not any(text.startswith("lr:") for text in paste)
+
+
+@pytest.mark.parametrize(("limit", "most", "runs"), [(1.5, 0.31, False), (0.7, 0.8, True)])
+def test_a_threshold_that_costs_nothing_is_no_alarm(limit: float, most: float, runs: bool, tmp_path: Path) -> None:
+    diagnosis = wb.diagnose_function(partial(clipped, limit=limit), out=tmp_path / "study", seeds=1)
+    record = wb.open(tmp_path / "study")
+    norms = record.steps[record.steps["trial"] == 0]["grad_norm"]
+    assert 0.28 < (norms > limit).mean() < most
+    assert not [f.code for f in diagnosis if f.code.startswith("clipping.") and f.status in ("warn", "fail")]
+    assert ("replaced" in set(record.trials["stage"])) == runs

@@ -160,10 +160,6 @@ FAULTS = [
     fault("loop.sees_target", "nano_gpt", ("is_causal=True", "is_causal=False"), at="F.cross_entropy"),
     fault("loop.sees_target", "nano_gpt", ("y = F.scaled_dot_product_attention(q, k, v, is_causal=True)", "y = (q @ k.mT).tril().softmax(1) @ v"), at="F.cross_entropy"),
     fault("loop.sees_target", "nano_gpt", ("part[i + 1 : i + 1 + block_size]", "part[i : i + block_size]"), at="F.cross_entropy"),
-    # weight decay on norms and biases
-    fault("loop.decayed_norms", "nano_gpt", ('"weight_decay": 0.0}', '"weight_decay": weight_decay}'), ("AdamW(groups", "AdamW(model.parameters()"), ("betas=(0.9, 0.95)", "weight_decay=2.0")),
-    fault("loop.decayed_norms", "averaged", ("AdamW(model.parameters(), lr=3e-3)", "AdamW(model.parameters(), lr=3e-3, weight_decay=1.0)")),
-    fault("loop.decayed_norms", "compiled", ("AdamW(model.parameters(), lr=1e-2)", "AdamW(model.parameters(), lr=1e-2, weight_decay=1.0)")),
     # graphs that are kept
     fault("loop.memory_creep", "digits_mlp", ("total_loss += loss.item()", "total_loss += loss"), at=BACK),
     fault("loop.memory_creep", "rnn", ("total += loss.item()", "total += loss"), at=BACK),

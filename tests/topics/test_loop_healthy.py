@@ -77,8 +77,8 @@ class Study:
         return pd.concat([self.of.steps.assign(trial=k) for k in range(self.count)], ignore_index=True)
 
 
-@pytest.mark.parametrize(("decay", "status"), [(0.1, "ok"), (1.0, "warn")])
-def test_decay_is_that_of_one_run_and_not_of_all_runs_of_a_study(decay: float, status: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("decay", "told"), [(0.1, "by little"), (1.0, "pulls 1 biases")])
+def test_decay_is_that_of_one_run_and_not_of_all_runs_of_a_study(decay: float, told: str, tmp_path: Path) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=decay)
     with wb.watch(model, optimizer, out=tmp_path / "run") as run:
@@ -87,7 +87,7 @@ def test_decay_is_that_of_one_run_and_not_of_all_runs_of_a_study(decay: float, s
             model(torch.ones(2, 3)).square().mean().backward()
             optimizer.step()
     alone = diagnose_loop(run.record)["loop.decayed_norms"]
-    assert (alone.status, alone.value) == (status, pytest.approx(300 * 1e-3 * decay))
+    assert (alone.status, told in alone.summary, alone.value) == ("ok", True, pytest.approx(300 * 1e-3 * decay))
     assert diagnose_loop(Study(run.record, 6))["loop.decayed_norms"] == alone
 
 
@@ -111,7 +111,7 @@ def test_a_second_phase_of_the_same_model_is_no_training_of_its_own(same: bool, 
                 optimizer.step(closure)
     finding = run.diagnose()["loop.second_training"]
     assert (finding.status, "goes on with the same parameters" in finding.summary) == (
-        ("ok", True) if same else ("warn", False)
+        ("ok", True) if same else ("not_measured", False)
     )
 
 
@@ -219,3 +219,28 @@ def test_gradients_that_a_loop_sets_itself_have_no_norm_rather_than_one_that_is_
                 optimizer.step()
         assert run.record.steps["grad_norm"].isna().any(), "the first that was altered unseen"
         assert run.diagnose()["clipping.nonfinite"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("rows", "places", "values", "status"),
+    [(2, None, 2, "warn"), (4, None, 4, "warn"), (16, None, 16, "ok"), (2, 6, 72, "ok"), (2, 1, 2, "warn")],
+)
+def test_batch_norm_over_next_to_no_rows_is_named_and_places_of_an_image_count(
+    rows: int, places: int | None, values: int, status: str, tmp_path: Path
+) -> None:
+    shape = (2 * rows + 1, 3) if places is None else (2 * rows + 1, 3, places, places)
+    norm = nn.BatchNorm1d(3) if places is None else nn.BatchNorm2d(3)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(3 if places is None else 3 * places**2, 1))
+    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(shape)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(10):
+            model.train()
+            for batch in (inputs[:rows], inputs[rows : 2 * rows]):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                model(inputs[:1])  # takes no statistic
+    finding = run.diagnose()["batch_norm.small_batch"]
+    assert (finding.value, finding.status) == (values, status)

@@ -117,6 +117,8 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
     """What to change and what that brings, or why to keep everything."""
     names = [str(name) for name in found.get("changed", ())] if found.get("adopted") else []
     faults = vetoes_tuning(findings)
+    if found.get("first"):
+        return Answer(question="Config", status="warn", text=f"Not decided: {found['first']}.")
     if names:
         before, after = found.get("own") or {}, found.get("config") or {}
         text = f"Change {'; '.join(f'{name} {_change(before.get(name), after.get(name))}' for name in names)}{_gain(found)}."

@@ -39,7 +39,7 @@ _PLACES = (
 REMARKS = (
     "architecture.*", "stability.headroom", "lr.grid_edge", "checkpoints.best_not_last", "checkpoints.selection", "data.imbalance",
     "evaluation.too_small", "evaluation.minority_counts", "evaluation.interval", "evaluation.batch_size", "clipping.cures",
-    "batch_size.*", "input.bound", "loop.decayed_norms", "loop.retained_graph", "loop.conversion", "loop.second_training",
+    "batch_size.*", "input.bound", "loop.retained_graph", "loop.conversion",
 )  # fmt: skip
 """Good to know, and no reason why training would fail: they stand after every other alarm of their severity, in this order."""
 
@@ -88,8 +88,6 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loop.retained_graph": ("loop.memory_creep",),
     "loop.memory_creep": (),
     "loop.conversion": (),
-    "loop.decayed_norms": (),
-    "loop.second_training": (),
     "loop.*": _LEARNS,
     "loss.floor": (),
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
@@ -181,7 +179,7 @@ def is_remark(code: str) -> bool:
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first.
 
-    A warning that explains no learning rate, such as decayed biases, is none of them, whatever others of its kind explain.
+    A warning that explains no learning rate, such as a kept graph, is none of them, whatever others of its kind explain.
     """
     wrong = [f for f in causes_first(findings) if f.status in _ALARMS and _key(f.code, STRUCTURAL)]
     return tuple(f.code for f in wrong if f.status == "fail" or _key(f.code, _EXPLAINS) in STRUCTURAL)

@@ -62,6 +62,8 @@ class LoopFacts:
         self.workers.begins(loader, states)
 
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
+        if self.near:
+            self.modes.statistics.entered(module, args)
         kind = self.modes.entered(module)
         if kind is not None:
             self.order.add(kind, line=self.near)

@@ -38,7 +38,7 @@ class Modes:
         self._roots: dict[int, _Root] = {}
         self._inner: set[int] = set()
         self._last: _Root | None = None
-        self.unrecorded = _Unrecorded()
+        self.unrecorded, self.statistics = _Unrecorded(), _Statistics()
         self.passes = 0  # forward passes without gradient since the last backward pass
         self._entered = 0
         for model in models:
@@ -105,7 +105,7 @@ class Modes:
             passes.parts += [part.register_forward_pre_hook(hook, with_kwargs=True) for part in _parts(model)]
             handles += [model.register_forward_pre_hook(hook, with_kwargs=True), *passes.parts]
             if self._given:
-                handles += self.unrecorded.attach(model)
+                handles += [*self.unrecorded.attach(model), *self.statistics.attach(model)]
         return handles
 
     def names(self) -> dict[int, str]:
@@ -120,7 +120,47 @@ class Modes:
     def to_dict(self, loaders: _Trains, drawn: Mapping[int, int] | None = None) -> dict[str, Any]:
         """Return what was seen of each model, as JSON values."""
         self.end_of_run(drawn or {})
-        return {"entered": self._entered, "models": [root.to_dict(loaders) for root in self._roots.values()]}
+        models = [root.to_dict(loaders) for root in self._roots.values()]
+        return {"entered": self._entered, "models": models, "norm_values": self.statistics.fewest()}
+
+
+class _Statistics:
+    """Of how many values a channel the batch norm layers take their statistics in training: rows times places."""
+
+    def __init__(self) -> None:
+        self._values: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
+
+    def attach(self, model: nn.Module) -> list[RemovableHandle]:
+        """Have the batch norm layers of a model tell of their passes, until enough were seen."""
+        handles = []
+        for part in model.modules():
+            if isinstance(part, _NORMS):
+                held: list[RemovableHandle] = []
+                held.append(part.register_forward_pre_hook(_Hook(functools.partial(self._told, held))))
+                handles += held
+        return handles
+
+    def _told(self, held: list[RemovableHandle], part: nn.Module, args: tuple[Any, ...]) -> None:
+        if not torch.compiler.is_compiling() and self.entered(part, args):
+            held[0].remove()
+
+    def entered(self, part: nn.Module, args: tuple[Any, ...]) -> bool:
+        """Take in a forward pass; True where enough were seen of this layer. One that is synchronised has the values of other processes, too."""
+        if (
+            not isinstance(part, _NORMS)
+            or isinstance(part, nn.SyncBatchNorm)
+            or not part.training
+            or not torch.is_grad_enabled()
+        ):
+            return False
+        seen = self._values.setdefault(part, [])
+        if len(seen) < MAX_LOOKS and args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
+            seen.append(args[0].numel() // max(args[0].shape[1], 1))
+        return len(seen) >= MAX_LOOKS
+
+    def fewest(self) -> int | None:
+        """Return the median over the passes, so that the last batch of an epoch does not stand for all, of the layer with the fewest; None without one."""
+        return min((sorted(seen)[len(seen) // 2] for seen in self._values.values() if seen), default=None)
 
 
 class _Unrecorded:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 import threading
 import time
@@ -54,6 +55,7 @@ class Intervention(Protocol):
     """What is changed at the boundary of an optimizer, in this order."""
 
     max_grad_norm: float | None
+    unclipped: bool
 
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
         """Change the learning rates of an update that is about to be made."""
@@ -276,8 +278,13 @@ class Taps:
     def _clip(self, kind: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = args[0] if args else kwargs.pop("parameters", ())
         given = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is used up by looking
+        name = "max_norm" if kind == "clip_grad_norm_" else "clip_value"
+        changes = [getattr(listener, "intervention", None) for listener in self.listeners]
+        if any(change is not None and change.unclipped for change in changes):  # the norm is returned all the same
+            args = (*args[:1], math.inf, *args[2:]) if len(args) > 1 else args
+            kwargs |= {name: math.inf} if name in kwargs else {}
         norm = original(given, *args[1:], **kwargs)
-        given_limit: Any = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
+        given_limit: Any = args[1] if len(args) > 1 else kwargs.get(name)
         order = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
         try:
             limit, euclidean = float(given_limit), kind == "clip_grad_norm_" and float(order) == 2.0

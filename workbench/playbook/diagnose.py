@@ -29,7 +29,7 @@ from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_size.collect import collect_noise_scale
 from workbench.topics.batch_size.diagnose import diagnose_noise_scale
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
-from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.diagnose import diagnose_clipping, tried_only
 from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.data.collect import collect_data
 from workbench.topics.data.diagnose import diagnose_data
@@ -302,12 +302,6 @@ def diagnose(
     return diagnosis
 
 
-def _tried(found: Diagnosis) -> Diagnosis:
-    """Return findings about runs with a clipping that nobody trains with, but for what they say of the gradients: no alarms."""
-    trials = ("clipping.cures", "clipping.aggressive", "clipping.masks_lr")
-    return replace(found, findings=tuple(replace(f, status="ok", advice=()) if f.code in trials else f for f in found))
-
-
 _Judges = Mapping[str, Callable[[StudyRecord], Diagnosis]]
 _BEFORE: _Judges = {
     "one_batch": diagnose_one_batch, "parameters": diagnose_parameters, "architecture": diagnose_architecture,
@@ -336,8 +330,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     warmup = diagnose_warmup(study)
     after += warmup if "warmup" in record.facts else replace(warmup, findings=(warmup["warmup.over_cap"],))
     if "clipping_lr" in record.facts:
-        clipping = diagnose_clipping(study)
-        after += clipping if record.config["max_grad_norm"] is not None else _tried(clipping)
+        after += diagnose_clipping(study) if record.config["max_grad_norm"] is not None else tried_only(study)
     reason = _nothing_trained(record, before)
     if reason is not None:
         after = replace(after, findings=tuple(replace(f, summary=f"Not measured: {reason}.") for f in after.findings))

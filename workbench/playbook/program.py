@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from workbench.curves.clipping import clipped_runs
 from workbench.curves.judged import judged
 from workbench.curves.losses import judged_without_loss, selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.programs.command import Command, check_command
@@ -21,14 +23,15 @@ from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.studies.budget import Budget
-from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.batch_norm.diagnose import diagnose_seen_batches
+from workbench.topics.clipping.diagnose import diagnose_clipping, tried_only
 from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.loop.diagnose import diagnose_loop
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
-from workbench.topics.optimizers.constants import diagnose_replaced
+from workbench.topics.optimizers.constants import diagnose_replaced, replaced
 from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
 from workbench.topics.recommendation.study import Proof, constants_of, replace_suspects
 from workbench.topics.schedule.diagnose import diagnose_schedule
@@ -42,6 +45,8 @@ _CONFIRMED = 10.0
 _EXACT, _ROUGH = 0.05, 0.6
 """Width of the bracket around `lr.unstable`: on minibatches another seed moves it by as much as the margin that a recommended lr keeps,
 and two runs cut a factor of 4 so far (rule of thumb)."""
+_HEAVY = 0.5
+"""Share of the steps that the program's own clipping shortens from which it is run once more without (F4.12)."""
 _STEP = 4.0
 """Factor by which the sweep climbs from the program's own lr, which somebody has chosen already: runs of full length, for a short one needs
 the program's whole start and prefers larger lrs (rule of thumb)."""
@@ -150,7 +155,7 @@ def _walk(session: ProgramSession, seeds: int) -> None:
         _search(session, proves=seeds > 1)
     session.stage(4, 4, "comparison with the baseline under fresh seeds")
     session.release_reserve()
-    if seeds > 1 and not by_faults(judge_program(session.record)):
+    if seeds > 1 and not _costly(session.record) and not by_faults(judge_program(session.record)):
         with session.as_far_as_paid():
             _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
 
@@ -165,8 +170,10 @@ def _search(session: ProgramSession, *, proves: bool) -> None:
         return
     if not callable(config.optimizer):  # a rule by a name of ours, whose constants are known
         session.collect("replaced", lambda: replace_suspects(session, constants_of(config.to_dict())))
-        if any(f.status == "fail" for f in diagnose_replaced(session.record)):
-            return
+    if any((row["clip_frac"] or 0.0) >= _HEAVY for row in clipped_runs(session.record)):
+        run_round(session, [TrialRequest(Role.REPLACED, config.replace(max_grad_norm=None))])
+    if _costly(session.record):
+        return  # a sweep with that constant ends far from any lr that is of use once it is mended
     unstable = any(f.status == "fail" for f in diagnose_instability(session.record))
     sweep = LRSweep(
         refinements=0,
@@ -233,16 +240,21 @@ def judge_program(record: StudyRecord) -> Diagnosis:
         + diagnose_instability(study)
         + diagnose_schedule(study, restarts_planned=True)
     )
-    found = judged_without_loss(record, found + diagnose_input_share(record))
+    found = judged_without_loss(record, found + diagnose_input_share(record) + diagnose_seen_batches(record))
     if "replaced" in record.facts:
         found += diagnose_replaced(study)
-    if "clipping_lr" in record.facts:
-        found += diagnose_clipping(study)
+    if "clipping_lr" not in record.facts:
+        found += _own_clipping(study)
+    else:
+        found += diagnose_clipping(study) if record.config["max_grad_norm"] is not None else tried_only(study)
     recommendation = recommend(study, found)
     found = settled_by_proof(record, found, recommendation)
     recommendation |= {"paste": lines_to_change(record, recommendation)}
-    if (mend := by_faults(found)) and set(record.trials["stage"]) <= {Role.BASELINE, Role.REPLACED}:
-        recommendation |= {"paste": f"none: {mend}", "reason": f"Nothing else was tried: {mend}."}
+    costly = _costly(record)
+    mend = "make the change under 'Lines to change', then diagnose again" if costly else by_faults(found)
+    if mend and set(record.trials["stage"]) <= {Role.BASELINE, Role.REPLACED}:
+        lines = {"first": mend} if costly else {"paste": f"none: {mend}"}
+        recommendation |= lines | {"reason": f"Nothing else was tried: {mend}."}
         untold = f"Not measured: {mend}."
         moot = [
             replace(f, summary=untold) if f.status == "not_measured" and f.code.startswith("lr.") else f for f in found
@@ -260,21 +272,54 @@ def judge_program(record: StudyRecord) -> Diagnosis:
     return replace(found, recommendation=recommendation | {"next": left})
 
 
+def _own_clipping(record: RecordLike) -> Diagnosis:
+    """Return what the program's own clipping takes from it, where it was run without and trains stably there; else there is nothing to hold it against."""
+    own, rows = record.config, clipped_runs(record)
+    known = any(row["twin_lasting"] is False and row["max_grad_norm"] == own["max_grad_norm"] for row in rows)
+    return Diagnosis.of(record, [diagnose_clipping(record)["clipping.aggressive"]] if known else [])
+
+
+def _costly(record: RecordLike) -> list[str]:
+    """Return the lines of the program that a run with something usual in their place has shown to cost what training learns."""
+    costly, where = [each for rows in replaced(record).values() for each in rows if each.costs], _built(record)
+    told = [f"{each.field}: {each.own:g} -> {each.usual:g}{where}" for each in costly]
+    if any(f.status in ("warn", "fail") for f in _own_clipping(record)):
+        told.append(_clip_line(record, diagnose_clipping(record)["clipping.threshold"].value, ", or leave it out"))
+    return told
+
+
+def _built(record: RecordLike) -> str:
+    """Return the lines in which the program builds its optimizers, in brackets."""
+    built = [line for line in dict.fromkeys(record.facts["program"].get("built") or ()) if line]
+    return f" ({', '.join(built)})" if built else ""
+
+
+def _clip_line(record: RecordLike, limit: float | None, rest: str = "") -> str:
+    """Return what becomes of the program's own clipping; without a limit it is left out."""
+    line = record.facts["loop"]["order"]["lines"].get("clip")
+    to = f"max_norm {record.config['max_grad_norm']:g} -> {limit:.3g}{rest}" if limit is not None else "leave it out"
+    return f"clip_grad_norm_: {to}{f' ({line})' if line else ''}"
+
+
 def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> str:
     """Return what to write into the program: its learning rates times a factor, a warmup, a clipping threshold; and what cannot be tried."""
     changes = {name: recommendation["config"][name] for name in recommendation["changed"]}
     lines = record.facts["loop"]["order"]["lines"]
     at = {token: f"  # {lines[token]}" if lines.get(token) else "" for token in ("step0", "backward")}
+    if costly := _costly(record):
+        return "\n".join(
+            [*costly, "not tried: other learning rates, as the best one changes with that; diagnose again then"]
+        )
     told = []
     own = float(record.config["peak_lr"])
     if "peak_lr" in changes:
         factor = float(changes["peak_lr"]) / own
-        built = [line for line in dict.fromkeys(record.facts["program"].get("built") or ()) if line]
-        where = f" ({', '.join(built)})" if built else ""
         told.append(
-            f"lr: {own:.4g} -> {float(changes['peak_lr']):.4g}, multiply every group's lr by {factor:.4g}{where}"
+            f"lr: {own:.4g} -> {float(changes['peak_lr']):.4g}, multiply every group's lr by {factor:.4g}{_built(record)}"
         )
-    if "max_grad_norm" in changes and changes["max_grad_norm"] is not None:
+    if "max_grad_norm" in changes and record.config["max_grad_norm"] is not None:
+        told.append(_clip_line(record, changes["max_grad_norm"]))
+    elif "max_grad_norm" in changes:
         told.append(
             f"torch.nn.utils.clip_grad_norm_(model.parameters(), {float(changes['max_grad_norm']):.4g}){at['backward']}, after backward"
         )

@@ -22,7 +22,7 @@ class Stopped(SystemExit):
 
 @dataclass
 class Change:
-    """Learning rates times a factor and a linear warmup, constants of the rule replaced, gradients clipped once more, an end after so many updates.
+    """Learning rates times a factor and a linear warmup, constants of the rule replaced, other clipping of gradients, an end after so many updates.
 
     A factor of 1 without the rest changes nothing: the program runs as it does alone.
 
@@ -30,6 +30,7 @@ class Change:
         factor: on the learning rate of every group of every optimizer, on top of the program's own schedule.
         constants: name in a parameter group -> what it is in every group that has it, such as `{"weight_decay": 0.0}`.
         warmup_steps: update k of the first so many has its learning rate times k / warmup_steps.
+        unclipped: whether the program's own clipping leaves the gradients as they are.
         max_grad_norm: threshold of the L2 norm of each optimizer's gradients, after the program's own clipping; None is off.
         stop_after: updates; None lets the program end by itself.
         at_end: called once before the program is ended.
@@ -40,6 +41,7 @@ class Change:
     factor: float = 1.0
     constants: Mapping[str, Any] = field(default_factory=dict)
     warmup_steps: int = 0
+    unclipped: bool = False
     max_grad_norm: float | None = None
     stop_after: int | None = None
     at_end: Callable[[], None] = lambda: None

@@ -95,6 +95,7 @@ class Observed:
         for name in ("factor", "warmup_steps", "max_grad_norm", "stop_after"):
             setattr(self._change, name, trial[name])
         self._change.constants = trial.get("constants") or {}
+        self._change.unclipped = bool(trial.get("unclipped"))
         set_seeds(int(trial["seed"]))
         self._seed = int(trial["seed"])
         self._packages = importing_packages()

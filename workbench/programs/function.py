@@ -251,7 +251,8 @@ class _Observed:
     def __init__(self, trial: Mapping[str, Any]) -> None:
         self._seed = int(trial["seed"])
         self._change = Change(
-            factor=trial["factor"], constants=trial.get("constants") or {}, warmup_steps=trial["warmup_steps"], max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
+            factor=trial["factor"], constants=trial.get("constants") or {}, warmup_steps=trial["warmup_steps"],
+            unclipped=bool(trial.get("unclipped")), max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
         )  # fmt: skip
         self._observer = LoopObserver(self._take, intervention=self._change)
         self._observer.rows.block = BLOCK

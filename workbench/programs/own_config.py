@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,12 @@ def own_schedule(progress: float) -> float:  # noqa: ARG001
 def own_optimizer(params: Any, lr: float) -> Any:
     """Stand for an optimizer that `TrainConfig` has no name for; nothing is ever built with it."""
     raise NotImplementedError(f"the program builds its optimizer itself ({len(list(params))} parameters, lr {lr:g})")
+
+
+def own_threshold(loop: Mapping[str, Any]) -> float | None:
+    """Return the threshold that a loop clips the norm of its gradients at, the one that it uses most; None where it does not clip it."""
+    limits = [key.split() for key in loop["order"]["limits"]]
+    return next((float(limit) for kind, limit in limits if kind == "clip" and 0 < float(limit) < math.inf), None)
 
 
 def own_config(

@@ -17,7 +17,7 @@ from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.programs.command import Outcome
 from workbench.programs.layout import FIRST_RUN
-from workbench.programs.own_config import own_config, own_optimizer, own_schedule
+from workbench.programs.own_config import own_config, own_optimizer, own_schedule, own_threshold
 from workbench.programs.trainer import (
     UNCHANGED,
     Program,
@@ -182,13 +182,15 @@ class ProgramSession(Session):
 
 
 def _config(outcome: Outcome, **fields: Any) -> TrainConfig:
-    """Return the config that an unchanged run shows; its own clipping is no change of ours."""
+    """Return the config that an unchanged run shows; clipping by several thresholds or by value is left to it."""
     loop, lrs = outcome.facts["loop"], outcome.columns["lr"]
+    alone = len(loop["order"]["limits"]) == 1
     found = own_config(
         loop["parameters"]["optimizers"]["0"],
         lrs,
         updates=outcome.updates,
         batch_size=loop["loaders"]["batch_size"],
+        max_grad_norm=own_threshold(loop) if alone else None,
         **fields,
     )
     constant = np.allclose(np.asarray(lrs, dtype=np.float64), found.peak_lr, rtol=1e-6, equal_nan=True)

@@ -161,7 +161,7 @@ class ProgramTrainer:
 def _key(trial: Mapping[str, Any]) -> tuple[Any, ...]:
     changed = (trial["factor"], trial["warmup_steps"], trial["max_grad_norm"] or math.inf, trial["seed"])
     constants = json.dumps(trial.get("constants") or {}, sort_keys=True)
-    return (*(float(f"{value:.9g}") for value in changed), constants)
+    return (*(float(f"{value:.9g}") for value in changed), bool(trial.get("unclipped")), constants)
 
 
 def _beginning(outcome: Outcome, updates: int) -> Outcome:
@@ -176,7 +176,8 @@ def trial_of(config: TrainConfig, own: TrainConfig, *, endless: bool) -> dict[st
     return {
         "factor": config.peak_lr / own.peak_lr,
         "warmup_steps": config.warmup_steps,
-        "max_grad_norm": config.max_grad_norm,
+        "max_grad_norm": None if config.max_grad_norm == own.max_grad_norm else config.max_grad_norm,
+        "unclipped": own.max_grad_norm not in (None, config.max_grad_norm),
         "stop_after": config.total_steps if endless or config.total_steps < own.total_steps else None,
         "seed": config.shared_seed,
         "constants": replaced_constants(config, own),

@@ -201,6 +201,29 @@ def _held_words(rows: Sequence[Mapping[str, Any]]) -> str:
     return f" By batch size, held at {asked} against the whole batch: {'; '.join(told)}."
 
 
+def diagnose_seen_batches(record: RecordLike, *, few_values: int = 4) -> Diagnosis:
+    """Say whether the batch norm layers of a loop that was watched normalise by next to nothing; no finding where none was seen to train.
+
+    Args:
+        few_values: of a channel, rows times places, in a statistic up to which its noise costs for certain (measured: four examples cost
+            an MLP 70 % against layer norm, docs/findings.md; how steady more values are is not known from outside).
+    """
+    values = record.facts.get("loop", {}).get("modes", {}).get("norm_values")
+    if values is None:
+        return Diagnosis.of(record, [])
+    said = f"A batch norm layer takes each statistic from {values:,} values of a channel"
+    known: dict[str, Any] = {"value": float(values), "unit": "values", "threshold": float(few_values)}
+    if values > few_values:
+        return Diagnosis.of(record, [CODES.finding("batch_norm.small_batch", "ok", f"{said} or more.", **known)])
+    advice = [
+        "Train on larger batches, or normalise each example by itself: nn.LayerNorm or nn.GroupNorm in place of batch norm."
+    ]
+    told = CODES.finding(
+        "batch_norm.small_batch", "warn", f"{said}: their noise costs accuracy.", advice=advice, **known
+    )
+    return Diagnosis.of(record, [told])
+
+
 def _small_batch(record: Any, facts: Mapping[str, Any], few: int, alpha: float) -> Finding:
     code = "batch_norm.small_batch"
     given, independent, refused = facts.get("examples"), facts.get("independent"), facts.get("refused", 0)

@@ -27,7 +27,7 @@ from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.metrics import passed_over
 from workbench.record.roles import Role
 from workbench.topics.clipping.ladder import Candidate, is_calm, leading, masks, read_ladder
-from workbench.topics.optimizers.constants import LOST_FRAC, lost_by
+from workbench.topics.optimizers.constants import ALL_FRAC, LOST_FRAC, lost_by
 
 CODES = Codes({
     "clipping.threshold": "F4.9", "clipping.cures": "F4.10", "clipping.aggressive": "F4.12", "clipping.masks_lr": "F4.11",
@@ -81,6 +81,12 @@ def diagnose_clipping(
         share = unknown("clipping.aggressive") if lead.clip_frac is None else clipped.aggressive(lead.clip_frac)
         findings += [clipped.cures(), share, clipped.masks()]
     return Diagnosis.of(study, [*findings, nonfinite_norms(study)])
+
+
+def tried_only(record: RecordLike) -> Diagnosis:
+    """Return the diagnosis of runs with a clipping that nobody trains with: no alarms, but for what they say of the gradients."""
+    found, trials = diagnose_clipping(record), ("clipping.cures", "clipping.aggressive", "clipping.masks_lr")
+    return replace(found, findings=tuple(replace(f, status="ok", advice=()) if f.code in trials else f for f in found))
 
 
 def _named(lr: float) -> str:
@@ -197,6 +203,12 @@ class _Clipped:
             evidence=self.evidence | {"lead": self.why},
         )  # fmt: skip
         at = f", lr {lead.lr:.4g}" if math.isfinite(lead.lr) else ""
+        line = (
+            self.study.facts.get("loop", {}).get("order", {}).get("lines", {}).get("clip")
+            if self.why == "own"
+            else None
+        )
+        at += f" ({line})" if line else ""
         shown = f"{clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}{at}"
         if clip_frac < self.aggressive_frac:
             return found("ok", f"{shown}.")
@@ -210,7 +222,7 @@ class _Clipped:
             limit, which = self.threshold, "the 90th percentile of the norms"
             to = f" to about {limit:.3g}, {which}," if limit is not None else ""
             advice = f"Raise max_grad_norm{to} or leave it out: at present it only shortens every step."
-            return found("warn", f"{shown}.", advice=[advice])
+            return found("fail" if lost >= ALL_FRAC else "warn", f"{shown}.", advice=[advice])
         needed = {"own": "", "passes": ", and no larger threshold that was tried stabilises it" if len(self.ladder) > 1 else "",
                   "tightest": ", and even that does not stabilise it" if lead.lasting else ""}  # fmt: skip
         summary = f"{shown}{needed[self.why]}: a roundabout way to lower the learning rate."

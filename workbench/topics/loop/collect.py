@@ -25,7 +25,7 @@ from workbench.instruments.parameters import described
 from workbench.instruments.rows import Value
 from workbench.instruments.taps import TAPS
 from workbench.ledger.push import pusher
-from workbench.programs.own_config import own_config
+from workbench.programs.own_config import own_config, own_threshold
 from workbench.record.folder import read_json, write_json
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
@@ -293,10 +293,8 @@ class WatchedRun:
     def _config(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is known of the config now, as JSON values: `facts` are the loop's, empty before it begins."""
         first = self._optimizers[0]
-        limits = [key.split() for key in facts["order"]["limits"]] if facts else []
-        norms = [float(limit) for token, limit in limits if token == "clip" and 0 < float(limit) < math.inf]
         return own_config(
             described(first), (self._peak_lr,) if self._peak_lr > -math.inf else (),
             updates=max(self._observer.updates if facts else 0, self._steps or 0), batch_size=facts["loaders"]["batch_size"] if facts else None,
-            other=type(first), select="train/loss", max_grad_norm=norms[0] if norms else None,
+            other=type(first), select="train/loss", max_grad_norm=own_threshold(facts) if facts else None,
         ).to_dict()  # fmt: skip

@@ -76,9 +76,9 @@ def _second(facts: Facts, least: int) -> Finding:
         )  # fmt: skip
     if not later:
         return say("ok", "No optimizer begins after another one's last step.")
-    return say(
-        "warn", f"After the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{_where({'': later[0]['line']}, '')}: a separate training, which "
-        "is not recorded. These findings are about the first.", advice=["Run or watch one training at a time."],
+    return ORDER_CODES.not_measured(
+        "loop.second_training", f"after the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{_where({'': later[0]['line']}, '')}: a separate "
+        "training, which is not recorded. These findings are about the first; run or watch one training at a time to judge the other", value=float(len(later)), unit="optimizers",
     )  # fmt: skip
 
 

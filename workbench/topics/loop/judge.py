@@ -14,6 +14,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.record.folder import write_json
 from workbench.record.read import open_record
+from workbench.topics.batch_norm.diagnose import diagnose_seen_batches
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
 from workbench.topics.clipping.diagnose import diagnose_clipping
 from workbench.topics.input.diagnose import diagnose_input_share
@@ -28,7 +29,12 @@ _CLIPPED = ("clipping.aggressive", "clipping.nonfinite")
 
 def judge_run(record: RecordLike) -> Diagnosis:
     """Return what the loop's facts and its curves tell: faults of the loop, stability, schedule, clipping, waits for data."""
-    found = diagnose_loop(record) + Diagnosis.of(record, _curves(record)) + diagnose_input_share(record)
+    found = (
+        diagnose_loop(record)
+        + Diagnosis.of(record, _curves(record))
+        + diagnose_input_share(record)
+        + diagnose_seen_batches(record)
+    )
     found = judged_without_loss(record, found)
     return replace(found, findings=causes_first(found.findings))
 

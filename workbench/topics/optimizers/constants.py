@@ -31,7 +31,7 @@ LOST_FRAC = 0.1
 """A setting costs something where it takes this share of what training learns without it (rule of thumb)."""
 _MOST_FRAC = 0.5
 """Where the selected metric lacks this much, a better fit is none (rule of thumb)."""
-_ALL_FRAC = 0.9
+ALL_FRAC = 0.9
 """Where it takes this much, training does not work (rule of thumb)."""
 _NOISE_SDS = 2.0
 _MEANS = {
@@ -68,12 +68,12 @@ class Replaced:
     @property
     def costs(self) -> bool:
         """Whether the baseline is worth mending; a worse fit alone is what weight decay is there for, unless next to nothing is learned."""
-        return self.lost >= (_ALL_FRAC if self.fit_only and self.field == "weight_decay" else LOST_FRAC)
+        return self.lost >= (ALL_FRAC if self.fit_only and self.field == "weight_decay" else LOST_FRAC)
 
     @property
     def status(self) -> Status:
         """How bad it is: "fail" where next to nothing is learned."""
-        return "ok" if not self.costs else "fail" if self.lost >= _ALL_FRAC else "warn"
+        return "ok" if not self.costs else "fail" if self.lost >= ALL_FRAC else "warn"
 
     @property
     def words(self) -> str:
