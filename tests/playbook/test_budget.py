@@ -15,6 +15,7 @@ from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.programs.function import FunctionRun
 from workbench.record.roles import Role
+from workbench.studies.session import open_session
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 STEPS = 40
@@ -72,6 +73,16 @@ def test_a_time_pays_for_the_baseline_at_least(tmp_path: Path) -> None:
     assert steps(tmp_path / "s") == STEPS
     diagnosed(tmp_path / "s", "2h")
     assert steps(tmp_path / "s") > 3 * STEPS
+
+
+def test_a_baseline_that_diverges_at_once_makes_no_other_run_look_cheap(tmp_path: Path) -> None:
+    with open_session(
+        small_workload(config={"total_steps": 1000}), stem="s", settings={}, out=tmp_path / "s"
+    ) as session:
+        writer = session.writer.trial(session.config.to_dict(), stage=Role.BASELINE, train_examples=1)
+        writer.event("end", state="diverged", seconds=2.0, steps_run=10)
+        session.trial(session.config, stage=Role.BASELINE)
+        assert session.run_s == pytest.approx(200.0)
 
 
 def too_low(run: FunctionRun) -> None:

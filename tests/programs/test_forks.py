@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from workbench.programs.command import Command, Outcome, check_command, run_command
+from workbench.programs.forks import ForkedRun
 
 NOTHING: dict[str, Any] = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": None, "seed": 0}
 SCRIPT = """
@@ -137,6 +139,14 @@ def test_a_forked_run_ends_as_its_program_does_with_all_that_it_started_and_a_se
     server.wait()
     assert runs().columns["loss"] == first.columns["loss"]
     assert "has ended" in runs.command.remark
+
+
+def test_an_exit_code_is_taken_for_no_process() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.send(b"1")  # of a process that ended before it said which one it is
+    assert not ForkedRun(ours).pid
+    for each in (ours, theirs):
+        each.close()
 
 
 def test_an_interrupt_ends_a_forked_run_and_what_forks(runs: Runs) -> None:

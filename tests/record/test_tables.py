@@ -13,7 +13,7 @@ import pytest
 
 from workbench.errors import RecordError
 from workbench.record import tables as record_tables
-from workbench.record.tables import PartWriter, read_parts
+from workbench.record.tables import PartWriter, read_parts, trial_column
 
 VALUES = np.array([1.5, np.nan, np.inf, -np.inf, -0.0, 5e-324, 1.7976931348623157e308])
 
@@ -47,6 +47,19 @@ def test_a_column_that_appears_later_is_nan_before(tmp_path: Path) -> None:
     for _ in range(2):
         assert read_parts(tmp_path)["user/x"].isna().tolist() == [True] * 3 + [False] * 3
         writer.merge()
+
+
+def test_a_table_keeps_its_columns_when_all_of_its_rows_are_dropped_twice(tmp_path: Path) -> None:
+    for _ in range(3):
+        writer = PartWriter(tmp_path)
+        writer.add(rows(0))
+        writer.merge(keep=lambda table: table["step"] < 0)
+        writer.merge(keep=lambda table: table["step"] < 0)
+        assert trial_column(tmp_path).tolist() == []
+    writer.add(rows(3))
+    writer.merge()
+    assert steps_of(tmp_path) == [3, 4, 5]
+    assert read_parts(tmp_path).dtypes.equals(pd.DataFrame(rows(3)).dtypes)
 
 
 def test_a_merged_part_stands_for_those_it_names(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
 from workbench.instruments.losses.attention import AFTER, FIRST, WINDOW, Attention
+from workbench.topics.loop.diagnose import diagnose_loop
 
 STEPS = 700
 LEAST = 1e-9
@@ -24,7 +26,7 @@ LEAST = 1e-9
 
 def train(
     out: Path, *, share: float | None = LEAST, clip: float | None = None, scale_at: int | None = None, bad_at: int | None = None,
-    kept_from: int | None = None, evaluating_from: int | None = None, steps: int = STEPS,
+    kept_from: int | None = None, nan_from: int = STEPS, evaluating_from: int | None = None, steps: int = STEPS,
 ) -> tuple[Any, list[float], list[float]]:  # fmt: skip
     """Return the watch, and the losses and gradient norms that the loop saw itself."""
     torch.manual_seed(0)
@@ -34,7 +36,7 @@ def train(
     with wb.watch(model, optimizer, out=out, share=share) as run:
         for k in range(steps):
             x = torch.randn(16, 4)
-            y = x.sum(1, keepdim=True) + (40.0 if k == bad_at else 0.0)
+            y = x.sum(1, keepdim=True) + (40.0 if k == bad_at else math.nan if k >= nan_from else 0.0)
             if kept_from is None or k < kept_from:
                 optimizer.zero_grad()
             model.train(evaluating_from is None or k < evaluating_from)
@@ -67,6 +69,66 @@ def test_every_loss_and_some_norms_are_there_and_the_rest_is_said_to_be_passed_o
     found = run.diagnose()
     assert [f.code for f in found.findings if f.status in ("warn", "fail")] == []
     assert found["clipping.nonfinite"].status == "ok"
+
+
+def test_a_loss_that_stays_no_number_is_looked_at_once_and_not_for_ever(tmp_path: Path) -> None:
+    broken = train(tmp_path / "run", nan_from=300)[0].record
+    healthy = train(tmp_path / "healthy")[0].record
+    assert broken.facts["loop"]["attention"]["roused"] <= healthy.facts["loop"]["attention"]["roused"] + 2
+    assert broken.steps["looked"].sum() <= healthy.steps["looked"].sum() + 2 * AFTER
+
+
+def test_complex_parameters_are_watched_to_the_end(tmp_path: Path) -> None:
+    model = nn.ParameterList([torch.randn(3, dtype=torch.cfloat), torch.randn(50)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=LEAST) as run:
+        for _ in range(100):
+            optimizer.zero_grad()
+            sum(p.abs().square().sum() for p in model).backward()
+            optimizer.step()
+    assert len(run.record.steps) == 100
+
+
+class Counted(nn.Module):
+    """A language model that counts what runs in its forward and backward passes."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.calls = how, 0
+        self.embedding, self.block, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 20)
+        if how == "module":
+            self.block.register_full_backward_hook(self.count)
+
+    def count(self, *_: Any) -> None:
+        self.calls += 1
+
+    def blocks(self, x: torch.Tensor) -> torch.Tensor:
+        self.count()
+        return self.block(x).tanh()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = checkpoint(self.blocks, x, use_reentrant=False) if self.how == "checkpoint" else self.blocks(x)
+        if self.how == "tensor":
+            x.register_hook(self.count)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("how", "calls"), [("module", 2), ("tensor", 2), ("checkpoint", 2), ("", 1)])
+def test_what_a_program_runs_in_its_backward_pass_runs_as_often_as_unwatched(
+    how: str, calls: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Counted(how)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(10):
+            tokens = torch.randint(0, 20, (4, 9))
+            optimizer.zero_grad()
+            F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+    assert model.calls == 10 * calls
+    assert diagnose_loop(run.record)["loop.sees_target"].status == ("not_measured" if how else "ok")
 
 
 def test_a_share_of_none_looks_at_every_update(tmp_path: Path) -> None:

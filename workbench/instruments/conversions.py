@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from workbench.instruments.caller import own_line
 
@@ -59,3 +60,11 @@ class Conversions:
 def _named(tensor: Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     return kind if tensor.device.type == "cpu" else f"{kind} on {tensor.device.type}"
+
+
+def dispatched(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a call gives: subclasses of tensors and modes, which ask which function of torch it is, are given the original."""
+    given = (*args, *kwargs.values())
+    if has_torch_function(given):
+        return handle_torch_function(original, given, *args, **kwargs)
+    return original(*args, **kwargs)

@@ -74,4 +74,4 @@ def stacked(scalars: Sequence[Tensor]) -> Tensor:
 def each_norm(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor."""
     with torch.no_grad():
-        return [torch.linalg.vector_norm(t.detach().float()) for t in tensors]
+        return [torch.linalg.vector_norm(t.detach() if t.is_complex() else t.detach().float()) for t in tensors]

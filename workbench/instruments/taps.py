@@ -19,15 +19,15 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments.batches import Draws
-from workbench.instruments.conversions import METHODS, is_costly
+from workbench.instruments.conversions import METHODS, dispatched, is_costly
 from workbench.instruments.workers import asked_workers
 
 
@@ -98,6 +98,7 @@ class Taps:
         self._opening: tuple[Any, Draws | None] = (None, None)  # the sampler of the iteration that begins just now
         self._due: dict[int, weakref.ref[Optimizer]] = {}  # by identity, in a step whose closure has not returned yet
         self.on_fault: dict[int, Callable[[Exception], None]] = {}  # by the id of the listener
+        self.hooked = False  # whether something of the program's own was to run in a backward pass, while loss functions are told of
         self._criteria: set[object] = set()  # one for each who asked for the loss functions
         self._unwrap: list[Callable[[], None]] = []
 
@@ -118,6 +119,7 @@ class Taps:
             left = [each for each in self.listeners if each is not listener]
             if self.listeners and not left:
                 self._criteria.clear()
+                self.hooked = False
                 for undo in (self._unwrap, self._undo):
                     while undo:
                         undo.pop()()
@@ -144,12 +146,13 @@ class Taps:
 
     def _pass_over(self, what: str, *args: Any) -> bool:
         """Have the call of an update that is passed over taken in; False where it is to be told."""
+        passing = self.passing  # another thread may end it meanwhile
         try:
-            return self.passing is not None and getattr(self.passing, what)(*args) is not False
+            return passing is not None and getattr(passing, what)(*args) is not False
         except Exception as error:
-            listener = self.listeners[0]
-            self.tell_fault(listener, error)
-            self.remove(listener)
+            for listener in self.listeners[:1]:
+                self.tell_fault(listener, error)
+                self.remove(listener)
             return False
 
     def _install(self) -> None:
@@ -190,6 +193,8 @@ class Taps:
                     self._replace(F, name, functools.partial(self._compare, name))
                 for name in METHODS:
                     self._replace(Tensor, name, self._convert)
+                for owner, name in ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__")):
+                    self._replace(owner, name, self._hook)
                 self._unwrap, self._undo = self._undo[begun:], self._undo[:begun]
             self._criteria.add(asked)
 
@@ -198,6 +203,7 @@ class Taps:
                 self._criteria.discard(asked)
                 while self._unwrap and not self._criteria:
                     self._unwrap.pop()()
+                self.hooked = self.hooked and bool(self._criteria)
 
         return remove
 
@@ -331,7 +337,7 @@ class Taps:
 
     def _convert(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
-        result = _dispatched(original, tensor, *args, **kwargs)
+        result = dispatched(original, tensor, *args, **kwargs)
         seconds = time.perf_counter() - began
         try:
             costly = is_costly(tensor, result)
@@ -341,22 +347,18 @@ class Taps:
             self._tell("converted", tensor, result, seconds)
         return result
 
+    def _hook(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        self.hooked = self.hooked or not isinstance(owner, Tensor) or not owner.is_leaf
+        return original(owner, *args, **kwargs)
+
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = _dispatched(original, *args, **kwargs)
+        loss = dispatched(original, *args, **kwargs)
         if self.passing is not None:
             return loss
         inputs = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
         self._tell("compared", name, inputs, target, loss)
         return loss
-
-
-def _dispatched(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what a call gives: subclasses of tensors and modes, which ask which function of torch it is, are given the original."""
-    given = (*args, *kwargs.values())
-    if has_torch_function(given):
-        return handle_torch_function(original, given, *args, **kwargs)
-    return original(*args, **kwargs)
 
 
 def _noted(batches: Iterator[list[Any]], draws: Draws) -> Iterator[list[Any]]:

@@ -25,6 +25,8 @@ from typing import Any
 ROOM = "WORKBENCH_LATER"
 """Variable whose room in the environment of the system becomes that of WORKBENCH_TRIAL in each child: the processes of a run are known by it. As long a name."""
 READY = "ready"
+PID = b"pid "
+"""Before the number of a process that was forked, which its exit code must not be taken for."""
 _HARMLESS = {"jemalloc_bg_thd"}
 """Threads that survive a fork of their own accord."""
 
@@ -74,7 +76,7 @@ def _keep(given: Mapping[str, Any], streams: Sequence[int], observed: Any, start
         os.environ.pop(variable, None)
         os.environ.update({variable: value} if value is not None else {})
     _name(given["trial"])
-    asked.send(str(os.getpid()).encode())
+    asked.send(PID + str(os.getpid()).encode())
     asked.close()
     return _program(given, observed, start)
 

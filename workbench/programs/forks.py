@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.programs.fork_server import READY, ROOM
+from workbench.programs.fork_server import PID, READY, ROOM
 
 _CODE = "from workbench.programs.fork_server import serve; serve()()"
 _ENDED = "the process with its imports has ended"
@@ -142,7 +142,8 @@ class ForkedRun:
     def __init__(self, told: socket.socket) -> None:
         self._told, self._lock = told, threading.Lock()
         self.returncode: int | None = None
-        self.pid = int(told.recv(64) or 0)
+        said = told.recv(64)
+        self.pid = int(said.removeprefix(PID)) if said.startswith(PID) else 0  # else it has ended before it began
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit code.

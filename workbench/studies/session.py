@@ -90,10 +90,13 @@ class Session:
 
     @property
     def run_s(self) -> float | None:
-        """Seconds that the baseline took; None before it was run."""
+        """Seconds that the baseline took, or would have taken to its end where it diverged before; None before it was run."""
         trials = self.record.trials
-        own = trials["seconds"][trials["stage"] == Role.BASELINE].to_list() if len(trials) else []
-        return float(own[0]) if own else None
+        own = trials[trials["stage"] == Role.BASELINE] if len(trials) else trials
+        if not len(own):
+            return None
+        seconds, steps = own[["seconds", "steps_run"]].iloc[0]
+        return float(seconds) * self.config.total_steps / max(float(steps), 1.0)
 
     def within_budget(self, configs: Sequence[TrainConfig]) -> list[TrainConfig]:
         """Return the first of these trials that the budget pays for, and all that this session has run."""

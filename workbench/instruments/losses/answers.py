@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from workbench.instruments.caller import own_line
 from workbench.instruments.losses.graphs import walked
 from workbench.instruments.surroundings import has_values
+from workbench.instruments.taps import TAPS
 
 LAST_CALL = 128
 """Calls of a loss function that are looked at: of these the first, second, fourth, eighth, ... one (rule of thumb)."""
@@ -33,7 +35,8 @@ class Answers:
 
     It is read off the graph that is there anyway, by the gradient of one position's output with respect to what the embedding gave:
     the model is not run again, and no gradient of a parameter is made. Where the outputs of an example depend on the tokens of other
-    examples too, as through batch norm in training, nothing is told.
+    examples too, as through batch norm in training, nothing is told. A backward pass that runs code of the program's own, as with hooks,
+    checkpointing, collectives and functions with a `backward` of their own, is left alone: it may do more than give a gradient.
     """
 
     def __init__(self) -> None:
@@ -55,8 +58,13 @@ class Answers:
             self._calls = LAST_CALL
 
     def _look(self, outputs: Tensor, target: Tensor) -> None:
-        for node in walked([outputs.grad_fn])[1]:
-            given = getattr(node, "_saved_indices", None) if node.name() == "EmbeddingBackward0" else None
+        nodes = walked([outputs.grad_fn])[1]
+        embeddings = [node for node in nodes if node.name() == "EmbeddingBackward0"]
+        if embeddings and (TAPS.hooked or any(isinstance(node, BackwardCFunction) for node in nodes)):
+            self._found = self._found or {"sees": None}
+            return
+        for node in embeddings:
+            given = getattr(node, "_saved_indices", None)
             if given is None or given.dim() != 2 or not (place := _place(given, target)):
                 continue
             sees = _sees(node, place, given.movedim(place.axis, 1), outputs)
@@ -65,7 +73,7 @@ class Answers:
                 self._found = {"offset": place.offset, "agree": place.agree, "sees": seen, "line": own_line()}
 
     def to_dict(self) -> dict[str, Any] | None:
-        """Return where targets stand in the tokens, and whether outputs depend on them, as JSON values; None where there are no such targets."""
+        """Return where targets stand in the tokens, and whether outputs depend on them, as JSON values; None where there are no such targets, and `sees` None where that was not looked up."""
         return self._found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -121,14 +121,14 @@ class Level:
         self._limit = 1.2533 * sds  # in mean deviations, of which a normal standard deviation has so many
         self._mean, self._spread, self._apart, self.most = math.nan, 0.0, False, math.nan
 
-    def take(self, values: Iterable[float]) -> None:
+    def take(self, values: Sequence[float]) -> None:
         """Take in values that do not stand out."""
         mean, spread = self._mean, self._spread
         for value in values:
             away = value - mean
             mean += _FADE * away
             spread += _FADE * (abs(away) - spread)
-        self._mean, self._spread, self._apart = mean, spread, False
+        self._mean, self._spread, self._apart = mean, spread, self._apart and not values
         self.most = mean + self._limit * max(spread, 1e-3 * abs(mean), 1e-12)
 
     def stands_out(self, value: float) -> bool:

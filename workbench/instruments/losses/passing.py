@@ -51,7 +51,7 @@ class Passing:
 
     def backward(self, loss: Any, retained: bool) -> bool:  # a keyword costs more
         """Take in a backward pass, or return False."""
-        if retained or type(loss) is not Tensor or loss.numel() != 1:
+        if retained or type(loss) is not Tensor or loss.numel() != 1 or loss.is_complex():
             self.end(plain=False)
             return False
         if loss.is_cpu:

@@ -55,7 +55,7 @@ class Samples:
         """Return the smallest parameter that was chosen of the first optimizer, None where it has no gradient now or lies on another device."""
         param = self._refs[0][0]() if 0 in self._refs else None
         grad = None if param is None else param.grad
-        return param if type(grad) is Tensor and grad.is_cpu and not grad.is_sparse else None
+        return param if type(grad) is Tensor and grad.is_cpu and not (grad.is_sparse or grad.is_complex()) else None
 
     def changed(self) -> set[int]:
         """Return the optimizers of which a sample has another gradient than when it was marked."""

@@ -65,6 +65,11 @@ def _answers(found: Facts | None) -> Finding:
         return LOSS_CODES.finding(
             "loop.sees_target", "ok", "Does not apply: no targets were seen that stand in the tokens of an embedding."
         )
+    if found["sees"] is None:
+        return LOSS_CODES.not_measured(
+            "loop.sees_target",
+            "backward runs hooks, checkpointing or functions with a backward of their own, and is not run once more to ask",
+        )
     say: Say = partial(LOSS_CODES.finding, "loop.sees_target", value=found["agree"], unit="share", evidence=dict(found))
     if not found["sees"]:
         return say("ok", "The output of a position does not depend on the token that it has to predict.")
