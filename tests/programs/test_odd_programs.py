@@ -57,7 +57,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_a_command_that_is_no_python_program_says_so(tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match="without a step of a torch optimizer.*no training here"):
+    with pytest.raises(WorkbenchError, match="no step of a torch optimizer.*no training here"):
         diagnose_program(["echo", "no training here"], tmp_path / "study", folder=folder(tmp_path, ""))
     assert not (tmp_path / "study" / "study.json").exists()
 
