@@ -135,18 +135,18 @@ def test_every_rank_of_a_training_that_diverges_is_ended_and_seeds_given_by_name
 def test_a_run_that_is_observed_in_part_only_has_failed(tmp_path: Path) -> None:
     text = SCRIPT.replace(
         "    loss.backward()",
-        "    from workbench.instruments.taps import TAPS\n    if k == 12: del TAPS.listeners[0]._intervention\n    loss.backward()",
+        "    from workbench.instruments.taps import TAPS\n    if k == 12: del TAPS.listeners[0].intervention\n    loss.backward()",
     )
     outcome = run(folder(tmp_path, text), tmp_path / "run", factor=0.5)
     assert outcome.code == 0
-    assert "_intervention" in outcome.facts["fault"]
+    assert "intervention" in outcome.facts["fault"]
     own = TrainConfig(peak_lr=0.1, total_steps=20, batch_size=1)
     config = own.replace(peak_lr=0.05)
     writer = StudyWriter.open(tmp_path / "study", kind="program", workload="train", config=own.to_dict())
     trial = writer.trial(config.to_dict(), stage="sweep", train_examples=1)
     write_outcome(trial, config, outcome, own=own)
     assert trial.events[-1]["state"] == "failed"
-    assert "_intervention" in trial.events[-1]["said"]
+    assert "intervention" in trial.events[-1]["said"]
     writer.close()
     command = Command(words=("python", "train.py"), folder=tmp_path)
     assert "_intervention" in str(command.failure(outcome))
