@@ -151,6 +151,7 @@ def source(tmp_path: Path) -> Path:
         "from tests.helpers.workloads import small_workload\nw = small_workload()\nnot_one = 3\n"
     )
     (tmp_path / "broken.py").write_text("import nonexistent_package\n")
+    (tmp_path / "script.py").write_text("raise RuntimeError('imported')\n")
     (tmp_path / "raises.py").write_text("def w():\n    raise ValueError('planted')\n")
     return tmp_path
 
@@ -161,6 +162,7 @@ NAMES = [
     ("{}/fine.py:ww", 2, "has no attribute 'ww'. Did you mean 'w'"),
     ("{}/fine.py:not_one", 1, "is int, but must be a Workload or a function"),
     ("{}/broken.py:w", 1, "importing {}/broken.py failed with ModuleNotFoundError"),
+    ("{}/script.py", 2, "holds no workload. To diagnose it as a script: workbench diagnose -- python {}/script.py"),
     ("{}/raises.py:w", 1, "raised ValueError: planted"),
     ("no_such_package.module:w", 2, "there is no module 'no_such_package'"),
 ]

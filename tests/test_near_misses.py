@@ -73,5 +73,5 @@ def test_a_file_stands_for_the_one_workload_that_it_holds(tmp_path: Path, monkey
     with pytest.raises(UnknownNameError, match=r"two.py holds mine, other: say which, as in two.py:mine"):
         wb.load_workload("two.py")
     Path("none.py").write_text("x = 1\n")
-    with pytest.raises(UnknownNameError, match="none.py holds no workload"):
+    with pytest.raises(UnknownNameError, match="none.py does not mention workbench, so it holds no workload"):
         wb.load_workload("none.py")

@@ -68,6 +68,14 @@ def test_a_diagnosis_goes_on_with_more_and_ends_as_without_a_budget(tmp_path: Pa
     assert not last.cost.get("budget")
 
 
+def test_a_smaller_budget_does_not_replace_what_a_larger_one_has_shown(tmp_path: Path) -> None:
+    diagnosed(tmp_path / "s", "6x")
+    before = (tmp_path / "s" / "diagnosis.json").read_bytes()
+    with pytest.raises(UsageError, match=r"budget='2x': .*s holds [\d.]+ baseline runs already.*as much or more"):
+        diagnosed(tmp_path / "s", "2x")
+    assert (tmp_path / "s" / "diagnosis.json").read_bytes() == before
+
+
 def test_a_time_pays_for_the_baseline_at_least(tmp_path: Path) -> None:
     diagnosed(tmp_path / "s", "0.001s")
     assert steps(tmp_path / "s") == STEPS
@@ -101,6 +109,8 @@ def test_a_function_keeps_its_budget_and_its_proof_is_paid_for(tmp_path: Path) -
     short = wb.diagnose_function(too_low, tmp_path / "short", budget="3x")
     assert STEPS <= steps(tmp_path / "short") <= 3 * STEPS
     assert short["lr.too_low"].status == "fail"
+    assert short["lr.best"].summary.startswith("At least"), "the budget ended the search, not the loss"
+    assert short["lr.grid_edge"].status == "not_measured"
     longer = wb.diagnose_function(too_low, tmp_path / "longer", budget="9x")
     assert steps(tmp_path / "longer") <= 9 * STEPS
     assert (wb.open(tmp_path / "longer").trials["stage"] == Role.PROOF).any()

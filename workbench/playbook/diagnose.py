@@ -120,6 +120,10 @@ class _Walk:
         with session.as_far_as_paid():
             paid.search(session)
         found = paid.compare(session)
+        if found["candidate"] is None and session.unspent():
+            with session.as_far_as_paid():
+                paid.search(session)
+            found = paid.compare(session)
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
         session.keep_budget()
 
@@ -147,10 +151,10 @@ class _Walk:
         """Hold the most promising candidate, and where it is refused the next one, against the baseline; return what `screen` says."""
         known = diagnose_record(session.record)
         found, candidate = _candidate(session, known)
-        session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
         session.release_reserve()
         with session.as_far_as_paid():
             if candidate is not None:
+                session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
                 self.proof.extend(session, candidate)
                 if _any_wrong(known, _BAD_START) and not recommend(session.record, known)["adopted"]:
                     _, second = _candidate(session, known, without={found["candidate"]})

@@ -153,8 +153,10 @@ def _walk(session: ProgramSession, seeds: int) -> None:
     seeds = session.paid_seeds(seeds)
     with session.as_far_as_paid():
         _search(session, proves=seeds > 1)
-    session.stage(4, 4, "comparison with the baseline under fresh seeds")
     session.release_reserve()
+    if seeds > 1 and not screen(session.record, judge_program(session.record))["promising"] and session.unspent():
+        with session.as_far_as_paid():
+            _search(session, proves=True)
     if seeds > 1 and not _costly(session.record) and not by_faults(judge_program(session.record)):
         with session.as_far_as_paid():
             _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
@@ -227,6 +229,7 @@ def _prove_best(session: ProgramSession, proof: Proof) -> None:
         if found["untried"]:
             run_round(session, [TrialRequest(Role.MARGIN, candidate.replace(peak_lr=1.5 * candidate.peak_lr))])
             continue
+        session.stage(4, 4, "comparison with the baseline under fresh seeds")
         proof.extend(session, candidate)
         return
 

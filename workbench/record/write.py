@@ -133,6 +133,11 @@ class StudyWriter:
             write_json(path / "study.json", study)
         else:
             _go_on(path, held)
+            stored = read_json(path / "study.json")
+            if (
+                command is not None and "--budget" in f"{command} {stored['command']}"
+            ):  # what was paid for now reproduces it
+                write_json(path / "study.json", stored | {"command": redact(command)})
         tell("on_study", path, created=created)
         return cls(path, held, created=created, when_closed=when_closed)
 

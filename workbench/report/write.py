@@ -81,6 +81,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         f"{cost['seconds']:,.1f} s" if cost.get("seconds") is not None else "",
         f"{cost['baseline_runs']:.1f} baseline runs" if cost.get("baseline_runs") is not None else "",
         str(cost.get("processes", "")),
+        str(cost.get("budget", "")),
     ]
     return {
         "origin": f"Training diagnosis.{name}{day}{'.' if name or day else ''}{note}",

@@ -78,7 +78,8 @@ class Budget:
         """Return what the budget did not pay for, "" where it paid for all."""
         if not self.ended:
             return ""
-        return f"the budget of {self.text} ended it in {self.ended!r}; the same command with this folder (--out) and more goes on from there"
+        counted = ", counted in updates," if self.runs < math.inf else ""
+        return f"the budget of {self.text}{counted} ended it in {self.ended!r}; the same command with this folder (--out) and more goes on from there"
 
     def seeds(self, wanted: int, run_s: float | None = None) -> int:
         """Return how many seeds of a proof can be paid for beside the search, 1 for no proof, and keep what they cost.

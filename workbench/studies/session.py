@@ -63,11 +63,20 @@ class Session:
         self.executor, self._bar, self.budget = executor, bar, budget
         self._seen: set[int] = set()
         self._asked: set[TrainConfig] = set()
+        if budget is not None and budget.runs < math.inf:
+            trials = StudyRecord(writer.record.path).trials
+            there = float(trials["steps_run"].sum()) / config.total_steps if len(trials) else 0.0
+            if there > budget.runs * 1.001:
+                raise UsageError(
+                    f"budget={budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
+                    "replace. Give as much or more, leave the budget out, or give a new folder."
+                )
         self._stage = ""
 
     def plan(self, runs: float) -> None:
         """Say how many baseline runs the study takes, about, for the bar to know its end."""
-        self._bar.expect(round(runs * self.config.total_steps))
+        paid = runs if self.budget is None else min(runs, self.budget.runs)
+        self._bar.expect(round(paid * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
         """Say which part of the study begins."""
@@ -124,6 +133,13 @@ class Session:
         """Leave the block where the budget does not pay for its next trials."""
         with suppress(BudgetSpent):
             yield
+
+    def unspent(self) -> bool:
+        """Whether the budget ended the search and has something left, as where nothing had to be proved; it can go on then."""
+        if self.budget is None or not self.budget.ended:
+            return False
+        self.budget.ended = ""
+        return True
 
     def keep_budget(self) -> None:
         """Store what the budget did not pay for, for the record to say why it ends where it does."""

@@ -112,6 +112,12 @@ def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, othe
     is_file = source.endswith(".py")
     path = find_file(source)
     folder = str(path.resolve().parent if is_file else Path.cwd())
+    if (
+        alone and path.is_file() and "workbench" not in path.read_text(errors="replace")
+    ):  # importing a script would train it, here
+        raise UnknownNameError(
+            f"{source} does not mention workbench, so it holds no workload. To diagnose it as a script: workbench diagnose -- python {source}"
+        )
     sys.path.insert(0, folder)
     try:
         module = _import_file(path, anew=anew) if is_file else _import_module(source)

@@ -213,7 +213,7 @@ def _eval_mode(facts: Facts, share: float) -> Finding:
     part = worst["trained_in_eval"] / worst["trained"]
     return say(
         "fail", f"{worst['model']} is in evaluation mode in {part:.0%} of its backward passes{at(worst['lines'], 'eval')}: "
-        f"{named(worst['depends_on_mode'])} do not train as they should.",
+        f"what depends on the mode ({named([repr(name) for name in worst['depends_on_mode']])}) does not train as it should.",
         value=part, unit="share of backward passes", threshold=share, advice=["Call model.train() at the start of every epoch, after every evaluation."],
     )  # fmt: skip
 

@@ -70,7 +70,7 @@ def diagnose_lr_sweep(
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
     limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance, "material_frac": fix_frac}
     return Diagnosis.of(study, [
-        _best(table, best, baseline),
+        _best(study, table, best, baseline),
         _grid_edge(study, table, best),
         _unstable(table, best, bracket, bracket_tolerance, far),
         *own_lr_findings(study, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac),
@@ -107,7 +107,12 @@ def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
     return [CODES.not_measured(code, reason, evidence=evidence) for code in CODES if code != "lr.nothing_learns"]
 
 
-def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
+def _cut_short(study: JudgedStudy, best: BestLR) -> bool:
+    """Whether a budget ended the search while the best lr was the last one tried in its direction."""
+    return best.border is not None and bool(study.facts.get("budget"))
+
+
+def _best(study: JudgedStudy, table: SweepTable, best: BestLR, baseline: float) -> Finding:
     alike = f"{best.low:.4g} to {best.high:.4g}"
     if len(best.tied) > 1 and math.isclose(best.lr, baseline, rel_tol=1e-9):
         summary = f"{alike} train equally well; yours ({best.lr:.4g}) is one of them"
@@ -117,6 +122,9 @@ def _best(table: SweepTable, best: BestLR, baseline: float) -> Finding:
         summary = f"Best by training loss: {best.lr:.4g}; {alike} train equally well"
     else:
         summary = f"Best by training loss: {best.lr:.4g}, within {alike}"
+    if _cut_short(study, best):
+        least, edge = ("At most", "lowest") if best.border == "low" else ("At least", "highest")
+        summary = f"{least} {best.measured_lr:.4g}, the {edge} lr that was tried before the budget was spent"
     note = " (coarse grid: more learning rates would narrow it)" if best.needs_refinement else ""
     return CODES.finding(
         "lr.best", "ok", f"{summary}{note}.", value=best.lr, unit="lr",
@@ -139,6 +147,8 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
     word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")
     summary = f"The lowest loss is at the {edge} lr tried, {best.measured_lr:.4g}"
     found = partial(found, value=best.measured_lr, unit="lr")
+    if _cut_short(study, best):
+        return found("not_measured", f"{summary}, where the budget was spent: the best one may lie beyond it.")
     if study.facts.get("initial_critical_lr") is not None:
         where = f"as far as the sweep goes from the scale of the model ({low:.4g} to {high:.4g})"
         return found("ok", f"{summary}, {where}.")
