@@ -192,7 +192,7 @@ def test_an_interrupted_batch_is_130_and_the_same_command_goes_on(notebook: Path
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "--out mine goes on" in said
+    assert "--out mine resumes" in said
     assert [row["state"] for row in rows(Path("mine"))] == ["complete", "interrupted"]
     Path("go").touch()
     assert cli.main(["run", "asked", "--sweep", "status=ok,warn", "--out", "mine", "--fail-on", "fail"]) == 0

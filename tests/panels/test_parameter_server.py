@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.helpers.leftovers import Leftovers
-from tests.helpers.panels import pixels, said
+from tests.helpers.panels import said
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
@@ -114,7 +114,7 @@ def test_it_ends_with_the_cluster() -> None:
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert said(panel).startswith("Ended; after 40 updates was the last look.")
-    assert pixels(panel.picture.value).std() > 0
+    assert "<svg" in panel.picture.value
 
 
 def test_a_server_that_is_away_is_told_and_waited_for(loop: Loop) -> None:

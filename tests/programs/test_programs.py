@@ -149,7 +149,7 @@ def test_a_run_that_is_observed_in_part_only_has_failed(tmp_path: Path) -> None:
     assert "intervention" in trial.events[-1]["said"]
     writer.close()
     command = Command(words=("python", "train.py"), folder=tmp_path)
-    assert "_intervention" in str(command.failure(outcome))
+    assert "intervention" in str(command.failure(outcome))
 
 
 def test_a_command_that_was_stopped_while_its_folder_was_laid_out_begins_nothing(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_candidate_that_depends_on_the_seed_three_times_as_much_is_refused() -
 def test_a_fault_of_structure_is_mended_before_anything_is_tuned(code: str, status: str, vetoes: bool) -> None:
     adopted, reason = said(two_arms(1.0 + SPREAD, 0.5 + SPREAD), known(0.3, None, alarm(code, status)))
     assert adopted is not vetoes
-    assert (f"Not adopted: mend {code} first" in reason) is vetoes
+    assert (f"Not adopted: fix {code} first" in reason) is vetoes
 
 
 def test_a_baseline_that_diverges_under_every_seed_gives_way_to_one_that_trains_under_every_seed() -> None:

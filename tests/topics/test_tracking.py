@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tests.helpers.study_folders import edited
 from tests.helpers.workloads import small_workload
 from workbench.findings.diagnosis import Diagnosis
 from workbench.ledger.table import study_row
@@ -36,11 +36,6 @@ def diagnosed(folder: Path) -> Diagnosis:
     return found
 
 
-def edit(folder: Path, **changes: object) -> None:
-    path = folder / "study.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_a_sound_study_is_silent(sound: Path) -> None:
     found = diagnosed(sound)
     assert found.verdict == "ok"
@@ -57,7 +52,7 @@ def test_a_changed_or_missing_config_fails(sound: Path) -> None:
     assert diagnosed(sound)["tracking.config"].status == "fail"
     path.unlink()
     assert "missing" in diagnosed(sound)["tracking.config"].summary
-    edit(sound, config_sha256=None)
+    edited(sound, config_sha256=None)
     assert diagnosed(sound)["tracking.config"].status == "not_measured"
 
 
@@ -82,7 +77,7 @@ def test_a_best_value_that_no_evaluation_has_fails(sound: Path) -> None:
     ({"patch": "gone.patch"}, "fail", "gone.patch, are missing"), ({"patch": None}, "ok", "nothing was uncommitted"),
 ])  # fmt: skip
 def test_what_it_takes_to_run_it_again(sound: Path, changes: dict[str, object], status: str, said: str) -> None:
-    edit(sound, **changes)
+    edited(sound, **changes)
     found = diagnosed(sound)["tracking.reproduce"]
     assert (found.status, said in found.summary) == (status, True)
 

@@ -72,10 +72,10 @@ def test_what_takes_a_loss_of_each_example_says_that_there_is_none(tmp_path: Pat
     found = {f.code: f for f in wb.diagnose(small_workload(loss=mean_loss), out=tmp_path / "s", **QUICK)}
     for code in ("batch_size.noise_scale", "evaluation.weighting", "evaluation.coverage"):
         assert found[code].status == "not_measured"
-        assert "one value a batch" in found[code].summary, code
+        assert "one value per batch" in found[code].summary, code
     assert found["lr.best"].value is not None
-    assert "one value a batch" in found["evaluation.batch_size"].summary
-    with pytest.raises(wb.errors.UsageError, match=r"one value a batch.*metric="):
+    assert "one value per batch" in found["evaluation.batch_size"].summary
+    with pytest.raises(wb.errors.UsageError, match=r"one value per batch.*metric="):
         wb.evaluation.check(lambda model, data, batch_size: math.nan, small_workload(loss=mean_loss))
 
 

@@ -58,7 +58,7 @@ def missing(path: str | Path, *, resuming: bool = False) -> list[str]:
             said.append(f"{trial / EVENTS}: {there['trials'][number]} of {events} events are there.")
     for table in TABLES:
         found = {number: (there[table].get(number, 0), rows) for number, rows in wanted[table].items()}
-        short = {number: pair for number, pair in found.items() if pair[0] != pair[1] and number not in again}
+        short = {number: pair for number, pair in found.items() if pair[0] < pair[1] and number not in again}
         listed = ", ".join(f"{got} of {rows} rows of trial {n}" for n, (got, rows) in list(short.items())[:3])
         if short:
             more = f" and those of {len(short) - 3} more trials" if len(short) > 3 else ""

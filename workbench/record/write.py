@@ -198,6 +198,12 @@ class StudyWriter:
             writer.rewind(-1)
         return writer
 
+    def reckon_anew(self) -> None:
+        """Forget what the study held when it was closed, before rows of it are dropped."""
+        study = read_json(self.path / "study.json")
+        if study.pop("holds", None) is not None:
+            write_json(self.path / "study.json", study)
+
     def has(self, config: Mapping[str, Any]) -> bool:
         """Whether a trial with this config ran to its end."""
         number = self._number_of(json.loads(dumps(dict(config))))
@@ -240,15 +246,15 @@ class StudyWriter:
             if (self.path / "study.json").exists():
                 for parts in (self.steps, self.evals, self.predictions):
                     parts.merge()
-                study = read_json(self.path / "study.json")
-                write_json(self.path / "study.json", study | {"holds": inventory(self.path)})
+                study, held = read_json(self.path / "study.json"), inventory(self.path)
+                if study.get("holds") != held:
+                    write_json(self.path / "study.json", study | {"holds": held})
                 if self._when_closed is not None:
                     self._when_closed(self.path)
 
 
 def _go_on(path: Path, held: IO[str]) -> None:
     """Refuse to add to a study of which something is missing, but for trials whose folder is gone: they are trained again."""
-    study = read_json(path / "study.json")
     lacking = missing(path, resuming=True)
     if lacking:
         held.close()
@@ -256,8 +262,6 @@ def _go_on(path: Path, held: IO[str]) -> None:
             f"{' '.join(lacking[:3])} Give a new folder with out=..., or delete the folder of a trial that lacks something, and "
             "the same command trains it again."
         )
-    if study.pop("holds", None) is not None:
-        write_json(path / "study.json", study)
 
 
 def _check_name(path: Path, name: str) -> None:
@@ -312,6 +316,7 @@ class TrialWriter:
         """Drop this trial's rows of `step` and later, and its evaluations after `step`: they come again."""
         if not self.writes:
             return
+        self.study.reckon_anew()
         tables = self.study.steps, self.study.evals, self.study.predictions
         for parts, last in zip(tables, (step - 1, step, step), strict=True):
             parts.merge(keep=partial(_before, trial=self.number, last=last))
