@@ -200,9 +200,9 @@ class StudyWriter:
 
     def reckon_anew(self) -> None:
         """Forget what the study held when it was closed, before rows of it are dropped."""
-        study = read_json(self.path / "study.json")
-        if study.pop("holds", None) is not None:
-            write_json(self.path / "study.json", study)
+        file = self.path / "study.json"
+        if file.exists() and (study := read_json(file)).pop("holds", None) is not None:
+            write_json(file, study)
 
     def has(self, config: Mapping[str, Any]) -> bool:
         """Whether a trial with this config ran to its end."""
