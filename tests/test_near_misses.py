@@ -75,3 +75,12 @@ def test_a_file_stands_for_the_one_workload_that_it_holds(tmp_path: Path, monkey
     Path("none.py").write_text("x = 1\n")
     with pytest.raises(UnknownNameError, match="none.py does not mention workbench, so it holds no workload"):
         wb.load_workload("none.py")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("diagnose digits_cnn --budgt 3x", "workbench diagnose: '--budgt' is not an option. Did you mean '--budget'"),
+    ("studies a b", "workbench studies: 'b' is not expected here."),
+])  # fmt: skip
+def test_an_option_of_a_command_has_near_names(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err

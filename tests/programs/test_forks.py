@@ -75,10 +75,10 @@ class Runs:
         return run_command(self.command, place, trial, threads=1) if plain else self.command.run(place, trial, threads=1)  # fmt: skip
 
     def child(self) -> int:
-        until = time.monotonic() + 60
-        while not (self.pid.exists() and self.pid.read_text()) and time.monotonic() < until:
-            time.sleep(0.02)
-        return int(self.pid.read_text())
+        until, said = time.monotonic() + 60, ""
+        while not said and time.monotonic() < until:  # it is written again and again, and empty in between
+            said = self.pid.read_text() if self.pid.exists() else ""
+        return int(said)
 
 
 @pytest.fixture

@@ -53,9 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"workbench: {words[0]!r} is not a command.{nearest(words[0], _COMMANDS)}", file=sys.stderr)
         return USAGE
     try:
-        args = build_parser().parse_args(words)
+        args, unknown = build_parser().parse_known_args(words)
     except SystemExit as stop:  # argparse, after --help or a usage error
         return stop.code if isinstance(stop.code, int) else USAGE
+    if unknown:
+        options = [
+            name
+            for option in HELP[words[0]].options
+            for names, _ in (option if isinstance(option, list) else [option])
+            for name in names
+        ]
+        what = "an option" if unknown[0].startswith("-") else "expected here"
+        print(f"workbench {words[0]}: {unknown[0]!r} is not {what}.{nearest(unknown[0], options)}", file=sys.stderr)
+        return USAGE
     args.words = words
     try:
         code: int = args.command(args)

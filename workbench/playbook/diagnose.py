@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -116,12 +117,13 @@ class _Walk:
         session.collect("generalisation", lambda: collect_generalisation(session))
         collect_noise_scale(session, checkpoints=1)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
-        paid = replace(self, proof=replace(self.proof, seeds=session.paid_seeds(self.proof.seeds)))
-        with session.as_far_as_paid():
+        paid = replace(self, proof=replace(self.proof, seeds=session.budget.seeds(self.proof.seeds, session.run_s)))
+        with suppress(BudgetSpent):
             paid.search(session)
         found = paid.compare(session)
-        if found["candidate"] is None and session.unspent():
-            with session.as_far_as_paid():
+        if found["candidate"] is None and session.budget.ended:
+            session.budget.go_on()
+            with suppress(BudgetSpent):
                 paid.search(session)
             found = paid.compare(session)
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
@@ -151,8 +153,8 @@ class _Walk:
         """Hold the most promising candidate, and where it is refused the next one, against the baseline; return what `screen` says."""
         known = diagnose_record(session.record)
         found, candidate = _candidate(session, known)
-        session.release_reserve()
-        with session.as_far_as_paid():
+        session.budget.reserved = 0.0
+        with suppress(BudgetSpent):
             if candidate is not None:
                 session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
                 self.proof.extend(session, candidate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from workbench.programs.trainer import ProgramTrainer, Repeatable
 from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
-from workbench.studies.budget import Budget
+from workbench.studies.budget import Budget, BudgetSpent
 from workbench.topics.batch_norm.diagnose import diagnose_seen_batches
 from workbench.topics.clipping.diagnose import diagnose_clipping, tried_only
 from workbench.topics.clipping.study import ClippingStudy
@@ -129,7 +130,7 @@ def walk(
 ) -> Diagnosis:
     """Walk the playbook for a training that is run as it is, and write verdict and report into its study's folder."""
     with open_program(given, trainer, out, seeds=seeds, **options) as session:
-        with session.as_far_as_paid():
+        with suppress(BudgetSpent):
             _walk(session, seeds)
         session.keep_budget()
         if given.remark:
@@ -150,15 +151,16 @@ def _walk(session: ProgramSession, seeds: int) -> None:
     looked = diagnose_loop(session.record)
     if by_faults(looked) or any(f.status == "fail" for f in looked):
         return  # mend it first: no comparison of learning rates holds until then
-    seeds = session.paid_seeds(seeds)
-    with session.as_far_as_paid():
+    seeds = session.budget.seeds(seeds, session.run_s)
+    with suppress(BudgetSpent):
         _search(session, proves=seeds > 1)
-    session.release_reserve()
-    if seeds > 1 and not screen(session.record, judge_program(session.record))["promising"] and session.unspent():
-        with session.as_far_as_paid():
+    session.budget.reserved = 0.0
+    if seeds > 1 and session.budget.ended and not screen(session.record, judge_program(session.record))["promising"]:
+        session.budget.go_on()
+        with suppress(BudgetSpent):
             _search(session, proves=True)
     if seeds > 1 and not _costly(session.record) and not by_faults(judge_program(session.record)):
-        with session.as_far_as_paid():
+        with suppress(BudgetSpent):
             _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
 
 

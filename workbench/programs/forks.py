@@ -107,9 +107,13 @@ class Forks:
                 [sys.executable, "-c", _CODE, str(theirs.fileno()), str(path)], cwd=folder, env=known, start_new_session=True, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        said = self._asked.recv(1 << 16).decode()
+        self._asked.settimeout(self.limit_s(None))
+        try:
+            said = self._asked.recv(1 << 16).decode() or _ENDED
+        except TimeoutError:
+            said = "its imports did not end in a process of their own"
         if said != READY:
-            self.end(said or _ENDED)
+            self.end(said)
 
     def same(self, seed: int, outcome: Any, timeout_s: float | None) -> bool:
         """Tell whether a forked run began as a plain one does, and did not end in a way of its own; where not, none is forked any more."""

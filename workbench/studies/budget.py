@@ -26,14 +26,14 @@ class Budget:
     """What a diagnosis may cost.
 
     Attributes:
-        text: as it was given.
+        text: as it was given, "" where there is no limit.
         runs: baseline runs, counted by their updates; `inf` where time is what counts.
         seconds: of this call; `inf` where runs are what counts.
         reserved: baseline runs that are kept for the proof, while others ask.
         ended: what could not be paid for, "" while all could.
     """
 
-    text: str
+    text: str = ""
     runs: float = math.inf
     seconds: float = math.inf
     reserved: float = 0.0
@@ -80,6 +80,10 @@ class Budget:
             return ""
         counted = ", counted in updates," if self.runs < math.inf else ""
         return f"the budget of {self.text}{counted} ended it in {self.ended!r}; the same command with this folder (--out) and more goes on from there"
+
+    def go_on(self) -> None:
+        """Let a search that it has ended have what is left, as where there is nothing to prove."""
+        self.ended, self.reserved = "", 0.0
 
     def seeds(self, wanted: int, run_s: float | None = None) -> int:
         """Return how many seeds of a proof can be paid for beside the search, 1 for no proof, and keep what they cost.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -60,23 +60,22 @@ class Session:
         budget: Budget | None = None,
     ) -> None:
         self.workload, self.config, self.trainer, self.writer = workload, config, trainer, writer
-        self.executor, self._bar, self.budget = executor, bar, budget
+        self.executor, self._bar, self.budget = executor, bar, budget or Budget()
         self._seen: set[int] = set()
         self._asked: set[TrainConfig] = set()
-        if budget is not None and budget.runs < math.inf:
+        if self.budget.runs < math.inf:
             trials = StudyRecord(writer.record.path).trials
             there = float(trials["steps_run"].sum()) / config.total_steps if len(trials) else 0.0
-            if there > budget.runs * 1.001:
+            if there > self.budget.runs * 1.001:
                 raise UsageError(
-                    f"budget={budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
+                    f"budget={self.budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
                     "replace. Give as much or more, leave the budget out, or give a new folder."
                 )
         self._stage = ""
 
     def plan(self, runs: float) -> None:
         """Say how many baseline runs the study takes, about, for the bar to know its end."""
-        paid = runs if self.budget is None else min(runs, self.budget.runs)
-        self._bar.expect(round(paid * self.config.total_steps))
+        self._bar.expect(round(min(runs, self.budget.runs) * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
         """Say which part of the study begins."""
@@ -109,7 +108,7 @@ class Session:
 
     def within_budget(self, configs: Sequence[TrainConfig]) -> list[TrainConfig]:
         """Return the first of these trials that the budget pays for, and all that this session has run."""
-        if self.budget is None:
+        if not self.budget.text:
             return list(configs)
         timed = self.budget.seconds < math.inf  # what is on disk takes no time, but it was paid for
         new = [c for c in configs if c not in self._asked and not (timed and self.writer.has(c.to_dict()))]
@@ -119,31 +118,9 @@ class Session:
             self.budget.ended = self.budget.ended or self._stage.partition(": ")[2]
         return [config for config in configs if config not in new[paid:]]
 
-    def paid_seeds(self, wanted: int) -> int:
-        """Return how many seeds of a proof the budget pays for, and keep what they cost; 1 is no proof."""
-        return wanted if self.budget is None else self.budget.seeds(wanted, self.run_s)
-
-    def release_reserve(self) -> None:
-        """Let the trials that follow have what was kept for the proof."""
-        if self.budget is not None:
-            self.budget.reserved = 0.0
-
-    @contextmanager
-    def as_far_as_paid(self) -> Iterator[None]:
-        """Leave the block where the budget does not pay for its next trials."""
-        with suppress(BudgetSpent):
-            yield
-
-    def unspent(self) -> bool:
-        """Whether the budget ended the search and has something left, as where nothing had to be proved; it can go on then."""
-        if self.budget is None or not self.budget.ended:
-            return False
-        self.budget.ended = ""
-        return True
-
     def keep_budget(self) -> None:
         """Store what the budget did not pay for, for the record to say why it ends where it does."""
-        told = "" if self.budget is None else self.budget.told()
+        told = self.budget.told()
         if told or self.record.facts.get("budget"):
             self.facts(budget=told)
 

@@ -133,16 +133,14 @@ class Level:
 
     def stands_out(self, value: float) -> bool:
         """Take in a value, and tell whether it stands out."""
-        before, mean = self._apart, self._mean
+        before = self._apart
         if not math.isfinite(value):
             self._apart = True
             return not before
-        if math.isnan(mean):
-            mean, away, self._spread = value, 0.0, abs(value)
+        if math.isnan(self._mean):
+            self._mean, self._spread, apart = value, abs(value), False
         else:
-            self._apart = value > self.most
-            away = (self.most if self._apart else value) - mean  # one outlier does not hide the next
-        self._mean = mean = mean + _FADE * away
-        self._spread = spread = self._spread + _FADE * (abs(away) - self._spread)
-        self.most = mean + self._limit * max(spread, 1e-3 * abs(mean), 1e-12)
-        return self._apart and not before
+            apart = value > self.most
+        self.take([self.most if apart else value])  # one outlier does not hide the next
+        self._apart = apart
+        return apart and not before
