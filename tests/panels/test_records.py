@@ -36,7 +36,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(monkeypatch: pytest.MonkeyPatch, record: Any) -> list[Any]:
     seen: list[Any] = []
-    monkeypatch.setattr("IPython.display.display", seen.append)
+    monkeypatch.setattr("IPython.display.display", lambda shown, **_: seen.append(shown))
     show_study(record)
     return seen
 
@@ -44,7 +44,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, record: Any) -> list[Any]:
 def test_three_outputs_in_this_order(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture, sentence, verdict = shown(monkeypatch, wb.open(study))
     assert image.imread(io.BytesIO(picture.png()), format="png").std() > 0
-    assert sentence.data == study_sentence(wb.open(study))
+    assert sentence["text/plain"] == study_sentence(wb.open(study))
     assert isinstance(verdict, Diagnosis)
     assert verdict["lr.best"].value == wb.lr_sweep.diagnose(wb.open(study))["lr.best"].value
 
@@ -59,9 +59,12 @@ def test_the_sentence_counts_by_state_and_names_the_best(study: Path) -> None:
     )
 
 
-def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path) -> None:
-    record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x>"))
-    assert study_sentence(record).startswith("1 trial of &lt;img src=x&gt;: 1 complete")
+def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x> [a](b:c) `d"))
+    assert study_sentence(record).startswith("1 trial of <img src=x> [a](b:c) `d: 1 complete")
+    assert shown(monkeypatch, record)[1]["text/html"].startswith(
+        "<p>1 trial of &lt;img src=x&gt; [a](b:c) `d: 1 complete"
+    )
 
 
 @pytest.mark.parametrize("kind", sorted({*STUDIES, "trial", "comparison"}))
@@ -89,7 +92,7 @@ def test_a_kernel_draws_the_record_of_a_cells_last_line(study: Path, tmp_path: P
         picture, sentence, verdict = cell.outputs
         assert "image/png" in picture.data
         assert "<svg" in picture.data["text/html"], "the page beside it is themed"
-        assert "of quadratic" in sentence.data["text/markdown"]
+        assert "of quadratic" in sentence.data["text/plain"]
         assert "application/vnd.workbench.verdict+json" in verdict.data
 
 

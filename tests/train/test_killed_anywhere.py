@@ -105,7 +105,9 @@ def test_the_n_best_survive_twenty_kills(tmp_path: Path) -> None:
         assert reached[-1] >= begun, "nothing that was there is lost"
     assert killed == KILLS, "the run is long enough for all of them"
     assert len(set(reached)) > 5, "they hit different moments"
+    (folder / "trials" / "0" / "checkpoints" / ".step-00000001.99999999.tmp").mkdir()
     train(folder)
+    assert not [*folder.rglob("*.tmp"), *folder.rglob("*.old")], "what the killed ones were writing is swept"
     train(tmp_path / "whole")
     again, whole = (open_record(tmp_path / name) for name in ("killed", "whole"))
     assert isinstance(again, TrialRecord)

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.helpers.workloads import small_net, small_workload, squared
+from workbench.cli.signals import ended_like_ctrl_c
 from workbench.errors import (
     ConfigError,
     DeviceError,
@@ -198,6 +199,10 @@ def interrupt(_: Step) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def terminate(_: Step) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def fail(_: Step) -> None:
     raise RuntimeError("planted")
 
@@ -205,8 +210,11 @@ def fail(_: Step) -> None:
 def test_an_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workload = small_workload(build_model=lambda: small_net(0.3))
     whole = Trainer().run(workload, out=tmp_path / "whole")
-    with pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*resumes from there"):
-        Trainer(hooks=[At(13, interrupt)]).run(workload, out=tmp_path / "stopped")
+    with (
+        ended_like_ctrl_c(),  # as a command runs, and a queue or a container ends it
+        pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*resumes from there"),
+    ):
+        Trainer(hooks=[At(13, terminate)]).run(workload, out=tmp_path / "stopped")
     stopped = open_record(tmp_path / "stopped")
     assert (stopped.state, len(stopped.steps)) == ("stopped", 14)
     with pytest.raises(StudyInterrupted, match=r"stopped after step 40 of 40"):

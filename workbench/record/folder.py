@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -169,7 +170,19 @@ def lock(path: Path) -> IO[str]:
                 f"another process is writing {path}. Wait for it, interrupt it, or give another folder; "
                 "a running study can be read with workbench.open()."
             ) from error
+    _sweep(path)
     return file
+
+
+def _sweep(path: Path) -> None:
+    """Delete what killed processes were writing under temporary names in a study that this process holds now."""
+    for left in path.rglob(".*"):
+        if _TEMPORARY.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+_TEMPORARY = re.compile(r"\.(step-\d+|part-\d+\.parquet|(study|config|diagnosis)\.json|repro\.patch)(\.\d+\.tmp|\.old)")
+"""The names that `write_atomic` and checkpoints give to what is not whole yet; other hidden files may be a script's own."""
 
 
 def is_locked(path: Path) -> bool:

@@ -24,13 +24,13 @@ def show_study(record: StudyRecord | TrialRecord) -> None:
     Args:
         record: a study or a single trial, finished, stopped or running.
     """
-    from IPython.display import Markdown, display
+    from IPython.display import display
 
     # read again from disk: it may have been opened while it was being written
     record = record.reload() if isinstance(record, StudyRecord) else TrialRecord(record.path, record.number)
-    diagnosis = diagnosis_of(record)
+    diagnosis, said = diagnosis_of(record), study_sentence(record)
     display(study_picture(record, diagnosis))  # type: ignore[no-untyped-call]
-    display(Markdown(study_sentence(record)))  # type: ignore[no-untyped-call]
+    display({"text/plain": said, "text/html": f"<p>{escape(said)}</p>"}, raw=True)  # type: ignore[no-untyped-call]
     display(diagnosis)  # type: ignore[no-untyped-call]
 
 
@@ -52,16 +52,16 @@ def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> Pi
 
 
 def study_sentence(record: StudyRecord | TrialRecord) -> str:
-    """Return what was trained, how it ended and what came out best, in one sentence of Markdown."""
+    """Return what was trained, how it ended and what came out best, in one plain sentence."""
     trials = record.trials
     if trials.empty:
-        return f"`{record.path}`: no trial yet; run the call that began the study again to resume."
+        return f"{record.path}: no trial yet; run the call that began the study again to resume."
     states = trials["state"].value_counts()
     told = ", ".join(f"{states[state]} {state}" for state in _ORDER if state in states)
-    many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {escape(str(record.workload), quote=False)}: {told}"
+    many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {record.workload}: {told}"
     best = _best(record)
     left = set(states.index) & {"stopped", "failed"}
-    go_on = f"; run the call that began `{record.path}` again to resume" if left else ""
+    go_on = f"; run the call that began {record.path} again to resume" if left else ""
     return f"{many}{best}{go_on}."
 
 

@@ -146,7 +146,7 @@ def study_body(folder: Path) -> str:
     columns = [name for name in _COLUMNS if name in record.trials]
     rows = record.trials[columns].astype(object).where(record.trials[columns].notna(), None).to_numpy().tolist()
     return render(
-        "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record).replace("`", ""), figures=figures,
+        "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record), figures=figures,
         verdict=verdict_table(diagnosis), trials=table([c.replace("_", " ") for c in columns], rows),
     )  # fmt: skip
 
