@@ -24,13 +24,7 @@ Values = tuple[dict[str, Any], ...]
 
 
 def scheduled_groups(factory: Callable[..., Any], optimizer: torch.optim.Optimizer, steps: int) -> list[Values]:
-    """Return what each step finds in the groups of an optimizer whose scheduler is stepped after every one; the optimizer is used up.
-
-    The factory takes the optimizer, and as `total_steps` the number of steps if it has a second parameter of this name.
-
-    Raises:
-        ConfigError: the factory or a step raised, no scheduler came back, or one that waits for a validation loss.
-    """
+    """Return what each step finds in the groups of an optimizer whose scheduler is stepped after every one; the optimizer is used up."""
     name, found = f"schedule={code_name(factory)!r}", []
     how = {"total_steps": steps} if "total_steps" in inspect.signature(factory).parameters else {}
     with warnings.catch_warnings():
@@ -66,11 +60,7 @@ def scheduled_groups(factory: Callable[..., Any], optimizer: torch.optim.Optimiz
 
 @lru_cache(maxsize=64)
 def scheduled_lrs(factory: Callable[..., Any], peak_lr: float, steps: int, *, named_rule: bool) -> tuple[float, ...]:
-    """Return the lr of each step, of a single group that begins with `peak_lr`.
-
-    Raises:
-        ConfigError: it is the same whatever `peak_lr` is, or the scheduler moves momentum too and the optimizer is a `named_rule`.
-    """
+    """Return the lr of each step, of a single group that begins with `peak_lr`."""
     name = f"schedule={code_name(factory)!r}"
     rows = [values for (values,) in scheduled_groups(factory, _plain(peak_lr), steps)]
     lrs = tuple(float(values["lr"]) for values in rows)

@@ -20,14 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Watching:
-    """One watched run after another, each from `begin` to `end`; between them nothing is recorded and nothing goes wrong.
-
-    A second training goes into a folder of its own, "mine-2" beside "mine", whoever made the first.
-
-    Attributes:
-        run: the run in progress, or else the last one; None before the first.
-        open: whether one is in progress.
-    """
+    """One watched run after another, each from `begin` to `end`; between them nothing is recorded and nothing goes wrong."""
 
     def __init__(
         self, out: str | Path | None, *, name: str | None, note: str | None, every: int, share: float | None = 0.01

@@ -18,12 +18,7 @@ COLUMNS = ["class", "total", "correct", "recall", "low", "high", "before", "delt
 
 
 def wilson(correct: float, total: float, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a share (Wilson 1927); (0, 1) where there is no example.
-
-    Args:
-        correct: examples that count.
-        total: all of them.
-    """
+    """Return the interval of a share (Wilson 1927); (0, 1) where there is no example."""
     if not 0 < confidence < 1 or not 0 <= correct <= total:
         raise ConfigError(
             f"confidence={confidence!r} must lie between 0 and 1, correct={correct!r} between 0 and {total!r}."
@@ -38,12 +33,7 @@ def wilson(correct: float, total: float, *, confidence: float = 0.95) -> tuple[f
 
 
 def in_examples(delta: float, total: int) -> str:
-    """Say how many examples a difference in recall is: a gain of 0.05 on 20 examples is "1 example" (P3.7).
-
-    Args:
-        delta: difference of two recalls of one class.
-        total: examples of that class.
-    """
+    """Say how many examples a difference in recall is: a gain of 0.05 on 20 examples is "1 example" (P3.7)."""
     if not math.isfinite(delta) or total < 1:
         return "unknown"
     count = round(delta * total)
@@ -57,9 +47,6 @@ def count_classes(labels: npt.ArrayLike, correct: npt.ArrayLike, *, classes: int
         labels: class of every example, shape (examples,).
         correct: 1 where the prediction is right, else 0, shape (examples,).
         classes: how many the model tells apart.
-
-    Raises:
-        UsageError: the shapes differ, or a value is not 0 or 1.
     """
     known, right = np.asarray(labels, dtype=np.int64), np.asarray(correct, dtype=np.float64)
     if known.shape != right.shape or known.ndim != 1:

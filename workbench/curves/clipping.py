@@ -96,8 +96,6 @@ def steady_stretch(
     after its start and its warmup; of a run with rises the longest stretch between them.
 
     Args:
-        warmup_steps: updates during which the lr still grows.
-        rises: for each rise of the loss the last step before it, and the first step back; None when it never was.
         skip_frac: share of the run that counts as its start, the cap on warmup of F3.10.
     """
     start = min(max(math.ceil(skip_frac * steps), warmup_steps), steps)
@@ -129,9 +127,6 @@ def choose_threshold(
         first, end: of the steady stretch, `end` exclusive; None leaves out the start, and is the end of the run.
         min_steps: fewer finite norms in the stretch choose nothing: a tenth of 20 is 2 (rule of thumb).
         equal_rtol: norms that differ by no more than this share are equal (rule of thumb: rounding of float32).
-
-    Raises:
-        ValueError: `percentile` is not above 0 and at most 100.
     """
     if not 0 < percentile <= 100:
         raise ValueError(f"percentile={percentile!r} must be above 0 and at most 100.")
@@ -279,10 +274,7 @@ def fixed_step(record: RecordLike, *, frac: float = 0.9) -> bool:
 
 
 def alternation(loss: FloatArray) -> float | None:
-    """Return the correlation of each change of the loss with the next one: -1 in a 2-cycle, about -0.5 in plain noise.
-
-    Fewer than 4 steps, or a loss that stands still, give None.
-    """
+    """Return the correlation of each change of the loss with the next one: -1 in a 2-cycle, about -0.5 in plain noise."""
     change = np.diff(loss)
     scale = float(np.max(np.abs(change))) if change.size else 0.0
     if loss.size < 4 or not math.isfinite(scale) or scale <= 1e-12 * float(np.max(np.abs(loss))):

@@ -165,10 +165,7 @@ class _Curve:
 
     @property
     def end(self) -> tuple[float, bool]:
-        """The end loss and whether it shows that little was learned: about where the run began, or at chance.
-
-        A median at 0 between spikes that lift the mean above the loss of knowing nothing is no good end either.
-        """
+        """The end loss and whether it shows that little was learned: about where the run began, or at chance."""
         if self.ended_nonfinite:
             return math.inf, True
         tail = self.loss[-_tail(self.loss.size, self.limits) :]

@@ -27,10 +27,7 @@ from workbench.record.roles import POINTS, Role
 
 
 class JudgedStudy:
-    """What a diagnosis reads: the frames of a study, its curves, their verdicts and its sweep, each computed once.
-
-    `points` are the roles whose trials are points of the sweep.
-    """
+    """What a diagnosis reads: the frames of a study, its curves, their verdicts and its sweep, each computed once."""
 
     def __init__(
         self,
@@ -118,7 +115,6 @@ def is_harmful(
     """Tell whether a fix makes an unstable lr train well, to a loss clearly below the one at lr*; None when none was tried.
 
     Args:
-        fixes: what `judged_runs` returns for the role "fix".
         noise_sds: standard errors of the loss at lr* that count as equal.
         loss_tolerance: relative difference that counts as equal (O1).
         material_frac: a gain below this share of what lr* learned costs nobody anything (rule of thumb).

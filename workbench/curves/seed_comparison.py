@@ -32,12 +32,9 @@ def example_chance(
 ) -> dict[str, Any] | None:
     """Return how often other examples of the same kind would give such a gain where nothing is gained.
 
-    From the spread of the difference from example to example (Student's t, one-sided), measured on the selected checkpoints of
     the same seeds.
 
     Args:
-        record: a study; its facts may hold "evaluation_sample", with the pair of models that were compared.
-        candidate: trial numbers of the candidate.
         gain: of the candidate in the mean of the selected metric.
         min_examples: fewer do not show how far the difference spreads, for a loss has its rare, large values (rule of thumb).
 
@@ -58,10 +55,7 @@ def example_chance(
 
 
 def by_faults(diagnosis: Diagnosis) -> str:
-    """Name the fault to mend before any hyperparameter is compared: with a wrong loss or a frozen layer every config is wrong.
-
-    A warning about the data, the model or its first step is no proof of a fault; one about the loop or the loss is.
-    """
+    """Name the fault to mend before any hyperparameter is compared: with a wrong loss or a frozen layer every config is wrong."""
     told = {f.code for f in diagnosis if f.code.startswith(("loop.", "loss.")) and f.code not in REMARKS}
     sure = told | {f.code for f in diagnosis if f.status == "fail"}
     first = next((code for code in vetoes_tuning(diagnosis.findings) if code in sure), None)
@@ -92,7 +86,6 @@ def by_size(gain: float, learned: float | None, *, material_frac: float = 0.02) 
     """Say that a gain is too small to matter, or that it is no gain on knowing nothing.
 
     Args:
-        gain: in the selected metric.
         learned: what the better of the two gained on the untrained model, or on guessing where that is better; None: unknown.
         material_frac: share of it below which a gain does not matter (O1 calls differences of 2 % equal).
     """
@@ -131,7 +124,6 @@ def by_metrics(
     """Say which other metric the candidate is worse by, beyond noise. Better is where training moves a metric to.
 
     Args:
-        baseline, candidate: trial numbers, one a seed, in the same order.
         ses: standard errors of the paired difference that are noise (rule of thumb).
         material_frac: share of what training moved the metric by that does not matter (rule of thumb).
     """
@@ -159,10 +151,7 @@ def _split(record: RecordLike) -> str:
 
 
 def _metrics(record: RecordLike, numbers: Sequence[int]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return the values, untrained and at the selected checkpoint, each of shape (trials,), of every other metric of the split that selects.
-
-    The loss, and a metric that some trial lacks, are left out.
-    """
+    """Return the values, untrained and at the selected checkpoint, each of shape (trials,), of every other metric of the split that selects."""
     split, own = str(record.config["select"]).split("/", 1)
     evals = periodic_rows(record.evals)
     evals = evals[evals["trial"].isin(numbers) & (evals["split"] == split) & ~evals["metric"].isin(["loss", own])]
@@ -203,8 +192,6 @@ def prove(
     not lose by its length alone; where that was not trained, nothing is proved. What diverges under every seed has lost to a
     candidate that diverges under none.
 
-    Args:
-        baseline, candidate: config fields.
         limit: a candidate wins where p is below this.
         min_seeds: fewer prove nothing (the fewest that have a spread).
 

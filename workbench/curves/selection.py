@@ -35,9 +35,6 @@ def expected_maximum(draws: int) -> float:
     """Return the mean of the largest of `draws` independent standard normal draws: the integral of x d(Phi(x) ** draws).
 
     0 for one draw, 1/sqrt(pi) for two, 1.54 for ten, 2.51 for a hundred.
-
-    Raises:
-        ConfigError: there is none.
     """
     if isinstance(draws, bool) or not isinstance(draws, (int, np.integer)) or draws < 1:
         raise ConfigError(f"draws={draws!r} must be an integer of at least 1.")
@@ -184,8 +181,6 @@ def compare_selected(
     against it, not the one with the luckiest evaluation.
 
     Args:
-        baseline: trial numbers, one a seed.
-        candidates: name -> trial numbers.
         noise_sds: how many standard deviations the gain has to be (rule of thumb).
 
     Returns:
@@ -233,10 +228,7 @@ def selected_by_seed(record: RecordLike, numbers: Sequence[int], *, every: float
 
 
 def starts_by_seed(record: RecordLike, numbers: Sequence[int]) -> dict[int, float]:
-    """Return for each seed what the selected metric is where nothing is known: untrained, or by guessing where that is better.
-
-    Trials without a finite evaluation at step 0 are left out.
-    """
+    """Return for each seed what the selected metric is where nothing is known: untrained, or by guessing where that is better."""
     chance = record.facts.get("chance_loss") if str(record.config["select"]).endswith("/loss") else None
     first = {seed: selectable(record, n) for seed, n in _seeds(record, numbers).items()}
     return {seed: ignorance(float(v[0]), chance) for seed, (v, steps) in first.items() if steps.size and not steps[0]}

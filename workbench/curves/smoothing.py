@@ -111,9 +111,6 @@ def smooth(
     """Smooth with the narrowest median whose noise is small against what the run, or its study, has learned.
 
     Args:
-        loss_ref: loss before the first update.
-        total_steps: planned length; the window is at most a tenth of it.
-        progress: what the best trial of the study has learned; None takes this run's own.
         max_noise_frac: noise allowed after smoothing, as a share of the progress (rule of thumb).
 
     Returns:

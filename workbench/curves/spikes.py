@@ -25,7 +25,6 @@ def first_update(
     It is the first of those, from `slack` before the onset to the loss's peak, whose learning rate, gradient norm or loss does.
 
     Args:
-        facts: the loop's, as `wb.watch` leaves them; empty where nobody noted batches.
         lr_jump: times that of the update before that makes a learning rate stand out.
         norm_ratio: times the median of the `window` updates before the onset that makes a gradient norm stand out.
         loss_sds: distance from their median, in their standard deviations, that makes a loss stand out (rules of thumb, all five).

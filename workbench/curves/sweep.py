@@ -117,10 +117,7 @@ def _tail(curve: TrialCurve, tail_frac: float) -> int:
 
 
 def paired_difference(one: TrialCurve, other: TrialCurve, *, tail_frac: float = 0.1) -> tuple[float, float]:
-    """Return the mean of `one - other`, of one length, over the last steps, and its standard error (0 for full batches).
-
-    Two trials with the same seed see the same batches, so the batches' noise cancels.
-    """
+    """Return the mean of `one - other`, of one length, over the last steps, and its standard error (0 for full batches)."""
     if one.diverged or other.diverged:
         return (0.0 if other.diverged else math.inf) if one.diverged else -math.inf, 0.0
     n = min(_tail(one, tail_frac), _tail(other, tail_frac))
@@ -176,11 +173,7 @@ def sweep_of_curves(full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1
 
 
 def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_noise: float) -> bool:
-    """Tell whether the best lr came below the loss of knowing nothing by more than the noise of the last steps.
-
-    Where chance is below the initial loss, which has no noise, the second half of the run tells as well, else the lead over a
-    smaller lr, on minibatches.
-    """
+    """Tell whether the best lr came below the loss of knowing nothing by more than the noise of the last steps."""
     se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
     if table.level < table.loss_ref:
         later, error = mean_and_error([c.loss[c.planned_rows // 2 :] for c in curves])

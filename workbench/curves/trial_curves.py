@@ -55,12 +55,8 @@ class TrialCurve:
     """One trial's training curve.
 
     Attributes:
-        stage: its role; `point` where such a trial is a point of the sweep.
-        state: "complete", "diverged", "failed", "stopped" or "running".
         total_steps: planned updates.
-        full_batch: a step sees all training examples.
         loss, loss_se: training loss before each update and its standard error (NaN where unknown), shape (steps,).
-        steps: the trial's rows of the record.
         chance: loss of guessing, None where unknown; who starts above it has learned nothing before being below it.
     """
 
@@ -164,7 +160,6 @@ def curves_of(
     """Return every trial that has rows and did not crash, in order of its number.
 
     Args:
-        points: the roles that are points of a sweep.
         same_batch: every update saw the same examples, where the trials do not say how many there are (`train_examples` of 0).
     """
     if not len(trials) or not len(steps):
@@ -234,7 +229,6 @@ def judge(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve]) -> list[Tri
 
 def initial_losses(curves: Sequence[TrialCurve], peers: Sequence[TrialCurve], *, noise_sds: float = 6.0) -> list[float]:
     """Return each curve's loss before the first update: on minibatches the mean over the seeds of the peers, where they agree.
-
     Seeds agree when they lie within `noise_sds` standard errors (rule of thumb).
     """
     by_seed = {c.seed: float(c.loss[0]) for c in peers if c.loss.size and math.isfinite(c.loss[0])}

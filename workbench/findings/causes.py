@@ -177,10 +177,7 @@ def is_remark(code: str) -> bool:
 
 
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first.
-
-    A warning that explains no learning rate, such as a kept graph, is none of them, whatever others of its kind explain.
-    """
+    """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first."""
     wrong = [f for f in causes_first(findings) if f.status in _ALARMS and _key(f.code, STRUCTURAL)]
     return tuple(f.code for f in wrong if f.status == "fail" or _key(f.code, _EXPLAINS) in STRUCTURAL)
 

@@ -32,10 +32,7 @@ _LEFT = "text-align: left; vertical-align: top"
 
 
 def verdict_table(diagnosis: Diagnosis) -> str:
-    """Return the verdict as HTML in which every text is escaped: badge, answers, and a table of the findings that no answer tells.
-
-    Causes come first; of many findings, what is well and measures nothing is folded into one line.
-    """
+    """Return the verdict as HTML in which every text is escaped: badge, answers, and a table of the findings that no answer tells."""
     told, rest = diagnosis.told()
     after = {f.code: then for f, then in listed(diagnosis.findings)}
     columns = ("status", "finding", "what was found", "value", "clause")

@@ -28,10 +28,7 @@ MEMORY_EVERY = 10
 
 
 class LoopFacts:
-    """Collects facts of a loop; `to_dict` gives them at any time.
-
-    `models` are the ones that train, empty where they are to be found; `attention` says which updates are looked at.
-    """
+    """Collects facts of a loop; `to_dict` gives them at any time."""
 
     def __init__(self, models: Sequence[nn.Module], attention: Attention) -> None:
         self.attention = attention

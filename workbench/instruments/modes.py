@@ -28,10 +28,7 @@ class _Trains(Protocol):
 
 
 class Modes:
-    """Follows the forward passes of whole models; `models` are these, or they are found as the outermost modules that are called.
-
-    Found ones are held: a function that trains has let go of its own when what was seen of it is read.
-    """
+    """Follows the forward passes of whole models; `models` are these, or they are found as the outermost modules that are called."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._given = bool(models)

@@ -42,11 +42,7 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def clip_to(gradients: Sequence[Tensor], limit: float, scale: Tensor | None = None) -> Tensor | None:
-    """Shorten gradients, `scale` times the true ones, in place to a norm of `limit`; return whether they were longer, None where there are none.
-
-    Raises:
-        UsageError: their norm is not known here, as where they are spread over processes.
-    """
+    """Shorten gradients, `scale` times the true ones, in place to a norm of `limit`; return whether they were longer, None where there are none."""
     norm = total_norm(gradients)
     if norm is None:
         if not gradients:

@@ -31,12 +31,7 @@ class LoopObserver:
     Gradient norms are those before the loop's own clipping, of updates that are looked at (see `Attention`) or clipped. Nothing waits for a device.
 
     Args:
-        sink: takes the rows, in blocks of columns.
-        optimizers: to observe; empty is every one that steps.
-        models: whose modes and parameter names are looked at; empty finds them by their forward passes.
         every: updates between two looks at parameters and updates (rule of thumb).
-        share: of the time of a step that looking may take after the first updates; None looks at every update.
-        intervention: changes the updates; None leaves them alone.
     """
 
     def __init__(

@@ -90,9 +90,7 @@ class Order:
         """Take in that an optimizer's step begins.
 
         Args:
-            number: of the optimizer.
             empty: it has no gradient at all.
-            line: whether to look up where it is called.
             altered: gradients were changed after the last backward pass, by something that is not told of.
         """
         steps = self._steps.get(number)

@@ -16,10 +16,7 @@ MAX_GROUPS = 8
 
 
 class StepRows:
-    """Collects rows and gives every `block` of them to `sink` as columns of numbers, NaN where a row has no value.
-
-    Tensors are read in one transfer a block.
-    """
+    """Collects rows and gives every `block` of them to `sink` as columns of numbers, NaN where a row has no value."""
 
     def __init__(self, sink: Callable[[Mapping[str, list[float]]], None], *, block: int = 200) -> None:
         self._sink, self.block = sink, block

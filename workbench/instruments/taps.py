@@ -85,10 +85,7 @@ CRITERIA = (
 
 
 class Taps:
-    """Replaces the calls once, however many listen, and puts them back when the last one has left.
-
-    A fault of a listener is its own: it is taken out, and the loop goes on as if nobody had listened.
-    """
+    """Replaces the calls once, however many listen, and puts them back when the last one has left."""
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []

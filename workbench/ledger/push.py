@@ -54,16 +54,7 @@ def push_closed(study: Path, *, wait_s: float | None = None, trials: bool = True
 
 
 def push(study: Path, address: str | None = None, *, wait_s: float | None = None, trials: bool = True) -> None:
-    """Bring a ledger's rows of one study folder up to date; trials that are there already stay.
-
-    Args:
-        address: of the ledger; None takes WORKBENCH_LEDGER, or the file ledger.db beside the study.
-        wait_s: how long to wait for another process that is writing.
-        trials: False leaves the trials as the ledger has them, where it has the study: many take seconds to read.
-
-    Raises:
-        RecordError: the ledger is damaged, out of reach or locked, or not installed; the study itself is untouched.
-    """
+    """Bring a ledger's rows of one study folder up to date; trials that are there already stay."""
     began, wait = time.monotonic(), WAIT_S if wait_s is None else wait_s
     for attempt in range(1, TRIES + 1):
         try:
@@ -102,15 +93,7 @@ def pushed_rows(root: Path, address: str | None = None) -> list[dict[str, Any]]:
 
 
 def shared_url(address: str | None = None) -> str | None:
-    """Return the address of the shared ledger, None where the ledger is the file beside the studies.
-
-    Args:
-        address: such as `postgresql://user@host/name`; None takes WORKBENCH_LEDGER.
-
-    Raises:
-        UsageError: it is not an address of a database.
-        RecordError: the extra `ledger` is not installed.
-    """
+    """Return the address of the shared ledger, None where the ledger is the file beside the studies."""
     given = address or os.environ.get(VARIABLE) or None
     if given is None:
         return None

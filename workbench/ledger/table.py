@@ -77,11 +77,7 @@ def study_folders(root: Path) -> list[Path]:
 
 
 def study_row(folder: Path) -> dict[str, Any]:
-    """Return the six columns and all further ones of one study.
-
-    The number of trials counts all that were begun, failed ones included (P5.5); the best value is that of the best selected
-    checkpoint (P5.6). A config file that is not what it was when the study was begun says so (P5.3).
-    """
+    """Return the six columns and all further ones of one study."""
     study = StudyRecord(folder).study
     config = study["config"]
     sign = 1.0 if config["select_mode"] == "min" else -1.0

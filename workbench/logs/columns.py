@@ -56,12 +56,7 @@ def find_columns(
     grad_norm: str | None = None,
     validation: str | None = None,
 ) -> Names:
-    """Return which columns are which; a name that is given counts, whatever it looks like.
-
-    Raises:
-        UnknownNameError: a given column is not there.
-        RecordError: the loss cannot be told, or the log has several learning rates.
-    """
+    """Return which columns are which; a name that is given counts, whatever it looks like."""
     given = {"loss": loss, "lr": lr, "step": step, "grad_norm": grad_norm, "validation": validation}
     for word, name in given.items():
         if name is not None and name not in log.columns:
@@ -101,10 +96,7 @@ def _only_loss(log: RawLog, held: set[str]) -> str:
 
 
 def _groups_lr(log: RawLog) -> str | None:
-    """Return the learning rate of an optimizer by name, such as lr-AdamW or train/lr_pg0; of several groups the first.
-
-    Groups differ by a factor that is fixed, so each shows the schedule.
-    """
+    """Return the learning rate of an optimizer by name, such as lr-AdamW or train/lr_pg0; of several groups the first."""
     found = sorted(
         n
         for n in log.columns

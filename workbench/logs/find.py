@@ -17,11 +17,7 @@ _DEPTH = 4
 
 
 def logs_at(path: Path) -> list[RawLog]:
-    """Return every run that is logged at a path.
-
-    Raises:
-        RecordError: there is none, or one cannot be read.
-    """
+    """Return every run that is logged at a path."""
     if not path.exists():
         beside = sorted(p.name for p in path.parent.glob("*"))[:10] if path.parent.is_dir() else []
         there = f" In {path.parent} there is: {', '.join(beside)}." if beside else ""

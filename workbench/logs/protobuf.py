@@ -12,11 +12,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and contents of every field: an int for a varint, else the bytes.
-
-    Raises:
-        ValueError: these bytes are no message.
-    """
+    """Yield number and contents of every field: an int for a varint, else the bytes."""
     at, size = 0, len(data)
     while at < size:
         key, at = _varint(data, at)

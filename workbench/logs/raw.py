@@ -37,11 +37,7 @@ class RawLog:
     text: bool = False
 
     def numbers(self, name: str) -> tuple[Ints, Floats]:
-        """Return rows and values of a column; cells that say that there is none are left out.
-
-        Raises:
-            RecordError: a cell is no number.
-        """
+        """Return rows and values of a column; cells that say that there is none are left out."""
         cells = self.columns[name]
         if not pd.api.types.is_numeric_dtype(cells.dtype):
             said = cells.astype(str).str.strip()

@@ -103,11 +103,7 @@ class Run:
 
 
 def read_run(log: RawLog, names: Names, *, own_lr: float | None) -> Run:
-    """Return the quantities of one log, each put in order.
-
-    Raises:
-        RecordError: no loss was written, or a column that is needed holds other things than numbers.
-    """
+    """Return the quantities of one log, each put in order."""
     notes = list(log.known.get("notes", ()))
     steps = _steps(log, names, notes)
     rows, values = log.numbers(names.loss)

@@ -16,12 +16,7 @@ KIND = "log"
 
 
 def write_study(record: LogRecord, out: str | Path, *, command: str | None = None) -> StudyRecord:
-    """Return the study that was written from logged runs.
-
-    Raises:
-        UsageError: the folder holds a study already.
-        RecordError: it cannot be written.
-    """
+    """Return the study that was written from logged runs."""
     path = Path(out)
     if (path / "study.json").exists():
         raise UsageError(f"{path} holds a study already. Give a new folder, or delete this one.")

@@ -31,11 +31,7 @@ def is_event_file(path: Path) -> bool:
 
 
 def read_event_files(paths: Sequence[Path]) -> RawLog:
-    """Return the scalars of one run; of several files, as a resumed run leaves them, in the order of their names.
-
-    Raises:
-        RecordError: a file is no event file, or none holds a scalar.
-    """
+    """Return the scalars of one run; of several files, as a resumed run leaves them, in the order of their names."""
     tags: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
     steps: list[int] = []
     for path in sorted(paths, key=lambda p: p.name):

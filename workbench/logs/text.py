@@ -18,11 +18,7 @@ _SEPARATORS = ",;\t|"
 
 
 def read_csv(path: Path) -> RawLog:
-    """Return the columns of a table with a header line, whatever separates them.
-
-    Raises:
-        RecordError: it is empty, has no header, or is no table.
-    """
+    """Return the columns of a table with a header line, whatever separates them."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             head = file.readline()
@@ -54,11 +50,7 @@ def _is_number(text: object) -> bool:
 
 
 def read_json(path: Path) -> RawLog:
-    """Return a `trainer_state.json`, a list of rows, or one row a line.
-
-    Raises:
-        RecordError: it is none of these.
-    """
+    """Return a `trainer_state.json`, a list of rows, or one row a line."""
     try:
         text = path.read_text(encoding="utf-8")
         values = _lines(text) if path.suffix == ".jsonl" else json.loads(text)

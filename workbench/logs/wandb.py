@@ -31,11 +31,7 @@ _LR_FIELDS = ("learning_rate", "lr", "peak_lr")
 
 
 def read_wandb(path: Path) -> RawLog:
-    """Return the history of an offline run, and from its config the learning rate and clipping threshold.
-
-    Raises:
-        RecordError: this is no such file, or nothing was logged in it.
-    """
+    """Return the history of an offline run, and from its config the learning rate and clipping threshold."""
     data = path.read_bytes()
     if not data.startswith(_MAGIC):
         raise RecordError(

@@ -10,13 +10,7 @@ from workbench.topics.stability.diagnose import diagnose_instability
 
 
 def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
-    """Return the diagnosis that is kept with a study, else that of its kind; for a single trial, sweep and stability.
-
-    A study that was interrupted is diagnosed as far as it goes.
-
-    Raises:
-        RecordError: the record is damaged.
-    """
+    """Return the diagnosis that is kept with a study, else that of its kind; for a single trial, sweep and stability."""
     if (record.path / "diagnosis.json").exists():
         return read_diagnosis(record.path)
     kind = record.study.get("kind") if isinstance(record, StudyRecord) else None

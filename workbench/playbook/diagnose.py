@@ -170,10 +170,7 @@ class _Walk:
 
 
 def _fixed_step(session: Session) -> bool:
-    """Train the baseline without its clipping where that clips, and tell whether its lr only sets the length of every step.
-
-    Such a sweep would end far from any lr that is of use once the threshold is right, and `_cure` needs the run in any case.
-    """
+    """Train the baseline without its clipping where that clips, and tell whether its lr only sets the length of every step."""
     if session.config.max_grad_norm is None:
         return False
     run_round(session, [TrialRequest(Role.LR_SWEEP, session.config.replace(max_grad_norm=None))])
@@ -218,10 +215,7 @@ def _any_wrong(diagnosis: Diagnosis, codes: Sequence[str]) -> bool:
 def _candidate(
     session: Session, known: Diagnosis, *, without: Collection[str] = ()
 ) -> tuple[Mapping[str, Any], TrainConfig | None]:
-    """Return what `screen` says, and the config that looks better than the baseline, if there is one.
-
-    A candidate of which nothing shows how far it is from the edge of stability is trained beyond its lr first.
-    """
+    """Return what `screen` says, and the config that looks better than the baseline, if there is one."""
     for _ in range(_MARGINS):
         found = screen(session.record, known, without=without)
         if not found["promising"]:

@@ -110,9 +110,6 @@ def require_token(*, alone: bool) -> None:
     Args:
         alone: all of the cluster is on this machine: a token that is missing is made, in ~/.ray/auth_token, and one that is there becomes its
             owner's alone.
-
-    Raises:
-        ClusterError: there is none, and one that is made here would be unknown on the other machines or cannot be kept.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if "ray" in sys.modules:

@@ -43,11 +43,6 @@ class RayCluster:
             address: "host:port" of a cluster that is running, "auto" for the one that was started on this machine; None
                 takes the cluster that this process is connected to, or starts one: on the loopback interface, with
                 as many CPUs as this process may use, gone after `close`.
-            host: which machine of the cluster this process is on, where it is on several; None finds out.
-
-        Raises:
-            WorkbenchError: Ray is not installed.
-            ClusterError: no cluster answers there, or none can be started here.
         """
         require_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -131,11 +126,8 @@ class RayCluster:
     ) -> Any:
         """Ask for a process of its own that holds `kind(*arguments)`; it starts as soon as there is room for it.
 
-        Args:
-            name: by which other workers `find` it; unique in the cluster.
-            comes_back: whether it is started anew, with the same arguments, each time that it dies.
-            groups: name -> number of threads that do calls of that group beside the others; see `call`.
-            resource: what the machine to start on has one of, and gives to this process; it waits for such a machine.
+        groups: name -> number of threads that do calls of that group beside the others; see `call`.
+        resource: what the machine to start on has one of, and gives to this process; it waits for such a machine.
         """
         options: dict[str, Any] = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "name": name}
         if resource is not None:

@@ -36,10 +36,7 @@ def temporary_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def cluster_folder() -> Iterator[str]:
-    """Yield a `temporary_folder` for a cluster's logs and sockets; what this process has started for it and still runs ends with it.
-
-    Ray leaves a cluster running whose start took too long.
-    """
+    """Yield a `temporary_folder` for a cluster's logs and sockets; what this process has started for it and still runs ends with it."""
     with temporary_folder() as name:
         try:
             yield name

@@ -14,11 +14,7 @@ _NUMBER, _CHECKSUM = "line", "crc32"
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of one trial; a last line that a crash cut off is left out.
-
-    Raises:
-        RecordError: a line is damaged, missing or that of another trial.
-    """
+    """Return the events of one trial; a last line that a crash cut off is left out."""
     path = folder / EVENTS
     content = path.read_bytes() if path.exists() else b""
     lines = content.split(b"\n")[:-1]  # behind the last line break is nothing, or what a crash cut off
@@ -26,11 +22,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def append_event(folder: Path, event: dict[str, Any]) -> None:
-    """Write one event behind the others, and over a line that a crash cut off.
-
-    Raises:
-        RecordError: the file cannot be written.
-    """
+    """Write one event behind the others, and over a line that a crash cut off."""
     path = folder / EVENTS
     try:
         content = path.read_bytes() if path.exists() else b""

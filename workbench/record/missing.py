@@ -27,15 +27,7 @@ def inventory(path: Path) -> dict[str, Any]:
 
 
 def missing(path: str | Path, *, resuming: bool = False) -> list[str]:
-    """Return what is not there any more, a sentence each: a missing part at any time, the rest once the study was closed.
-
-    Args:
-        path: the study's folder.
-        resuming: asked by the one that writes the study, which trains again what has no folder any more.
-
-    Raises:
-        RecordError: `study.json` is damaged.
-    """
+    """Return what is not there any more, a sentence each: a missing part at any time, the rest once the study was closed."""
     folder = Path(path)
     said = [
         f"{folder / table}: part {number} is missing." for table in TABLES for number in missing_parts(folder / table)

@@ -142,10 +142,7 @@ def _table(blocks: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def read_parts(folder: Path, *, columns: list[str] | None = None) -> pd.DataFrame:
-    """Return all rows of a folder of parts, floats as float64, in the order they were written.
-
-    A leftover temporary file is ignored; a truncated part is an error that names it.
-    """
+    """Return all rows of a folder of parts, floats as float64, in the order they were written."""
     frames = _read_live(folder)
     if not frames:
         return pd.DataFrame(columns=columns or [])

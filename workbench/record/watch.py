@@ -20,13 +20,7 @@ SHOW_SECONDS = 0.2  # rule of thumb: five pictures a second look like motion and
 
 
 class Watcher:
-    """Base of what looks on; each method is called in the thread that trains, so it must be quick.
-
-    A watcher that raises is dropped with one logged warning; training goes on.
-
-    Attributes:
-        early: whether rows are wanted before they are handed to the record.
-    """
+    """Base of what looks on; each method is called in the thread that trains, so it must be quick."""
 
     early: ClassVar[bool] = True
 
@@ -108,11 +102,7 @@ def early_wanted() -> bool:
 
 
 def tell(what: str, *given: Any, **more: Any) -> None:
-    """Call a method of every watcher, and drop one that raises: looking on must never harm what is looked at.
-
-    Args:
-        what: name of the method; rows that were told `early` are not told again.
-    """
+    """Call a method of every watcher, and drop one that raises: looking on must never harm what is looked at."""
     for place in tuple(_places):
         try:
             getattr(place if hasattr(place, what) else place.watcher, what)(*given, **more)

@@ -44,12 +44,7 @@ MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that 
 
 
 class StudyWriter:
-    """The one writer of a study folder.
-
-    Attributes:
-        created: whether the study was begun by this call.
-        trained: whether this call wrote an event of any trial.
-    """
+    """The one writer of a study folder."""
 
     writes = True
 
@@ -78,18 +73,7 @@ class StudyWriter:
         call: str | None = None,
         when_closed: Callable[[Path], None] | None = None,
     ) -> StudyWriter:
-        """Create the folder with its `study.json`, or go on with the same study.
-
-        Args:
-            path: the folder; None is the one under `runs/` in which this very study was left unfinished, or a new one.
-            name: of the study; None is the folder's.
-            note: a short description; None writes one.
-            when_closed: called with the folder when all of it is written, before another process may write it.
-
-        Raises:
-            UsageError: the note is empty (P5.4), or another study beside it has its name (P5.2).
-            RecordError: not writable, holds other files or another study, or another process is writing it.
-        """
+        """Create the folder with its `study.json`, or go on with the same study."""
         if note is not None and not note.strip():
             raise UsageError("note='' is empty: say in a few words what this study is for, or leave it out (P5.4).")
         wanted = {"workload": workload, "config": dict(config), "settings": dict(settings or {})}
@@ -276,11 +260,7 @@ def _check_name(path: Path, name: str) -> None:
 
 
 class TrialWriter:
-    """Writes the rows and events of one trial.
-
-    Attributes:
-        writes: whether what it is given reaches the disk; of many hosts one writes (P7.2).
-    """
+    """Writes the rows and events of one trial."""
 
     def __init__(self, study: StudyWriter, number: int) -> None:
         self.study, self.number, self.writes = study, number, study.writes

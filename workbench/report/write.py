@@ -220,10 +220,7 @@ def write_figures(drawn: Sequence[DrawnFigure], folder: Path) -> None:
 
 
 def shown_here(figure: Figure, record: Any, diagnosis: Diagnosis) -> str:
-    """Return one or two sentences with the numbers that a figure draws of this record, "" where there is nothing to say.
-
-    A finding's own sentence where a finding speaks of it, else a few quantiles.
-    """
+    """Return one or two sentences with the numbers that a figure draws of this record, "" where there is nothing to say."""
     try:
         numbers = figure.numbers(record, diagnosis) if figure.numbers else ""
     except (KeyError, IndexError, TypeError, ValueError, UsageError):

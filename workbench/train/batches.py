@@ -65,9 +65,6 @@ class DataStream:
     """Batches of one trial by step, loaded and moved once however many lanes read them.
 
     What augmentation draws has random state of its own, which depends on `per_host_seed` and rank (P7.6).
-
-    Attributes:
-        wait_s: how long the last batch took to come.
     """
 
     def __init__(
@@ -176,10 +173,7 @@ def eval_batches(
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move every tensor of a nested batch; floating ones are cast to `dtype` where one is given.
-
-    An object of another kind, such as a graph, is moved by its own `to(device)`, where it has one.
-    """
+    """Move every tensor of a nested batch; floating ones are cast to `dtype` where one is given."""
     if isinstance(batch, Tensor):
         cast = dtype if dtype is not None and batch.is_floating_point() else None
         if cast is None and batch.device == device:

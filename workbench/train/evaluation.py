@@ -155,12 +155,7 @@ def collect_values(
     tracked: TrackedExamples | None = None,
     predict: Callable[[Any, Tensor | None, int, Sequence[int]], Tensor | None] = prediction_of,
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
-    """Return what `values_each` does, for models of which `compute` knows the values of a batch.
-
-    Args:
-        compute: (batch, number of examples, number of the first) -> what each of so many `models` makes of the batch.
-        predict: (outputs, labels, examples, rows) -> the predictions of these rows.
-    """
+    """Return what `values_each` does, for models of which `compute` knows the values of a batch."""
     seen = 0
     values: list[dict[str, list[Tensor]]] = [{} for _ in range(models)]
     weights: list[list[Tensor]] = [[] for _ in range(models)]

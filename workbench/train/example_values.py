@@ -70,10 +70,7 @@ class ExampleValues(NamedTuple):
 
 
 def example_values(workload: Workload, model: nn.Module, *, max_features: int = 0, **how: Any) -> ExampleValues:
-    """Return the values of `model` on every example of a split, in evaluation mode; model and RNG are left as they were.
-
-    The arguments are those of `values_each`; of the inputs `max_features` columns are kept, spread evenly over them.
-    """
+    """Return the values of `model` on every example of a split, in evaluation mode; model and RNG are left as they were."""
     labels: list[Tensor] = []
     features: list[Tensor] = []
     classes: int | None = None
@@ -135,10 +132,7 @@ def batch_dependence(
     split: str = "validation",
     piece: int = 2,
 ) -> Dependence:
-    """Compare the values of some examples in one batch, in the same batch again, and in batches of `piece`.
-
-    The examples take the place of the split; a metric is "loss" or a name of the workload's metrics.
-    """
+    """Compare the values of some examples in one batch, in the same batch again, and in batches of `piece`."""
     part, device = workload.replace(**{f"{split}_data": data}), next(model.parameters()).device
 
     def look(batch_size: int, seed: int) -> tuple[Tensor, list[list[Tensor]]]:

@@ -173,10 +173,6 @@ def make_updater(
         params: flat parameters, shape (lanes, parameters).
         parameters: each lane's, views of its row, each with a `.grad` that is a view of the gradient.
         models: each lane's, for a factory that asks for it.
-
-    Raises:
-        UsageError: no lane, or not the same number of them in all three.
-        ConfigError: an optimizer of the user's own can not be used here; see `TorchOptimizer`.
     """
     counts = (len(configs), params.shape[0], len(parameters))
     if len(set(counts)) != 1 or not configs:

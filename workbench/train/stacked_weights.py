@@ -28,10 +28,6 @@ def build_model(workload: Workload, config: TrainConfig, device: torch.device) -
 
     With `bn_stat_examples` its batch norm layers take their statistics from so many examples (P6.5); with `accumulate_steps` their
     running statistics look back on as many updates as without.
-
-    Raises:
-        ConfigError: `bn_stat_examples` is given, and the model has no batch norm that it could apply to.
-        WorkloadError: `build_model` raised, with that error as the cause, or returned nothing to train.
     """
     seed_all(config.shared_seed)
     try:
@@ -58,16 +54,11 @@ class LaneStack:
     replaced by `keep`: read them anew for each step.
 
     Attributes:
-        models: one per lane; their parameters and buffers are views of the tensors below.
         parameters: the trained parameters of each lane's model, in the order of `names`.
         values: trained parameters, shape (lanes, parameters).
         grad: their gradient, same shape; each parameter's `.grad` is a view of it.
-        names: names of the trained parameters, in order.
-        slices: place of each of them in a row.
         frozen: name -> parameters that are not trained, shape (lanes, ...).
         buffers: name -> shape (lanes, ...).
-        streams: which stream of batches each lane reads.
-        rng: random state of each lane.
         scale: of the loss in float16, where a stack has one lane; else None.
     """
 

@@ -89,13 +89,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Rule:
-    """One update rule: the initial value of each state tensor, and the step.
-
-    Attributes:
-        initial: state name -> value that fills it before the first step.
-        update: (memory, gradient, which may be `memory.out`, lr (lanes, 1), t from 1, constants) -> update to subtract.
-        scratch: whether it uses `memory.scratch`.
-    """
+    """One update rule: the initial value of each state tensor, and the step."""
 
     initial: Mapping[str, float]
     update: Callable[[Memory, Tensor, Tensor, int, Constants], Tensor]

@@ -90,9 +90,6 @@ def trace_dataflow(
     Args:
         model: whose modules and parameters are named. Its buffers are put back, so a batch norm in training mode does not
             move; plain Python attributes that the forward pass changes are the model's own affair.
-        call: runs the forward pass, for example `lambda: workload.forward(model, batch)`.
-        batch: the tensors that count as data, in any structure.
-        watch: called with the name, the module and the result of every operation on data.
     """
     tracer = _Tracer(model, batch, watch)
     with isolated_rng(), buffers_put_back(model), _modules_told(model, tracer), DispatchObserver(tracer.note):

@@ -93,11 +93,7 @@ _SIGNS = ("init.", "units.", "gradients.", "stability.", "lr.nothing_learns", "l
 
 
 def excused_architecture(diagnosis: Diagnosis) -> Diagnosis:
-    """Return the diagnosis without warnings of a practice that is missing where training shows no sign of it.
-
-    Args:
-        diagnosis: all findings of a training, those of `diagnose_architecture` among them.
-    """
+    """Return the diagnosis without warnings of a practice that is missing where training shows no sign of it."""
     signs = any(f.status in ("warn", "fail") and f.code.startswith(_SIGNS) for f in diagnosis)
     trained = all(f.status != "not_measured" for f in diagnosis if f.code in ("stability.early", "stability.divergent"))
     if signs or not trained:

@@ -158,9 +158,6 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
     Returns:
         "reason" (None, or why nothing could be traced), "weight_layers" (on the longest way), "norms", "norm_modules" (modules
         of the tree that normalise, run or not), "num_joins", "joins" (one dict each, in the order they ran).
-
-    Raises:
-        WorkbenchError: the model cannot be built.
     """
     with isolated_rng():
         model = build_model(workload, config.replace(bn_stat_examples=None), device)

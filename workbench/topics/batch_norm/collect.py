@@ -127,11 +127,7 @@ def _inputs(model: nn.Module, batch: Any) -> Any:
 
 
 def collect_batch_norm(session: Session, config: TrainConfig | None = None) -> dict[str, Any]:
-    """Return JSON facts for `diagnose_batch_norm` from the last checkpoint of a run, the baseline's without a config.
-
-    The last one, because statistics that spoil evaluation have a part in which one is selected. The price is 20 forward passes over
-    training batches and two evaluations of at most 2,000 examples.
-    """
+    """Return JSON facts for `diagnose_batch_norm` from the last checkpoint of a run, the baseline's without a config."""
     workload, config = session.workload, config or session.config
     model, step = norm_model(session, config, last=True)
     if not batch_norm_layers(model):
@@ -275,7 +271,6 @@ def measure_devices(
         batch_size: examples in a batch over all devices; numbers of devices that leave one fewer than 2 are left out.
         shards: "dealt" gives each device every k-th example of a random order, "sorted" a contiguous part of the examples by
             label, as where files are sorted and nobody shuffles across them.
-        batches: forward passes; at most an epoch.
     """
     data: Any = session.workload.train_data
     layers = tracking_layers(model)

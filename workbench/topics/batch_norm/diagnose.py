@@ -90,14 +90,7 @@ def _frozen_new(facts: Mapping[str, Any]) -> Finding:
 
 
 class NormArm(NamedTuple):
-    """One setting under several seeds.
-
-    Attributes:
-        stat_examples: asked for in a statistic; None is the whole batch of a device.
-        batch_size: examples in an update.
-        devices: that they are split over.
-        metrics: seed -> selected metric; inf (-inf where larger is better) for a run that diverged.
-    """
+    """One setting under several seeds."""
 
     stat_examples: int | None
     batch_size: int

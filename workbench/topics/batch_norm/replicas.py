@@ -35,7 +35,6 @@ class Replicas(NamedTuple):
     """The running statistics of every process of a job.
 
     Attributes:
-        processes: how many there are.
         layers: mean and variance of each layer, (processes, channels).
         merged: the same of all processes together, by their weights.
         apart: largest distance of two processes in a channel of each layer, in standard deviations; NaN where they are not finite.
@@ -319,9 +318,6 @@ def statistics_layout(
         batch_size: examples of a step, over all hosts.
         stat_examples: examples that a statistic should have, the virtual batch (about 64 in P6.4); None is what each host has.
         few_examples: below which the noise of a statistic costs accuracy (Wu and He 2018, arXiv:1803.08494).
-
-    Raises:
-        UsageError: a host would get no example, or hosts unequal shares.
     """
     for name, value in (("batch_size", batch_size), ("hosts", hosts), ("stat_examples", stat_examples)):
         if value is not None:

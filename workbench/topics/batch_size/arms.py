@@ -23,9 +23,7 @@ class Tuned(NamedTuple):
     """One point of a search, and the selected metric under the seeds that choose.
 
     Attributes:
-        memory: momentum, or beta1; 0 for a rule without either.
         value: mean over the choosing seeds; inf (or -inf where larger is better) where one was not finite.
-        seeds: how many choosing seeds it was trained under.
     """
 
     lr: float
@@ -39,10 +37,8 @@ class BatchArm:
     """One batch size at one number of steps.
 
     Attributes:
-        examples: seen in all.
         points: what was tried with it under the seeds that choose, the baseline's own settings among them.
         ranked: those with a finite metric, best first; one more choosing seed goes before a better metric.
-        sign: 1 where a smaller metric is better, else -1.
         warmup_steps: of its trials; a share of the run, so another number for another length.
         fixed, tuned: fresh seed -> selected metric, with the baseline's own settings and with the best ones.
     """
@@ -79,10 +75,7 @@ def tuned_fields(arm: BatchArm, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_arms(record: RecordLike) -> list[BatchArm]:
-    """Return every batch size and number of steps that was trained with nothing else but lr and memory changed, in their order.
-
-    Trials with a weight decay, clipping or anything else of their own are no part of it.
-    """
+    """Return every batch size and number of steps that was trained with nothing else but lr and memory changed, in their order."""
     own = dict(record.config)
     same = [name for name in own if name not in (*_TUNED, *_FOLLOWS)]
     arms: dict[tuple[int, int], list[Mapping[Any, Any]]] = {}

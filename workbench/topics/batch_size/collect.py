@@ -155,10 +155,7 @@ def _jackknife(left_out: list[float]) -> float:
 
 
 def collect_noise_scale(session: Session, *, checkpoints: int | None = None) -> None:
-    """Store the noise scale of the untrained model and of the baseline's checkpoints, where it is not there yet (F6.5).
-
-    Of the checkpoints only the latest so many; None takes all that were kept.
-    """
+    """Store the noise scale of the untrained model and of the baseline's checkpoints, where it is not there yet (F6.5)."""
 
     def measured() -> list[dict[str, Any]]:
         """Return a row for each moment that could be measured; `WorkloadError` says why there is none."""

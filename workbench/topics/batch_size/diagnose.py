@@ -310,10 +310,7 @@ def noise_scale_finding(record: RecordLike) -> Finding:
 
 
 def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:
-    """Return `batch_size.regularisation`: the gap between training and validation loss by batch size, and what a weight decay does.
-
-    Which weight decay is tested was chosen under other seeds.
-    """
+    """Return `batch_size.regularisation`: the gap between training and validation loss by batch size, and what a weight decay does."""
     code, tuned = "batch_size.regularisation", [arm for arm in arms if arm.best is not None]
     gaps = [row for arm in tuned if (row := _mean_gap(record, arm)) is not None]
     tried: list[dict[str, Any]] = []

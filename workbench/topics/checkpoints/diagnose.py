@@ -193,12 +193,7 @@ def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
 
 
 def checkpoint_finding(facts: Mapping[str, Any]) -> Finding:
-    """Judge what `audit_checkpoint` found of the parts of a training in a checkpoint.
-
-    Args:
-        facts: parts (part, missing, names of what is missing of it, where, other_values), random_state (whether it is there), draws
-            (whether a model has dropout).
-    """
+    """Judge what `audit_checkpoint` found of the parts of a training in a checkpoint."""
     rows = list(facts["parts"])
     missing = [row["part"] for row in rows if row["missing"]]
     if facts["draws"] and not facts["random_state"]:

@@ -136,7 +136,6 @@ class StoppedRun:
         steps, values: of its evaluations, shape (evaluations,).
         stop_step: where it is stopped; None where it runs to the end.
         kept_step, kept: of the checkpoint that is kept then; None and NaN where nothing finite was seen.
-        best_step, best: of the best of the full budget.
         saved_frac: share of the steps that are not made.
         lost_frac: what is lost against the best of the full budget, over what the run learned.
     """
@@ -176,10 +175,7 @@ class Patience(NamedTuple):
 
 
 def stop_with_patience(record: RecordLike, evaluations: int, *, runs: Sequence[SelectedRun] | None = None) -> Patience:
-    """Replay a rule on the recorded runs: stop when so many evaluations in a row have brought no new best.
-
-    `runs` are those of `read_runs`, for whoever asks again and again; None reads them.
-    """
+    """Replay a rule on the recorded runs: stop when so many evaluations in a row have brought no new best."""
     sign, rule, stopped = metric_sign(record), _patience_rule(evaluations), []
     judged = [run for run in (read_runs(record) if runs is None else runs) if run.judged]
     for run in judged:

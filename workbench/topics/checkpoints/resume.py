@@ -169,10 +169,7 @@ def _go_on(parts: Parts, step: Callable[[Parts], float], after: int) -> Trace:
 
 
 def _restorable(parts: Parts) -> list[str]:
-    """Return what can be put back one by one: parameters and buffers of a module apart, and the global random state last.
-
-    An iterator, a dataset, a sampler or a loader is taken over from the twin as it is.
-    """
+    """Return what can be put back one by one: parameters and buffers of a module apart, and the global random state last."""
     found = []
     for name, value in parts.items():
         if isinstance(value, nn.Module):

@@ -74,10 +74,7 @@ class CheckpointStudy(Study):
 
 
 def collect_resume(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    """Return the facts that `resume_finding` judges: a few steps trained twice, and once with a crash in between.
-
-    What is lost under our own trainer lies in the workload's own code: random state in its data or its model.
-    """
+    """Return the facts that `resume_finding` judges: a few steps trained twice, and once with a crash in between."""
     config = config.replace(
         total_steps=2 * STEPS, warmup_steps=0, eval_every_steps=2 * STEPS, checkpoint_every_steps=STEPS, keep_best=1
     )

@@ -126,16 +126,7 @@ def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class _Clipped:
-    """What the clipped runs of a study show.
-
-    Attributes:
-        reference: the run that the norms come from.
-        threshold: the one that is proposed.
-        ladder: all candidate thresholds, loosest first.
-        lead, why: the one that the verdicts are about, see `leading`.
-        edge: lr from which on training is unstable without clipping.
-        evidence: what every finding about clipped runs carries.
-    """
+    """What the clipped runs of a study show."""
 
     study: JudgedStudy
     reference: ReferenceNorms | None

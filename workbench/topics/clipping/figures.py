@@ -144,10 +144,7 @@ def plot_grad_norm_histogram(
 def clipped_steps(
     steps: Floats, norms: Floats, *, percentile: float, diagnosis: Diagnosis | None, trial: int
 ) -> tuple[ClipThreshold, NDArray[np.int64]]:
-    """Return the threshold at a percentile of the norms in the steady stretch (F4.9), and the steps that it would clip.
-
-    Where `clipping.threshold` of the diagnosis was measured on this trial, its steady stretch is used.
-    """
+    """Return the threshold at a percentile of the norms in the steady stretch (F4.9), and the steps that it would clip."""
     first = end = None
     found = finding(diagnosis, "clipping.threshold")
     if found is not None and found.evidence.get("trial") == trial and "first_step" in found.evidence:

@@ -29,10 +29,7 @@ RISING = frozenset({"recovered", "settling", "lasting", "divergent"})
 
 
 class Arms(NamedTuple):
-    """Three studies of the same learning rates; `diagnose_modification(*arms)` reads them.
-
-    `warmed` is the modified workload with a warmup in front; None where that was not trained.
-    """
+    """Three studies of the same learning rates; `diagnose_modification(*arms)` reads them."""
 
     baseline: RecordLike
     modified: RecordLike

@@ -94,9 +94,7 @@ def collect_data(
     """Return JSON facts for `diagnose_data`; the caller's random state is left bit for bit as it was.
 
     Args:
-        device: where a new model is shown a batch, for what reaches its first layer; None is the CPU.
         max_examples: read of each split, at most.
-        near: look for near duplicates too.
         memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
     """
     device = device or torch.device("cpu")

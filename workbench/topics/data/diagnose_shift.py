@@ -35,7 +35,6 @@ def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small
     """Judge whether the inputs of validation are distributed as those of training; what harms no metric is no alarm.
 
     Args:
-        gap: between training and validation of the baseline; None where none was trained, or it learned nothing.
         alpha: chance of a difference as large in any of the features.
         small: distance from which on a gap is put down to it.
         large: distance from which on it is an alarm where no gap was measured.
@@ -216,7 +215,6 @@ def no_signal(
     """Judge whether the targets depend on the inputs at all; only a training that finds nothing either makes it an alarm.
 
     Args:
-        trained: what the baseline found ("generalisation"); None where nothing was trained.
         chance: of finding as much where there is nothing, over all tests.
         neighbour_z: deviations of chance by which the target of the next row is found instead.
         few_rows: on which finding nothing says nothing (rule of thumb).

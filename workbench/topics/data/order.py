@@ -133,7 +133,6 @@ def stream_order(stream: Any, *, max_examples: int) -> tuple[dict[str, Any], Row
 
     Args:
         stream: an iterable dataset, whose items are examples, or a loader over one, whose items are batches.
-        max_examples: read of each of two epochs, at most.
     """
     batched = isinstance(stream, DataLoader)
     with untouched(stream) if batched else isolated_rng():
@@ -191,12 +190,6 @@ def probe_workers(
 
     Two workers are asked for the same examples in the same order, in two epochs. Where the dataset draws at random, and the
     draws of two workers agree one by one, every worker makes the same augmentations.
-
-    Args:
-        indices: that its sampler gives, the first few of which are asked for; None is spread over 0 to the length.
-        context: its multiprocessing context.
-        persistent: its workers stay from one epoch to the next, and so do their generators.
-        timeout_s: for a batch.
 
     Returns:
         "workers" (of the loader), "random" (an example differs from one visit to the next), "same_in_workers",

@@ -62,21 +62,14 @@ def find_overlap(
     (`narrow_copies`), where the training split has no more than 20,000 rows.
 
     Args:
-        train: the training split, map-style.
-        others: split name -> map-style dataset.
-        near: look for near duplicates too.
         tolerance: root mean square difference of two standardised rows that still counts as near (rule of thumb).
         memory_mb: of the blocks that are in memory at a time, in units of 1e6 bytes; hashes take 40 bytes a row beyond that.
-        max_rows: of each split, the first ones; None is all.
 
     Returns:
         "train_rows", "train_duplicates" (rows that were there before), "near" (whether it could be looked for), "repeats" (of
         `repeats`, for each split), and under "splits" for each: "rows", "exact", "near" (numbers of rows), "by_chance" (share of
         unrelated rows that would pass for near), "same" (it is the training split, row for row), "pairs" (the first ones: index
         there, index in train, distance), "same_label" and "labelled" (of the overlapping rows).
-
-    Raises:
-        ConfigError: a setting is out of its range.
     """
     if not memory_mb > 0:
         raise ConfigError(f"memory_mb={memory_mb!r} must be above 0: the size of the blocks that are read at a time.")

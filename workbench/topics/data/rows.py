@@ -50,13 +50,7 @@ class Rows(NamedTuple):
 
 
 def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int | None = None) -> Iterator[Rows]:
-    """Yield the rows of a map-style dataset in order, in blocks of at most `memory_mb` times 1e6 bytes.
-
-    Args:
-        data: an item is a tensor, (inputs, label, ...), or a mapping with a key such as "label"; tensors are sliced.
-        split: named in errors.
-        first: how many rows at most.
-    """
+    """Yield the rows of a map-style dataset in order, in blocks of at most `memory_mb` times 1e6 bytes."""
     count = len(data) if first is None else min(first, len(data))
     if not count:
         return
@@ -225,14 +219,7 @@ class Sample(NamedTuple):
 
 
 def split_sample(data: Any, *, split: str, most: int | None, memory_mb: float, rows: int = SAMPLE_ROWS) -> Sample:
-    """Return random rows of a map-style split, in the order of their places; the same ones each time.
-
-    Args:
-        split: named in errors.
-        most: rows of the split to draw from, the first ones; None is all.
-        memory_mb: of the rows that are in memory at a time, in units of 1e6 bytes.
-        rows: to draw, at most.
-    """
+    """Return random rows of a map-style split, in the order of their places; the same ones each time."""
     count = len(data) if most is None else min(most, len(data))
     places = np.sort(np.random.default_rng(_SEED).permutation(count)[:rows])
     if not count:

@@ -208,10 +208,6 @@ def missing_codes(sample: Sample, *, cells: int = 3, rows: int = 12) -> list[dic
 
     Zero is none: a sensor that is off, and most of a sparse column, are 0. Nor is an end of a scale that others come near.
 
-    Args:
-        cells: fewest that hold a code.
-        rows: of those that hold it to name.
-
     Returns:
         "value", "share" (of the cells of the columns where it stands), "cells", "columns", "deviations" (from the others' mean, the
         smallest of its columns), "places" of rows in the split.

@@ -30,11 +30,6 @@ def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None
     Ridge regression on the targets, one column a class, and the mean of the 10 nearest neighbours; each row is predicted by all
     others, the linear model in closed form.
 
-    Args:
-        train: random training examples.
-        other: of the split that is held against it; None leaves that out.
-        stored: targets of the examples in the order in which they are stored, NaN where unknown; `train.places` are places in it.
-
     Returns:
         "rows", "columns", "classes" (how many; None for numbers), "z" (of each yardstick: the best correlation between what is
         predicted and what is, over columns and penalties, in deviations of chance) and "tests" (how many of these), "score" (of

@@ -291,10 +291,7 @@ class _ExampleNames:
         self._lengths = sorted({len(row) for row in self._places}, reverse=True)
 
     def batches(self, rows: Sequence[Sequence[bytes]]) -> tuple[list[list[int]], bool]:
-        """Return the examples of each batch, -1 for a row that is none; equal examples are told apart by their order.
-
-        Where no row is known, rows are taken to come in the order of the data; the second value says so.
-        """
+        """Return the examples of each batch, -1 for a row that is none; equal examples are told apart by their order."""
         known = [[self._known(row) for row in batch] for batch in rows]
         if rows and not any(places for batch in known for places in batch):
             number = itertools.count()

@@ -88,11 +88,7 @@ def _by_seed(record: RecordLike, numbers: list[int]) -> dict[int, int]:
 
 
 def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON facts for `diagnose_evaluation_sample` from the selected checkpoints of a study with a baseline.
-
-    At most as many examples are evaluated as 2 % of a baseline run take, and 2,000 in any case: where the set is larger, a
-    random part of it tells how far models differ, and classes are not counted. `found` is what `screen` said of its candidates.
-    """
+    """Return JSON facts for `diagnose_evaluation_sample` from the selected checkpoints of a study with a baseline."""
     config, workload, record = session.config, session.workload, session.record
     split, metric = config.select.split("/", 1)
     data = workload.data(split)
@@ -243,15 +239,9 @@ def measure_evaluation(
 ) -> dict[str, Any]:
     """Return what an evaluation of a sample of the validation split costs: loading, moving and computing (P3.1).
 
-    Each of five rounds evaluates the same four batches, drawn at random, because a sample is read item by item even where the full
-    set is one tensor. One round before warms up and is left out. `clock` tells the time in seconds.
-
     Returns:
         seconds_per_example (median over the batches behind the first one), start_s (what the first batch takes beyond that: worker
         processes, mostly), batch_size, batches (timed), rounds.
-
-    Raises:
-        DataError: the split has no index to draw by.
     """
     data = workload.validation_data
     part = workload.replace(validation_data=draw_sample(data, min(len(data), BATCHES * batch_size), seed=0))
@@ -279,11 +269,7 @@ def measure_evaluation(
 
 
 def memory_per_example(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, float]:
-    """Return bytes per example at the peak of a training step and of an evaluation batch: why the latter may be larger (P2.7).
-
-    The difference between a batch of the config's size and half of it, divided by that of their examples: weights and gradients, which
-    do not grow with the batch, drop out. In a batch so small that gradients are the larger part of the peak, what an example adds is hidden.
-    """
+    """Return bytes per example at the peak of a training step and of an evaluation batch: why the latter may be larger (P2.7)."""
     with isolated_rng():
         model = build_model(workload, config, device)
         small = max(1, min(config.batch_size, len(workload.validation_data)) // 2)

@@ -77,7 +77,6 @@ def diagnose_generalisation_gap(
     """Say how far validation is from training in evaluation mode, and whether a mode itself or overfitting makes the gap.
 
     Args:
-        record: a study whose facts hold "generalisation".
         broken: of what was learned in training mode, the share that evaluation mode may lose on training examples (rule of thumb).
         rise: of what was learned, the share by which the validation loss may rise from its best to its last (rule of thumb).
         lost: share of what was learned that does not hold on validation at the end, from which on such a rise is overfitting (rule
@@ -85,9 +84,6 @@ def diagnose_generalisation_gap(
         carried: share of what was learned that has to hold on validation at its best, for training to mean anything (rule of thumb).
         hidden: share of what was learned that training mode may hide on training examples; dropout of one half hides about a tenth (rule
             of thumb).
-
-    Returns:
-        The one code `evaluation.generalisation_gap`.
     """
     facts = record.facts
     found = facts.get("generalisation") or {}
@@ -179,14 +175,10 @@ def diagnose_underfit(
     The yardsticks predict rows that they were not fitted to, the model examples that it was trained on: it has every advantage.
 
     Args:
-        record: a study whose facts hold "data" and "generalisation".
         least: share of the better yardstick's skill that the model has to have (rule of thumb). Skill is what a score has above chance.
         broken: share below which it is a failure (rule of thumb).
         skill: of the better yardstick, from which on it says something (rule of thumb).
         ses: standard errors of the model's score by which it has to fall short.
-
-    Returns:
-        The one code `evaluation.underfits`.
     """
     facts = record.facts
     trained, sticks = facts.get("generalisation") or {}, (facts.get("data") or {}).get("yardsticks") or {}

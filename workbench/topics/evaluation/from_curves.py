@@ -17,10 +17,7 @@ _NEAR = 0.05
 
 
 def facts_of_curves(record: RecordLike, trial: int) -> dict[str, Any]:
-    """Return the facts that `diagnose_generalisation_gap` reads, from one trial's training losses and logged validation losses.
-
-    The training losses are of training mode and of a model that still moves, so that dropout makes a gap look smaller than it is.
-    """
+    """Return the facts that `diagnose_generalisation_gap` reads, from one trial's training losses and logged validation losses."""
     rows = selected_rows(record, trial).sort_values("step")
     curve = judged(record).curve(trial)
     select, steps = str(record.config.get("select", "")), rows["step"].to_numpy(dtype=np.int64)

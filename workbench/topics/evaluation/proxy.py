@@ -44,10 +44,7 @@ def _with_interval(r: float, freedom: float, quantile: float, points: int) -> Ra
 
 
 def rank_correlation(one: Floats, other: Floats, *, confidence: float = 0.95) -> RankCorrelation:
-    """Return Spearman's correlation of two series of shape (checkpoints,), non-finite pairs left out, with a two-sided interval.
-
-    It takes the pairs for independent; checkpoints of one run follow a common trend, so the interval is rather too narrow.
-    """
+    """Return Spearman's correlation of two series of shape (checkpoints,), non-finite pairs left out, with a two-sided interval."""
     kept = np.isfinite(one) & np.isfinite(other)
     a, b, n = one[kept], other[kept], int(kept.sum())
     known = n >= 4 and np.ptp(a) > 0 and np.ptp(b) > 0

@@ -50,10 +50,6 @@ def skew_tests(
 
     Returns:
         Dicts with kind ("class", "feature", "metric"), name, p, and what was found; hand them to `worst_skew`.
-
-    Raises:
-        UsageError: the sample is empty.
-        DataError: a shape does not fit.
     """
     mask = np.asarray(taken, dtype=bool)
     if not mask.any():
@@ -117,11 +113,7 @@ def _feature_test(mask: Mask, values: Floats, name: str) -> SkewTest | None:
 
 
 def _metric_test(mask: Mask, values: Floats, name: str) -> SkewTest:
-    """Return the metric on the sample minus that on the full set, with its 95 % interval and a p-value.
-
-    The values of all examples are known, so the standard error carries the correction for a finite set, and the p-value is
-    that of samples drawn anew from these very values, which holds for skewed ones as well.
-    """
+    """Return the metric on the sample minus that on the full set, with its 95 % interval and a p-value."""
     known: SkewTest = {"kind": "metric", "name": name}
     if bad := int((~np.isfinite(values)).sum()):
         return known | {"p": None, "test": "none", "reason": f"{bad} values of {name} are not finite"}

@@ -62,10 +62,7 @@ class Shards:
 
 
 def _shards(passes: Mapping[int, Row], *, augmented: bool) -> Shards:
-    """Return the examples of one pass of all ranks: positions where all have the same data set, else contents.
-
-    Examples that are `augmented` change their contents, and nobody can tell from outside.
-    """
+    """Return the examples of one pass of all ranks: positions where all have the same data set, else contents."""
     sets = [p["dataset"] for p in passes.values()]
     same = len({(found["hash"], found["length"], found["kind"]) for found in sets}) == 1
     unlike = sets[0]["hash"] is None and _same_position_other_content(passes)
@@ -320,10 +317,7 @@ def _occasions(ranks: Ranks) -> list[tuple[Any, Shards]]:
 
 
 def _coverage(ranks: Ranks, shards: Shards, seen: Set[Any]) -> Finding:
-    """Judge one evaluation: padding, examples left out, and shares that nobody joins.
-
-    What was `seen` at the same moment, be it in another pass, is not left out: a rest may come by itself.
-    """
+    """Judge one evaluation: padding, examples left out, and shares that nobody joins."""
     who = list(shards.examples)
     counted = Counter(i for examples in shards.examples.values() for i in examples)
     extra = 0 if shards.everywhere else sum(counted.values()) - len(counted)

@@ -54,15 +54,7 @@ def launch(
     target: Sequence[str], *, hosts: int, folder: Path, timeout_s: float = 60.0, steps: int | None = None, port: int | None = None,
     what: str = "the training",
 ) -> Launched:  # fmt: skip
-    """Run a script or a module (`target`, with its arguments) on `hosts` processes with the audit inside, on the loopback interface.
-
-    Facts, logs and stacks go to `folder`. Where no rank makes any progress for `timeout_s`, the job is ended and the ranks are
-    named; every rank ends after so many `steps`.
-
-    Raises:
-        UsageError: an argument is out of its range: fewer than two hosts, or no time.
-        ClusterError: the port is taken, a rank died, or nothing moved for `timeout_s`.
-    """
+    """Run a script or a module (`target`, with its arguments) on `hosts` processes with the audit inside, on the loopback interface."""
     check_hosts(hosts)
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s!r} must be above 0: seconds without any progress.")

@@ -28,11 +28,7 @@ HEALTHY = "healthy"
 
 
 class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined, misc]
-    """A `torch.distributed.TCPStore` whose server, where this process is the server, listens on the loopback interface only.
-
-    Raises:
-        RuntimeError: the port is taken; this is what torch raises too.
-    """
+    """A `torch.distributed.TCPStore` whose server, where this process is the server, listens on the loopback interface only."""
 
     def __init__(
         self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False,
@@ -83,10 +79,7 @@ def torchrun(folder: str, *words: str) -> None:
 
 
 def script(folder: str, timeout_s: str, steps: str, target: str, *rest: str) -> None:
-    """Run a script as `python script.py ...` would, or a module where `target` is "-m", as this rank, observed.
-
-    It ends after so many `steps`, "-" for all; `rest` is the name of the module, and the script's own arguments.
-    """
+    """Run a script as `python script.py ...` would, or a module where `target` is "-m", as this rank, observed."""
     from workbench.topics.hosts.watch import HostsWatch
 
     most = None if steps == "-" else int(steps)

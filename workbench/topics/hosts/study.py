@@ -212,10 +212,7 @@ def rehearse(
     target: str, *, arguments: Sequence[str] | None = None, hosts: int = 4, steps: int | None = None, timeout_s: float = 60.0,
     port: int | None = None, out: str | Path | None = None, command: str | None = None,
 ) -> tuple[Diagnosis, dict[str, Status]]:  # fmt: skip
-    """Rehearse a workload (50 steps by default) or, where `arguments` are given, a script; return the verdicts and those of the five areas (P7.1).
-
-    The verdicts are kept beside the facts. The arguments are those of `HostsStudy` and `audit_script`.
-    """
+    """Rehearse a workload (50 steps by default) or, where `arguments` are given, a script; return the verdicts and those of the five areas (P7.1)."""
     shared: dict[str, Any] = {"hosts": hosts, "timeout_s": timeout_s, "port": port}
     record: Any
     if arguments is None:

@@ -236,10 +236,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class SpawnWatch:
-    """Counts processes that `torch.multiprocessing.spawn` starts, in which nobody looks unless they call `audit_hosts` themselves.
-
-    Where a launcher has started the ranks, it is `refused`: each of them would start all of them again.
-    """
+    """Counts processes that `torch.multiprocessing.spawn` starts, in which nobody looks unless they call `audit_hosts` themselves."""
 
     def __init__(self, state: State, patches: Patches, *, refused: bool) -> None:
         self._state, self._refused = state, refused

@@ -229,10 +229,7 @@ def _held(value: Any, *, depth: int) -> Iterator[bytes]:
 
 
 class DrawWatch:
-    """Random state before and after examples are made: only what is drawn from counts (`hosts.data_seed`).
-
-    Worker processes that are forked write what they see into files beside the facts.
-    """
+    """Random state before and after examples are made: only what is drawn from counts (`hosts.data_seed`)."""
 
     def __init__(self, state: State, patches: Patches) -> None:
         self._state = state

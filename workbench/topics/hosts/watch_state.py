@@ -65,10 +65,7 @@ class State:
 
     @contextlib.contextmanager
     def waiting(self, phase: str) -> Iterator[None]:
-        """Count the time of the block as waiting for other ranks; a block inside another one counts once.
-
-        Where the block fails, that is where the rank was.
-        """
+        """Count the time of the block as waiting for other ranks; a block inside another one counts once."""
         if self._waits:
             yield
             return

@@ -161,10 +161,7 @@ class StopAfterSteps(SystemExit):
 
 
 class UpdateWatch:
-    """What each update starts from (`hosts.init_seed`, `hosts.not_wrapped`), clips (`hosts.clip`) and takes (`hosts.straggler`).
-
-    `models` tells when the last gradient of a backward pass came; the rank ends after `stop_after` updates.
-    """
+    """What each update starts from (`hosts.init_seed`, `hosts.not_wrapped`), clips (`hosts.clip`) and takes (`hosts.straggler`)."""
 
     def __init__(self, state: State, patches: Patches, models: ModelWatch, stop_after: int | None = None) -> None:
         self._state, self._models, self._stop_after = state, models, stop_after
@@ -318,10 +315,7 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 class BufferWatch:
-    """Running statistics of batch norm at each evaluation, at each checkpoint, and before each update goes on (P7.3).
-
-    A rank that neither evaluates nor saves shows what it held at that moment by what it holds when training goes on.
-    """
+    """Running statistics of batch norm at each evaluation, at each checkpoint, and before each update goes on (P7.3)."""
 
     def __init__(self, state: State) -> None:
         self._state = state

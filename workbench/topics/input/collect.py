@@ -49,10 +49,7 @@ VISITS = 4 * 20
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to look: about `seconds` in all, `timeout_s` for a batch, at most `max_workers` worker processes.
-
-    A number that is out of its range is a `ConfigError`.
-    """
+    """How long to look: about `seconds` in all, `timeout_s` for a batch, at most `max_workers` worker processes."""
 
     seconds: float
     timeout_s: float
@@ -82,11 +79,7 @@ class Stepping:
 
 
 def collect_input(loader: Any, stepping: Stepping, budget: Budget) -> dict[str, Any]:
-    """Return JSON facts for `diagnose_input_pipeline`; random state and the loader's are left as they were.
-
-    Raises:
-        DataError: the loader gives nothing, an item raised, or no batch came in time.
-    """
+    """Return JSON facts for `diagnose_input_pipeline`; random state and the loader's are left as they were."""
     with untouched(loader) if isinstance(loader, DataLoader) else isolated_rng():
         return _Audit(loader, torch_loader(loader), stepping, budget).run()
 

@@ -196,7 +196,6 @@ def diagnose_input_share(
     wait for cannot be told from that. The first step is left out: whatever is opened or started, is so there.
 
     Args:
-        record: a study with "data_wait_s" and "step_time_s" in its steps.
         warn_share: of a step that may be waited for data (TraceML; the TensorFlow profiler has 0.05).
         least_wait_s: below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb).
         least_total_s: below which all waits of a run of the workload's own length are no alarm: nobody gains by mending them (rule

@@ -296,12 +296,7 @@ def _shut(batches: Any) -> None:
 
 
 def batches_of(loader: Any, *, timeout_s: float) -> Generator[Any, None, None]:
-    """Yield one epoch of batches of a `DataLoader`, or whatever can be iterated over; each may take `timeout_s`.
-
-    Raises:
-        TimedOut: a batch took longer.
-        DataError: an item raised, or a worker process died.
-    """
+    """Yield one epoch of batches of a `DataLoader`, or whatever can be iterated over; each may take `timeout_s`."""
     batches: Any = None
     try:
         while True:

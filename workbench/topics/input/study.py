@@ -270,17 +270,7 @@ def examine_input(
     target: str, *, step: str | float | None = None, out: str | Path | None = None, device: str = "auto",
     command: str | None = None, **limits: Any,
 ) -> Diagnosis:  # fmt: skip
-    """Diagnose the input pipeline of a workload or a loader by name; the other arguments are those of `audit_input`.
-
-    Args:
-        target: a bundled workload, `package.module:attribute` or `path/to/file.py:attribute`; the attribute is a workload, a
-            `DataLoader`, or a function that returns one of them when called with nothing.
-        step: of a loader: the name of a function of one batch, or the seconds of a step; None looks at the loader alone.
-        out: a folder for diagnosis.json, trace.json and pictures; None is a new study for a workload, and nothing for a loader.
-
-    Raises:
-        UsageError: the name stands for something else, or a workload is given a step.
-    """
+    """Diagnose the input pipeline of a workload or a loader by name; the other arguments are those of `audit_input`."""
     found = load_named(target, what="a workload or a loader")
     if isinstance(found, Workload):
         if step is not None:

@@ -51,12 +51,7 @@ class Prediction:
 
 
 def loop_period(rounds: Sequence[Row], batches: int | None) -> tuple[float, float, float]:
-    """Return (period_s, wait_s, start_s) of rounds of a loop, medians; the very first start is not counted where there are more.
-
-    Args:
-        rounds: each with "steady_s" and "wait_s" (means within an epoch) and "starts" (waits for first batches).
-        batches: of an epoch, None where it has no end.
-    """
+    """Return (period_s, wait_s, start_s) of rounds of a loop, medians; the very first start is not counted where there are more."""
     starts = [s for r in rounds for s in r["starts"]]
     start = float(np.median(starts[1:] or starts)) if starts else math.nan
     steady, wait = (_median([r[name] for r in rounds]) for name in ("steady_s", "wait_s"))
@@ -73,13 +68,7 @@ def knee(rows: Sequence[Row], *, share: float = 0.9) -> int | None:
 
 
 class Pipeline:
-    """The facts of `audit_input`, read.
-
-    Attributes:
-        facts: that were collected.
-        loader: its settings; `batches` of an epoch (None: it has no end), `workers` (0 where unknown), and whether it is a `stream`.
-        tried: variants of the loader by their change, each drained without a step.
-    """
+    """The facts of `audit_input`, read."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.facts, self.loader, self.ahead = facts, facts["loader"], bool(facts["ahead"])
@@ -172,10 +161,7 @@ class Pipeline:
 
     @cached_property
     def _cores(self) -> float:
-        """Processors for this training, what other programs take left out where a step shows it.
-
-        A step that mostly sleeps, or waits for a device, says how late a processor comes when it is asked for, and not how much of it.
-        """
+        """Processors for this training, what other programs take left out where a step shows it."""
         shows = self.median("cached_cpu_s", "cached_queued_s") >= 0.5 * self.median("cached_s")
         return max(1.0, float(self.facts["cores"])) * (1 - self.busy_share if shows else 1.0)
 

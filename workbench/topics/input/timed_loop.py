@@ -73,15 +73,7 @@ def run_loop(
     loader: Any, step: Step | None = None, device: Device = Device(), *, seconds: float, timeout_s: float, least: int = LEAST,
     most: int = MOST, epochs: int | None = None, keep: list[Any] | None = None,
 ) -> Loop:  # fmt: skip
-    """Iterate over a loader, epoch after epoch, and time it; worker processes are gone afterwards unless they persist.
-
-    Args:
-        loader: made by `timed_loader`, or whatever can be iterated over.
-        step: called with each batch; None does nothing. The `device` is waited for at both ends.
-        seconds: to go on for, `least` batches at least and `most` at most, or `epochs` epochs; the batch in progress is finished.
-        timeout_s: for a batch.
-        keep: the first few batches are appended to it, as they are before the step.
-    """
+    """Iterate over a loader, epoch after epoch, and time it; worker processes are gone afterwards unless they persist."""
     found = Loop()
 
     def ended() -> Loop:  # called while the loader is open: what its workers take to stop is none of the loop's time
@@ -172,10 +164,7 @@ def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | No
 def write_trace(
     loader: Any, step: Step | None, device: Device, path: str | Path, *, timeout_s: float, steps: int = 20
 ) -> dict[str, Any]:
-    """Write a trace of at most `steps` steps that https://ui.perfetto.dev opens, and return "path" and "steps".
-
-    `path` ends in .json or .json.gz; its folder is made. The loader and random state are left as they were.
-    """
+    """Write a trace of at most `steps` steps that https://ui.perfetto.dev opens, and return "path" and "steps"."""
     file = Path(path)
     if not file.name.endswith((".json", ".json.gz")):
         raise UsageError(f"trace={str(path)!r} must end in .json or .json.gz: it is a Chrome trace.")

@@ -30,8 +30,6 @@ def drain(
 ) -> tuple[dict[str, Any], list[Sequence[Any]]]:
     """Return how fast a variant of a loader gives batches when nobody uses them, and the indices of the first ones where known.
 
-    The first batch of each worker is left out, and where a stream begins again. `data` is what the variant reads, None the loader's own.
-
     Returns:
         `variant` with seconds of a batch: "batch_s", "handoff_s" (median until a batch that is ready is here, from another process),
         "cpu_s" (of whoever makes it), "items_s" and "collate_s"; and the indices of the first batches.
@@ -158,8 +156,6 @@ def _unchanged(*values: Any) -> Any:
 
 def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) -> dict[str, Any] | None:
     """Return whether a stream gives the same examples without workers and with several; None where nobody can tell.
-
-    Where an epoch takes longer than `seconds` to count, workers that begin with the same batches tell that they repeat each other's.
 
     Returns:
         "workers" that were tried, examples of an epoch "without" and "with_workers" (None where it did not end), "alike" (batches

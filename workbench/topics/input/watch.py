@@ -61,11 +61,7 @@ def observe_reads(
 
 
 class _Recorder:
-    """Notes which of a batch's leaves take part in a computation, by their paths; `batch` is to be given to the step.
-
-    `read` were read, `moved` are tensors that were moved or converted, `unclear` are values that nobody can watch, or that were only
-    passed over.
-    """
+    """Notes which of a batch's leaves take part in a computation, by their paths; `batch` is to be given to the step."""
 
     def __init__(self, batch: Any) -> None:
         self.read: set[str] = set()

@@ -192,10 +192,7 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
 
 
 def _trials_to_draw(record: Record, best: float) -> list[int]:
-    """Trials at lr* and the next `ABOVE` lrs of the sweep; where lr* is not known, at `MOST` lrs. One for each lr and seed.
-
-    The next lrs are each at least `SPACING` times the one before; where none lies so far above, the last of those nearer by.
-    """
+    """Trials at lr* and the next `ABOVE` lrs of the sweep; where lr* is not known, at `MOST` lrs. One for each lr and seed."""
     stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
     grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)]).tolist()
     spread = np.unique(np.linspace(0, len(grid) - 1, min(MOST, len(grid))).round().astype(int))

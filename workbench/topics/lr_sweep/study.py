@@ -45,12 +45,7 @@ class TrialRequest(NamedTuple):
 
 
 def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialRecord]:
-    """Run the trials of one round, of any roles and lengths, and return their records in the order asked; the same trial twice is one.
-
-    Raises:
-        WorkbenchError: one cannot be trained; it is named, and nothing is written.
-        BudgetSpent: the session's budget does not pay for all of them; the first that it pays for were run.
-    """
+    """Run the trials of one round, of any roles and lengths, and return their records in the order asked; the same trial twice is one."""
     unique: dict[TrainConfig, str] = {}
     for trial in requests:
         unique.setdefault(trial.config, trial.role)
@@ -233,10 +228,7 @@ class _Rounds:
     def short_runs(
         self, lrs: Sequence[float], steps: int
     ) -> Generator[list[TrialRequest], None, tuple[float | None, tuple[float, ...]]]:
-        """Return the best lr of short runs, None where none learns anything, and the two between which they turn unstable.
-
-        The grid goes on as long as its border is the best.
-        """
+        """Return the best lr of short runs, None where none learns anything, and the two between which they turn unstable."""
         lanes = self.sweep.lanes
         while lrs:
             yield self.ask(lrs, Role.LR_RANGE, steps=steps)

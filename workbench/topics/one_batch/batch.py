@@ -28,17 +28,7 @@ SMALL_NUMBERS = 2**20  # rule of thumb: in such a batch
 
 @dataclass(frozen=True)
 class OneBatch:
-    """A model with its batch; nothing that is asked of it changes either.
-
-    Attributes:
-        workload: what is trained.
-        stack: the model's weights; one lane.
-        batch: as collated, on the device.
-        examples: in the batch.
-        exchangeable: its rows can be taken apart and put together anew.
-        pairs: the outputs of an example have a place for each other one, as a matrix of similarities.
-        until: `time.monotonic()` from which on there are no more forward passes.
-    """
+    """A model with its batch; nothing that is asked of it changes either."""
 
     workload: Workload
     stack: LaneStack
@@ -95,11 +85,7 @@ class OneBatch:
             yield
 
     def forward(self, batch: Any = None, *, train: bool = False, grad: bool = False, seed: int = 0) -> Any:
-        """Return the outputs for a batch of as many examples (None: its own), in training or evaluation mode, without a trace.
-
-        Raises:
-            TimeoutError: it is late.
-        """
+        """Return the outputs for a batch of as many examples (None: its own), in training or evaluation mode, without a trace."""
         self.check_time()
         given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, self.batch if batch is None else batch)
         with self.evaluated(train=train, seed=seed), torch.set_grad_enabled(grad):
@@ -135,10 +121,7 @@ class OneBatch:
 
 
 def first_batch(workload: Workload, config: TrainConfig, device: torch.device) -> OneBatch:
-    """Return a fresh model and the first batch that it would be trained on, without worker processes.
-
-    A micro-batch of the config, cut to 128 examples; a small one of small examples is filled up to 16.
-    """
+    """Return a fresh model and the first batch that it would be trained on, without worker processes."""
     stack, read = LaneStack(workload, [config], device), workload.replace(num_workers=0)
     micro = config.batch_size // config.accumulate_steps
     batch, examples = next(train_batches(read, config, device))[0]

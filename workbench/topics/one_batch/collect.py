@@ -40,16 +40,7 @@ ENOUGH = 0.8  # progress that ends a run: by then a metric has to show it (rule 
 def collect_one_batch(
     workload: Workload, config: TrainConfig, device: torch.device, *, seconds: float = 60.0
 ) -> dict[str, Any]:
-    """Return JSON facts about one batch; the caller's random state is left bit for bit as it was.
-
-    A fresh model of its own is looked at, fitted to the batch, and looked at again. Where a part could not be looked at, its
-    "reason" says why.
-
-    A large model is let go after `seconds`, a third of them before it is fitted, while, and after; a small one takes less than one.
-
-    Raises:
-        WorkbenchError: the model cannot be built, or the batch not loaded.
-    """
+    """Return JSON facts about one batch; the caller's random state is left bit for bit as it was."""
     needs_gradient(workload)
     stages: list[dict[str, Callable[[OneBatch], Any]]] = [
         {"loss": find_loss, "layers": find_layers, "spread": find_spread},

@@ -33,13 +33,7 @@ _NO_STEP: dict[str, Any] = {
 def collect_preflight(
     workload: Workload, config: TrainConfig, device: torch.device, *, max_examples: int = 20_000
 ) -> dict[str, Any]:
-    """Return JSON facts for `diagnose_preflight`; the caller's random state is left bit for bit as it was.
-
-    At most `max_examples` of a split are read.
-
-    Raises:
-        WorkloadError: nothing can be trained: the data, the model or the loss are broken.
-    """
+    """Return JSON facts for `diagnose_preflight`; the caller's random state is left bit for bit as it was."""
     sizes = check_data(workload, config)
     check_selection(workload, config)
     if sizes["train"] < 2:

@@ -40,7 +40,6 @@ def diagnose_one_batch(
     """Judge the facts that were collected about one batch of training data and a fresh model.
 
     Args:
-        record: a study whose facts hold "one_batch".
         least_progress: by which share of itself the loss has to depend on whose outputs are whose, or, where it cannot, to fall, at
             the best of all learning rates (rule of thumb: a model that ignores its inputs has 0).
         coupled: change of an example's outputs when the others are exchanged, over that when it is itself (rule of thumb:
@@ -53,9 +52,6 @@ def diagnose_one_batch(
         deep: a training loss that falls so many times as far below zero as it began above or below, and at least 1, and goes on
             falling, has no minimum (rule of thumb).
         nothing: share of the untrained model's loss that one and the same output for every example may not come below (rule of thumb).
-
-    Returns:
-        The codes of `CODES`, once each.
     """
     facts = record.facts.get("one_batch")
     if not facts:

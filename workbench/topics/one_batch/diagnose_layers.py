@@ -166,12 +166,8 @@ def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diag
     Loaded weights are frozen for good reasons; random ones are features that nobody chose.
 
     Args:
-        record: a study whose facts hold "parameters".
         small_frac: frozen random parameters up to this share of all are taken for a design, such as random features or fixed
             positions (rule of thumb).
-
-    Returns:
-        `loop.frozen_random` and `loop.unowned_parameters`, once each.
     """
     facts = record.facts.get("parameters")
     if not facts:

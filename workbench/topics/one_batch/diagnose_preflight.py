@@ -40,7 +40,6 @@ def diagnose_preflight(
     """Judge the facts that were collected before training.
 
     Args:
-        record: a study whose facts hold "preflight", and "one_batch" for what a single step cannot tell.
         init_loss_ratio: the initial loss may be this many times that of guessing uniformly (rule of thumb: a fresh
             classifier should know nothing, and not be confident of it).
         init_spread_ratio: the fresh outputs of a regression may vary this many times as much as the targets (rule of thumb).
@@ -52,9 +51,6 @@ def diagnose_preflight(
             needed has less).
         cancelled_share: share of them that may have a gradient of 0 in the graph: a bias cancels in a difference of two outputs of one
             net, or before a norm (rule of thumb).
-
-    Returns:
-        `data.nonfinite`, `data.labels`, `init.loss`, `loop.no_gradient`, `loop.no_update`, once each.
     """
     facts, one_batch = record.facts.get("preflight"), record.facts.get("one_batch") or {}
     if not facts:
@@ -72,10 +68,7 @@ def diagnose_preflight(
 
 
 def spoilt_splits(facts: Facts) -> dict[str, int]:
-    """Return the splits whose loss is spoilt by values that are not finite, with their number.
-
-    Values that the loss does not see are none: a mask of minus infinity, or a missing target that is left out.
-    """
+    """Return the splits whose loss is spoilt by values that are not finite, with their number."""
     counts = {split: facts[split]["nonfinite_values"] for split in SPLITS}
     return {split: count for split, count in counts.items() if count and facts[split]["loss"] is None}
 

@@ -45,15 +45,7 @@ _MEANS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """A setting, and the run with the usual value in its place.
-
-    Attributes:
-        own, usual: value of the config's `field` in the baseline and in the other run.
-        loss: training loss at the end of either, the last tenth.
-        select, lost: see `lost_by`.
-        fit_only: whether nothing but the training loss tells which of the two is better.
-        norm: length of the weights at the end of the baseline over that of the other run; None where it is not known.
-    """
+    """A setting, and the run with the usual value in its place."""
 
     field: str
     own: float
@@ -192,13 +184,7 @@ MEMORY_FIELD = {"adam": "beta2", "nadam": "beta2", "adamw": "beta2", "rmsprop": 
 
 
 class StaleMoment(NamedTuple):
-    """A rise of the loss that began with a second moment out of date.
-
-    Attributes:
-        field, memory: the config field of the memory, and its value.
-        step, ratio: where the gradient stood farthest above what the second moment remembers, and how many times too long the
-            step was there.
-    """
+    """A rise of the loss that began with a second moment out of date."""
 
     trial: TrialVerdict
     rise: Rise
@@ -274,10 +260,7 @@ REACHES_ALL = ("sgd", "momentum", "nesterov", "adamw")
 
 
 def decay_pairs(record: RecordLike) -> list[tuple[Twin, float | None, float | None]]:
-    """Return every run with weight decay that has a twin without, in order of the twin's number.
-
-    With each the norm of its weights at the end over the twin's (None where norms were not recorded), and the decay it adds up to.
-    """
+    """Return every run with weight decay that has a twin without, in order of the twin's number."""
     twins = [twin for twin in read_twins(record, "weight_decay") if twin.after == 0]
     return [(twin, _norm_ratio(twin), accumulated(twin.own.curve)) for twin in twins]
 

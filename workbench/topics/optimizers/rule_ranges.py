@@ -34,16 +34,13 @@ class RuleRange:
     Attributes:
         points, progress: the measurements in order of lr, and what the rule learned at best.
         sign: 1 where a smaller selected metric is the better one, else -1.
-        top: largest lr tried.
         best_lr: lr*, None where no lr learned anything; then so is all else.
         low, high: interval of lrs that are as good.
-        loss, loss_se: mean training loss of the last tenth of the steps at lr*, and its standard error.
         trains_from, trains_to: smallest and largest lr that train, without a gap.
         fails_below, fails_above: the next smaller and larger lr tried, which do not; None where none was tried.
         stable, unstable: largest lr below `unstable` that is not lastingly unstable, and the smallest above lr* that is.
         selected_lr, selected, selected_trial: of the best selected checkpoint among the lrs that train, under the first seed.
         decades, most_decades: between the ends that train, and those that fail; infinite where an end was not found.
-        trial: number of the trial at lr* under the first seed.
     """
 
     optimizer: str
@@ -166,7 +163,6 @@ class Twin:
     """A trial, and a control run with one field changed.
 
     Attributes:
-        before, after: value of `field` in the trial and in the control run.
         gain, gain_se: mean training loss of the trial less that of the control run over the last tenth of the steps, and its
             standard error: above 0 the control run is better.
         selected_gain: the same of the selected metric of the best checkpoints; None where it was not evaluated.
@@ -239,11 +235,9 @@ class Contest:
     Attributes:
         gain: by how much the rival's selected metric is better, above 0; over fresh seeds where there are any.
         learned: what the better of the two learned of that metric, the scale of a gain.
-        seeds: how many fresh seeds, 0 where only the one of the search was trained.
         better: by more than noise and chance.
         wins: and by enough to matter.
         reason: the numbers in words.
-        proof: what `prove` says of the fresh seeds; None without.
     """
 
     own: RuleRange

@@ -27,15 +27,7 @@ _WATCHES: weakref.WeakKeyDictionary[ClusterCoordinator, ServerWatch] = weakref.W
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What was seen of a cluster at one moment.
-
-    Attributes:
-        audit: facts since the cluster began, as `audit_parameter_server` has them, without the workers' times: nobody asks them.
-        updates: that were made until then.
-        updates_per_s: since the look before; NaN for the first one.
-        running: False in the last one.
-        trouble: why there is nothing new, "" where there is.
-    """
+    """What was seen of a cluster at one moment."""
 
     audit: Audit
     updates: int
@@ -49,12 +41,6 @@ class ServerWatch:
 
     It ends when the cluster ends, when the coordinator is shut down or nobody holds it, and when `stop` is called. Another watch over the
     same coordinator takes its place, so that a cell may run twice.
-
-    Args:
-        coordinator: of the cluster; not kept alive.
-        placed: module that is trained; None where variables alone are.
-        show: called with every new `Look`, in the thread of the watch.
-        refresh_s: between two looks, at least.
     """
 
     def __init__(

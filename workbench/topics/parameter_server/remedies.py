@@ -57,11 +57,7 @@ def _seconds(coordinator: ClusterCoordinator, calls: list[Callable[[], Any]]) ->
 
 
 def lr_load(cluster: Cluster, as_variable: bool, *, steps: int = 60) -> dict[str, Any]:
-    """Train a small net whose learning rate is a variable that every step reads, or a schedule that each server works out (T13.3).
-
-    Returns:
-        Facts for `diagnose_parameter_server`.
-    """
+    """Train a small net whose learning rate is a variable that every step reads, or a schedule that each server works out (T13.3)."""
     config = TrainConfig(peak_lr=0.01, total_steps=steps, batch_size=8, optimizer="sgd", schedule="cosine")
     with _loop(cluster) as (strategy, coordinator):
         placed = strategy.place(nn.Linear(16, 16), config)
@@ -85,15 +81,7 @@ def zipf_shares(words: int) -> Tensor:
 def vocabulary_load(
     cluster: Cluster, *, shuffled: int | None, words: int = 5000, lookups: int = 40, batch: int = 256
 ) -> dict[str, Any]:
-    """Look up rows of an embedding that has a shard on each server, by ids that follow Zipf's law (T13.4).
-
-    Args:
-        shuffled: seed of the order in which words get their ids; None is the order of their frequencies.
-        lookups: closures, each of one batch of ids.
-
-    Returns:
-        Facts for `diagnose_parameter_server`.
-    """
+    """Look up rows of an embedding that has a shard on each server, by ids that follow Zipf's law (T13.4)."""
     generator = torch.Generator().manual_seed(0)
     ranks = torch.multinomial(zipf_shares(words), lookups * batch, True, generator=generator)
     order = torch.arange(words)
@@ -107,11 +95,7 @@ def vocabulary_load(
 
 
 def return_values(cluster: Cluster, *, values: int = 250_000, closures: int = 40, rounds: int = 5) -> dict[str, Any]:
-    """Time functions that return a tensor of `values` numbers against the same ones that return nothing, in turn (T11.3, T13.8).
-
-    Returns:
-        values, with_s and without_s: medians of the seconds of a closure.
-    """
+    """Time functions that return a tensor of `values` numbers against the same ones that return nothing, in turn (T11.3, T13.8)."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with _loop(cluster) as (_, coordinator):
         for _round in range(rounds + 1):

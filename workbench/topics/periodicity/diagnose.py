@@ -205,10 +205,7 @@ def _staircase(series: Series, epoch: float) -> float:
 
 
 def _trial(record: RecordLike) -> int | None:
-    """Return the trial to look at: the own config's, evaluated often enough; of a record without one, the one evaluated most.
-
-    A run at another learning rate may swing for reasons of its own.
-    """
+    """Return the trial to look at: the own config's, evaluated often enough; of a record without one, the one evaluated most."""
     trials, evals = record.trials, record.evals
     if not len(trials):
         return None

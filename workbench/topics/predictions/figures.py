@@ -45,11 +45,7 @@ class ExampleHistory:
 
 
 def prediction_history(predictions: pd.DataFrame, *, trial: int | None = None) -> list[ExampleHistory]:
-    """Return the tracked examples of a trial (None is the first), the one with the largest loss at the end first.
-
-    Raises:
-        UsageError: the trial has none.
-    """
+    """Return the tracked examples of a trial (None is the first), the one with the largest loss at the end first."""
     if not len(predictions):
         return []
     number = int(predictions["trial"].iloc[0]) if trial is None else trial

@@ -177,10 +177,7 @@ _NAMES: dict[str, tuple[str, int | None]] = {
 
 
 def collect_replaced(session: Session) -> None:
-    """Train the baseline again for each suspect setting, and store which trials to compare.
-
-    Most configs have none, and nothing is trained.
-    """
+    """Train the baseline again for each suspect setting, and store which trials to compare."""
     session.collect("replaced", lambda: _replaced(session))
 
 

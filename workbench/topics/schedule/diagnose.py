@@ -80,10 +80,7 @@ def diagnose_schedule(
 
 
 def read_trace(curve: TrialCurve) -> tuple[IntArray, FloatArray] | None:
-    """Return the steps of a trial at which a finite lr is recorded, ascending, and their lr, each of shape (rows,); None for none.
-
-    Of a step recorded twice the last row counts.
-    """
+    """Return the steps of a trial at which a finite lr is recorded, ascending, and their lr, each of shape (rows,); None for none."""
     if "lr" not in curve.steps.columns:
         return None
     rows = curve.steps.drop_duplicates("step", keep="last")

@@ -82,10 +82,7 @@ def plot_schedule(
 
 
 def mark_warmup(ax: Axes, steps: int) -> Axes:
-    """Mark on axes with steps, such as those of a loss curve, where the warmup of the run ended.
-
-    Axes that say "not measured" are left as they are, and so are all where there is none.
-    """
+    """Mark on axes with steps, such as those of a loss curve, where the warmup of the run ended."""
     if steps and why_not_measured(ax) is None:
         ax.axvline(steps, color=INK, linestyle=":", linewidth=1.2, label=f"its warmup ends at step {steps:,}")
         legend(ax)

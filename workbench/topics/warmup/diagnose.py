@@ -96,16 +96,7 @@ def diagnose_warmup(
 
 
 class _Warmups:
-    """What a study knows of warmups.
-
-    Attributes:
-        facts: what the study noted: unstable_lr, cap, candidates, dropped, stopped.
-        total, own: the baseline's steps, and its own warmup steps.
-        lead: the search that is reported, and its shortest length that passed on the full budget.
-        exhausted: searches whose longest allowed warmup fails.
-        tried: everything that was tried, a table for each multiple (F3.4).
-        dropped: what was not tried because of the cap, as the end of a sentence.
-    """
+    """What a study knows of warmups."""
 
     def __init__(self, study: JudgedStudy, min_multiple: float) -> None:
         self.study, self.min_multiple = study, min_multiple
@@ -373,10 +364,7 @@ def _between(low: Length | None, top: Length, ratio: float) -> int | None:
 
 
 def read_searches(record: RecordLike, unstable_lr: float) -> tuple[WarmupSearch, ...]:
-    """Return what a study tried, one search a learning rate, in order of the rates.
-
-    Runs of other roles that are the same count; `unstable_lr` is the learning rate that is unstable without warmup.
-    """
+    """Return what a study tried, one search a learning rate, in order of the rates."""
     config = record.config
     own, total, clip = int(config.get("warmup_steps") or 0), int(config["total_steps"]), config.get("max_grad_norm")
     runs = judged_runs(record, _ALL)

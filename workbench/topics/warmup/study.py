@@ -148,10 +148,7 @@ class _Tuner:
     lengths: Sequence[int]
 
     def run(self) -> None:
-        """Look for the shortest length at each multiple; where there is none, for the largest multiple that has one.
-
-        The first round holds full-length runs without a warmup, which show what can be learned in how many steps.
-        """
+        """Look for the shortest length at each multiple; where there is none, for the largest multiple that has one."""
         config, known = self.session.config, self.session.record.trials
         references = [TrialRequest(Role.BASELINE, config)]
         if not (len(known) and known["stage"].isin(("lr_sweep", "lr_unstable")).any()):

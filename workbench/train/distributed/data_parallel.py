@@ -57,12 +57,7 @@ def evaluate_shard(
     workload: Workload, model: nn.Module, shard: int, shards: int, *, split: str = "validation", batch_size: int,
     device: torch.device | None = None, precision: str | None = None,
 ) -> list[PartialSum]:  # fmt: skip
-    """Return the sums over every `shards`-th example, from example `shard` on; nothing is padded and nothing dropped.
-
-    Raises:
-        UsageError: `shard` is none of `shards`.
-        DataError: the split cannot be indexed.
-    """
+    """Return the sums over every `shards`-th example, from example `shard` on; nothing is padded and nothing dropped."""
     if not 0 <= shard < shards:
         raise UsageError(f"shard={shard} must be 0 to {shards - 1}, one of shards={shards}.")
     data = workload.data(split)
@@ -97,11 +92,7 @@ def _part(workload: Workload, data: Any, places: range) -> Dataset[Any]:
 
 
 def join_shards(parts: Sequence[Sequence[PartialSum]]) -> list[Evaluation]:
-    """Return the evaluation of the whole split from the sums of all its parts; seconds are those of the slowest.
-
-    Raises:
-        UsageError: no part has an example that counts.
-    """
+    """Return the evaluation of the whole split from the sums of all its parts; seconds are those of the slowest."""
     filled = [part for part in parts if part]
     if not filled or not sum(part[0].weight for part in filled) > 0:
         raise UsageError("parts hold no example with a weight above 0, so there is no mean to take.")
@@ -172,10 +163,7 @@ def evaluate_on_hosts(
     hosts: HostGroup, workload: Workload, model: nn.Module, *, split: str, batch_size: int, device: torch.device,
     precision: str | None, tracked: TrackedExamples | None = None,
 ) -> list[Evaluation]:  # fmt: skip
-    """Return loss and metrics of a split on all ranks, every example evaluated once on one of them (P2.11).
-
-    The arguments are those of `evaluate_each`. Tracked examples are few; each rank evaluates all of them besides.
-    """
+    """Return loss and metrics of a split on all ranks, every example evaluated once on one of them (P2.11)."""
     settings: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
     part = evaluate_shard(workload, model, hosts.rank, hosts.size, split=split, **settings)
     parts = [[PartialSum(*row) for row in rows] for rows in hosts.gather([list(row) for row in part])]
@@ -198,11 +186,7 @@ def check_same_weights(hosts: HostGroup, values: Tensor, names: Sequence[str]) -
 
 
 def open_together(hosts: HostGroup, opened: Callable[[], StudyWriter]) -> StudyWriter:
-    """Return the study on the main rank, where alone `opened` is called, and one that writes nothing on the others.
-
-    Raises:
-        WorkbenchError: what `opened` raised there, on all ranks.
-    """
+    """Return the study on the main rank, where alone `opened` is called, and one that writes nothing on the others."""
     if hosts.size == 1:
         return opened()
     studies: list[StudyWriter] = []

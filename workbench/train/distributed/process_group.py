@@ -115,9 +115,6 @@ def host_group(device: torch.device) -> Iterator[HostGroup]:
     """Join the other processes that torchrun started, for the time of the block; alone, there is nobody to join.
 
     A process group that exists already is used and left. Gradients travel by NCCL between GPUs and by gloo elsewhere.
-
-    Raises:
-        UsageError: only a part of what torchrun sets is set.
     """
     if dist.is_available() and dist.is_initialized():
         yield _joined()

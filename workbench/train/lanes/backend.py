@@ -53,14 +53,7 @@ class Arrangement(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What was decided for a stack.
-
-    Attributes:
-        arrangement: of the traced program's calls; None is plain autograd.
-        measured_ms: milliseconds of a step of all lanes by each backend, where that was measured.
-        lanes: it was measured on.
-        lasting: whether it holds for later stacks of the same kind.
-    """
+    """What was decided for a stack."""
 
     arrangement: Arrangement | None
     reason: str
@@ -137,18 +130,12 @@ def choose_gradients(
     """Return the gradient backend for a stack that is about to train; the stack is left as it was.
 
     Args:
-        streams: where batches to measure on are taken from, without being used up.
         wanted: "loop", "vmap", or "auto": the faster of the two where measuring pays, plain autograd where it does not.
-        steps: that are left to train.
-        watched: name of a hook that watches the forward pass of the modules, which a traced program does not have.
         memory: bytes that the stack may take in all; None is a share of what is free now.
         before: what `Chosen.describe` returned when these lanes began, where they go on from checkpoints: the same backend
             gives the same digits (P4.2).
         share: batches are this process's share of those of many.
         own: a person's own step, which takes the place of all this.
-
-    Raises:
-        ConfigError: wanted is "vmap", and this model cannot be trained that way; the reason is given.
     """
     loop = LoopGradients(workload, stack, share=share, excused=excused)
     if own is not None:

@@ -128,9 +128,6 @@ class Recorder:
 
     Args:
         hidden: tensors that must not be reached unannounced, such as the parameters that the inputs stand for.
-
-    Raises:
-        CannotBatch: at an operation whose result a list of operations cannot repeat on other values.
     """
 
     def __init__(self, hidden: Iterable[Tensor] = ()) -> None:

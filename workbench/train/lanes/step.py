@@ -33,13 +33,7 @@ Objective = Literal["mean", "sum", "evaluate"]
 
 
 class BatchLayout(NamedTuple):
-    """What two batches must have in common for one program to take both.
-
-    Attributes:
-        tensors: shape, strides and type of each tensor.
-        constants: place among the leaves, type and value of each other leaf.
-        tree: how the leaves are nested.
-    """
+    """What two batches must have in common for one program to take both."""
 
     examples: int
     tensors: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]

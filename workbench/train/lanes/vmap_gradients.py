@@ -42,13 +42,9 @@ class VmapGradients:
     """Fills `LaneStack.grad` by calls of a traced program, each on some rows of the stack.
 
     Args:
-        stack: its lanes; it may be re-packed between calls.
         lanes_per_call: 1 is a program without a lane axis, called for each lane.
         threads: calls at a time; with several, torch's own number of threads is 1 in this process until `close`.
         room: bytes that the calls in progress may take; where they need more, a call takes fewer lanes. None is no bound.
-
-    Raises:
-        CannotBatch: at the start or at any step; the stack is then as it was before that step, gradients aside.
     """
 
     def __init__(
@@ -296,9 +292,6 @@ def verify(stack: LaneStack, loop: Step, traced: Step, batches: Sequence[Sequenc
 
     A loss is continuous and must agree. A gradient is not, where there are ReLUs or maxima: at most half of the gradients may differ,
     by no more than one unit can change.
-
-    Raises:
-        CannotBatch: something differs; it is named.
     """
     attributes = [(module, dict(vars(module))) for model in stack.models for module in model.modules()]
 

@@ -26,9 +26,6 @@ def build_optimizer(config: TrainConfig, model: nn.Module | None, parameters: Se
     """Return what `config.optimizer` makes of the trained parameters, of the model, or of the parameters with their names.
 
     `(model, lr)` and `(named_parameters, lr)` ask for the last two; under any other name a factory is given the parameters.
-
-    Raises:
-        ConfigError: no `torch.optim.Optimizer` came back, its `step` needs a closure, or the model is asked for where there is none.
     """
     name, optimizer = _name(config), _made(config, model, parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -49,11 +46,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module | None, parameters: Se
 
 
 def build_optimizers(config: TrainConfig, model: nn.Module) -> Any:
-    """Return what `config.optimizer` makes for a custom step: an optimizer, a list, a tuple or a mapping of some.
-
-    Raises:
-        ConfigError: it is the name of a rule, or makes anything else.
-    """
+    """Return what `config.optimizer` makes for a custom step: an optimizer, a list, a tuple or a mapping of some."""
     if not callable(config.optimizer):
         raise ConfigError(
             f"optimizer={config.optimizer!r} is the name of a rule, and a custom step, Workload(step=...), steps optimizers of "

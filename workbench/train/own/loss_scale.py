@@ -61,10 +61,7 @@ class LossScale:
 def update_unless_overflown(
     scale: LossScale | None, updater: _Updater, params: Tensor, grad: Tensor, *how: Any
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return the update, zero where a scaled gradient overflowed, and what is recorded of the scale; nothing without one.
-
-    `how` are lr, step and lr as a number; see `UpdateRule.update`.
-    """
+    """Return the update, zero where a scaled gradient overflowed, and what is recorded of the scale; nothing without one."""
     if scale is None:
         return updater.update(params, grad, *how), {}
     finite = bool(torch.isfinite(grad).all())

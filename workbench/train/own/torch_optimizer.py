@@ -50,9 +50,6 @@ class TorchOptimizer:
 
     The factory is called once with the parameters and `peak_lr`; from then on each parameter group's lr is scaled by the schedule, so
     groups with different rates keep their proportions, and one with an `lr_scale` has that part of it. Only `state` and `param_groups` are saved, as by `state_dict`.
-
-    Raises:
-        ConfigError: no optimizer came back, its `step` needs a closure, or its state can not be saved.
     """
 
     def __init__(self, config: TrainConfig, make: Make, made: torch.optim.Optimizer | None = None) -> None:
