@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import HEALTH_S
-from workbench.parameter_server.errors import CancelledError, UnavailableError
+from workbench.parameter_server.errors import CancelledError, ClosureInputError, GivenUpError, UnavailableError
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
@@ -115,6 +117,67 @@ def test_a_worker_that_dies_inside_a_closure(up: Up, exactly_once: bool) -> None
     assert value.fetch() in (0, 1)
     assert (float(total), placed.steps) == ((1.0, 1) if exactly_once else (2.0, 2))
     assert coordinator.metrics()["worker_failures"] == 1
+
+
+def test_writes_count_once_however_many_there_are(up: Up) -> None:
+    """Behaviour 48, T6.4: 5,000 writes of a function whose worker dies, and one write of another that 5,000 came after."""
+    cluster, strategy, coordinator = up(2, 1)
+    total, other, done = strategy.variable(0.0), strategy.variable(0.0), strategy.variable([-1.0, -1.0])
+
+    def work(which: int, writes: int) -> None:
+        for _ in range(writes):
+            total.assign_add(1.0)
+        if float(done[which]) < 0:
+            done.assign_add([get_current_worker_index() + 1.0 if k == which else 0.0 for k in range(2)])
+            wait_a_while(60.0)
+
+    coordinator.schedule(work, args=(0, 1))
+    wait_until(lambda: float(done[0]) >= 0)
+    for _ in range(50):
+        coordinator.schedule(lambda: [total.assign_add(1.0) and None for _ in range(100)])
+    coordinator.schedule(lambda: other.assign_add(1.0))
+    coordinator.schedule(work, args=(1, 5000))
+    wait_until(lambda: float(done[1]) >= 0, 120.0)
+    assert (float(total), float(other)) == (10_001.0, 1.0)
+    for which in range(2):
+        cluster.engine.kill("worker", int(float(done[which])))
+        cluster.engine.restart("worker", int(float(done[which])))
+    coordinator.join(120.0)
+    assert (float(total), float(other)) == (10_001.0, 1.0)
+    assert coordinator.metrics()["worker_failures"] == 2
+
+
+def test_a_function_that_ends_every_worker_is_given_up_and_named(up: Up, engine: str) -> None:
+    """Others that were sent with it are not blamed, the cluster is usable afterwards, and a dataset's function is no better."""
+    cluster, strategy, _ = up(2, 1)
+    coordinator = ClusterCoordinator(ParameterServerStrategy(cluster), max_attempts=2)
+    total = strategy.variable(0.0)
+
+    def cut_off() -> None:
+        here = get_current_worker_index()
+        cluster.engine.kill("worker", here)
+        threading.Timer(0.05, cluster.engine.restart, ("worker", here)).start()
+        check_cancelled()
+
+    end = partial(os._exit, 1) if engine == "ray" else cut_off
+    values = [coordinator.schedule(lambda: total.assign_add(1.0) and None) for _ in range(5)]
+    coordinator.schedule(end)
+    with pytest.raises(GivenUpError, match=r"(_exit|cut_off).* was given up: 2 workers died .*max_attempts") as told:
+        coordinator.join(60.0)
+    assert set(told.value.workers) <= {0, 1}
+    assert [value.fetch() for value in values] == [None] * 5
+    assert float(total) == 5.0
+    with pytest.raises(GivenUpError):
+        coordinator.on_every_worker(end)
+    batches = iter(coordinator.create_per_worker_dataset(end))
+    coordinator.schedule(next, args=(batches,))
+    with pytest.raises(ClosureInputError, match="GivenUpError"):
+        coordinator.join(60.0)
+    del batches
+    coordinator.schedule(lambda: total.assign_add(1.0) and None)
+    coordinator.join(60.0)
+    assert float(total) == 6.0
+    coordinator.shutdown()
 
 
 def test_a_worker_that_dies_before_its_result_is_copied(up: Up, engine: str) -> None:
@@ -219,8 +282,8 @@ def test_what_was_computed_stays_when_the_worker_dies(up: Up) -> None:
         cluster.engine.restart("worker", worker)
 
 
-def test_a_server_that_hesitates_is_asked_again(up: Up) -> None:
-    """Behaviours 56, 57: three times, where it is healthy; the fourth time counts, and names the job that failed."""
+def test_a_server_that_hesitates_is_asked_again(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviours 56, 57: three times in ten minutes, where it is healthy; the fourth time counts, and names the job that failed."""
     cluster, strategy, coordinator = up(1, 1)
     calls = strategy.variable(0.0)
 
@@ -233,9 +296,12 @@ def test_a_server_that_hesitates_is_asked_again(up: Up) -> None:
     strategy.exactly_once = False
     calls.exactly_once = False
     assert coordinator.schedule(hesitates, args=(3.0,)).fetch() == 4.0
-    coordinator.join()
+    monkeypatch.setattr("workbench.parameter_server.coordinator.dispatch.TRANSIENT_S", 0.0)
     calls.assign(0.0)
-    coordinator.schedule(hesitates, args=(3.0,))
+    assert coordinator.schedule(hesitates, args=(20.0,)).fetch() == 21.0
+    monkeypatch.setattr("workbench.parameter_server.coordinator.dispatch.TRANSIENT_S", 600.0)
+    calls.assign(0.0)
+    coordinator.schedule(hesitates, args=(4.0,))
     with pytest.raises(UnavailableError, match=r"ps 0 does not answer: planted time-out.*checkpoint"):
         coordinator.join()
     assert "worker 3 does not answer: its process is gone. Its closure is put back" in str(

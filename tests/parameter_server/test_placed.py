@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import Cluster
+from workbench.parameter_server.context import Alive, Run, Token
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.servers import server
+from workbench.parameter_server.errors import NonFiniteError
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -120,18 +122,26 @@ def test_another_lr_leaves_the_slots_as_they_are(strategy: ParameterServerStrate
         torch.testing.assert_close(after[2][key] - value, (after[0][key] - value) / 2)
 
 
-def test_what_was_applied_is_remembered_for_a_while_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T6.4: a write that comes again is none; what a server keeps of them has an end."""
-    monkeypatch.setattr(server, "TOKENS", 3)
-    runtime = server.ServerRuntime(0)
+def test_a_server_forgets_the_writes_of_what_ended_and_of_nothing_else() -> None:
+    """T6.4: a closure that may run again is remembered, however long ago it wrote and however much others did; memory has an end."""
+    runtime = ServerRuntime(0)
     runtime.create("counts", torch.zeros(1))
-    for number in range(10):
-        runtime.write("counts", torch.ones(1), "add", (number, 0))
-    for number in (7, 8, 9):
-        assert runtime.write("counts", torch.ones(1), "add", (number, 0)) == number + 1
-    assert runtime.read("counts")[0].tolist() == [10.0]
-    runtime.write("counts", torch.ones(1), "add", (0, 0))
-    assert runtime.read("counts")[0].tolist() == [11.0]
+
+    def add(closure: int, write: int, stamp: int, *alive: int) -> int:
+        token = Token(Run(0, closure, Alive(stamp, max(alive), alive)), write)
+        return runtime.write("counts", torch.ones(1), "add", token)
+
+    assert [add(0, write, 1, 0) for write in range(3)] == [1, 2, 3]
+    for closure in range(1, 20_001):
+        add(closure, 0, 2 * closure, 0, closure)
+    assert [add(0, write, 40_001, 0, 20_000) for write in range(4)] == [1, 2, 3, 20_004], (
+        "the versions of the first run"
+    )
+    assert runtime.read("counts")[0].item() == 20_004
+    assert len(runtime._blocks["counts"].written[0]) == 2, "those that may run again"
+    add(20_001, 0, 40_003, 20_001)
+    assert add(20_000, 0, 40_002, 0, 20_000) == 20_005, "what is left of a closure that ended elsewhere changes nothing"
+    assert len(runtime._blocks["counts"].written[0]) == 1
 
 
 def test_gradients_are_clipped_before_they_are_sent(strategy: ParameterServerStrategy) -> None:
@@ -140,6 +150,24 @@ def test_gradients_are_clipped_before_they_are_sent(strategy: ParameterServerStr
     with placed.step() as model:
         model(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
     assert (before - placed.module().weight).norm().item() == pytest.approx(0.5)
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_not_sent(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
+) -> None:
+    """T12.1: pushed once, it would make every value on the servers NaN."""
+    placed = strategy.place(net(), config())
+    before = placed.state_dict()["parameters"]
+
+    def diverge() -> None:
+        with placed.step() as model:
+            (model(torch.ones(1, 5, dtype=torch.float64)).sum() * float("nan")).backward()
+
+    coordinator.schedule(diverge)
+    with pytest.raises(NonFiniteError, match=r"the gradient of 0.weight, .* is NaN or infinite on worker \d \(4 of 4"):
+        coordinator.join()
+    assert placed.steps == 0
+    assert all(torch.equal(value, before[key]) for key, value in placed.state_dict()["parameters"].items())
 
 
 def test_a_parameter_without_a_gradient_stays(strategy: ParameterServerStrategy) -> None:

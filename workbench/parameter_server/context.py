@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from workbench.parameter_server.errors import CancelledError
 
 PARTS = ("data_wait_s", "pull_s", "push_s")
 """What a function spends its time on, besides computing."""
+
+
+class Alive(NamedTuple):
+    """What a coordinator knew when it sent a closure: which of the closures that began may still run, or run again."""
+
+    stamp: int  # rises whenever one begins or ends
+    newest: int  # that has begun
+    closures: tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """A closure that runs, the same when it runs again elsewhere."""
+
+    loop: int  # whose closure it is
+    closure: int
+    alive: Alive
+
+
+class Token(NamedTuple):
+    """The name of one write to one block, the same in a second run of its closure."""
+
+    run: Run
+    write: int  # of the closure's writes to this block, from 0
 
 
 class Flag(Protocol):
@@ -29,21 +52,24 @@ class WorkerContext:
     Attributes:
         index: of the worker.
         cancel: set when the running closure shall stop.
-        closure: its number; the same when it runs again elsewhere. None where no closure runs.
+        run: the closure that runs; None where none does.
         builds_dataset: whether a dataset function runs, which must not create variables (T5.4).
         spent: seconds by `PARTS`, which `taking` adds to; None where nobody takes the time.
     """
 
     index: int
     cancel: Flag = field(default_factory=threading.Event)
-    closure: int | None = None
+    run: Run | None = None
     builds_dataset: bool = False
     spent: dict[str, float] | None = None
-    _writes: itertools.count[int] = field(default_factory=itertools.count)
+    _writes: Counter[tuple[int, str]] = field(default_factory=Counter)
 
-    def token(self) -> tuple[int, int] | None:
-        """Return the name of the next write of this closure, the same in a second run of it."""
-        return None if self.closure is None else (self.closure, next(self._writes))
+    def token(self, server: int, block: str) -> Token | None:
+        """Return the name of this closure's next write to a block."""
+        if self.run is None:
+            return None
+        self._writes[server, block] += 1
+        return Token(self.run, self._writes[server, block] - 1)
 
 
 _HERE = threading.local()

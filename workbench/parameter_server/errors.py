@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from workbench.errors import ClusterError, WorkbenchError
@@ -38,6 +39,31 @@ class NotHeldError(ClosureInputError):
     def __str__(self) -> str:
         """Say what is missing, and why."""
         return f"Worker {self.worker} does not hold resource {self.resource}: its container was deleted on the coordinator."
+
+
+class GivenUpError(ClusterError):
+    """A function cost every worker that ran it its life.
+
+    Attributes:
+        function: its name.
+        workers: that died, in order.
+    """
+
+    def __init__(self, function: str, workers: Sequence[int]) -> None:
+        super().__init__(function, list(workers))  # these two make it again where it was pickled
+        self.function, self.workers = function, list(workers)
+
+    def __str__(self) -> str:
+        """Name it, and say what ends a process."""
+        return (
+            f"{self.function} was given up: {len(self.workers)} workers died while they ran it (workers {', '.join(map(str, self.workers))}). A "
+            "crash in native code, os._exit or too little memory ends a process so: run it in this process, or look at the workers' logs. "
+            "Where machines are taken away often, ClusterCoordinator(max_attempts=...) lets it try longer."
+        )
+
+
+class NonFiniteError(WorkbenchError):
+    """A gradient is NaN or infinite: it would make every value on the servers so, and was not sent."""
 
 
 class OutOfRangeError(WorkbenchError):

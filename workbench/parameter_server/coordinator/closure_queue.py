@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from workbench.checks import check_integer
 from workbench.errors import UsageError
+from workbench.parameter_server.context import Alive
 from workbench.parameter_server.workers.closure import Closure
 
 PAUSE_S = 5.0
@@ -63,6 +64,7 @@ class ClosureQueue:
         self._waiting: deque[Closure] = deque()
         self._tagged: dict[int, deque[Closure]] = {}
         self._in_flight = 0
+        self._alive = Alive(0, -1, ())
         self._error: BaseException | None = None
         self._cancel = threading.Event()
         self._stopped = False
@@ -82,6 +84,11 @@ class ClosureQueue:
         """How many closures run."""
         with self._lock:
             return self._in_flight
+
+    @property
+    def alive(self) -> Alive:
+        """Which closures began and have not ended, on their way to the servers, which forget what others wrote."""
+        return self._alive
 
     @property
     def worked(self) -> tuple[float, int]:
@@ -134,20 +141,22 @@ class ClosureQueue:
             if self._stopped:
                 return None
             if tag is not None and self._tagged.get(tag):
-                return self._tagged[tag].popleft()
+                return self._begun(self._tagged[tag].popleft())
             if not self._waiting or self._error is not None:
                 return None
             self._in_flight += 1
-            closure = self._waiting.popleft()
+            closure = self._begun(self._waiting.popleft())
             self._changed.notify_all()
             return closure
 
     def more(self, count: int, leave: int) -> list[Closure]:
-        """Take up to so many closures that anybody may run, at once; `leave` or more stay for others."""
+        """Take up to so many closures that anybody may run, at once; `leave` or more stay for others, and what lost a worker is left."""
         with self._changed:
             if self._stopped or self._error is not None or any(self._tagged.values()):
                 return []
-            taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting) - leave))]
+            taken: list[Closure] = []
+            while len(taken) < count and len(self._waiting) > leave and not self._waiting[0].lost:
+                taken.append(self._begun(self._waiting.popleft()))
             self._in_flight += len(taken)
             if taken:
                 self._changed.notify_all()
@@ -158,20 +167,24 @@ class ClosureQueue:
         with self._changed:
             if self._error is not None or self._stopped:
                 closure.mark_cancelled()
+                self._ended(closure)
             else:
                 self._waiting.appendleft(closure)
             self._left_flight()
 
-    def mark_finished(self, closure: Closure) -> None:  # noqa: ARG002 - reads as what it says where it is called
-        """Count a closure that came to its end."""
+    def mark_finished(self, closure: Closure, *, tagged: bool = False) -> None:
+        """Count a closure that came to its end, as one with a tag or without."""
         with self._changed:
-            self._left_flight()
+            self._ended(closure)
+            if not tagged:
+                self._left_flight()
 
     def mark_failed(self, closure: Closure, error: BaseException) -> None:
         """Record that a running closure raised; the first error is the one that is reported, and everything else stops."""
         with self._changed:
             closure.output.set_error(error)
             self._record(error)
+            self._ended(closure)
             self._left_flight()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -217,6 +230,17 @@ class ClosureQueue:
             self._error = error
             self._cancel.set()
 
+    def _begun(self, closure: Closure) -> Closure:
+        if closure.run is None:
+            stamp, newest, closures = self._alive
+            closure.run = newest + 1
+            self._alive = Alive(stamp + 1, newest + 1, (*closures, newest + 1))
+        return closure
+
+    def _ended(self, closure: Closure) -> None:
+        stamp, newest, closures = self._alive
+        self._alive = Alive(stamp + 1, newest, tuple(each for each in closures if each != closure.run))
+
     def _left_flight(self) -> None:
         self._in_flight -= 1
         self._tell_clock()
@@ -242,6 +266,7 @@ class ClosureQueue:
     def _drop_waiting(self) -> None:
         for closure in self._waiting:
             closure.mark_cancelled()
+            self._ended(closure)
         self._waiting.clear()
         self._tell_clock()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
-from workbench.parameter_server.coordinator.dispatch import Dispatcher, referred
+from workbench.parameter_server.coordinator.dispatch import MAX_ATTEMPTS, Dispatcher, referred
 from workbench.parameter_server.data.datasets import DatasetCreator, IteratorRecipe, as_dataset_recipe, takes_context
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import merged_buffers
@@ -68,6 +68,7 @@ class ClusterCoordinator:
         strategy: ParameterServerStrategy,
         *,
         max_waiting: int = MAX_WAITING,
+        max_attempts: int = MAX_ATTEMPTS,
         watchdog_s: float | None = WATCHDOG_S,
         on_stall: Callable[[], object] | None = None,
     ) -> ClusterCoordinator:
@@ -76,6 +77,7 @@ class ClusterCoordinator:
         Args:
             strategy: says which cluster, and where variables live.
             max_waiting: how many functions may wait before `schedule` blocks.
+            max_attempts: a function that lost so many workers while it ran is given up, by a `GivenUpError`.
             watchdog_s: where something runs or waits and nothing has ended for so long, the stacks of all threads are logged, and again
                 after as long (behaviour 26); None never does.
             on_stall: called then.
@@ -95,8 +97,9 @@ class ClusterCoordinator:
             self = super().__new__(cls)
             self.strategy = strategy
             self._dispatcher = Dispatcher(
-                strategy.cluster.engine, max_waiting=max_waiting, watchdog_s=watchdog_s, on_stall=on_stall
-            )
+                strategy.cluster.engine, max_waiting=max_waiting, max_attempts=max_attempts, watchdog_s=watchdog_s,
+                on_stall=on_stall,
+            )  # fmt: skip
             self._finalizer = weakref.finalize(self, self._dispatcher.stop)
             strategy.coordinated_by(self)
             strategy.cluster.ends_with(self._finalizer)
@@ -110,8 +113,8 @@ class ClusterCoordinator:
     ) -> RemoteValue[Any]:
         """Queue a function for any worker that is free and return at once (T6.1, T6.2).
 
-        It runs at least once: where its worker dies, another one takes it over (T6.3, T6.4). Writes to variables are applied once
-        all the same, unless the strategy was made with exactly_once=False.
+        It runs at least once: where its worker dies, another one takes it over (T6.3, T6.4), up to `max_attempts`. Writes to variables
+        are applied once all the same, unless the strategy was made with exactly_once=False.
 
         Args:
             function: called on the worker.

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import math
 import os
-import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from workbench.checks import check_integer
 from workbench.errors import UsageError
+from workbench.parameter_server.context import Run
 from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
+from workbench.parameter_server.coordinator.watch import CoordinatorMetrics, WatchDog
 from workbench.parameter_server.data.datasets import refuse_captured
 from workbench.parameter_server.engines.threads import Ended, ThreadEngine
-from workbench.parameter_server.errors import CancelledError, ClosureInputError, NotHeldError, UnavailableError
+from workbench.parameter_server.errors import (
+    CancelledError,
+    ClosureInputError,
+    GivenUpError,
+    NotHeldError,
+    UnavailableError,
+)
 from workbench.parameter_server.workers.closure import Closure, map_structure
 from workbench.parameter_server.workers.worker import Call, PerWorkerValues, PerWorkerVariable
 
@@ -28,108 +35,13 @@ if TYPE_CHECKING:
     from workbench.parameter_server.engines.ray_engine import RayEngine
 
 
-class WatchDog(threading.Thread):
-    """A thread that looks whether closures still finish, from its making to `stop`.
-
-    After `timeout_s` without progress it logs the stacks of all threads as a warning, calls `on_stall`, and begins to wait anew.
-
-    Args:
-        timeout_s: without a closure finished, in seconds.
-        on_stall: called in the thread of the watch; what it raises is logged.
-        busy: returns whether there is anything to finish; while there is not, no time passes.
-    """
-
-    def __init__(
-        self, timeout_s: float, on_stall: Callable[[], object] | None = None, *, busy: Callable[[], bool]
-    ) -> None:
-        if isinstance(timeout_s, bool) or not 0 < timeout_s <= threading.TIMEOUT_MAX:
-            raise UsageError(
-                f"timeout_s={timeout_s!r} of the watchdog must be a number of seconds above 0. Leave the watchdog out to "
-                "have none."
-            )
-        super().__init__(name="workbench-watchdog", daemon=True)
-        self._timeout_s, self._on_stall, self._busy = timeout_s, on_stall, busy
-        self._progress_at = time.monotonic()
-        self._end = threading.Event()
-        self.start()
-
-    def report_progress(self) -> None:
-        """Say that a closure finished."""
-        self._progress_at = time.monotonic()
-
-    def stop(self) -> None:
-        """End the watch, however often this is called."""
-        self._end.set()
-        if self is not threading.current_thread():
-            self.join(timeout=5.0)
-
-    def run(self) -> None:
-        """Look, sleep for what is left of the time, and look again."""
-        log = logging.getLogger(__name__)
-        while not self._end.wait(max(0.0, self._progress_at + self._timeout_s - time.monotonic())):
-            if time.monotonic() < self._progress_at + self._timeout_s:
-                continue
-            self.report_progress()
-            if not self._busy():
-                continue
-            try:
-                log.warning("No closure finished for %g s. Where all threads stand:\n%s", self._timeout_s, _stacks())
-                if self._on_stall is not None:
-                    self._on_stall()
-            except Exception:
-                log.exception("what the watchdog does about a stall failed; it goes on watching")
-
-
-def _stacks() -> str:
-    """Return where each thread of this process stands, by its name, the most recent call last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"Thread {names.get(ident, 'unknown')} ({ident}):\n{''.join(traceback.format_stack(frame)).rstrip()}"
-        for ident, frame in sys._current_frames().items()
-    )
-
-
-class CoordinatorMetrics:
-    """Counts that threads add to, and one report of them all."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._busy_s: Counter[int] = Counter()
-        self._closures: Counter[int] = Counter()
-        self._recovery_s: list[float] = []
-
-    def count(self, name: str) -> None:
-        """Add one."""
-        with self._lock:
-            self._counts[name] += 1
-
-    def ended(self, worker: int, seconds: float, *, failed: bool = False) -> None:
-        """Note a closure that ended on a worker."""
-        with self._lock:
-            self._counts["closures_failed" if failed else "closures_executed"] += 1
-            self._closures[worker] += 1
-            self._busy_s[worker] += seconds  # type: ignore[assignment]
-
-    def recovered(self, seconds: float) -> None:
-        """Note a worker that is back."""
-        with self._lock:
-            self._recovery_s.append(seconds)
-
-    def report(self) -> dict[str, Any]:
-        """Return closures_executed, closures_failed, remote_value_fetch, worker_failures, and by worker closures and busy_s."""
-        names = ("closures_executed", "closures_failed", "remote_value_fetch", "worker_failures")
-        with self._lock:
-            return {name: self._counts[name] for name in names} | {
-                "closures": dict(self._closures), "busy_s": dict(self._busy_s), "recovery_s": list(self._recovery_s),
-            }  # fmt: skip
-
-
 START_DELAY_ENV = "WORKBENCH_PS_START_DELAY_S"
 """Worker k takes its first closure after k times as many seconds, so that not all begin at once (behaviour 24)."""
 START_DELAY_MAX_ENV = "WORKBENCH_PS_START_DELAY_MAX_S"
 
+MAX_ATTEMPTS = 4  # workers that a closure may cost before it is given up (as Spark's spark.task.maxFailures)
 TRANSIENT_FAILURES = 3  # of a server that is healthy when it is asked, before it counts as gone (behaviour 57)
+TRANSIENT_S = 600.0  # within so long; what was longer ago is forgotten (rule of thumb)
 RECOVERY_S = 1.0  # how long a thread waits for its worker before it looks at the servers again
 HEALTH_S = 0.5  # how often the servers are looked at, which bounds how late their death is told (T10.2)
 _LOOPS, _RESOURCES = itertools.count(), itertools.count()  # of all coordinators here: they may have the same workers
@@ -137,7 +49,9 @@ _LOOPS, _RESOURCES = itertools.count(), itertools.count()  # of all coordinators
 
 @dataclass(eq=False)
 class _OwnWork(Closure):
-    """What the dispatcher asks of one worker itself."""
+    """What the dispatcher asks of one worker itself: a function of its own, or a call there."""
+
+    call: Call | None = None
 
 
 class Dispatcher:
@@ -148,6 +62,7 @@ class Dispatcher:
         engine: ThreadEngine | RayEngine,
         *,
         max_waiting: int,
+        max_attempts: int = MAX_ATTEMPTS,
         watchdog_s: float | None = None,
         on_stall: Callable[[], object] | None = None,
     ) -> None:
@@ -156,12 +71,13 @@ class Dispatcher:
         self.queue = ClosureQueue(max_waiting)
         self.resources: dict[int, Callable[[], Any]] = {}  # in the order in which they were made
         self.metrics = CoordinatorMetrics()
+        self._max_attempts = check_integer("max_attempts", max_attempts)
         self._loop = next(_LOOPS)
         self._stopped = threading.Event()
         queue = self.queue
         busy = lambda: bool(queue.in_flight or queue.waiting)  # noqa: E731 - not a method: the watch must not hold this
         self._watchdog = None if watchdog_s is None else WatchDog(watchdog_s, on_stall, busy=busy)
-        self._transient: dict[int, int] = {}
+        self._transient: dict[int, list[float]] = {}
         self._servers = {k: engine.incarnation("ps", k) for k in range(engine.num_servers)}
         self._told: set[tuple[int, int]] = set()
         threads = [threading.Thread(target=self._serve, args=(k, delays[k]), name=f"worker {k} of the coordinator", daemon=True)
@@ -181,8 +97,7 @@ class Dispatcher:
 
     def on_every_worker(self, call: Call) -> list[Any]:
         """Run a call once on each worker and return the results by the workers' indices."""
-        call = replace(call, loop=self._loop)
-        closures = [_OwnWork(self._execute, [worker, call]) for worker in range(self.engine.num_workers)]
+        closures = [_OwnWork(call.function, call=call) for _ in range(self.engine.num_workers)]
         for worker, closure in enumerate(closures):
             self.queue.put(closure, tag=worker)
         return [closure.output.fetch() for closure in closures]
@@ -220,27 +135,33 @@ class Dispatcher:
             if isinstance(closure, _OwnWork):
                 self._run_own(worker, closure)
             else:
-                count = self.engine.at_once(worker)  # as long as enough stay for the other workers
+                # as long as enough stay for the other workers; what a worker died of runs alone
+                count = 1 if closure.lost else self.engine.at_once(worker)
                 more = self.queue.more(count - 1, count * self.engine.num_workers) if count > 1 else []
                 self._run(worker, [closure, *more])
                 del more
             del closure
 
-    def _run_own(self, worker: int, closure: Closure) -> None:
+    def _run_own(self, worker: int, closure: _OwnWork) -> None:
         """Run what the dispatcher asked of one worker itself; it is asked again when the worker is back."""
         while not self._stopped.is_set():
             try:
-                closure.output.set_value(closure.function(*closure.args))
+                own, call = closure.function, closure.call
+                closure.output.set_value(own(*closure.args) if call is None else self._execute(worker, closure, call))
             except UnavailableError as error:
-                if error.job == "worker" and self._recover(worker):
+                given_up = self._given_up(closure, worker) if error.job == "worker" else error
+                if given_up is None and self._recover(worker):
                     continue
-                closure.output.set_error(error)
+                closure.output.set_error(given_up or error)
+                if error.job == "worker" and given_up is not None:
+                    self._recover(worker)
             except NotHeldError as error:
                 if error.resource in self.resources and self._recover(worker):
                     continue
                 closure.output.set_error(error)
             except Exception as error:
                 closure.output.set_error(error)
+            self.queue.mark_finished(closure, tagged=True)
             return
         closure.mark_cancelled()
 
@@ -282,26 +203,43 @@ class Dispatcher:
         refuse_captured(closure.function)
         args = map_structure(referred, list(closure.args))
         kwargs = map_structure(referred, dict(closure.kwargs))
-        return Call(closure.function, args, kwargs, closure.number, self._loop)
+        return Call(closure.function, args, kwargs, self._run_of(closure))
+
+    def _run_of(self, closure: Closure) -> Run:
+        assert closure.run is not None
+        return Run(self._loop, closure.run, self.queue.alive)
 
     def _task_gone(self, worker: int, closure: Closure, error: UnavailableError) -> None:
         if error.job == "worker":
-            self.queue.put_back(closure)
+            given_up = self._given_up(closure, worker)
+            if given_up is None:
+                self.queue.put_back(closure)
+            else:
+                self.queue.mark_failed(closure, given_up)
             self._recover(worker)
             return
         gone = self.engine.check("ps", error.index)
         same = self.engine.incarnation("ps", error.index) == self._servers[error.index]
-        self._transient[error.index] = self._transient.get(error.index, 0) + 1
-        if gone is None and same and self._transient[error.index] <= TRANSIENT_FAILURES:
+        now = time.monotonic()
+        recent = [*(at for at in self._transient.get(error.index, []) if now - at < TRANSIENT_S), now]
+        self._transient[error.index] = recent
+        if gone is None and same and len(recent) <= TRANSIENT_FAILURES:
             self.queue.put_back(closure)
             return
         self._told.add((error.index, self.engine.incarnation("ps", error.index)))
         self.queue.mark_failed(closure, error)
 
+    def _given_up(self, closure: Closure, worker: int) -> GivenUpError | None:
+        """Note that a worker died while it ran a closure; the error where no other one may try it."""
+        closure.lost.append(worker)
+        return GivenUpError(closure.name, closure.lost) if len(closure.lost) >= self._max_attempts else None
+
     def _recover(self, worker: int) -> bool:
         """Wait for a worker to come back and let it make its resources again; False if everything ended before."""
         begun = time.perf_counter()
         self.metrics.count("worker_failures")
+        lost: Counter[int] = Counter()
+        resource = -1
         while not self._stopped.is_set():
             if not self.engine.wait_for_worker(worker, RECOVERY_S):
                 continue
@@ -311,6 +249,11 @@ class Dispatcher:
             except UnavailableError as error:
                 if error.job == "ps":
                     self.queue.fail(error)
+                    continue
+                lost[resource] += 1
+                if lost[resource] >= self._max_attempts and (make := self.resources.get(resource)) is not None:
+                    given_up = GivenUpError(getattr(make, "__qualname__", repr(make)), [worker] * lost[resource])
+                    self.resources[resource] = partial(_refuse, given_up)  # whoever needs it is told
                 continue
             self.metrics.recovered(time.perf_counter() - begun)
             return True
@@ -336,8 +279,9 @@ class Dispatcher:
         if make is not None:
             self.engine.build(worker, resource, make)
 
-    def _execute(self, worker: int, call: Call) -> Any:
-        ((value, error),) = self.engine.execute(worker, [call], threading.Event())
+    def _execute(self, worker: int, closure: Closure, call: Call) -> Any:
+        given = replace(call, run=self._run_of(closure), scheduled=False)
+        ((value, error),) = self.engine.execute(worker, [given], threading.Event())
         if error is not None:
             raise error
         return value
@@ -346,6 +290,10 @@ class Dispatcher:
 def referred(value: Any) -> Any:
     """Return what stands for a container of per-worker values in a call; anything else is itself."""
     return value.ref if isinstance(value, (PerWorkerValues, PerWorkerVariable)) else value
+
+
+def _refuse(error: GivenUpError) -> None:
+    raise error
 
 
 def _start_delays(workers: int) -> list[float]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench import __version__
+from workbench.parameter_server.context import Run
 from workbench.parameter_server.engines.sendable import Sent
 from workbench.parameter_server.servers.links import Plane, RayPlane, connector, set_plane
 from workbench.parameter_server.servers.server import Push, ServerRuntime
@@ -53,8 +54,8 @@ class Request(NamedTuple):
     function: Sent
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    number: int | None
-    loop: int | None
+    run: Run | None
+    scheduled: bool
     new: Mapping[int, bytes]  # to be kept from now on
     drop: Sequence[int | Sent]  # resources to forget, and what is not to be kept any more
 
@@ -136,7 +137,7 @@ class WorkerActor(_Actor):
         self._forget(request.drop)
         self._kept.update({number: pickle.loads(content) for number, content in request.new.items()})
         args, kwargs = (map_structure(self._received, given) for given in (request.args, request.kwargs))
-        call = Call(self._kept[request.function.number], args, kwargs, request.number, request.loop)
+        call = Call(self._kept[request.function.number], args, kwargs, request.run, request.scheduled)
         flag = threading.Event()
         self._running = (request.ticket, flag)
         begun = time.perf_counter()

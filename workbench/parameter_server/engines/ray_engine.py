@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.checks import check_integer
 from workbench.errors import UsageError
+from workbench.parameter_server.context import Alive, Run
 from workbench.parameter_server.engines.ray_actors import Outcome, Request, ServerActor, WorkerActor
 from workbench.parameter_server.engines.ray_task import POLL_S, START_S, RayTask
 from workbench.parameter_server.engines.sendable import SendOnce, Sent
@@ -252,8 +253,8 @@ class RayEngine:
         for call in calls:
             function = named(call.function)
             args, kwargs = map_structure(outgoing, list(call.args)), map_structure(outgoing, dict(call.kwargs))
-            request = Request(task.life, ticket, function, args, kwargs, call.number, call.loop, dict(new), drop)
-            requests.append(to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef)))
+            request = Request(task.life, ticket, function, args, kwargs, call.run, call.scheduled, dict(new), drop)
+            requests.append(to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef, Run, Alive)))
             task.known.update(new)
             new.clear()
             drop = []

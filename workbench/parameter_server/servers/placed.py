@@ -19,6 +19,7 @@ from workbench.parameter_server.servers.partitioners import trained_parameters
 from workbench.parameter_server.servers.replicas import (
     Replica,
     ReplicaBuffers,
+    check_finite,
     forget_replicas,
     portable,
     replica_of,
@@ -138,8 +139,10 @@ class PlacedModule:
 
         Raises:
             UsageError: no parameter has a gradient, or one has that is on no server.
+            NonFiniteError: a gradient is NaN or infinite.
         """
         held = with_gradients(replica.module, self._shapes)
+        check_finite(held, self.name)
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(held.values(), self.config.max_grad_norm)
         grads = {
@@ -161,13 +164,13 @@ class PlacedModule:
         """
         check_cancelled()
         here = current_worker()
-        token = here.token() if here is not None and self.exactly_once else None
+        tokens = [here.token(*place) if here is not None and self.exactly_once else None for place in self.places]
         worker = -1 if here is None else here.index
         with taking("push_s"):
             return self._plane.push(
                 self.places,
                 [_pieces(held, grads) for held in self.parts.values()],
-                [Push(version, worker, token, self.scale) for version in versions],
+                [Push(version, worker, token, self.scale) for version, token in zip(versions, tokens, strict=True)],
             )
 
     def module(self) -> nn.Module:

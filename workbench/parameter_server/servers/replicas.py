@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
+from workbench.parameter_server.errors import NonFiniteError
 from workbench.train.distributed.merge_statistics import merge_statistics
 
 
@@ -79,6 +81,22 @@ def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.P
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             parameter.grad = parameter.grad.to_dense()
     return held
+
+
+def check_finite(parameters: Mapping[str, nn.Parameter], name: str) -> None:
+    """Raise `NonFiniteError` where a gradient is NaN or infinite, which one push would make every value on the servers."""
+    grads = {key: parameter.grad for key, parameter in parameters.items() if parameter.grad is not None}
+    if math.isfinite(sum(float(grad.sum()) for grad in grads.values())):
+        return
+    bad = [key for key, grad in grads.items() if not bool(grad.isfinite().all())]
+    if bad:
+        here = current_worker()
+        where = "the coordinator" if here is None else f"worker {here.index}"
+        raise NonFiniteError(
+            f"{name!r}: the gradient of {', '.join(bad[:3])} is NaN or infinite on {where} ({len(bad)} of {len(grads)} parameters), as that of a "
+            "loss that is; nothing was sent, and the servers hold the values before it. Look at the batch, lower peak_lr or set max_grad_norm; "
+            "to leave such an update out, use pull and push in place of step."
+        )
 
 
 class Portable(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,14 +14,12 @@ from torch import Tensor
 
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
+from workbench.parameter_server.context import Alive, Token
 from workbench.parameter_server.errors import UnavailableError
 from workbench.schedules import schedule_of
 from workbench.train.optimizers import UpdateRule
 
-TOKENS = 4096  # writes that are remembered, so that a repeated one is not applied twice (rule of thumb: far above what is in flight)
-
-Token = tuple[int, int]
-"""Closure and number of the write within it: a closure that runs again repeats them."""
+VERSIONS = 65536  # of a closure's writes to a block that a second run of it is told; none is applied twice, whatever their number
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,46 @@ class Push:
     scale: float = 1.0  # factor on the gradient, such as 1 / workers
 
 
+class Written:
+    """What the closures of one coordinator have written to a block, as long as they may do so again: those that ended are forgotten."""
+
+    def __init__(self) -> None:
+        self._alive = Alive(-1, -1, ())
+        self._counts: dict[int, int] = {}  # closure -> number of its writes
+        self._versions: dict[int, deque[int]] = {}  # that came of the newest of them
+
+    def before(self, token: Token, version: int) -> int | None:
+        """Return the version that came of this write when it was made before; None where it is to be made.
+
+        Args:
+            version: of the block: what is left of a closure that ended elsewhere is told it, and changes nothing.
+        """
+        closure, alive = token.run.closure, token.run.alive
+        if alive.stamp > self._alive.stamp:
+            self._alive = alive
+            for each in [each for each in self._counts if self._ended(each)]:
+                del self._counts[each], self._versions[each]
+        if self._ended(closure):
+            return version
+        behind = self._counts.get(closure, 0) - token.write
+        if behind <= 0:
+            return None
+        versions = self._versions[closure]
+        return versions[-min(behind, len(versions))]
+
+    def made(self, token: Token, version: int) -> None:
+        """Note a write."""
+        self._counts[token.run.closure] = token.write + 1
+        self._versions.setdefault(token.run.closure, deque(maxlen=VERSIONS)).append(version)
+
+    def __len__(self) -> int:
+        """Return how many closures it remembers."""
+        return len(self._counts)
+
+    def _ended(self, closure: int) -> bool:
+        return closure <= self._alive.newest and closure not in self._alive.closures
+
+
 @dataclass
 class Block:
     """Flat values with their version and what updates them."""
@@ -43,7 +81,7 @@ class Block:
     updater: UpdateRule | None = None
     lr: Callable[[int], float] | None = None
     staleness: Counter[int] = field(default_factory=Counter)
-    tokens: OrderedDict[Token, int] = field(default_factory=OrderedDict)
+    written: dict[int, Written] = field(default_factory=dict)  # by coordinator
     requests: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
@@ -167,14 +205,15 @@ class ServerRuntime:
         with block.lock:
             block.requests += 1
             block.bytes_in += given.nbytes
-            if token is not None and token in block.tokens:
-                return block.tokens[token]
+            written = None if token is None else block.written.setdefault(token.run.loop, Written())
+            if token is not None and written is not None:
+                before = written.before(token, block.version)
+                if before is not None:
+                    return before
             change(block)
             block.version += 1
-            if token is not None:
-                block.tokens[token] = block.version
-                if len(block.tokens) > TOKENS:
-                    block.tokens.popitem(last=False)
+            if token is not None and written is not None:
+                written.made(token, block.version)
             return block.version
 
     def _block(self, name: str) -> Block:

@@ -211,7 +211,7 @@ class Variable(RemoteTensor):
     def _write(self, values: Tensor, how: str) -> None:
         check_cancelled()
         here = current_worker()
-        token = here.token() if here is not None and self.exactly_once else None
+        token = here.token(*self.place) if here is not None and self.exactly_once else None
         flat = values.reshape(-1).contiguous()
         with taking("push_s"):
             plane_of(self.cluster).ask(self.place.server, "write", self.place.block, flat, how, token)

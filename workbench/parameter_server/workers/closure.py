@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import pickle
 import threading
@@ -106,7 +105,8 @@ class Closure:
     output: RemoteValue[Any] = field(default_factory=RemoteValue)  # what `schedule` returned
     # the same for all that were put since the last error
     cancel: threading.Event = field(default_factory=threading.Event)
-    number: int = field(default_factory=itertools.count().__next__)
+    run: int | None = None  # in which place it began; the same when it runs again
+    lost: list[int] = field(default_factory=list)  # workers that died while they ran it
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called, and values that are still on their way (behaviours 19, 20)."""
@@ -130,6 +130,11 @@ class Closure:
                     "schedule got a RemoteValue as an argument: the value may not exist yet. Give its fetch() instead, or do "
                     "both steps in one function."
                 )
+
+    @property
+    def name(self) -> str:
+        """What its function is called."""
+        return str(getattr(self.function, "__qualname__", repr(self.function)))
 
     def mark_cancelled(self) -> None:
         """Let `fetch` raise `CancelledError`."""

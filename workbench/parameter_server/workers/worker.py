@@ -17,6 +17,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import (
     PARTS,
     Flag,
+    Run,
     WorkerContext,
     building_dataset,
     check_cancelled,
@@ -42,8 +43,8 @@ class Call:
     function: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    number: int | None = None  # of the closure; None where it was not scheduled, but asked of every worker
-    loop: int | None = None  # whose time it takes
+    run: Run | None = None  # which closure it is
+    scheduled: bool = True  # False where it was asked of every worker, and takes nobody's time
 
 
 class WorkerRuntime:
@@ -63,13 +64,13 @@ class WorkerRuntime:
             NotHeldError: it was not asked to build it, or is not the worker that was asked, but a new one in its place.
             Exception: what the function raises.
         """
-        spent = None if call.loop is None else self._spent.setdefault(call.loop, _no_time())
-        context = WorkerContext(self.index, cancel or threading.Event(), closure=call.number, spent=spent)
+        spent = None if call.run is None else self._spent.setdefault(call.run.loop, _no_time())
+        context = WorkerContext(self.index, cancel or threading.Event(), run=call.run, spent=spent)
         with on_worker(context):
             check_cancelled()
             args = map_structure(self._resolved, list(call.args))
             kwargs = map_structure(self._resolved, dict(call.kwargs))
-            with contextlib.nullcontext() if spent is None or call.number is None else _computing(spent):
+            with contextlib.nullcontext() if spent is None or not call.scheduled else _computing(spent):
                 return to_host(call.function(*args, **kwargs))
 
     def build(self, resource: int, make: Callable[[], Any]) -> None:
