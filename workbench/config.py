@@ -243,10 +243,7 @@ def code_name(value: Callable[..., Any]) -> str:
 
 
 def code_hash(value: Any) -> str:
-    """Return eight hex digits that change with a function's code, constants, defaults and what it closes over.
-
-    What it reads from its module is not followed, nor what an object that is no function holds.
-    """
+    """Return eight hex digits that change with a function's code, constants, defaults and what it closes over."""
     return f"{zlib.crc32(_code_text(value, depth=0).encode()):08x}"
 
 

@@ -92,9 +92,6 @@ def steady_stretch(
 ) -> tuple[int, int]:
     """Return (first, end) of the steps whose norms are typical; `end` is exclusive.
 
-    The first norms of a run, and those of an instability, are no guide to the rest of it (O6). What is left is the run
-    after its start and its warmup; of a run with rises the longest stretch between them.
-
     Args:
         skip_frac: share of the run that counts as its start, the cap on warmup of F3.10.
     """
@@ -116,10 +113,6 @@ def choose_threshold(
     equal_rtol: float = 1e-6,
 ) -> ClipThreshold:
     """Choose a clipping threshold: a percentile of the unclipped norms of a steady stretch of one run.
-
-    Healthy norms are a hump with a tail, and the threshold lies just above the hump: about a tenth of the updates are
-    then clipped. Large norms at the start of a run would lift a percentile over all steps above everything that comes
-    later, so they are left out and the two are reported side by side.
 
     Args:
         norms: L2 norms of the gradient before clipping, shape (steps,).
@@ -203,11 +196,7 @@ class ReferenceNorms:
 
 
 def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceNorms | None:
-    """Return the norms of the run that says what is typical; None when there is none.
-
-    It is a full-length trial without clipping that trains stably, at the lr which a clipping study asked for, else
-    at the baseline's, else the one with the lowest loss. Where no run is stable, the steps before its loss rises count.
-    """
+    """Return the norms of the run that says what is typical; None when there is none."""
     usable = judged(record).verdicts(lambda c: c.stage not in SHORT and "grad_norm" in c.steps)
     if not usable:
         return None

@@ -108,9 +108,6 @@ def nothing_learns(
 ) -> Finding:
     """Return `lr.nothing_learns`: fail where every lr ends at the loss of the best constant output, or above it.
 
-    Coming down to chance takes no learning, wherever the run began. Where the loss still falls, the steps were too few to
-    tell; where its noise is large against chance, nothing can be told.
-
     Args:
         noise_sds: standard errors that what was learned has to stand out by (rule of thumb).
         near_frac: share of the way from the initial loss to chance that may be left where the run has arrived (rule of thumb).

@@ -249,11 +249,7 @@ def _flat_gaps(table: SweepTable, limit: float, *, flat_ratio: float = 1.5) -> t
 
 
 def spread(low: float, high: float, *, tolerance: float, lanes: int) -> tuple[float, ...]:
-    """Return lrs that cut the gap between two lrs into equal factors.
-
-    As many as make the fewest rounds of at most `lanes` until no gap is wider than the tolerance (a share of its lower end); of
-    those, the fewest: three gaps in two rounds cost fewer trials than nine in one. One lane is bisection.
-    """
+    """Return lrs that cut the gap between two lrs into equal factors."""
     needed = math.ceil(math.log(high / low) / math.log1p(tolerance) - 1e-6)
     if needed <= 1:
         return ()
@@ -297,10 +293,7 @@ def around(hint: float | None, tolerance: float) -> tuple[float, ...]:
 def raise_round(
     table: SweepTable, *, highest: float, near: Sequence[float] = (), steps: Sequence[float] = (2.0, 8.0)
 ) -> tuple[float, ...]:
-    """Return lrs above all that were tried, up to `highest`, where no lr above the best one is lastingly unstable yet.
-
-    They are `steps` times the largest lr tried, or `near`, at which short runs turned unstable, and then roots of `steps`.
-    """
+    """Return lrs above all that were tried, up to `highest`, where no lr above the best one is lastingly unstable yet."""
     if table.best is None or unstable_bracket(table) is not None:
         return ()
     top = table.points[-1].lr
@@ -348,11 +341,7 @@ def _blown(point: LRPoint) -> bool:
 
 
 def fill_round(table: SweepTable, *, base: float, factor: float = 2.0, lanes: int = 2) -> tuple[float, ...]:
-    """Return the lrs beside the best one that are missing in the lattice of `factor` through `base`, the baseline's own lr.
-
-    A neighbour farther than 1.5 steps leaves room for another lr. A side is left alone where its neighbour is as good as the best
-    or unstable. Of two, with one of `lanes`, the one beside the better neighbour comes first.
-    """
+    """Return the lrs beside the best one that are missing in the lattice of `factor` through `base`, the baseline's own lr."""
     if table.best is None:
         return ()
     at, found = table.points[table.best], list[tuple[float, float]]()

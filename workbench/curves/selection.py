@@ -264,10 +264,7 @@ def selectable(record: RecordLike, number: int, every: float = 0.0) -> tuple[Flo
 
 
 def selected(record: RecordLike, numbers: Sequence[int], *, every: float = 0.0) -> dict[str, Any]:
-    """Return best_step, the selected metric (mean over the trials, one a seed), noise (and whether it is known), seeds and trials.
-
-    Empty if no trial has a finite value. For `every` see `spacing`; 0 takes every evaluation.
-    """
+    """Return best_step, the selected metric (mean over the trials, one a seed), noise (and whether it is known), seeds and trials."""
     sign = metric_sign(record)
     runs = [run for number in numbers if (run := selectable(record, number, every))[0].size]
     if not runs:

@@ -22,8 +22,6 @@ def first_update(
 ) -> dict[str, Any] | None:  # fmt: skip
     """Return what is known of the update that a rise begins with; None where no update around its onset stands out.
 
-    It is the first of those, from `slack` before the onset to the loss's peak, whose learning rate, gradient norm or loss does.
-
     Args:
         lr_jump: times that of the update before that makes a learning rate stand out.
         norm_ratio: times the median of the `window` updates before the onset that makes a gradient norm stand out.

@@ -185,10 +185,7 @@ def curves_of(
 
 
 def full_length(curves: Sequence[TrialCurve], config: Mapping[str, Any] | None = None) -> list[TrialCurve]:
-    """Return the trials that the sweep compares: full length, equal config but for the lr and the seeds.
-
-    The config is the baseline's; where that is None, or no trial has it, the one that most of the longest trials share.
-    """
+    """Return the trials that the sweep compares: full length, equal config but for the lr and the seeds."""
     usable = [c for c in curves if c.point and c.finished]
     wanted = [c for c in usable if config and _same_config(c.config, config)]
     if wanted or not usable:

@@ -19,10 +19,7 @@ _INSTALLED = tuple(
 
 
 def own_line(frame: FrameType | None = None) -> str:
-    """Return "file.py:31" of the innermost frame that belongs neither to this package nor to an installed one; "" where there is none.
-
-    It begins at `frame`, None is here. The file is given as seen from the working directory where it lies below it.
-    """
+    """Return "file.py:31" of the innermost frame that belongs neither to this package nor to an installed one; "" where there is none."""
     frame = frame or inspect.currentframe()
     while frame is not None:
         place = shown(frame.f_code.co_filename)

@@ -273,11 +273,7 @@ class _Root:
         return [name for name, ref in self._random if (module := ref()) is not None and module.training]
 
     def look_at_training(self, weight: int) -> None:
-        """Count a pass that is trained on.
-
-        It is in evaluation mode where the model as a whole is, and nothing in it that depends on the mode is in training mode. Parts that are
-        set to evaluation mode within a model in training mode are meant to be: frozen ones.
-        """
+        """Count a pass that is trained on."""
         self.trained += weight
         if self._random and not self._in_training() and not self._training():
             self.trained_in_eval += weight

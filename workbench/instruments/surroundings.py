@@ -24,10 +24,7 @@ class Schedulers:
         self._alive: dict[int, Any] = {}
 
     def stepped(self, scheduler: Any, updates: int, *, skipped: bool = False) -> bool:
-        """Take in a call of `step`; False for the one that a scheduler makes when it is built.
-
-        `skipped` says that a GradScaler took part, which skips updates whose gradients overflow: the first ones as a rule.
-        """
+        """Take in a call of `step`; False for the one that a scheduler makes when it is built."""
         key = id(scheduler)
         if key not in self._alive:
             self._alive[key] = scheduler  # held, so that no other takes its identity

@@ -193,11 +193,7 @@ def _on_the_steps(series: Series, loss: Series, notes: list[str], name: str) -> 
 def record_of(
     runs: Sequence[Run], *, max_grad_norm: float | None, total_steps: int | None, workload: str, path: Path
 ) -> LogRecord:
-    """Return the record of some runs.
-
-    Runs of about one length are planned for the shorter of them; one that is shorter than that was stopped. Of runs that were logged
-    at other distances all are seen at the widest.
-    """
+    """Return the record of some runs."""
     total = total_steps or _common_length(runs)
     widest = max(run.loss.every for run in runs)
     trials, steps, lrs, evals, seeds = [], [], [], [], dict[float, int]()

@@ -72,10 +72,7 @@ def _parameters(cells: Any) -> str:
 
 
 def _live_links(body: str, folder: Path) -> str:
-    """Return a page's body in which only links that lead somewhere are left: to the web, to a place in it, to a file below its folder.
-
-    A notebook links to its neighbours, which are not beside its page.
-    """
+    """Return a page's body in which only links that lead somewhere are left: to the web, to a place in it, to a file below its folder."""
 
     def kept(found: re.Match[str]) -> str:
         address = urllib.parse.urlsplit(unescape(found[1]))

@@ -202,10 +202,7 @@ def _dtype(precision: str | None) -> torch.dtype | None:
 def _positions(
     examples: int, config: TrainConfig, whole: int, first: int, places: slice = slice(None)
 ) -> Iterator[Tensor]:
-    """Yield for each epoch the examples of every micro-batch, shape (micro-batches, examples of one), for ever.
-
-    `whole` is the size of a micro-batch of all processes, `first` the one to begin with, `places` those of this process in it.
-    """
+    """Yield for each epoch the examples of every micro-batch, shape (micro-batches, examples of one), for ever."""
     per_epoch = (examples // config.batch_size) * (config.batch_size // whole)
     epoch, offset = divmod(first, per_epoch)
     while True:

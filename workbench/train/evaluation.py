@@ -108,8 +108,6 @@ def values_each(
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
     """Return for each model loss and metrics of every example and the weights, each (examples,) in float64 on the host.
 
-    Where the loss is one value per batch, each example of the batch has that value.
-
     Args:
         models: on `device`; each batch is loaded and moved once for all of them.
         within: the context in which a model is called, by its place.

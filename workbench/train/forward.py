@@ -86,10 +86,7 @@ def autocast(device: torch.device, precision: str | None) -> contextlib.Abstract
 
 
 def graph_if_needed(compute: Callable[[], T]) -> T:
-    """Return what `compute` returns; where gradients are off, detached, and with a graph only if it differentiates itself.
-
-    A gradient penalty, a force or a residual of a differential equation calls `autograd.grad` in the forward pass.
-    """
+    """Return what `compute` returns; where gradients are off, detached, and with a graph only if it differentiates itself."""
     if torch.is_grad_enabled():
         return compute()
     try:

@@ -28,10 +28,7 @@ def in_its_own_order(data: Any) -> bool:
 
 
 def plain_tensors(data: Any, collate: Callable[..., Any] | None = None) -> tuple[Tensor, ...] | None:
-    """Return the tensors whose rows are the items of a dataset; None where items, or batches by `collate`, may be anything else.
-
-    Only a `TensorDataset` itself is known to be that: a subclass may augment its rows, or return other columns.
-    """
+    """Return the tensors whose rows are the items of a dataset; None where items, or batches by `collate`, may be anything else."""
     return data.tensors if type(data) is TensorDataset and collate is None else None
 
 
@@ -84,10 +81,7 @@ def _variable(split: str | None) -> str:
 
 
 class HostShare(IterableDataset[Any]):
-    """One process's share of an iterable dataset; all of it has to be read to know which items those are.
-
-    `share` are the places of its items among the `whole` of a micro-batch of all processes; an incomplete last one is dropped.
-    """
+    """One process's share of an iterable dataset; all of it has to be read to know which items those are."""
 
     def __init__(self, data: Any, share: slice, whole: int) -> None:
         self.data, self.share, self.whole = data, share, whole

@@ -198,10 +198,7 @@ def _check_tensor(outputs: object) -> None:
 
 
 def label_of(loss: object, batch: Any, examples: int, *, place: int = 1) -> Tensor | None:
-    """Return the labels of a collated batch, shape (examples, ...); None where nobody can tell what they are.
-
-    The losses of `classification(...)` and its kind know their targets. For any other it is the part of the batch at `place`.
-    """
+    """Return the labels of a collated batch, shape (examples, ...); None where nobody can tell what they are."""
     targets, found = getattr(loss, "targets", None), None
     if callable(targets):
         found = targets(batch)

@@ -97,10 +97,7 @@ def find_file(source: str, *, cwd: Path | None = None) -> Path:
 
 
 def _find(name: str, made: Callable[[Any, str], Any], *, anew: bool = True, others: tuple[type, ...] = ()) -> Any:
-    """Return what `made` makes of the attribute that a name stands for, while its folder can be imported from.
-
-    A file without an attribute stands for the one workload that it holds.
-    """
+    """Return what `made` makes of the attribute that a name stands for, while its folder can be imported from."""
     alone = name.endswith(".py") and ":" not in name
     if ":" not in name and not alone:
         if name not in _BUNDLED:

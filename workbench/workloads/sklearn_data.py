@@ -128,11 +128,7 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Three residual blocks of width `width`, `2 * width` and `4 * width` for images (batch, 1, 8, 8).
-
-    As in wide residual networks (Zagoruyko and Komodakis 2016) the blocks normalise first; the last feature map is averaged over a
-    window of fixed size, so that with stride 1 the classifier has four times the inputs.
-    """
+    """Three residual blocks of width `width`, `2 * width` and `4 * width` for images (batch, 1, 8, 8)."""
 
     def __init__(self, *, stride: int = 2, width: int = 16) -> None:
         super().__init__()

@@ -264,9 +264,6 @@ def measure_devices(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return JSON rows, one for each way to shard and number of devices: how far their statistics part, and what that costs.
 
-    Each device passes its part of every batch through the same weights and keeps running statistics of its own, as with data parallel
-    training; beside it the whole batch passes at once, as with synchronised batch norm. The model is left as it is.
-
     Args:
         batch_size: examples in a batch over all devices; numbers of devices that leave one fewer than 2 are left out.
         shards: "dealt" gives each device every k-th example of a random order, "sorted" a contiguous part of the examples by

@@ -91,13 +91,7 @@ def running_statistics(layer: _BatchNorm) -> tuple[Floats, Floats, int]:
 def batch_statistics(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any], *, refused: list[int] | None = None
 ) -> dict[str, BatchStatistics]:  # fmt: skip
-    """Return the statistics of every batch in every layer; model and random state are left bit for bit as they were.
-
-    The forward pass is that of training, dropout included, without gradients. Layers that a forward pass does not reach are left
-    out, and so are those that do not look at the batch: frozen ones, in evaluation mode within a model that is in training mode. A layer
-    with a set number of statistic examples reports those of its subsample. The numbers of batches that batch norm refuses, because
-    they give it a single value per channel, go to `refused`; without it that error is raised.
-    """
+    """Return the statistics of every batch in every layer; model and random state are left bit for bit as they were."""
     layers = batch_norm_layers(model)
     names = {layer: name for name, layer in layers.items()}
     rows: dict[str, list[Any]] = {name: [] for name in layers}

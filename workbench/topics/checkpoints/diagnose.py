@@ -139,10 +139,7 @@ def _gain_on_test(runs: Sequence[SelectedRun], false_alarm: float) -> tuple[dict
 
 
 def _gain_where_chosen(runs: Sequence[SelectedRun], noise_sds: float, false_alarm: float) -> tuple[dict[str, Any], str]:
-    """Judge the mean gain where it was chosen: against the luck of the best of so many draws, their noise, and the seeds' spread.
-
-    One run that ends on a bad evaluation makes a mean gain of its own; only a gain that the seeds share is believed.
-    """
+    """Judge the mean gain where it was chosen: against the luck of the best of so many draws, their noise, and the seeds' spread."""
     gains = [run.gain for run in runs]
     gain, luck = float(np.mean(gains)), float(np.mean([run.luck for run in runs]))
     noise = math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)

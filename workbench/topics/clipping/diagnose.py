@@ -282,10 +282,7 @@ def _measured(steps: Any) -> Any:
 
 
 def nonfinite_norms(study: JudgedStudy) -> Finding:
-    """Return `clipping.nonfinite`: fail where the loss of a run of the baseline's config stays finite and its gradients do not (F4.6).
-
-    Where the loss ends non-finite, too, it is what a run that diverges looks like. Without such a run warn for any that stays finite.
-    """
+    """Return `clipping.nonfinite`: fail where the loss of a run of the baseline's config stays finite and its gradients do not (F4.6)."""
     code = "clipping.nonfinite"
     counts = [
         (c, int((~np.isfinite(_measured(c.steps)["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan))).sum()))

@@ -60,10 +60,7 @@ def is_calm(row: Mapping[str, Any], name: str = "outcome") -> bool:
 
 
 def is_cured(row: Mapping[str, Any]) -> bool:
-    """Tell whether a clipped run is stable where the same run without clipping is not.
-
-    A run that did not come back is cured when it does; a mere rise that came back is cured only when it is gone.
-    """
+    """Tell whether a clipped run is stable where the same run without clipping is not."""
     if row["twin"] is None or row["lasting"]:
         return False
     return bool(row["twin_lasting"]) or (not is_calm(row, "twin_outcome") and is_calm(row))
@@ -103,10 +100,7 @@ def leading(
     aggressive_frac: float = 0.5,
     unstable_lr: float | None = None,
 ) -> tuple[Candidate | None, Literal["own", "passes", "tightest"]]:
-    """Return the threshold that the verdicts are about, and why: the baseline's own, the loosest that works, or the tightest.
-
-    One that cures goes before a looser one that only keeps training stable. See `Candidate.cures` and `masks`.
-    """
+    """Return the threshold that the verdicts are about, and why: the baseline's own, the loosest that works, or the tightest."""
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     own = [row for row in rows if limit is not None and row["max_grad_norm"] == limit and row["lr"] == lr]
     if own:  # a proof trains more seeds, and those with clipping only

@@ -83,11 +83,7 @@ class _Tables:
         return None
 
     def sign(self, point: LRPoint) -> Literal["rise", "collapse"] | None:
-        """What of the modified runs at an lr looks unstable, and not merely slow.
-
-        A rise: the loss of at least half of the seeds goes up. A collapse: it does not, but the runs end clearly above those of
-        a smaller lr. They got stuck, and the curve alone cannot tell whether instability is why.
-        """
+        """What of the modified runs at an lr looks unstable, and not merely slow."""
         if 2 * sum(outcome in RISING for outcome in point.outcomes) >= len(point.outcomes):
             return "rise"
         smaller = [p for p in self.modified.points if p.lr < point.lr and not p.unstable]
@@ -97,10 +93,7 @@ class _Tables:
         return "collapse" if point.loss - best.loss > self.collapse_frac * self.modified.progress else None
 
     def cured(self, before: LRPoint, without: LRPoint) -> bool | None:
-        """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough.
-
-        It has to close enough of the gap to the baseline; a run that diverged stands at the loss of the initial model.
-        """
+        """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough."""
         points = () if self.warmed is None else self.warmed.points
         tried = [p for p in points if _key(p.lr) == _key(without.lr) and len(p.seeds) >= self.min_seeds]
         if not tried:

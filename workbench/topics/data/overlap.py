@@ -315,11 +315,7 @@ def by_column(background: Floats) -> Callable[[Floats], Floats]:
 
 
 def narrow_copies(rows: Floats, train: Floats) -> tuple[NDArray[np.bool_], Places, Floats, float]:
-    """Return which rows are far closer to a training row than neighbours are, to which and how far, and the share that chance makes.
-
-    The distance at which chance has the nearest row follows from the 10th and the 20th, as in `closer_than_chance`. Rows of tables also
-    come in clumps, by categories or by time: what that makes is counted on training rows, each against all others.
-    """
+    """Return which rows are far closer to a training row than neighbours are, to which and how far, and the share that chance makes."""
     train, rows = (np.clip(np.nan_to_num(each), -LARGEST, LARGEST) for each in (train, rows))
     scaled = by_column(train)
     theirs, ours = (np.clip(scaled(each), -LARGEST, LARGEST) for each in (train, rows))

@@ -76,11 +76,7 @@ def check_evaluation(
 
 
 def collect_own_evaluation(workload: Workload, device: torch.device, *, examples: int = 32) -> dict[str, Any]:
-    """Return the facts of this package's own evaluation of a workload: do its values depend on the batch they are in?
-
-    The price is a dozen small forward passes. A `WorkbenchError` says that it cannot be seen: the split cannot be indexed, or a loss is
-    not finite. Where the loss is one value per batch, `unseen` says so and nothing is looked at.
-    """
+    """Return the facts of this package's own evaluation of a workload: do its values depend on the batch they are in?"""
     if one_loss_a_batch(workload, workload.config, device):
         return {"unseen": ONE_A_BATCH, "coupled": True}
 

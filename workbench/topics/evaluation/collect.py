@@ -54,11 +54,7 @@ Pairs = list[tuple[int, int | None]]
 
 
 def compared_pairs(record: RecordLike, found: Mapping[str, Any]) -> tuple[str, Pairs]:
-    """Return how the trials differ whose difference on the validation set decides what is recommended, and pairs of them, one a seed.
-
-    Baseline and best candidate (`found` is what `screen` said) under the same seeds, fresh ones where the candidate was proved; without a
-    candidate the baseline under two seeds, or else beside the next best learning rate of its sweep. The other of a pair may be None.
-    """
+    """Return how the trials differ whose difference on the validation set decides what is recommended, and pairs of them, one a seed."""
     ours = _by_seed(record, trials_with(record, record.config))
     if not ours:
         return "nothing", []

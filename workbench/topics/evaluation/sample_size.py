@@ -181,11 +181,7 @@ def simulate_selection(
 def simulate_climbing(
     n: int, rounds: int, *, accuracy: float = 0.9, changed: float = 0.05, held_out: int = 2000, repeats: int = 20, seed: int = 0
 ) -> Floats:  # fmt: skip
-    """Return validation minus held-out accuracy after each of `rounds` that build on each other, shape (repeats, rounds + 1).
-
-    A round draws the answers to the share `changed` of all inputs anew, with the same accuracy, and is kept where it looks better on the
-    validation set: nothing is ever gained, and everything that is seen is fitted.
-    """
+    """Return validation minus held-out accuracy after each of `rounds` that build on each other, shape (repeats, rounds + 1)."""
     rng = np.random.default_rng(seed)
     right = rng.random((repeats, n + held_out), dtype=np.float32) < accuracy
     gaps = [right[:, :n].mean(1) - right[:, n:].mean(1)]

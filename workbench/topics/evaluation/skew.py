@@ -70,11 +70,7 @@ def skew_tests(
 
 
 def class_test(mask: Mask, labels: NDArray[Any]) -> SkewTest:
-    """Return whether the classes have the same shares in the sample, where `mask` is true, as in the full set.
-
-    Pearson's chi-square of sample against rest; where fewer than 5 examples of a class are expected, its exact distribution
-    over samples drawn without replacement.
-    """
+    """Return whether the classes have the same shares in the sample, where `mask` is true, as in the full set."""
     values, codes = np.unique(labels, return_inverse=True)
     full, counts = (np.bincount(each, minlength=len(values)) for each in (codes, codes[mask]))
     n, size = int(mask.sum()), mask.size

@@ -132,10 +132,7 @@ def buffers(ranks: Ranks, *, large_shift: float) -> Finding:
 
 
 def _shift(ranks: Ranks, step: int, moment: str) -> float | None:
-    """Return how far statistics of two ranks are apart, in standard deviations of the channel; None where they are the same.
-
-    Of a rank that did nothing at this moment those count with which it went on.
-    """
+    """Return how far statistics of two ranks are apart, in standard deviations of the channel; None where they are the same."""
     rows = []
     for rank in ranks:
         here = [row for row in rank["buffers"] if row["step"] == step]

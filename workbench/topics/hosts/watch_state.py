@@ -91,10 +91,7 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Have `call(original, *args, **kwargs)` called in the place of `owner.name`; nothing happens where there is no such name.
-
-        A module that has imported a function by its name is given the wrapper too: `from torch.distributed import all_reduce`.
-        """
+        """Have `call(original, *args, **kwargs)` called in the place of `owner.name`; nothing happens where there is no such name."""
         original = getattr(owner, name, None)
         if original is None:
             return

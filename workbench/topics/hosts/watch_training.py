@@ -242,11 +242,7 @@ class UpdateWatch:
         self, number: int, step: int, parameters: Sequence[Any], *, used: str, before_clip: str,
         after_backward: str | None = None, at_joining: str | None = None,
     ) -> None:  # fmt: skip
-        """Write down what update `step` of optimizer `number` starts from: its parameters, and hashes of the gradient.
-
-        That is the gradient which it uses, the same (or its norm) before clipping, after the backward pass, None where that was
-        not to be seen, and before the script's own collectives, None where there were none.
-        """
+        """Write down what update `step` of optimizer `number` starts from: its parameters, and hashes of the gradient."""
         row = {"optimizer": number, "step": step}
         sharded = any(is_sharded(p) for p in parameters)
         self._parameters.append(row | {"hash": hash_of(parameters), "sharded": sharded})

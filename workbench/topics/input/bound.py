@@ -99,13 +99,7 @@ class Cause:
 
 
 def find_cause(found: Pipeline) -> Cause:
-    """Return the cause of waiting, whether there is much of it or not.
-
-    A synchronisation in every step, or workers that start again, are the cause where they explain most of what could be saved;
-    too few workers where there are some and more of them would hide all loading. Where the loader alone is twice as fast as the step,
-    or a batch is waited for longer than one process takes to make it, it is its way from a worker to the training process. Else it is
-    the largest part of making a batch, where that is most of the wait: what explains under half of it is no cause.
-    """
+    """Return the cause of waiting, whether there is much of it or not."""
     now, parts = found.now, _parts(found)
     periods: dict[str, list[float]] = {}
     for p in found.predictions:

@@ -234,10 +234,7 @@ def timed_loader(
     loader: DataLoader[Any], *, num_workers: int | None = None, persistent_workers: bool | None = None, dataset: Any = None,
     collate: Callable[[Any], Any] | None = None, endless: bool = False,
 ) -> DataLoader[Any]:  # fmt: skip
-    """Return a loader like another one, whose batches are `TimedBatch`es; the other one is left alone, its sampler shared.
-
-    What is None is as it has. `endless` begins the sampler again when it is through, so that workers never stop; not for streams.
-    """
+    """Return a loader like another one, whose batches are `TimedBatch`es; the other one is left alone, its sampler shared."""
     data, stream = loader.dataset if dataset is None else dataset, is_stream(loader)
     timed = TimedCollate(collate or loader.collate_fn)
     workers = loader.num_workers if num_workers is None else num_workers

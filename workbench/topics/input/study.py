@@ -226,11 +226,7 @@ class _Gathered:
 
 
 def _as_trained(workload: Workload, config: TrainConfig, device: torch.device) -> tuple[Any, Stepping]:
-    """Return a loader like the trainer's, and its step on a model of its own: forward, loss, gradient and update of one batch.
-
-    The loader is a `DataLoader`, or, for tensors in memory, what gathers its batches. The learning rate is 0, so that what is timed for
-    long does not diverge; it costs the same.
-    """
+    """Return a loader like the trainer's, and its step on a model of its own: forward, loss, gradient and update of one batch."""
     data, micro, workers = workload.train_data, config.batch_size // config.accumulate_steps, workload.num_workers
     loader: Any = _Gathered(workload, config.replace(accumulate_steps=1, batch_size=micro))
     if workers or plain_tensors(data, workload.collate) is None:

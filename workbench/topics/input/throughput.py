@@ -167,11 +167,7 @@ class Pipeline:
 
     @cached_property
     def speedups(self) -> dict[str, float] | None:
-        """The "predicted" and the "measured" speed-up of the change that was tried in full; None where none was.
-
-        Each has its "_low" and "_high", the smallest and the largest of the rounds of the trial: what the machine did in between moves
-        them apart. Predictions are made by the step as it is in the loop and as it is on a batch at hand. NaN where rounds are not known.
-        """
+        """The "predicted" and the "measured" speed-up of the change that was tried in full; None where none was."""
         fix = self.facts.get("fix")
         if not fix:
             return None

@@ -200,10 +200,7 @@ def _fetches(batch: list[Tensor], step: Callable[[], Any]) -> Counter[str]:
 
 
 def stale_fetches() -> FunctionObserver:
-    """Return a context in which a step runs without its synchronisations: each place gets the value that it fetched the first time.
-
-    Losses that are printed are then wrong, and a step that decides by them decides by old ones; what it costs in time is right.
-    """
+    """Return a context in which a step runs without its synchronisations: each place gets the value that it fetched the first time."""
     kept: dict[tuple[str, str], Any] = {}
 
     def fetch_once(func: Any, args: Any, kwargs: Any) -> Any:

@@ -191,10 +191,7 @@ def _fitted(
 
 
 def _compares(workload: Workload, constants: Sequence[Tensor], weighted: Weighted) -> bool:
-    """Tell whether the loss of one and the same output differs between examples: else it is held against nothing in the batch.
-
-    The constants are tried in order, because a loss may refuse one that no model makes.
-    """
+    """Tell whether the loss of one and the same output differs between examples: else it is held against nothing in the batch."""
     batch, examples, _ = weighted
     for constant in constants:
         try:
@@ -208,10 +205,7 @@ def _compares(workload: Workload, constants: Sequence[Tensor], weighted: Weighte
 
 
 def _parametrised(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return what to fit, starting at the mean output, and the function that makes an output of it.
-
-    Where the outputs along an axis are probabilities or their logarithms, so is the constant.
-    """
+    """Return what to fit, starting at the mean output, and the function that makes an output of it."""
     mean = outputs.float().mean(0)
     if outputs.dim() > 1 and outputs.shape[1] > 1:
         ones = torch.ones(())

@@ -215,11 +215,7 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
 
 
 def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]) -> Diagnosis:
-    """Return the diagnosis without the alarm that the comparison of selected checkpoints does not bear out.
-
-    `lr.too_high` and `lr.too_low` rest on one seed and one metric. Where the lr that they name is not adopted, for a reason that
-    is about that lr, they are ok and say so. A baseline that does not train stably stays too high.
-    """
+    """Return the diagnosis without the alarm that the comparison of selected checkpoints does not bear out."""
     why = recommendation.get("refuted")
     if not why:
         return diagnosis

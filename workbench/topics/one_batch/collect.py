@@ -68,10 +68,6 @@ def collect_one_batch(
 def _fit(one: OneBatch, config: TrainConfig) -> dict[str, Any]:
     """Return how far the model fits a few examples of its batch, and leave in it the weights that came furthest.
 
-    The gap is the loss when each example gets another one's outputs, less the loss itself, over the former: 0 for outputs that say
-    nothing of their example, however good they are as a constant. It needs no loss whose lowest value is 0. The person's optimizer is
-    tried at lrs of several decades, its own lr first, then Adam, each at most 60 steps.
-
     Returns:
         "examples", "parameters", "informative" (whether a gap can be seen: not where all targets are alike, or none is read), "runs" in the
         order in which they were made, "cut_short" (time ran out), "larger_is_better" (metrics), and "without_gradient"
@@ -164,10 +160,7 @@ def _look(one: OneBatch) -> tuple[float, float, dict[str, float]]:
 
 
 def _pairs_matter(one: OneBatch) -> bool:
-    """Whether the loss tells apart which outputs belong to which example: not where all targets are one, or none is read.
-
-    Outputs of a type that nobody can look into, or of complex numbers, cannot be exchanged.
-    """
+    """Whether the loss tells apart which outputs belong to which example: not where all targets are one, or none is read."""
     outputs = one.forward(train=True)
     if not one.tensors(outputs):
         return False
@@ -177,10 +170,7 @@ def _pairs_matter(one: OneBatch) -> bool:
 
 
 def _progress(run: dict[str, Any], *, informative: bool) -> float:
-    """Return by how much the gap grew, or by how much of itself the loss fell where a gap says nothing; 0 for a run that diverged.
-
-    A gap that was there before is kept: a model may come with weights that fit.
-    """
+    """Return by how much the gap grew, or by how much of itself the loss fell where a gap says nothing; 0 for a run that diverged."""
     (first, *_, last), gaps = run["loss"], run["gap"]
     if not math.isfinite(last) or last > first + SOME * abs(first):  # a loss that blew up depends on everything
         return 0.0

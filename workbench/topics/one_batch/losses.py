@@ -185,10 +185,7 @@ def _broadcast(one: OneBatch, outputs: Any) -> str | None:
 
 
 def _escape(one: OneBatch, outputs: Any, span: Span) -> dict[str, Any] | None:
-    """Return how far the loss falls as outputs go 10, 100 and 1,000 times their spread away, both ways, within their range.
-
-    A loss that is to be minimised rises on average; one whose sign is wrong falls without end, for every example.
-    """
+    """Return how far the loss falls as outputs go 10, 100 and 1,000 times their spread away, both ways, within their range."""
     falls, share = [], 0.0
     try:
         start = one.losses(outputs)

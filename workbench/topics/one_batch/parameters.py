@@ -142,10 +142,7 @@ def _outside(model: nn.Module, used: _Used) -> dict[str, nn.Parameter]:
 def _random_outside(
     model: nn.Module, outside: Mapping[str, nn.Parameter], again: Mapping[str, nn.Parameter], *, seeded: bool
 ) -> set[str]:
-    """Return which parameters outside a model differ from all those outside another build of it, and are no copies of its own.
-
-    Where the builds are `seeded` and do not differ at all, equal values tell nothing of those that were made anew to be trained.
-    """
+    """Return which parameters outside a model differ from all those outside another build of it, and are no copies of its own."""
     others = list(again.values())
 
     def is_random(p: nn.Parameter) -> bool:

@@ -180,11 +180,7 @@ def find_spread(one: OneBatch) -> dict[str, Any]:
 
 
 def find_coupling(one: OneBatch) -> dict[str, Any]:
-    """Return how far the outputs of an example move in evaluation mode when the others are exchanged, over what they move by its own.
-
-    One half of the batch is replaced by the other half, and the outputs of the half that stayed are compared. A model that returns its
-    losses may compare examples on purpose.
-    """
+    """Return how far the outputs of an example move in evaluation mode when the others are exchanged, over what they move by its own."""
     half = one.examples // 2
     if half < 1 or not one.exchangeable or one.pairs:
         return {"ratio": None}

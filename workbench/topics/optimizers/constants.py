@@ -101,11 +101,7 @@ def replaced(record: RecordLike) -> dict[str, list[Replaced]]:
 
 
 def lost_by(record: RecordLike, own: TrialCurve, other: TrialCurve) -> tuple[float, tuple[float, float] | None]:
-    """Return the share of what another run of the same length and seed learns that one lacks, and the selected metric at the end of either.
-
-    In training and by the selected metric, the smaller of the two, because a worse fit that generalises as well costs nothing,
-    unless the metric is lost for the most part. 0 where it may be noise.
-    """
+    """Return the share of what another run of the same length and seed learns that one lacks, and the selected metric at the end of either."""
     ends = (objective(own), objective(other))
     start = ignorance(initial_losses([own], [own])[0], own.chance)
     gain, se = paired_difference(own, other)
@@ -266,10 +262,7 @@ def decay_pairs(record: RecordLike) -> list[tuple[Twin, float | None, float | No
 
 
 def accumulated(curve: TrialCurve) -> float | None:
-    """Return the sum of lr * weight_decay over a run, momentum counted: without gradients weights would shrink to exp of minus that.
-
-    None for the rules that divide coupled decay by the size of the gradients, where no such number exists.
-    """
+    """Return the sum of lr * weight_decay over a run, momentum counted: without gradients weights would shrink to exp of minus that."""
     name = str(curve.config["optimizer"])
     if name not in REACHES_ALL:
         return None

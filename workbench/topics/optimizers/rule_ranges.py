@@ -28,9 +28,6 @@ _NO_POINTS = (Role.OPTIMIZERS_RANGE, Role.OPTIMIZERS_SEEDS, Role.OPTIMIZERS_TWIN
 class RuleRange:
     """The lrs around lr* at which one update rule trains: stable, with an end loss within a tenth of what the rule learned.
 
-    Both ends are brackets, so the width has a smallest and a largest value. An adaptive rule can turn unstable far above it: what it
-    oscillates by grows with the lr, without a sudden end.
-
     Attributes:
         points, progress: the measurements in order of lr, and what the rule learned at best.
         sign: 1 where a smaller selected metric is the better one, else -1.
@@ -311,11 +308,7 @@ def contest(
 def wider_than(
     record: RecordLike, ranges: Mapping[str, RuleRange], *, noise_sds: float, material_frac: float, wider_decades: float
 ) -> list[tuple[RuleRange, float]]:
-    """Return the rules whose range is wider than that of the baseline's for certain, with by how many decades; widest first.
-
-    The brackets of both ends count against them, and so does an end loss that is worse by more than `noise_sds` standard errors of the
-    paired difference and `material_frac` of what was learned.
-    """
+    """Return the rules whose range is wider than that of the baseline's for certain, with by how many decades; widest first."""
     own = next(iter(ranges.values()), None)
     if own is None or own.best_lr is None:
         return []

@@ -125,10 +125,7 @@ def _even_grid(steps: Floats, values: Floats, *, most: int = 16_384) -> tuple[Fl
 
 
 def _whitened(values: Floats) -> Floats:
-    """Return the series without trend and without what the last value says about the next, of about the same size throughout.
-
-    A metric moves most while the model learns most, so it is centred and scaled by its own neighbourhood.
-    """
+    """Return the series without trend and without what the last value says about the next, of about the same size throughout."""
     at = np.linspace(-1.0, 1.0, len(values))
     centred = values - values.mean()
     straight = centred - at * float(centred @ at) / float(at @ at)
@@ -143,21 +140,14 @@ def _whitened(values: Floats) -> Floats:
 
 
 def _ordinate_chances(series: Floats) -> Floats:
-    """Return for each frequency k / (PADDING * samples) the chance of as strong an ordinate without a line there.
-
-    Neighbours are whole cycles per series away, where a line leaves nothing, so nothing is assumed of the noise but that its spectrum
-    is smooth over `2 * BESIDE` cycles: F(2, 4 * BESIDE).
-    """
+    """Return for each frequency k / (PADDING * samples) the chance of as strong an ordinate without a line there."""
     power = np.abs(np.fft.fft(series, PADDING * len(series))) ** 2
     beside = sum(np.roll(power, sign * PADDING * k) for k in range(1, BESIDE + 1) for sign in (-1, 1))
     return np.asarray((1.0 + power / np.maximum(beside, 1e-300)) ** (-2.0 * BESIDE))
 
 
 def _harmonics(period: float, samples: int, *, even: bool) -> list[tuple[int, float]]:
-    """Return (multiple, frequency it appears at) of one epoch of `period` samples, those that can be told from a trend.
-
-    What is faster than two samples appears at another frequency, exactly so on an even grid.
-    """
+    """Return (multiple, frequency it appears at) of one epoch of `period` samples, those that can be told from a trend."""
     kept: list[tuple[int, float]] = []
     for multiple in range(1, HARMONICS + 1) if samples / period >= MIN_CYCLES else ():
         true = multiple / period

@@ -247,10 +247,7 @@ def _steps_of(length: Length | None) -> int | None:
 
 
 def _climb(study: JudgedStudy, *, most: float = 0.5, near: float = 0.95) -> int:
-    """Return the steps before the lr of the baseline's run is near its peak, where that is most of the run: a warmup of one's own.
-
-    A schedule that rises for a smaller part of the run, such as that of one cycle, is not called a warmup.
-    """
+    """Return the steps before the lr of the baseline's run is near its peak, where that is most of the run: a warmup of one's own."""
     if not is_callable_name(study.config.get("schedule")):
         return 0
     curve = next((c for c in study.curves if c.stage == Role.BASELINE), None)

@@ -131,9 +131,6 @@ def exchange_room(hosts: HostGroup) -> int:
 def average_gradients(hosts: HostGroup, grad: Tensor, local: LaneLoss, *, examples: int) -> LaneLoss:
     """Make the gradient that of the whole batch on every rank, in place, and return the loss over the whole batch.
 
-    The mean weighs examples, not ranks; a share whose examples all weigh nothing has no say, and no gradient. The squared standard error
-    of the mean is exact where all examples weigh the same.
-
     Args:
         grad: flat gradient of this rank's share, and behind it `exchange_room` numbers in which losses travel, shape (numbers,).
         local: loss of this rank's share, one lane.

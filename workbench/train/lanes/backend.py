@@ -264,11 +264,7 @@ _lasting: dict[str, Verdict] = {}
 
 
 def recall(kind: tuple[Hashable, ...], *, lanes: int, steps: int) -> Verdict | None:
-    """Return what this process found for stacks of this kind, or what the same training took on this machine before.
-
-    So a command given twice gives the same digits. A kind is known for about as many lanes; where a call for each lane was the fastest,
-    it is so for fewer lanes too, for which sharing a call gains less.
-    """
+    """Return what this process found for stacks of this kind, or what the same training took on this machine before."""
     own = _size(lanes)
     for size in (own, *(2 * own << k for k in range(10))) if own > 1 else (own,):
         found = _lasting.get(_key(kind, size))
