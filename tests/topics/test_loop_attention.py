@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +265,34 @@ def test_a_constant_a_falling_and_a_loss_that_is_no_number_rouse_at_most_once(lo
     for loss in losses:
         attention.saw(loss)
     assert attention.to_dict()["roused"] == float(math.isnan(losses[0]))
+
+
+@pytest.mark.parametrize("updates", [0, WINDOW + 5 * AFTER])
+def test_backward_passes_without_an_update_are_kept_as_their_sum(tmp_path: Path, updates: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    given, held = 0.0, []
+
+    def backward() -> None:
+        nonlocal given
+        loss = model(torch.randn(4, 2)).square().mean()
+        loss.backward()
+        given += loss.item()
+
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=LEAST) as run:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            backward()
+            optimizer.step()
+        given = 0.0
+        tracemalloc.start()
+        for k in range(3000):
+            backward()
+            if k % 1000 == 999:
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        optimizer.step()
+    assert run.record.steps["loss"].iloc[-1] == pytest.approx(given, rel=1e-5)
+    assert held[-1] - held[0] < 2000 * 16, held  # bytes; a number that is kept takes 32

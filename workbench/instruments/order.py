@@ -76,7 +76,8 @@ class Order:
         """Take in of a backward pass that begins what is not its number; `touched` are the optimizers whose gradients were changed since the last one ended."""
         self._touched.update(touched)
         if near:
-            self._factors.append(scalar_factor(losses))
+            if len(self._factors) < MAX_TOKENS:
+                self._factors.append(scalar_factor(losses))
             self._last_backward, self._last_zero = self._note("backward"), ""
             self._sites.add(self._last_backward)
 

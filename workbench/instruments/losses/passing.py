@@ -13,6 +13,8 @@ from workbench.instruments.rows import Value, kept, learning_rates, summed
 
 _BLOCK = 16
 """Updates after which what was kept of them is handed on (rule of thumb)."""
+_MOST = 64
+"""Backward passes that one update may have to be taken (rule of thumb)."""
 
 
 class Passing:
@@ -53,6 +55,9 @@ class Passing:
         """Take in a backward pass, or return False."""
         if retained or type(loss) is not Tensor or loss.numel() != 1 or loss.is_complex():
             self.end(plain=False)
+            return False
+        if len(self._losses) >= _MOST:
+            self.end()
             return False
         if loss.is_cpu:
             number = loss.item()

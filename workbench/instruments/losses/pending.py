@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workbench.instruments.rows import Value
+from workbench.instruments.rows import Value, summed
 
 Mark = tuple[Tensor, int] | None
 Clipping = tuple[int, float, Tensor]
 """Id of the first parameter, limit and norm."""
 SAMPLES = 2
+MOST = 64
+"""Losses that wait one by one; of more, those that reach the same are kept as their sum (rule of thumb)."""
 
 
 class Samples:
@@ -78,6 +80,8 @@ class Pending:
     def begins(self, losses: Sequence[Value], leaves: set[int] | None) -> None:
         """Take in that these losses are about to be run backward; `leaves` are the parameters that they depend on, None where that is not known."""
         self._losses = [loss for loss in self._losses if not loss.used]
+        if len(self._losses) > MOST:
+            self._losses = _by_reach(self._losses)
         self._open = [_Loss(loss, leaves) for loss in losses]
         self._losses += self._open
         if len(self._samples) > 1:
@@ -130,6 +134,17 @@ class _Loss:
         self.value, self.leaves = value, leaves or set[int]()
         self.reached: set[int] | None = None
         self.used: set[int] = set()
+
+
+def _by_reach(losses: Sequence[_Loss]) -> list[_Loss]:
+    """Return one loss, their sum, for all that reach the same and were not stepped on."""
+    groups: dict[Any, list[_Loss]] = {}
+    for loss in losses:
+        key = (frozenset(loss.leaves), None if loss.reached is None else frozenset(loss.reached))
+        groups.setdefault(key, []).append(loss)
+    for first, *others in groups.values():
+        first.value = summed([first.value, *(loss.value for loss in others)])
+    return [group[0] for group in groups.values()]
 
 
 def _keys(marks: Sequence[Mark]) -> list[Any]:
