@@ -41,7 +41,7 @@ def main() -> None:
             accuracy.append(right[one, np.concatenate([some, rng.choice(common, len(common))])].mean())
             jumps.append(abs(right[one, some].sum() - right[other, some].sum()))
         low, high = np.quantile(recall, [0.025, 0.975])
-        ours = wilson(np.mean(recall) * count, count)
+        ours = wilson(round(np.mean(recall) * count), count)
         print(f"{count:2d} malignant beside {len(common)} benign: recall {np.mean(recall):.3f}, 95 % of draws {low:.2f} to {high:.2f} "
               f"(Wilson {ours[0]:.2f} to {ours[1]:.2f}), accuracy +- {np.std(accuracy):.3f}; two seeds differ by one example or more "
               f"in {np.mean(np.array(jumps) >= 1):.0%} of draws, by {1 / count:.3f} each")  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from workbench.curves.class_counts import wilson
 
 Result = Mapping[str, Any]
 
@@ -56,16 +57,6 @@ def paired(told: Sequence[Result]) -> list[Result]:
     return [
         {**said, "twin": alarms(twin), "same": set(alarms(said)) == set(alarms(twin))} for said, twin in both if twin
     ]
-
-
-def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927)."""
-    if not total:
-        return 0.0, 1.0
-    share, spread = right / total, z * z / total
-    centre = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / 4 / total)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def share(told: Sequence[Result], right: Callable[[Result], bool]) -> str:

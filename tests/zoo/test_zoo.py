@@ -14,7 +14,7 @@ from tests.zoo.cases import CASES
 from tests.zoo.faults import FAULTS
 from tests.zoo.retrain import judged
 from tests.zoo.run import diagnosed
-from tests.zoo.score import FAULT_SCORES, alarms, wilson
+from tests.zoo.score import FAULT_SCORES, alarms
 from workbench.topics.registry import TOPICS
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -79,11 +79,6 @@ def test_every_code_that_diagnose_warns_of_has_a_case() -> None:
 )
 def test_what_to_do_first_is_an_advice_or_the_adopted_config(said: dict[str, object], right: bool) -> None:
     assert FAULT_SCORES["first advice"]({**said, "accepts": ["lr.too_high"]}) is right
-
-
-def test_the_interval_of_a_share_is_wilsons() -> None:
-    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
 
 
 def test_a_config_is_better_where_most_seeds_say_so_and_worse_where_it_diverges() -> None:

@@ -12,24 +12,17 @@ import pandas as pd
 from scipy import stats
 
 from workbench.curves.trial_curves import RecordLike
-from workbench.errors import ConfigError, UsageError
+from workbench.errors import UsageError
 
 COLUMNS = ["class", "total", "correct", "recall", "low", "high", "before", "delta", "delta_examples"]
 
 
-def wilson(correct: float, total: float, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a share (Wilson 1927); (0, 1) where there is no example."""
-    if not 0 < confidence < 1 or not 0 <= correct <= total:
-        raise ConfigError(
-            f"confidence={confidence!r} must lie between 0 and 1, correct={correct!r} between 0 and {total!r}."
-        )
-    if total == 0:
+def wilson(correct: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927); (0, 1) where there is no example."""
+    if not total:
         return 0.0, 1.0
-    z = float(stats.norm.isf((1 - confidence) / 2))
-    share, scale = correct / total, 1 + z**2 / total
-    middle = (share + z**2 / (2 * total)) / scale
-    half = z * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2)) / scale
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    low, high = stats.binomtest(correct, total).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def in_examples(delta: float, total: int) -> str:

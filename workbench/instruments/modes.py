@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -102,7 +102,11 @@ class Modes:
             passes.parts += [part.register_forward_pre_hook(hook, with_kwargs=True) for part in _parts(model)]
             handles += [model.register_forward_pre_hook(hook, with_kwargs=True), *passes.parts]
             if self._given:
-                handles += [*self.unrecorded.attach(model), *self.statistics.attach(model)]
+                own = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
+                handles += _attached(own, self.unrecorded.entered)
+                handles += _attached(
+                    [part for part in model.modules() if isinstance(part, _NORMS)], self.statistics.entered
+                )
         return handles
 
     def names(self) -> dict[int, str]:
@@ -126,20 +130,6 @@ class _Statistics:
 
     def __init__(self) -> None:
         self._values: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
-
-    def attach(self, model: nn.Module) -> list[RemovableHandle]:
-        """Have the batch norm layers of a model tell of their passes, until enough were seen."""
-        handles = []
-        for part in model.modules():
-            if isinstance(part, _NORMS):
-                held: list[RemovableHandle] = []
-                held.append(part.register_forward_pre_hook(_Hook(functools.partial(self._told, held))))
-                handles += held
-        return handles
-
-    def _told(self, held: list[RemovableHandle], part: nn.Module, args: tuple[Any, ...]) -> None:
-        if not torch.compiler.is_compiling() and self.entered(part, args):
-            held[0].remove()
 
     def entered(self, part: nn.Module, args: tuple[Any, ...]) -> bool:
         """Take in a forward pass; True where enough were seen of this layer. One that is synchronised has the values of other processes, too."""
@@ -167,26 +157,7 @@ class _Unrecorded:
         self._parts: dict[int, tuple[weakref.ref[nn.Module], Counter[str]]] = {}
         self._done: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that ran with gradients, or often enough without
 
-    def attach(self, model: nn.Module) -> list[RemovableHandle]:
-        """Have the parts of a model tell of their passes, each until one has gradients."""
-        handles = []
-        for part in model.modules():
-            if next(part.parameters(recurse=False), None) is not None:
-                held: list[RemovableHandle] = []
-                held.append(part.register_forward_pre_hook(_Hook(functools.partial(self._told, held))))
-                handles += held
-        return handles
-
-    def _told(self, held: list[RemovableHandle], part: nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        over = True
-        with contextlib.suppress(Exception):  # of ours: the training goes on
-            over = self.entered(part)
-        if over:
-            held[0].remove()
-
-    def entered(self, part: nn.Module) -> bool:
+    def entered(self, part: nn.Module, _: Any = None) -> bool:
         """Take in a forward pass; True where nothing is left to be seen of this part."""
         if part in self._done:
             return True
@@ -218,6 +189,26 @@ class _Hook:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return what is copied or saved: a function of Python's own that does nothing, so that the file needs nothing of ours."""
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _attached(parts: Iterable[nn.Module], entered: Callable[[nn.Module, Any], bool]) -> list[RemovableHandle]:
+    """Have parts tell of their forward passes, each until `entered` says that nothing is left to be seen of it."""
+
+    def told(held: list[RemovableHandle], part: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        over = True
+        with contextlib.suppress(Exception):  # of ours: the training goes on
+            over = entered(part, args)
+        if over:
+            held[0].remove()
+
+    handles: list[RemovableHandle] = []
+    for part in parts:
+        held: list[RemovableHandle] = []
+        held.append(part.register_forward_pre_hook(_Hook(functools.partial(told, held))))
+        handles += held
+    return handles
 
 
 class _Passes:

@@ -48,8 +48,8 @@ def _asked(loader: DataLoader[Any]) -> tuple[Any, Any, Tensor] | None:
         states = torch.zeros(loader.num_workers, len(KINDS), WAY + 1, dtype=torch.int64)
         states.share_memory_()  # type: ignore[no-untyped-call]
         notes = _Notes(states)
-        loader.collate_fn = _Collated(collate, notes)
-        loader.worker_init_fn = _Began(init, notes)
+        loader.collate_fn = _Then(collate, notes.collated)
+        loader.worker_init_fn = _Then(init, notes.begun)
     except Exception:
         with contextlib.suppress(Exception):
             loader.collate_fn = collate
@@ -57,28 +57,16 @@ def _asked(loader: DataLoader[Any]) -> tuple[Any, Any, Tensor] | None:
     return init, collate, states
 
 
-class _Began:
-    """Does what a loader's own `worker_init_fn` does, and notes the states after it."""
+class _Then:
+    """Does what a loader's own function does, where it has one, and notes the states after it."""
 
-    def __init__(self, inner: Callable[[int], None] | None, notes: _Notes) -> None:
-        self._inner, self._notes = inner, notes
+    def __init__(self, inner: Callable[[Any], Any] | None, note: Callable[[], None]) -> None:
+        self._inner, self._note = inner, note
 
-    def __call__(self, number: int) -> None:
-        if self._inner is not None:
-            self._inner(number)
-        self._notes.begun()
-
-
-class _Collated:
-    """Does what a loader's own `collate_fn` does, and notes the states after it."""
-
-    def __init__(self, inner: Callable[[Any], Any], notes: _Notes) -> None:
-        self._inner, self._notes = inner, notes
-
-    def __call__(self, examples: Any) -> Any:
-        batch = self._inner(examples)
-        self._notes.collated()
-        return batch
+    def __call__(self, given: Any) -> Any:
+        made = None if self._inner is None else self._inner(given)
+        self._note()
+        return made
 
 
 class _Notes:
@@ -111,7 +99,7 @@ class _Notes:
                 self._states[info.id, :, WAY] = torch.where(known == GOES_ON, known, torch.tensor(ways))
 
     def _write(self, worker: int, when: int, kinds: Sequence[Sequence[_Seen]]) -> None:
-        digests = [1 + _digest([seen.state for seen in kind]) if kind else 0 for kind in kinds]
+        digests = [1 + digest([seen.state for seen in kind]) if kind else 0 for kind in kinds]
         self._states[worker, :, when] = torch.tensor(digests)
 
 
@@ -127,7 +115,9 @@ class _Seen(NamedTuple):
 def _seen(dataset: Any) -> list[list[_Seen]]:
     """Return the generators of each of `KINDS` as they are now."""
     numpy = sys.modules.get("numpy")
-    own = [] if isinstance(dataset, IterableDataset) else _generators(dataset)  # streams may shuffle alike on purpose
+    own = (
+        [] if isinstance(dataset, IterableDataset) else generators(dataset).values()
+    )  # streams may shuffle alike on purpose
     return [
         [_twister(random, random.getstate())],
         [] if numpy is None else [_twister(numpy.random, tuple(numpy.random.get_state()[1:3]))],
@@ -136,7 +126,7 @@ def _seen(dataset: Any) -> list[list[_Seen]]:
 
 
 def _seen_of(generator: Any) -> _Seen:
-    state = _state(generator)
+    state = state_of(generator)
     if isinstance(generator, torch.Generator):
         return _Seen(generator, generator.initial_seed(), state, True)
     if hasattr(generator, "bit_generator"):
@@ -147,28 +137,30 @@ def _seen_of(generator: Any) -> _Seen:
 def _twister(generator: Any, state: Any) -> _Seen:
     """Return a Mersenne twister: it renews its words itself after 624 draws."""
     key = state[1][:-1] if len(state) == 3 else state[0]
-    return _Seen(generator, _digest(key), state, False)
+    return _Seen(generator, digest(key), state, False)
 
 
 def _way(then: Sequence[_Seen], now: Sequence[_Seen]) -> int:
     """Return whether generators go on from where they began, were seeded anew, or may have been."""
     here = {id(seen.generator): seen for seen in now}
     kept = [(old, here[id(old.generator)]) for old in then if id(old.generator) in here]
-    if any(old.seed == new.seed and _digest(old.state) != _digest(new.state) for old, new in kept):
+    if any(old.seed == new.seed and digest(old.state) != digest(new.state) for old, new in kept):
         return GOES_ON
     gone = len(kept) < len(then)
     return SEEDED if gone or any(new.tells and old.seed != new.seed for old, new in kept) else UNKNOWN
 
 
-def _digest(state: Any) -> int:
+def digest(state: Any) -> int:
+    """Return a short hash of a generator's state."""
     if isinstance(state, Tensor):
         return zlib.crc32(state.numpy().tobytes())
     if isinstance(state, (tuple, list)):
-        return zlib.crc32(repr([_digest(part) for part in state] if len(state) < 20 else state).encode())
+        return zlib.crc32(repr([digest(part) for part in state] if len(state) < 20 else state).encode())
     return zlib.crc32(state.tobytes() if hasattr(state, "tobytes") else repr(state).encode())
 
 
-def _state(generator: Any) -> Any:
+def state_of(generator: Any) -> Any:
+    """Return the state of one of torch's, Python's or NumPy's generators."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -178,29 +170,31 @@ def _state(generator: Any) -> Any:
     )
 
 
-def _generators(dataset: Any) -> list[Any]:
-    """Return the random generators among a dataset's attributes, and those of what it wraps and transforms with."""
+def generators(dataset: Any) -> dict[str, Any]:
+    """Return the random generators among a dataset's attributes, and those of what it wraps and transforms with, by where they are in it."""
     numpy = sys.modules.get("numpy")
     kinds: tuple[type, ...] = (torch.Generator, random.Random)
     if numpy is not None:
         kinds += (numpy.random.Generator, numpy.random.RandomState)
-    found: list[Any] = []
-    level, seen = [dataset], {id(dataset)}
+    found: dict[str, Any] = {}
+    level, seen = {"": dataset}, {id(dataset)}
     for _ in range(_DEEP):
-        below = [part for each in level for part in _parts(each)]
-        level = []
-        for part in below[:_MOST_PARTS]:
+        below = [(name + key, part) for name, each in level.items() for key, part in _parts(each)]
+        level = {}
+        for name, part in below[:_MOST_PARTS]:
             if id(part) not in seen:
                 seen.add(id(part))
-                (found if isinstance(part, kinds) else level).append(part)
+                (found if isinstance(part, kinds) else level)[name] = part
     return found
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, (list, tuple)):
-        return value[:20]
+        return [(f"[{n}]", part) for n, part in enumerate(value[:20])]
     held = getattr(value, "__dict__", None)
-    return list(held.values()) if isinstance(held, dict) and not isinstance(value, (type, Tensor)) else ()
+    if not isinstance(held, dict) or isinstance(value, (type, Tensor)):
+        return []
+    return [(f".{key}", part) for key, part in held.items()]
 
 
 class Workers:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.checks import check_integer
 from workbench.errors import ClusterError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:
 
     Source: P7.4 (shard the data files across hosts).
     """
-    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
-        raise UsageError(f"hosts={hosts!r} must be an integer of at least 1.")
+    check_integer("hosts", hosts, error=UsageError)
     files = sorted(Path(path) for path in paths)
     if len(set(files)) < len(files):
         raise UsageError("paths holds a file twice: each belongs to one host.")
@@ -80,8 +80,7 @@ def measure_file_shards(
 
     Source: P7.4 (sharded files usually improve performance: the claim that this measures).
     """
-    if isinstance(record_bytes, bool) or not isinstance(record_bytes, int) or record_bytes < 1:
-        raise UsageError(f"record_bytes={record_bytes!r} must be an integer of at least 1.")
+    check_integer("record_bytes", record_bytes, error=UsageError)
     import pandas as pd
 
     shares = shard_files(paths, hosts)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.checks import check_integer
 from workbench.errors import ClusterError, UsageError
 from workbench.topics.hosts.run_rank import error_path, failures_path
 from workbench.topics.hosts.watch_state import stack_path, status_path
@@ -44,10 +45,8 @@ def cores() -> int:
 
 def check_hosts(hosts: int) -> None:
     """Raise `UsageError` for a number of processes that leaves nothing to compare, one below 2."""
-    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 2:
-        raise UsageError(
-            f"hosts={hosts!r} must be an integer of at least 2: processes that train together. One has no other to be compared with."
-        )
+    alone = ": processes that train together. One has no other to be compared with"
+    check_integer("hosts", hosts, low=2, hint=alone, error=UsageError)
 
 
 def launch(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.checks import check_integer
 from workbench.config import TrainConfig, is_callable_name
 from workbench.errors import UnknownNameError, UsageError, nearest
 from workbench.findings.audited import Audit
@@ -138,8 +139,8 @@ def audit_script(
         there = sorted(p.name for p in path.resolve().parent.glob("*.py"))
         hint = nearest(path.name, there) if there else " That folder has no .py files, or is not there."
         raise UsageError(f"there is no script {str(script)!r}.{hint}")
-    if steps is not None and (isinstance(steps, bool) or steps < 1):
-        raise UsageError(f"steps={steps!r} must be at least 1, or None to run the script to its end.")
+    if steps is not None:
+        check_integer("steps", steps, hint=", or None to run the script to its end", error=UsageError)
     check_hosts(hosts)
     folder = default_folder(path.stem, "hosts") if out is None else Path(out)
     target = [str(path.resolve()), *arguments]

@@ -15,7 +15,8 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFe
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from workbench.topics.hosts.watch_state import Patches, State, hash_of, random_state, row_hashes, state_of
+from workbench.instruments.workers import digest, generators, state_of
+from workbench.topics.hosts.watch_state import Patches, State, hash_of, random_state, row_hashes
 from workbench.workloads.items import IndexedDataset
 
 MAX_INDICES = 100_000
@@ -282,19 +283,5 @@ class DrawWatch:
 
 
 def _states(dataset: Any) -> dict[str, int]:
-    return random_state() | {f"dataset{name}": state for name, state in _own(dataset, "", 3)}
-
-
-def _own(value: Any, name: str, depth: int) -> list[tuple[str, int]]:
-    """Return the states of the generators that a dataset holds, by where they are in it."""
-    state = state_of(value)
-    if state is not None:
-        return [(name, state)]
-    if not depth or isinstance(value, type) or callable(getattr(value, "numel", None)):
-        return []
-    if isinstance(value, (list, tuple)) and len(value) <= 16:
-        inside = {f"[{n}]": inner for n, inner in enumerate(value)}
-    else:
-        attributes = getattr(value, "__dict__", None)
-        inside = {f".{key}": inner for key, inner in attributes.items()} if isinstance(attributes, dict) else {}
-    return [found for key, inner in inside.items() for found in _own(inner, name + key, depth - 1)]
+    own = {f"dataset{name}": digest(state_of(generator)) for name, generator in generators(dataset).items()}
+    return random_state() | own

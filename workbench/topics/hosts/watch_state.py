@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.instruments.workers import digest
+
 BEAT_S = 0.25
 MAX_ELEMENTS = 65_536
 """Of a tensor; a larger one is hashed at evenly spaced places (rule of thumb: what differs, differs everywhere)."""
@@ -183,25 +185,8 @@ def _arrays(batch: Any) -> list[Tensor]:
 
 def random_state() -> dict[str, int]:
     """Return a hash of each of the three global generators."""
-    kind, words, *rest = np.random.get_state()  # noqa: NPY002
-    return {
-        "torch": zlib.crc32(torch.get_rng_state().numpy().tobytes()),
-        "numpy": zlib.crc32(np.asarray(words).tobytes(), zlib.crc32(repr((kind, rest)).encode())),
-        "python": zlib.crc32(repr(random.getstate()).encode()),
-    }
-
-
-def state_of(generator: Any) -> int | None:
-    """Return a hash of a generator's state; None for what is no generator."""
-    if isinstance(generator, torch.Generator):
-        return zlib.crc32(generator.get_state().numpy().tobytes())
-    states: dict[type, Callable[[Any], Any]] = {
-        np.random.Generator: lambda own: own.bit_generator.state, np.random.RandomState: lambda own: own.get_state(),
-        random.Random: lambda own: own.getstate(),
-    }  # fmt: skip
-    return next(
-        (zlib.crc32(repr(get(generator)).encode()) for kind, get in states.items() if isinstance(generator, kind)), None
-    )
+    states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}  # noqa: NPY002
+    return {name: digest(state) for name, state in states.items()}
 
 
 def status_path(folder: Path, rank: int) -> Path:
