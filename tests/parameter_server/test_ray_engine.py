@@ -218,7 +218,7 @@ def test_every_way_gives_the_same(ray_up: Callable[[], None], data_plane: Any) -
         assert torch.allclose(placed.module().weight, net.weight, atol=1e-6)  # type: ignore[union-attr]
         held = strategy.variable(torch.arange(12.0).reshape(4, 3))
         place = held.place  # type: ignore[union-attr]
-        assert plane.pull_rows(place, torch.tensor([3, 1]), 3).tolist() == [[9, 10, 11], [3, 4, 5]]
+        assert plane.pull_rows([place], [torch.tensor([3, 1])], 3)[0][0].tolist() == [[9, 10, 11], [3, 4, 5]]
         values, again = pull(plane, [place, place])
         assert torch.equal(values, again)
         held.assign_add(1.0)

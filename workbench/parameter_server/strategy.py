@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
-from workbench.parameter_server.servers.partitioners import check_placeable, num_shards, split_rows, trained_parameters
-from workbench.parameter_server.servers.placed import Part, PlacedModule
+from workbench.parameter_server.servers.partitioners import check_placeable, num_shards, split_rows
+from workbench.parameter_server.servers.placed import PlacedModule, lay_out
 from workbench.parameter_server.servers.server import Place
+from workbench.parameter_server.servers.tables import Embeddings
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
 from workbench.parameter_server.workers.worker import WorkerVariable
 
@@ -187,6 +188,7 @@ class ParameterServerStrategy(OneReplica):
         *,
         name: str | None = None,
         reduction: Literal["sum", "mean"] = "sum",
+        embeddings: Embeddings = None,
     ) -> PlacedModule:
         """Let the parameters of a module live on the servers, updated there (T1.1).
 
@@ -199,6 +201,11 @@ class ParameterServerStrategy(OneReplica):
             name: unique; None counts.
             reduction: "sum" applies every push in full, as plain asynchronous training does, so that updates per second grow with
                 the workers; "mean" divides each by the number of workers.
+            embeddings: how each trained `nn.Embedding` and `nn.EmbeddingBag` is kept. A worker asks for the rows of its batch and
+                sends their gradient alone; it never holds the table, and the module that it computes with has no such parameter. None does so
+                for tables of 256 KiB and more, and updates them as the config's optimizer updates a whole parameter, rows that the
+                batch did not have included. "sgd", "lazy_momentum", "lazy_adam", "adagrad" or "ftrl", or a `RowRule`, updates the rows of
+                the batch alone, in time that does not grow with the table. "whole" lets tables travel as any other parameter does.
 
         Raises:
             UsageError: the module or the config is none that servers can train; see `check_placeable`.
@@ -208,18 +215,10 @@ class ParameterServerStrategy(OneReplica):
         refuse_on_worker("a placed module")
         check_placeable(module, config)
         name = self.cluster.unique(name or type(module).__name__.lower())
-        parts: dict[int, list[Part]] = {}
-        for key, parameter in trained_parameters(module).items():
-            row = parameter.shape[1:].numel() if parameter.dim() else 1
-            for offset, count in self._shards(tuple(parameter.shape), parameter.dtype):
-                begin, size = offset * row, (count * row if parameter.dim() else 1)
-                parts.setdefault(next(self._servers), []).append(Part(key, begin, size))
-        placed = PlacedModule(
-            module, config, parts, name=name, cluster=self.cluster.id, exactly_once=self.exactly_once,
-            scale=1.0 / self.num_workers if reduction == "mean" else 1.0,
+        return lay_out(
+            module, config, embeddings, self._shards, self._servers, name=name, cluster=self.cluster.id,
+            exactly_once=self.exactly_once, scale=1.0 / self.num_workers if reduction == "mean" else 1.0,
         )  # fmt: skip
-        placed.create()
-        return placed
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None

@@ -145,7 +145,7 @@ class ThreadEngine:
     def restart(self, job: Job, index: int) -> None:
         """Start a task anew that was killed, empty."""
         task = self._tasks[job, index]
-        if task.gone.is_set():
+        if task.gone.is_set() and not self._closed:
             task.begin()
 
     def close(self) -> None:

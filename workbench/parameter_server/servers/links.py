@@ -110,17 +110,27 @@ class ServerLink:
         given = list(blocks), list(pushes), self._outbox.where, offsets
         return self.call("push_shared", pickle.dumps(given, protocol=5))  # as one argument they cost Ray least
 
-    def pull_rows(self, block: str, rows: Tensor, width: int) -> Tensor:
-        """Return some rows of a block."""
-        reader = self._block(block)
-        found = None if reader is None else reader.read_rows(rows, width)
-        if found is None:
-            found = self.ask("read_rows", block, rows, width)
-        return found
+    def pull_rows(
+        self, blocks: Sequence[str], rows: Sequence[Tensor], width: int
+    ) -> Callable[[], list[tuple[Tensor, int]]]:
+        """Begin to read some rows of each block; the end returns them, with the blocks' versions."""
+        if self._witness is not None:
+            return lambda: [self._read_rows(block, ids, width) for block, ids in zip(blocks, rows, strict=True)]
+        ends = [self._begin("read_rows", block, ids, width) for block, ids in zip(blocks, rows, strict=True)]
+        return lambda: [end() for end in ends]
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the server."""
-        return from_wire(self.call("ask", method, to_wire(list(arguments)))())
+        return self._begin(method, *arguments)()
+
+    def _begin(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        end = self.call("ask", method, to_wire(list(arguments)))
+        return lambda: from_wire(end())
+
+    def _read_rows(self, block: str, rows: Tensor, width: int) -> Any:
+        reader = self._block(block)
+        found = None if reader is None else reader.read_rows(rows, width)
+        return self.ask("read_rows", block, rows, width) if found is None else found
 
     def close(self) -> None:
         """Give back the memory that the link holds here."""
@@ -230,10 +240,9 @@ class RayPlane:
             places, lambda link, blocks, at: link.push(blocks, [grads[k] for k in at], [pushes[k] for k in at])
         )
 
-    def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
+    def pull_rows(self, places: Sequence[Place], rows: Sequence[Tensor], width: int) -> list[tuple[Tensor, int]]:
         """See `DirectPlane`."""
-        with self._link(place.server) as link:
-            return link.pull_rows(place.block, rows, width)
+        return self._all(places, lambda link, blocks, at: link.pull_rows(blocks, [rows[k] for k in at], width))
 
     def ask(self, server: int, method: str, *arguments: Any) -> Any:
         """See `DirectPlane`."""
@@ -241,14 +250,14 @@ class RayPlane:
             return link.ask(method, *arguments)
 
     def _all(
-        self, places: Sequence[Place], begin: Callable[[ServerLink, list[str], list[int]], Callable[[], list[int]]]
-    ) -> list[int]:
+        self, places: Sequence[Place], begin: Callable[[ServerLink, list[str], list[int]], Callable[[], list[Any]]]
+    ) -> list[Any]:
         """Begin with every server, then end with every server, also where one of them fails."""
         by_server: dict[int, list[int]] = {}
         for k, place in enumerate(places):
             by_server.setdefault(place.server, []).append(k)
-        versions: dict[int, int] = {}
-        begun: dict[int, Callable[[], list[int]]] = {}
+        found: dict[int, Any] = {}
+        begun: dict[int, Callable[[], list[Any]]] = {}
         errors: list[Exception] = []
         with self._lock:
             for server, at in by_server.items():
@@ -256,10 +265,10 @@ class RayPlane:
                     begun[server] = begin(link, [places[k].block for k in at], at)
             for server, end in begun.items():
                 with _collected(errors), self._link(server):
-                    versions.update(zip(by_server[server], end(), strict=True))
+                    found.update(zip(by_server[server], end(), strict=True))
         if errors:
             raise next((each for each in errors if isinstance(each, UnavailableError)), errors[0])
-        return [versions[k] for k in range(len(places))]
+        return [found[k] for k in range(len(places))]
 
     @contextlib.contextmanager
     def _link(self, server: int) -> Iterator[ServerLink]:

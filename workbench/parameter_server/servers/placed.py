@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workbench.config import TrainConfig
-from workbench.errors import CheckpointError, UsageError
+from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
 from workbench.parameter_server.servers.links import DataPlane, plane_of
 from workbench.parameter_server.servers.partitioners import trained_parameters
+from workbench.parameter_server.servers.placed_state import Part, check_fits, cut, joined, pieces, scatter
 from workbench.parameter_server.servers.replicas import (
     Replica,
     ReplicaBuffers,
-    check_finite,
+    check_gradients,
     forget_replicas,
     portable,
     replica_of,
@@ -27,19 +29,22 @@ from workbench.parameter_server.servers.replicas import (
     unpacked,
     with_gradients,
 )
-from workbench.parameter_server.servers.server import Place, Push
-
-
-class Part(NamedTuple):
-    """A stretch of a parameter, in flat elements."""
-
-    parameter: str
-    begin: int
-    size: int
+from workbench.parameter_server.servers.server import Place, Push, TableOf
+from workbench.parameter_server.servers.tables import (
+    Embeddings,
+    Shard,
+    Table,
+    Taken,
+    remote_tables,
+    replaced,
+    rule_of,
+    tables_in,
+    without_tables,
+)
 
 
 class PlacedModule:
-    """Parameters in one block a server; `step` is one update by whoever calls it, on a worker or on the coordinator.
+    """Parameters in one block a server, tables of embeddings in blocks of their own; `step` is one update by whoever calls it, on a worker or on the coordinator.
 
     Made by `ParameterServerStrategy.place`. A worker makes its replica when it first needs one. Parameters that need no gradient stay
     in the module and are no server's. Buffers, such as the running statistics of batch norm, are each worker's own and start as the
@@ -47,7 +52,8 @@ class PlacedModule:
 
     Args:
         module: with its initial values.
-        parts: server -> what it holds, in the order in which it lies there.
+        parts: server -> what it holds, in the order in which it lies there; without the tables.
+        tables: that are kept row by row.
         cluster: id of the cluster.
         exactly_once: whether a push that is repeated is applied once.
         scale: factor on gradients.
@@ -59,6 +65,7 @@ class PlacedModule:
         config: TrainConfig,
         parts: Mapping[int, Sequence[Part]],
         *,
+        tables: Sequence[Table] = (),
         name: str,
         cluster: str,
         exactly_once: bool = True,
@@ -68,8 +75,9 @@ class PlacedModule:
         self.parts = {server: list(held) for server, held in sorted(parts.items())}
         self.places = [Place(server, f"{name}@{server}") for server in self.parts]
         self.exactly_once, self.scale = exactly_once, scale
-        self._module = module
+        self.tables = {table.parameter: table for table in tables}
         self._shapes = {key: parameter.shape for key, parameter in trained_parameters(module).items()}
+        self._module = without_tables(module, self.tables)
         self._knows_statistics = False
 
     def __repr__(self) -> str:
@@ -77,6 +85,9 @@ class PlacedModule:
         where = ", ".join(
             f"{sum(part.size for part in held):,} values on ps {server}" for server, held in self.parts.items()
         )
+        for table in self.tables.values():
+            lie = ", ".join(f"{shard.size:,} on ps {shard.place.server}" for shard in table.shards)
+            where += f"{', ' * bool(where)}rows of {table.parameter}: {lie}"
         return f"PlacedModule({self.name!r}: {where})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,15 +107,17 @@ class PlacedModule:
 
     def delete(self) -> None:
         """Let the servers forget it."""
-        for place in self.places:
+        for place in self.all_places:
             self._plane.ask(place.server, "delete", place.block)
         forget_replicas(self.cluster, self.name)
 
-    def create(self) -> None:
-        """Give the servers the initial values."""
-        values = {key: parameter.detach().reshape(-1) for key, parameter in trained_parameters(self._module).items()}
-        for place, held in zip(self.places, self.parts.values(), strict=True):
-            self._plane.ask(place.server, "create", place.block, _block_values(held, values), self.config)
+    def create(self, module: nn.Module) -> None:
+        """Give the servers the initial values, which are the module's."""
+        values = {key: parameter.detach().reshape(-1) for key, parameter in trained_parameters(module).items()}
+        for place, held in zip(self.all_places, self.stretches(), strict=True):
+            table = self.tables.get(held[0].parameter)
+            kind = None if table is None else TableOf(table.shape[1], table.rule)
+            self._plane.ask(place.server, "create", place.block, torch.cat(pieces(held, values)), self.config, kind)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[nn.Module]:
@@ -122,6 +135,8 @@ class PlacedModule:
         check_cancelled()
         replica = self._replica()
         replica.versions[:] = self.pull_into(replica.parameters)
+        for table in remote_tables(replica.module):
+            table.gradient()  # of what was looked up before, which nobody wants
         return replica
 
     def pull_into(self, parameters: Mapping[str, Tensor]) -> list[int]:
@@ -129,71 +144,81 @@ class PlacedModule:
         check_cancelled()
         held = list(self.parts.values())
         with taking("pull_s"):
-            return self._plane.pull_into(self.places, lambda k, values: _scatter(held[k], values, parameters))
+            return self._plane.pull_into(self.places, lambda k, values: scatter(held[k], values, parameters))
 
     def push(self, replica: Replica) -> list[int]:
         """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions.
 
-        A parameter that got none counts as one with gradient 0, as in `Trainer`: momentum goes on, and weight decay. Sparse gradients
-        are sent whole.
+        A parameter that got none counts as one with gradient 0, as in `Trainer`: momentum goes on, and weight decay. Of a table the
+        gradient of the rows that were looked up is sent.
 
         Raises:
             UsageError: no parameter has a gradient, or one has that is on no server.
             NonFiniteError: a gradient is NaN or infinite.
         """
         held = with_gradients(replica.module, self._shapes)
-        check_finite(held, self.name)
+        looked_up = {each.table.parameter: each.gradient() for each in remote_tables(replica.module)}
+        rows = {key: _holding(taken.rows) for key, taken in looked_up.items() if taken is not None}
+        check_gradients({**held, **rows}, self.name)
         if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(held.values(), self.config.max_grad_norm)
+            nn.utils.clip_grad_norm_([*held.values(), *rows.values()], self.config.max_grad_norm)
         grads = {
             key: torch.zeros(parameter.numel(), dtype=parameter.dtype)
             if parameter.grad is None
             else parameter.grad.reshape(-1)
             for key, parameter in held.items()
         }
-        versions = self.push_flat(grads, replica.versions)
+        versions = self.push_flat(grads, replica.versions, looked_up)
         replica.updates += 1
         return versions
 
-    def push_flat(self, grads: Mapping[str, Tensor], versions: Sequence[int]) -> list[int]:
+    def push_flat(
+        self,
+        grads: Mapping[str, Tensor],
+        versions: Sequence[int],
+        looked_up: Mapping[str, Taken | None] = types.MappingProxyType({}),
+    ) -> list[int]:
         """Send flat gradients by the parameters' names as they are; returns the new versions of the blocks.
 
         Args:
             grads: for every parameter.
             versions: of the blocks, as they were pulled: the gradients' staleness is counted from them.
+            looked_up: gradients of tables' rows, by the parameters' names; every shard is told of each update, also without rows.
         """
         check_cancelled()
         here = current_worker()
-        tokens = [here.token(*place) if here is not None and self.exactly_once else None for place in self.places]
-        worker = -1 if here is None else here.index
+
+        def push(place: Place, version: int, rows: Tensor | None = None) -> Push:
+            token = here.token(*place) if here is not None and self.exactly_once else None
+            worker = -1 if here is None else here.index
+            return Push(version, worker, token, self.scale, None if rows is None else rows.numpy())
+
+        given: list[Sequence[Tensor]] = [pieces(held, grads) for held in self.parts.values()]
+        pushes = [push(place, version) for place, version in zip(self.places, versions, strict=True)]
+        for key, table in self.tables.items():
+            none = torch.empty((0, table.shape[1]), dtype=table.dtype)
+            taken = looked_up.get(key) or Taken(torch.empty(0, dtype=torch.int64), none, [0] * len(table.shards))
+            at = 0
+            for shard, rows, pulled in zip(table.shards, table.split(taken.ids), taken.versions, strict=True):
+                given.append([taken.rows[at : at + len(rows)].reshape(-1)])
+                pushes.append(push(shard.place, pulled, rows))
+                at += len(rows)
         with taking("push_s"):
-            return self._plane.push(
-                self.places,
-                [_pieces(held, grads) for held in self.parts.values()],
-                [Push(version, worker, token, self.scale) for version, token in zip(versions, tokens, strict=True)],
-            )
+            return self._plane.push(self.all_places, given, pushes)
 
     def module(self) -> nn.Module:
         """Return a plain module with the newest values, the caller's own."""
         self.check_statistics()
-        return copy.deepcopy(self.pull().module)
+        module = copy.deepcopy(self.pull().module)
+        return replaced(module, {id(each): each.plain() for each in remote_tables(module)})
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, optimizer slots, buffers, what is not trained, and steps: whole, whatever the shards (T10.4, T14.5)."""
-        states = [self._plane.ask(place.server, "state", place.block) for place in self.places]
-        slots = sorted({key for state in states for key in state["slots"]})
-        parameters = self._whole([state["values"] for state in states])
-        kept = {
-            slot: self._whole([state["slots"][slot] for state in states])
-            for slot in slots
-            if all(state["slots"][slot].numel() == state["values"].numel() for state in states)
+        found = [self._plane.ask(place.server, "state", place.block) for place in self.all_places]
+        return joined(self.stretches(), found, self._shapes) | {
+            "buffers": self.buffers(),
+            "frozen": {key: parameter.detach().clone() for key, parameter in self._frozen(self._module)},
         }
-        plain = {slot: states[0]["slots"][slot] for slot in slots if slot not in kept}
-        steps = max(state["version"] for state in states)
-        frozen = {key: parameter.detach().clone() for key, parameter in self._frozen(self._module)}
-        return {
-            "parameters": parameters, "buffers": self.buffers(), "frozen": frozen, "slots": kept, "plain_slots": plain, "steps": steps,
-        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back what `state_dict` returned, also of a cluster with other shards or another number of servers.
@@ -201,27 +226,9 @@ class PlacedModule:
         Raises:
             CheckpointError: names or shapes of the parameters differ (T10.6).
         """
-        shapes = {key: tuple(shape) for key, shape in self._shapes.items()}
-        given = {key: tuple(value.shape) for key, value in state["parameters"].items()}
-        if shapes != given:
-            strange = sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key))
-            key = strange[0]
-            raise CheckpointError(
-                f"The checkpoint does not fit the module: parameter {key!r} is {given.get(key, 'missing')} there and "
-                f"{shapes.get(key, 'missing')} here ({len(strange)} differ). Make the module as it was when the checkpoint was written."
-            )
-        flat = {key: value.reshape(-1) for key, value in state["parameters"].items()}
-        slots = {
-            slot: {key: value.reshape(-1) for key, value in whole.items()} for slot, whole in state["slots"].items()
-        }
-        for place, held in zip(self.places, self.parts.values(), strict=True):
-            self._plane.ask(
-                place.server, "load", place.block,
-                {
-                    "values": _block_values(held, flat), "version": state["steps"],
-                    "slots": {slot: _block_values(held, whole) for slot, whole in slots.items()} | dict(state["plain_slots"]),
-                },
-            )  # fmt: skip
+        check_fits(state, self._shapes)
+        for place, given in zip(self.all_places, cut(self.stretches(), state), strict=True):
+            self._plane.ask(place.server, "load", place.block, given)
         with torch.no_grad():
             for module in (self._module, self._replica().module):
                 for key, parameter in self._frozen(module):
@@ -271,13 +278,15 @@ class PlacedModule:
                 f"reconfigure got optimizer={config.optimizer!r}; the servers keep the state of {self.config.optimizer!r}. Change "
                 "its constants, its learning rate or its schedule, or place the module anew."
             )
-        for place in self.places:
+        for place in self.all_places:
             self._plane.ask(place.server, "configure", place.block, config)
         self.config = config
 
     def shards(self, parameter: str) -> list[tuple[int, tuple[int, ...]]]:
         """Return for each shard of a parameter its server and its shape (T3.8)."""
         shape = self._shapes[parameter]
+        if parameter in self.tables:
+            return [(each.place.server, (each.size, *shape[1:])) for each in self.tables[parameter].shards]
         held = sorted((part.begin, server, part.size) for server, parts in self.parts.items() for part in parts if part.parameter == parameter)  # fmt: skip
         row = shape[1:].numel()
         return [(server, (size // row, *shape[1:]) if shape else ()) for _, server, size in held]
@@ -285,41 +294,82 @@ class PlacedModule:
     @property
     def steps(self) -> int:
         """How many pushes the servers have applied: the progress of training (T10.5)."""
-        report = self._plane.ask(self.places[0].server, "load_report")
-        return int(report[self.places[0].block]["version"])
+        server, block = self.all_places[0]
+        return int(self._plane.ask(server, "version", block))
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """Names of the parameters that are on servers."""
+        return list(self._shapes)
+
+    @property
+    def all_places(self) -> list[Place]:
+        """Its blocks: those that hold several parameters, then those of the tables."""
+        return [*self.places, *(shard.place for table in self.tables.values() for shard in table.shards)]
+
+    def stretches(self) -> list[list[Part]]:
+        """Return what lies in each of `all_places`, in order."""
+        tables = [
+            [Part(key, shard.first * table.shape[1], shard.size * table.shape[1])]
+            for key, table in self.tables.items()
+            for shard in table.shards
+        ]
+        return [*self.parts.values(), *tables]
+
+    def blocks(self) -> dict[str, dict[str, int]]:
+        """Return how many values of which parameters lie in each block."""
+        found: dict[str, dict[str, int]] = {}
+        for place, held in zip(self.all_places, self.stretches(), strict=True):
+            sizes = found.setdefault(place.block, {})
+            for part in held:
+                sizes[part.parameter] = sizes.get(part.parameter, 0) + part.size
+        return found
 
     @property
     def _plane(self) -> DataPlane:
         return plane_of(self.cluster)
 
     def _replica(self) -> Replica:
-        return replica_of(self.cluster, self.name, self._module, list(self._shapes), len(self.places))
+        return replica_of(self.cluster, self.name, self._module, self._shapes, len(self.places))
 
     def _frozen(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         return [(key, parameter) for key, parameter in module.named_parameters() if key not in self._shapes]
 
-    def _whole(self, blocks: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return tensors in the parameters' shapes, by name, of what lies in the blocks."""
-        found = {key: torch.empty(shape.numel(), dtype=blocks[0].dtype) for key, shape in self._shapes.items()}
-        for block, held in zip(blocks, self.parts.values(), strict=True):
-            _scatter(held, block.reshape(-1), found)
-        return {key: value.view(self._shapes[key]) for key, value in found.items()}
+
+def lay_out(
+    module: nn.Module,
+    config: TrainConfig,
+    embeddings: Embeddings,
+    shards_of: Callable[[tuple[int, ...], torch.dtype], Sequence[tuple[int, int]]],
+    servers: Iterator[int],
+    *,
+    name: str,
+    cluster: str,
+    **how: Any,
+) -> PlacedModule:
+    """Place a module: its parameters in their shards, each on the next server, and give the servers the values."""
+    parts: dict[int, list[Part]] = {}
+    tables, kept = [], tables_in(module, embeddings)
+    for key, parameter in trained_parameters(module).items():
+        shape = parameter.shape
+        shards = shards_of(tuple(shape), parameter.dtype)
+        if key in kept:
+            lie = [Shard(Place(next(servers), f"{name}/{key}/{k}"), *shard) for k, shard in enumerate(shards)]
+            tables.append(Table(key, (shape[0], shape[1]), parameter.dtype, cluster, lie, rule_of(embeddings)))
+            continue
+        row = shape[1:].numel() if shape else 1
+        for offset, count in shards:
+            parts.setdefault(next(servers), []).append(Part(key, offset * row, count * row if shape else 1))
+    placed = PlacedModule(module, config, parts, tables=tables, name=name, cluster=cluster, **how)
+    placed.create(module)
+    return placed
 
 
-def _pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:
-    return [values[part.parameter][part.begin : part.begin + part.size] for part in held]
-
-
-def _block_values(held: Sequence[Part], values: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat(_pieces(held, values))
-
-
-def _scatter(held: Sequence[Part], values: Tensor, parameters: Mapping[str, Tensor]) -> None:
-    """Copy a block's values to where they belong in flat parameters."""
-    at = 0
-    for part in held:
-        parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
-        at += part.size
+def _holding(gradient: Tensor) -> nn.Parameter:
+    """Return a parameter that holds this gradient, for what goes over parameters."""
+    made = nn.Parameter(torch.empty_like(gradient), requires_grad=True)
+    made.grad = gradient
+    return made
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:

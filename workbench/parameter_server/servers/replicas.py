@@ -62,7 +62,7 @@ def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.P
     """Return the placed parameters of a module by name, after its backward pass, sparse gradients made dense.
 
     Raises:
-        UsageError: no parameter has a gradient, or one has that is on no server.
+        UsageError: one has a gradient that is on no server.
     """
     named = dict(module.named_parameters())
     elsewhere = [key for key, parameter in named.items() if key not in placed and parameter.grad is not None]
@@ -72,19 +72,24 @@ def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.P
             "the module with requires_grad as it is to be trained; place what is thawed later anew."
         )
     held = {key: parameter for key, parameter in named.items() if key in placed}
-    if all(parameter.grad is None for parameter in held.values()):
-        raise UsageError(
-            "No parameter has a gradient, so there is nothing to send. Call loss.backward() inside of `with placed.step() as module`, on "
-            "what that module computed, and no zero_grad() after it: the servers make the update. To leave an update out, use pull and push."
-        )
     for parameter in held.values():
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             parameter.grad = parameter.grad.to_dense()
     return held
 
 
-def check_finite(parameters: Mapping[str, nn.Parameter], name: str) -> None:
-    """Raise `NonFiniteError` where a gradient is NaN or infinite, which one push would make every value on the servers."""
+def check_gradients(parameters: Mapping[str, nn.Parameter], name: str) -> None:
+    """Look at what is to be sent.
+
+    Raises:
+        UsageError: no parameter has a gradient.
+        NonFiniteError: one is NaN or infinite, which one push would make every value on the servers.
+    """
+    if all(parameter.grad is None for parameter in parameters.values()):
+        raise UsageError(
+            "No parameter has a gradient, so there is nothing to send. Call loss.backward() inside of `with placed.step() as module`, on "
+            "what that module computed, and no zero_grad() after it: the servers make the update. To leave an update out, use pull and push."
+        )
     grads = {key: parameter.grad for key, parameter in parameters.items() if parameter.grad is not None}
     if math.isfinite(sum(float(grad.sum()) for grad in grads.values())):
         return

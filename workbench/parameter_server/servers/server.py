@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.context import Alive, Token
 from workbench.parameter_server.errors import UnavailableError
+from workbench.parameter_server.servers.row_rules import RowRule, RowUpdater
 from workbench.schedules import schedule_of
 from workbench.train.optimizers import UpdateRule
 
@@ -30,6 +33,14 @@ class Push:
     worker: int = 0
     token: Token | None = None  # the same for a push that is sent again; None is applied every time
     scale: float = 1.0  # factor on the gradient, such as 1 / workers
+    rows: NDArray[np.int64] | None = None  # of a table that the gradient is for, each once; None is the whole block
+
+
+class TableOf(NamedTuple):
+    """What a block is that holds a table."""
+
+    width: int  # of a row
+    rule: RowRule | None  # None is the config's optimizer, on the whole table
 
 
 class Written:
@@ -78,7 +89,8 @@ class Block:
 
     values: Tensor
     version: int = 0
-    updater: UpdateRule | None = None
+    updater: UpdateRule | RowUpdater | None = None
+    table: TableOf | None = None
     lr: Callable[[int], float] | None = None
     staleness: Counter[int] = field(default_factory=Counter)
     written: dict[int, Written] = field(default_factory=dict)  # by coordinator
@@ -101,15 +113,17 @@ class ServerRuntime:
         self._memory = memory or (lambda _, count, dtype: torch.empty(count, dtype=dtype))
         self._blocks: dict[str, Block] = {}
 
-    def create(self, name: str, values: Tensor, config: TrainConfig | None = None) -> None:
+    def create(
+        self, name: str, values: Tensor, config: TrainConfig | None = None, table: TableOf | None = None
+    ) -> None:
         """Hold a new block of these values; the config says how gradients update it, None where none will come."""
         if name in self._blocks:
             raise UsageError(f"ps {self.index} holds a block {name!r} already: names of variables must differ.")
         held = self._memory(name, values.numel(), values.dtype)
         held.copy_(values.reshape(-1))
-        block = Block(held)
+        block = Block(held, table=table)
         if config is not None:
-            block.updater = UpdateRule([config], held[None])
+            block.updater = _updater(config, block)
             block.lr = _lr_of(config)
         self._blocks[name] = block
 
@@ -125,19 +139,19 @@ class ServerRuntime:
             block.bytes_out += block.values.nbytes
             return block.values.clone(), block.version
 
-    def read_rows(self, name: str, rows: Tensor, width: int) -> Tensor:
-        """Return some rows of a block that holds rows of `width` values: these rows alone are sent (T3.7)."""
+    def read_rows(self, name: str, rows: Tensor, width: int) -> tuple[Tensor, int]:
+        """Return some rows of a block that holds rows of `width` values, these alone, and its version (T3.7)."""
         block = self._block(name)
         with block.lock:
             found = block.values.view(-1, width)[rows]
             block.requests += 1
             block.bytes_in += rows.nbytes
             block.bytes_out += found.nbytes
-            return found
+            return found, block.version
 
     def write(self, name: str, values: Tensor, how: str = "assign", token: Token | None = None) -> int:
         """Assign, add or subtract ("assign", "add", "sub") flat values as long as the block; returns the new version."""
-        return self._change(name, values, token, lambda block: _WRITES[how](block.values, values.reshape(-1)))
+        return self._change(name, values.nbytes, token, lambda block: _WRITES[how](block.values, values.reshape(-1)))
 
     def push(self, name: str, grad: Tensor, push: Push) -> int:
         """Apply a flat gradient by the block's own rule, at the lr of its own step; returns the new version."""
@@ -147,6 +161,14 @@ class ServerRuntime:
                 raise UsageError(f"Block {name!r} was created without an optimizer: no gradient can be applied to it.")
             begun = time.perf_counter()
             lr = block.lr(block.version)
+            if isinstance(block.updater, RowUpdater):
+                assert push.rows is not None
+                block.updater.update(
+                    block.values, torch.from_numpy(push.rows.copy()), grad * push.scale, block.version, lr
+                )
+                block.staleness.update([block.version - push.pulled] if len(push.rows) else [])
+                block.apply_s += time.perf_counter() - begun
+                return
             update = block.updater.update(
                 block.values[None], grad[None] * push.scale if push.scale != 1.0 else grad[None],
                 torch.full((1, 1), lr, dtype=block.values.dtype), block.version, [lr],
@@ -155,7 +177,7 @@ class ServerRuntime:
             block.staleness[block.version - push.pulled] += 1
             block.apply_s += time.perf_counter() - begun
 
-        return self._change(name, grad, push.token, apply)
+        return self._change(name, grad.nbytes + (0 if push.rows is None else push.rows.nbytes), push.token, apply)
 
     def state(self, name: str) -> dict[str, Any]:
         """Return values, version and optimizer slots of a block: what a checkpoint needs (T10.4, behaviour 72)."""
@@ -180,7 +202,7 @@ class ServerRuntime:
         block = self._block(name)
         with block.lock:
             if block.updater is not None:
-                updater = UpdateRule([config], block.values[None])
+                updater = _updater(config, block)
                 updater.load(0, block.updater.state(0), {})
                 block.updater = updater
             block.lr = _lr_of(config)
@@ -199,12 +221,12 @@ class ServerRuntime:
         """Return how often a block was written."""
         return self._block(name).version
 
-    def _change(self, name: str, given: Tensor, token: Token | None, change: Callable[[Block], object]) -> int:
+    def _change(self, name: str, given_bytes: int, token: Token | None, change: Callable[[Block], object]) -> int:
         """Change a block, once for each token; returns the version that came of it."""
         block = self._block(name)
         with block.lock:
             block.requests += 1
-            block.bytes_in += given.nbytes
+            block.bytes_in += given_bytes
             written = None if token is None else block.written.setdefault(token.run.loop, Written())
             if token is not None and written is not None:
                 before = written.before(token, block.version)
@@ -222,6 +244,12 @@ class ServerRuntime:
                 "ps", self.index, f"it was started anew, or the variable was deleted, and holds no {name!r}"
             )
         return self._blocks[name]
+
+
+def _updater(config: TrainConfig, block: Block) -> UpdateRule | RowUpdater:
+    if block.table is None:
+        return UpdateRule([config], block.values[None])
+    return RowUpdater(config, block.table.rule, block.values, block.table.width)
 
 
 def _lr_of(config: TrainConfig) -> Callable[[int], float]:
@@ -280,9 +308,9 @@ class DirectPlane:
             for place, grad, push in zip(places, grads, pushes, strict=True)
         ]
 
-    def pull_rows(self, place: Place, rows: Tensor, width: int) -> Tensor:
-        """Return some rows of a block, shape (rows, width)."""
-        return self._server(place.server).read_rows(place.block, rows, width)
+    def pull_rows(self, places: Sequence[Place], rows: Sequence[Tensor], width: int) -> list[tuple[Tensor, int]]:
+        """Return some rows of each block, shape (rows, width), and its version."""
+        return [self._server(at.server).read_rows(at.block, ids, width) for at, ids in zip(places, rows, strict=True)]
 
     def ask(self, server: int, method: str, *arguments: Any) -> Any:
         """Call a method of a server by name and return its answer."""

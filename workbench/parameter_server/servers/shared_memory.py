@@ -199,14 +199,15 @@ class BlockReader:
             self._count(self._values.nbytes)
         return version
 
-    def read_rows(self, rows: Tensor, width: int) -> Tensor | None:
-        """Return a copy of some rows of `width` values; None where the server writes without a pause."""
+    def read_rows(self, rows: Tensor, width: int) -> tuple[Tensor, int] | None:
+        """Return a copy of some rows of `width` values and their version; None where the server writes without a pause."""
         table = self._values.view(-1, width)
         found: list[Tensor] = []
-        if self._unchanged(lambda: found.append(table[rows])) is None:
+        version = self._unchanged(lambda: found.append(table[rows]))
+        if version is None:
             return None
         self._count(found[-1].nbytes, rows.nbytes)
-        return found[-1]
+        return found[-1], version
 
     def _unchanged(self, copy: Callable[[], object]) -> int | None:
         head, until = self._head, None

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,20 @@ def checked_rows(rows: Any, count: int, name: str) -> Tensor:
     if low < 0 or high >= count:
         raise IndexError(f"Row {low if low < 0 else high} of {name!r}, which has rows 0 to {count - 1}.")
     return ids
+
+
+def place_among(ids: Tensor, padding_idx: int | None) -> int | None:
+    """Return where an id is among those that were looked up; None where it is not."""
+    found = [] if padding_idx is None else (ids == padding_idx).nonzero().flatten().tolist()
+    return int(found[0]) if found else None
+
+
+def _row_ids(key: Any) -> Tensor | None:
+    """Return an index as ids of rows; None where it is another one, such as a slice or a mask."""
+    if isinstance(key, bool) or not isinstance(key, (int, np.integer, np.ndarray, list, Tensor)):
+        return None
+    ids = torch.as_tensor(key)
+    return ids.long() if ids.dtype in IDS and ids.dtype != torch.uint8 else None
 
 
 def _read_all(value: Any) -> Any:
@@ -124,7 +139,10 @@ class RemoteTensor:
         return float(self.read())
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Return what the same index gives of the whole tensor."""
+        """Return what the same index gives of the whole tensor; of rows by their ids nothing else is read."""
+        ids = _row_ids(key) if self.shape else None
+        if ids is not None:
+            return self.gather(torch.where(ids < 0, ids + len(self), ids))
         found: Tensor = self.read()[key]
         return found
 
@@ -157,7 +175,7 @@ class RemoteTensor:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Let torch functions take it for a tensor; an embedding is looked up row by row."""
+        """Let torch functions take it for a tensor; embeddings and bags of them are looked up row by row."""
         given = dict(kwargs or {})
         rows_alone = not (given.get("max_norm") or given.get("scale_grad_by_freq") or given.get("sparse"))
         if (
@@ -167,6 +185,11 @@ class RemoteTensor:
             and isinstance(args[1], RemoteTensor)
         ):
             return args[1].gather(args[0])
+        if function is torch.nn.functional.embedding_bag and rows_alone and len(args) == 2 and len(args[0]):
+            table: Any = args[1]
+            ids, where = torch.unique(checked_rows(args[0], len(table), table.name), return_inverse=True)
+            given["padding_idx"] = place_among(ids, given.get("padding_idx"))
+            args = where.to(args[0].dtype), table.gather(ids)
         return function(*_read_all(args), **{key: _read_all(value) for key, value in given.items()})
 
 
@@ -205,8 +228,8 @@ class Variable(RemoteTensor):
         check_cancelled()
         rows, width = checked_rows(rows, len(self), self.name), self.shape[1:].numel()
         with taking("pull_s"):
-            found = plane_of(self.cluster).pull_rows(self.place, rows.reshape(-1), width)
-        return found.reshape(*rows.shape, *self.shape[1:])
+            ((found, _),) = plane_of(self.cluster).pull_rows([self.place], [rows.reshape(-1).long()], width)
+        return found.reshape((*rows.shape, *self.shape[1:]))
 
     def _write(self, values: Tensor, how: str) -> None:
         check_cancelled()
@@ -266,7 +289,7 @@ class ShardedVariable(RemoteTensor):
             held = (flat >= offset) & (flat < offset + each.shape[0])
             if held.any():
                 found[held] = each.gather(flat[held] - offset)
-        return found.reshape(*rows.shape, *self.shape[1:])
+        return found.reshape((*rows.shape, *self.shape[1:]))
 
     def _write(self, values: Tensor, how: str) -> None:
         for each, offset in zip(self.variables, self.offsets, strict=False):

@@ -43,8 +43,16 @@ def load_placed(placed: PlacedModule, checkpoint: Checkpoint) -> None:
             f"The checkpoint holds the optimizer state {given}, and optimizer={placed.config.optimizer!r} has {own}. Place the "
             "module with the optimizer that it was trained with; a checkpoint of an earlier version has to be written again."
         )
+    for slot in sorted(slots):
+        known = {*here["parameters"]} & {*checkpoint.model}
+        strange = sorted(({*slots[slot]} ^ {*here["slots"].get(slot, ())}) & known)
+        if strange:
+            raise CheckpointError(
+                f"The checkpoint holds {slot!r} of other parameters than the optimizer has here: {', '.join(strange[:3])} ({len(strange)} differ). "
+                "Place the module with the optimizer and the embeddings= that it was trained with."
+            )
     model, buffers = checkpoint.model, placed.start_buffers()
-    trained = checkpoint.meta.get("parameters") or {part.parameter for held in placed.parts.values() for part in held}
+    trained = checkpoint.meta.get("parameters") or set(placed.parameter_names)
     placed.load_state_dict(
         {
             "parameters": {key: model[key] for key in trained if key in model}, "frozen": model, "slots": slots, "steps": checkpoint.step,

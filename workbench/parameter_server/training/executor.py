@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import uuid
 import weakref
@@ -16,10 +17,11 @@ from workbench.config import TrainConfig
 from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.links import forget_plane, set_plane
-from workbench.parameter_server.servers.partitioners import check_placeable, trained_parameters
-from workbench.parameter_server.servers.placed import Part, PlacedModule
+from workbench.parameter_server.servers.partitioners import check_placeable
+from workbench.parameter_server.servers.placed import PlacedModule, lay_out
 from workbench.parameter_server.servers.replicas import BufferLog, forget_replicas
 from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
+from workbench.parameter_server.servers.tables import Embeddings
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import RemoteValue
 
@@ -35,16 +37,17 @@ class LocalExecutor:
 
     num_workers = 1
 
-    def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:  # noqa: ARG002
+    def place(
+        self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"], embeddings: Embeddings  # noqa: ARG002
+    ) -> PlacedModule:  # fmt: skip
         """Place a module here; a single worker's mean is its sum. Its values go when nobody holds the placed module any more."""
         check_placeable(module, config)
         identity, runtime = uuid.uuid4().hex, ServerRuntime(0)
         set_plane(identity, DirectPlane(lambda _: runtime))
-        held = [Part(key, 0, parameter.numel()) for key, parameter in trained_parameters(module).items()]
-        placed = PlacedModule(module, config, {0: held}, name="module", cluster=identity)
+        whole = lambda shape, _: [(0, shape[0] if shape else 1)]  # noqa: E731
+        placed = lay_out(module, config, embeddings, whole, itertools.repeat(0), name="module", cluster=identity)
         for forget in (forget_plane, forget_replicas):
             weakref.finalize(placed, forget, identity)
-        placed.create()
         return placed
 
     def hold(self, make: Callable[[], Any]) -> Any:
@@ -67,9 +70,11 @@ class ClusterExecutor:
         self.strategy, self.num_workers = strategy, strategy.num_workers
         self.coordinator = ClusterCoordinator(strategy)
 
-    def place(self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"]) -> PlacedModule:
+    def place(
+        self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"], embeddings: Embeddings
+    ) -> PlacedModule:
         """Let the parameters of a module live on the servers."""
-        return self.strategy.place(module, config, reduction=reduction)
+        return self.strategy.place(module, config, reduction=reduction, embeddings=embeddings)
 
     def hold(self, make: Callable[[], Any]) -> Any:
         """Let every worker make a value of its own, and return what stands for it among the arguments of a task."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
 from typing import Any
 
 from workbench.errors import UsageError
@@ -34,16 +33,12 @@ def load_facts(
         reason for it.
     """
     cluster, metrics, servers = coordinator.strategy.cluster, coordinator.metrics(), server_loads(coordinator)
-    own: dict[str, Counter[str]] = {}
-    for place, held in zip(placed.places, placed.parts.values(), strict=True) if placed is not None else ():
-        sizes = own.setdefault(place.block, Counter())
-        for part in held:
-            sizes[part.parameter] += part.size
+    own = {} if placed is None else placed.blocks()
     pushes, ages = [0], []
     for load in servers:
         trained = {name: block for name, block in load["blocks"].items() if name in own}
         for name, block in trained.items():
-            block["parameters"] = dict(own[name])
+            block["parameters"] = own[name]
             pushes.append(sum(block["staleness_steps"].values()))
         ages.append({str(lag): count for b in trained.values() for lag, count in b["staleness_steps"].items()})
     # a block's version counts the pushes of a checkpoint too, its staleness those that were made here

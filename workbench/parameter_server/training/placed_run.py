@@ -87,7 +87,9 @@ class PlacedRun:
         """Train to the end; leave a readable, resumable record whatever happens."""
         config, number = self.lane.config, self.lane.number
         coordinator = self._executor.coordinator
-        placed = self.strategy.place(self._model, config.replace(max_grad_norm=None), name=f"trial_{number}")
+        placed = self.strategy.place(
+            self._model, config.replace(max_grad_norm=None), name=f"trial_{number}", embeddings="whole"
+        )
         try:
             if self.lane.start is not None:
                 self._model.load_state_dict(self.lane.start.model)

@@ -16,6 +16,7 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.data.feed import Feed, as_data, training_feed
 from workbench.parameter_server.servers.replicas import BufferLog, quicken_batch_norm
+from workbench.parameter_server.servers.tables import Embeddings
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.callbacks import Callback, History, check_callbacks
 from workbench.parameter_server.training.evaluation import InlineEvaluation, Where
@@ -44,6 +45,7 @@ class StrategyModel:
         metrics: additive ones, beside the workload's means.
         train_step: one update; see `TrainStep`.
         reduction: "sum" applies each worker's gradient in full, "mean" a share of it; see `ParameterServerStrategy.place`.
+        embeddings: how tables are kept and updated; see there.
 
     Attributes:
         placed: the module on the servers.
@@ -64,6 +66,7 @@ class StrategyModel:
         metrics: Mapping[str, AdditiveMetric] | None = None,
         train_step: TrainStep = train_step,
         reduction: Literal["sum", "mean"] = "sum",
+        embeddings: Embeddings = None,
     ) -> None:
         if not isinstance(workload, Workload):
             raise UsageError(
@@ -85,7 +88,7 @@ class StrategyModel:
         with isolated_rng():
             module = build_model(workload, self.config, CPU)
         quicken_batch_norm(module, self.executor.num_workers)
-        self.placed = self.executor.place(module, self.config, reduction)
+        self.placed = self.executor.place(module, self.config, reduction, embeddings)
         self._runner = StepRunner(self.placed, workload, metrics or {}, train_step)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MaxSizePartitioner,
         MinSizePartitioner,
     )
+    from workbench.parameter_server.servers.row_rules import RowRule
     from workbench.parameter_server.servers.variable import ShardedVariable
     from workbench.parameter_server.strategy import ParameterServerStrategy as Strategy
     from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
@@ -54,6 +55,7 @@ __all__ = [
     "ModelCheckpoint",
     "PerWorkerValues",
     "RemoteValue",
+    "RowRule",
     "ShardedVariable",
     "SidecarEvaluator",
     "Strategy",
