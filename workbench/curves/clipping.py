@@ -211,14 +211,10 @@ def reference_norms(record: RecordLike, *, skip_frac: float = 0.1) -> ReferenceN
     item = min(usable, key=preference)
     row = item.curve.row
     rises = [(row(r.onset_step), None if r.back_step is None else row(r.back_step)) for r in item.verdict.rises]
-    norms = _norms(item)
+    norms = item.curve.column("grad_norm")
     warmup = row(int(item.curve.config.get("warmup_steps") or 0))
     first, end = steady_stretch(_arrival(norms), warmup_steps=warmup, rises=rises, skip_frac=skip_frac)
     return ReferenceNorms(item=item, norms=norms, first=first, end=end)
-
-
-def _norms(item: TrialVerdict) -> FloatArray:
-    return item.curve.steps["grad_norm"].to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def max_grad_norm_of(config: Mapping[str, Any]) -> float | None:
@@ -274,10 +270,10 @@ def alternation(loss: FloatArray) -> float | None:
 
 
 def _row(item: TrialVerdict, limit: float, twin: TrialVerdict | None, parked_frac: float) -> dict[str, Any]:
-    curve, norms, table = item.curve, _norms(item), item.curve.steps
+    curve, norms, table = item.curve, item.curve.column("grad_norm"), item.curve.steps
     finite, hit = np.isfinite(norms), norms > limit
     if "clipped" in table:  # as recorded, where it was
-        recorded = table["clipped"].to_numpy(dtype=np.float64, na_value=np.nan)
+        recorded = curve.column("clipped")
         hit = np.where(np.isfinite(recorded), recorded > 0, hit)
     late = _late(item)
     late_frac = _share(hit[late & finite])
@@ -304,8 +300,7 @@ def _late(item: TrialVerdict, *, tail_frac: float = 0.1, peak_frac: float = 0.9)
 
     Only steps with `peak_frac` of the largest lr count: a decayed lr leaves nothing to be masked (rule of thumb).
     """
-    table = item.curve.steps
-    lr = table["lr"].to_numpy(dtype=np.float64, na_value=np.nan) if "lr" in table else np.full(len(table), np.nan)
+    lr = item.curve.column("lr")
     high = np.flatnonzero(lr >= peak_frac * np.nanmax(lr)) if np.isfinite(lr).any() else np.arange(lr.size)
     late = np.zeros(lr.size, dtype=bool)
     late[high[-max(1, round(tail_frac * item.curve.planned_rows)) :]] = True

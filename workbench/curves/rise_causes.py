@@ -39,7 +39,8 @@ def rise_cause(
     found: dict[str, Any] = dict.fromkeys(("cause", "outlier_step", "outlier_ratio", "jump_step", "lead_steps"))
     found["jump_step"] = int(curve.at_steps[jump])
     first, last = max(0, onset - slack), min(max(jump, onset + 1), curve.loss.size - 1)
-    lr, norms, updates = (_column(curve, name) for name in ("lr", "grad_norm", "update_norm"))
+    found_in = (curve.column(name) for name in ("lr", "grad_norm", "update_norm"))
+    lr, norms, updates = (values if np.isfinite(values).any() else None for values in found_in)
     if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * min(curve.lr, _largest(lr[:first], curve.lr))):
         return found | {"cause": "schedule"}
     for values in () if norms is None else (norms, updates):
@@ -60,13 +61,6 @@ def _sudden(norms: FloatArray, loss: FloatArray, row: int, ratio: float) -> bool
         return bool(row == 0 or norms[row] >= ratio * norms[row - 1])
     level = float(np.nanmedian(loss[max(0, row - 50) : row]))
     return bool(loss[row] - level >= ratio * abs(loss[row - 1] - level))
-
-
-def _column(curve: TrialCurve, name: str) -> FloatArray | None:
-    if name not in curve.steps.columns:
-        return None
-    values = curve.steps[name].to_numpy(dtype=np.float64)
-    return values if np.isfinite(values).any() else None
 
 
 def _largest(values: FloatArray, otherwise: float) -> float:

@@ -37,7 +37,7 @@ def first_update(
     start = max(0, onset - slack)
     rows = range(max(start, 1), min(max(stop, onset + 2), curve.loss.size))
     before = slice(max(0, start - window), start)
-    loss, norm, lr = curve.loss, _column(curve, "grad_norm"), _column(curve, "lr")
+    loss, norm, lr = curve.loss, curve.column("grad_norm"), curve.column("lr")
     usual = {
         "loss": _median(loss[before]),
         "grad_norm": _median(norm[:start][np.isfinite(norm[:start])][-window:]),
@@ -110,11 +110,11 @@ def _second_moment_ratio(curve: TrialCurve, row: int, loop: Mapping[str, Any]) -
     if curve.config.get("optimizer") not in _WITH_SECOND_MOMENT or row < 1:
         return None
     beta = float(curve.config.get("beta2", 0.999))
-    norm = _column(curve, "grad_norm")[: row + 1]
+    norm = curve.column("grad_norm")[: row + 1]
     limits = [
         float(text.split()[1]) for text in ((loop.get("order") or {}).get("limits") or {}) if text.startswith("clip ")
     ]
-    clipped = _column(curve, "clipped")[: row + 1] > 0
+    clipped = curve.column("clipped")[: row + 1] > 0
     if clipped.any() and len(limits) != 1:
         return None
     squares = np.where(clipped, limits[0] if limits else 0.0, norm) ** 2
@@ -129,12 +129,6 @@ def _second_moment_ratio(curve: TrialCurve, row: int, loop: Mapping[str, Any]) -
     if moment <= 0 or count < 1 or not math.isfinite(squares[-1]):
         return None
     return float(squares[-1] / (moment / (1.0 - beta**count)))
-
-
-def _column(curve: TrialCurve, name: str) -> FloatArray:
-    if name not in curve.steps.columns:
-        return np.full(curve.loss.size, math.nan)
-    return curve.steps[name].to_numpy(dtype=np.float64)
 
 
 def _median(values: FloatArray) -> float:

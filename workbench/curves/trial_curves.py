@@ -91,6 +91,12 @@ class TrialCurve:
         """Rows that a run of the planned length has."""
         return planned_rows(self.at_steps, self.total_steps)
 
+    def column(self, name: str) -> FloatArray:
+        """Return a column of `steps`, shape (steps,), NaN where it was not recorded."""
+        if name not in self.steps:
+            return np.full(len(self.steps), math.nan)
+        return self.steps[name].to_numpy(dtype=np.float64, na_value=np.nan)
+
     def row(self, step: int) -> int:
         """Return the first row that is not before a step."""
         return int(np.searchsorted(self.at_steps, step))

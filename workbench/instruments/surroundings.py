@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
+from workbench.workloads.items import length_of
 
 MAX_PRINTS = 200
 _HORIZONS = ("total_steps", "T_max", "T_0", "total_iters", "step_size")
@@ -117,14 +118,10 @@ class Loaders:
         key = id(loader)
         ref = self._refs.get(key)
         if ref is None or ref() is not loader:
-            try:
-                batches: int | None = len(loader)
-            except (TypeError, NotImplementedError):
-                batches = None
             shuffled = not isinstance(getattr(loader, "sampler", None), torch.utils.data.SequentialSampler)
             self._refs[key] = weakref.ref(loader)
             self._seen[key] = {
-                "batches": batches,
+                "batches": length_of(loader),
                 "begun": 0,
                 "drawn": 0,
                 "trained": 0,

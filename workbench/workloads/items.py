@@ -384,3 +384,11 @@ def _made(form: Any, parts: list[NDArray[Any]]) -> Any:
         values = torch.from_numpy(np.array(parts[place]))
         return values.view(torch.bfloat16) if dtype == "torch.bfloat16" else values
     return np.array(parts[place]) if kind == "array" else _NUMBERS[kind](parts[place])
+
+
+def length_of(data: Any) -> int | None:
+    """Return the length of a dataset or loader, None where it has none."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None

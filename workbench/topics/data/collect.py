@@ -31,7 +31,7 @@ from workbench.topics.data.yardsticks import input_shift, measure, target_shift
 from workbench.topics.one_batch.batch import OneBatch, first_batch
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
-from workbench.workloads.items import in_its_own_order
+from workbench.workloads.items import in_its_own_order, length_of
 
 MANY_CLASSES = 1000
 PROBED = 8  # examples that are read again to see whether items are random (rule of thumb)
@@ -152,7 +152,7 @@ def _facts(
                 how["context"] = loader.multiprocessing_context
             draws = probe_workers(train, num_workers=count, **how)
         return {
-            "examples": {"train": _length(train, len(kept)), **{name: _length(d, 0) for name, d in others.items()}},
+            "examples": {"train": length_of(train) or len(kept), **{name: length_of(d) or 0 for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples), "reading": reading, "overlap": overlap,
             "order": order, "classes": _class_counts(labels), "bits": chance_bits(sample), "ids": sample.ids, "stream": is_stream,
             "scale": input_scale(sample), "far": far_rows(sample), "codes": missing_codes(sample),
@@ -164,13 +164,6 @@ def _facts(
 
 def _is_stream(data: Any) -> bool:
     return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
-
-
-def _length(data: Any, otherwise: int) -> int:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return otherwise
 
 
 class _Steady:

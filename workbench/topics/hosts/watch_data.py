@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from workbench.instruments.workers import digest, generators, state_of
-from workbench.topics.hosts.watch_state import Patches, State, hash_of, random_state, row_hashes
+from workbench.topics.hosts.watch_state import Patches, State, hash_of, place_of, random_state, row_hashes
 from workbench.workloads.items import IndexedDataset
 
 MAX_INDICES = 100_000
@@ -95,9 +95,7 @@ class LoaderWatch:
         return batches
 
     def _begun(self, loader: Any) -> dict[str, Any] | None:
-        number = next((n for n, known in enumerate(self._loaders) if known is loader), len(self._loaders))
-        if number == len(self._loaders):
-            self._loaders.append(loader)
+        number = place_of(self._loaders, loader)
         sampler, planned = _sampler_of(loader), None
         if type(sampler) is DistributedSampler and sampler.total_size <= MAX_INDICES:  # has a generator of its own
             planned = _base_indices(loader.dataset, list(iter(sampler)))

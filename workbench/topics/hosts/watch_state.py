@@ -139,6 +139,14 @@ def _importers(owner: Any, name: str, original: Any) -> list[Any]:
     return [m for m in others if isinstance(m, ModuleType) and vars(m).get(name) is original]
 
 
+def place_of(known: list[Any], item: Any) -> int:
+    """Return the place of an object in a list, at whose end it is put where it is not there yet."""
+    place = next((n for n, each in enumerate(known) if each is item), len(known))
+    if place == len(known):
+        known.append(item)
+    return place
+
+
 def hash_of(tensors: Iterable[Tensor | None]) -> str:
     """Return eight hex digits for the bits of some tensors; None counts too."""
     crc = 0

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from workbench.topics.hosts.watch_state import Patches, State, hash_of, is_sharded, looked_at
+from workbench.topics.hosts.watch_state import Patches, State, hash_of, is_sharded, looked_at, place_of
 
 _SHARDING = ("FullyShardedDataParallel", "FSDPModule")
 _CLIPPING = (("clip_grad_norm_", "max_norm"), ("clip_grads_with_norm_", "max_norm"), ("clip_grad_value_", "clip_value"))
@@ -59,7 +59,7 @@ class ModelWatch:
     def _on_wrap(self, original: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         before = hash_of(module.parameters())
         original(wrapper, module, *args, **kwargs)
-        number = self._model(module)
+        number = place_of(self._state.models, module)
         self._wrappers[id(wrapper)] = number
         self._kept.append(wrapper)
         trained = [part for part in module.modules() if any(p.requires_grad for p in part.parameters())]
@@ -85,12 +85,6 @@ class ModelWatch:
     def _timed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         with self._state.waiting("the broadcast of buffers"):
             return original(*args, **kwargs)
-
-    def _model(self, module: nn.Module) -> int:
-        number = self._number(module)
-        if number is None:
-            self._state.models.append(module)
-        return len(self._state.models) - 1 if number is None else number
 
     def _number(self, module: nn.Module) -> int | None:
         return next((number for number, known in enumerate(self._state.models) if known is module), None)
@@ -134,7 +128,7 @@ class ModelWatch:
         if new and any(kind.__name__ in _SHARDING for kind in type(module).__mro__):
             self._wrapped.append({"kind": type(module).__name__, "sharded": True})
         self._calls["other"] += new or (number is not None and trains)
-        return self._model(module) if new else number
+        return place_of(self._state.models, module) if new else number
 
     def _evaluated(self, root: nn.Module) -> None:
         if not self._state.evaluating:
@@ -198,10 +192,8 @@ class UpdateWatch:
         self._number(optimizer)
 
     def _number(self, optimizer: Any) -> int:
-        number = next((n for n, known in enumerate(self._state.optimizers) if known is optimizer), len(self._updates))
-        if number == len(self._updates):
-            self._state.optimizers.append(optimizer)
-            self._updates.append(0)
+        number = place_of(self._state.optimizers, optimizer)
+        self._updates += [0] * (len(self._state.optimizers) - len(self._updates))
         return number
 
     def _before(self, optimizer: Any, *_: Any) -> None:

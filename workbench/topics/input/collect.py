@@ -25,7 +25,6 @@ from workbench.topics.input.throughput import Pipeline, loop_period
 from workbench.topics.input.timed_loop import Device, Loop, Step, as_round, fetch_parts, run_cached, run_loop
 from workbench.topics.input.variants import (
     cached_items,
-    dataset_length,
     drain,
     draws_alike,
     items_repeat,
@@ -35,7 +34,7 @@ from workbench.topics.input.variants import (
 )  # fmt: skip
 from workbench.topics.input.watch import count_syncs, observe_reads, stale_fetches
 from workbench.train.rng import isolated_rng
-from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves
+from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves, length_of
 
 ROUNDS = 3
 """Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
@@ -91,10 +90,10 @@ def _described(loader: Any, own: DataLoader[Any] | None) -> dict[str, Any]:
     batched, collate = own.batch_size is not None or own.batch_sampler is None, own.collate_fn
     plain = collate is default_collate or collate is default_convert
     # how many batches an epoch should have, without asking the loader, which would hold a stream to it
-    examples, size = dataset_length(own.dataset), own.batch_size or 1
+    examples, size = length_of(own.dataset), own.batch_size or 1
     batches = None if examples is None else examples // size if own.drop_last else -(-examples // size)
     if not is_stream(own):
-        batches = dataset_length(own.sampler if own.batch_sampler is None else own.batch_sampler)
+        batches = length_of(own.sampler if own.batch_sampler is None else own.batch_sampler)
     return {
         "type": type(own).__name__, "dataset": type(own.dataset).__name__, "stream": is_stream(own), "batch_size": own.batch_size,
         "sampler": type(own.sampler if batched else own.batch_sampler).__name__, "num_workers": own.num_workers,
@@ -108,7 +107,7 @@ def _no_batch(loader: Any, own: DataLoader[Any] | None) -> DataError:
     if own is None:
         name = type(loader).__name__
         return DataError(f"the loader ({name}) gives no batch: an iterator that is used up, or an empty source.")
-    length, name = dataset_length(own.dataset), type(own.dataset).__name__
+    length, name = length_of(own.dataset), type(own.dataset).__name__
     if length == 0:
         return DataError(f"the loader gives no batch: its dataset {name} has 0 examples.")
     claimed = "" if length is None else f", which says it has {length} examples,"
@@ -137,7 +136,7 @@ class _Audit:
         own, facts, step, part = self.own, self.facts, self.stepping.step, self.budget.slice["seconds"]
         self._as_it_is()
         if own is not None:
-            if reads_all(own) and (length := dataset_length(own.dataset)):
+            if reads_all(own) and (length := length_of(own.dataset)):
                 IndexedDataset(own.dataset, split=None)[length - 1]  # a length that is too long ends in an error
             self.data = cached_items(own, seconds=part)
             facts["items_repeat"] = items_repeat(own.dataset, self.data, seconds=part)

@@ -18,7 +18,7 @@ from workbench.checks import check_integer
 from workbench.topics.data.order import untouched
 from workbench.topics.input.loaders import closed, is_stream, timed_loader
 from workbench.topics.input.timed_loop import fetch_parts, run_loop
-from workbench.workloads.items import content_hash, example_hashes, item_arrays, without
+from workbench.workloads.items import content_hash, example_hashes, item_arrays, length_of, without
 
 STORAGES = ("npy", "npz", "npz_compressed")
 """NumPy's formats: one array a file, mapped into memory; an archive as it is; an archive deflated by zlib."""
@@ -115,7 +115,7 @@ def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> 
             break
     if is_stream(loader):
         return CachedStream(items)
-    return CachedItems(items, dataset_length(data) or len(items), indices)
+    return CachedItems(items, length_of(data) or len(items), indices)
 
 
 def items_repeat(data: Any, kept: Any, *, seconds: float, most: int = 16) -> bool | None:
@@ -184,14 +184,6 @@ def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) 
         return found | {"alike": len(turns)} if alike else None
     lost = workers * ((loader.batch_size or 1) - 1) if loader.drop_last else 0  # each may drop an incomplete batch
     return found | {"same": more == one or 0 < one - more <= lost}
-
-
-def dataset_length(data: Any) -> int | None:
-    """Return the length of a dataset, None where it has none."""
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def compare_storage(
