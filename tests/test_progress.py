@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.helpers.workloads import small_workload
+from workbench.programs.session import near_miss
 from workbench.progress import ProgressBar, progress_bar
+from workbench.studies.budget import Budget
+from workbench.studies.session import Session, open_session
 
 
 def test_a_log_gets_one_line_a_part_with_share_and_time_left(
@@ -53,3 +58,36 @@ def test_nothing_is_said_where_nothing_is_asked_for(
         with progress_bar(None, "x", show=show) as bar:
             bar.status("begins")
     assert re.findall(r".+", capsys.readouterr().err) == ["x: begins"]
+
+
+def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A baseline of 10 s and a minute: 6 runs and what is done, where 12 were planned; runs without a limit are as planned."""
+    told: list[int] = []
+    monkeypatch.setattr(ProgressBar, "expect", lambda _, steps: told.append(steps))
+    budget = Budget.parse("1m")
+    monkeypatch.setattr(Budget, "left_s", lambda _: 60.0)
+    monkeypatch.setattr(Session, "run_s", 10.0)
+    workload = small_workload()
+    with open_session(workload, stem="lr_sweep", settings={}, out=tmp_path / "timed", budget=budget) as session:
+        session.plan(12.0)
+        session.budget = Budget()
+        session.plan(12.0)
+    steps = workload.config.total_steps
+    assert told == [6 * steps, 12 * steps]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines", "better"),
+    [
+        ("val loss ([0-9.]+)", ["epoch 0 val_loss: 0.5", "epoch 1 val_loss: 0.4"], r"val_loss: ([0-9.eE+-]+)"),
+        ("val loss ([0-9.]+)", ["epoch 0 val_loss: 0.5", "val loss 0.4"], None),
+        ("val loss ([0-9.]+)", ["epoch 0 val_loss: 0.5", "train loss 0.4"], None),
+        ("val loss ([0-9.]+)", ["the validation loss is 0.5", "interval loss 0.4"] * 9, None),
+        (r"([0-9.]+) at the end", ["0.5 at the start"] * 9, None),
+    ],
+)
+def test_a_pattern_that_misses_by_a_sign_is_known_while_the_program_runs(
+    pattern: str, lines: list[str], better: str | None
+) -> None:
+    assert near_miss(pattern, lines) == better
+    assert better is None or re.search(better, lines[0])

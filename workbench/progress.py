@@ -27,6 +27,11 @@ class ProgressBar:
         self._bar, self._label, self._said = bar, label, ""
         self._total, self._done, self._began = 0, 0, time.monotonic()
 
+    @property
+    def done(self) -> int:
+        """Updates that were counted."""
+        return self._done
+
     def expect(self, steps: int) -> None:
         """Say how many updates there will be, about; more only make it longer."""
         self._total = steps

@@ -75,13 +75,24 @@ def test_the_advice_of_what_is_not_well_comes_worst_first_and_once() -> None:
             finding("a.c", "fail", "Run " * 40, "Eat."),
         )
     )
-    lines = made.advised().splitlines()
-    assert lines[0].startswith("- Run Run")
-    assert lines[1].startswith("  Run")
-    assert lines[2:] == ["- Eat.", "- Sleep."]
+    text = repr(made)
+    lines = text[text.index("What to try next:") :].splitlines()
+    assert lines[1].startswith("1. Run Run")
+    assert lines[2].startswith("   Run")
+    assert lines[3:] == ["2. Eat.", "3. Sleep."]
     assert max(map(len, lines)) <= 100
-    assert made.advised("a.a").splitlines()[-1] == "- Rest."
-    assert Diagnosis(findings=made.findings[:1]).advised() == ""
+    assert "try" not in repr(Diagnosis(findings=made.findings[:1]))
+
+
+def test_a_whole_diagnosis_prints_its_config_and_the_first_of_what_is_left_to_try() -> None:
+    found = {"paste": "TrainConfig(peak_lr=1.0)", "changed": [], "next": ["Eat.", "Sleep.", "Run.", "Rest."]}
+    lines = repr(Diagnosis(findings=(), recommendation=found)).splitlines()
+    assert lines[1:] == [
+        "", "Config to train with (unchanged):", "TrainConfig(peak_lr=1.0)",
+        "", "What to try next (the first 3 of 4; the report has all):", "1. Eat.", "2. Sleep.", "3. Run.",
+    ]  # fmt: skip
+    lines = repr(Diagnosis(findings=(), recommendation=found | {"lines": True, "next": []})).splitlines()
+    assert lines[2] == "Lines to change:"
 
 
 def test_a_long_summary_goes_on_below_its_own_beginning() -> None:

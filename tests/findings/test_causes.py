@@ -95,7 +95,7 @@ def test_an_alarm_on_data_loop_loss_or_model_stops_tuning_and_a_remark_does_not(
 
 def test_terminal_notebook_and_page_name_what_follows_under_its_cause() -> None:
     said = Diagnosis(findings=tuple(found("stability.early!", "lr.too_high", "data.worker_rng")), workload="mine")
-    head, cause, follows, other = repr(said).splitlines()
+    head, cause, follows, other, empty, *tries = repr(said).splitlines()
     assert head == "Diagnosis of mine  [fail]  2 warn; 1 more follows from these"
     assert "data.worker_rng" in cause
     assert "lr.too_high" in follows
@@ -105,4 +105,4 @@ def test_terminal_notebook_and_page_name_what_follows_under_its_cause() -> None:
     html = verdict_table(said)
     assert html.index("<code>lr.too_high") < html.index("1 more follow from it") < html.index("<code>stability.early")
     assert "Mend stability.early" not in html
-    assert said.advised() == "- Mend data.worker_rng.\n- Mend lr.too_high."
+    assert [empty, *tries] == ["", "What to try next:", "1. Mend data.worker_rng.", "2. Mend lr.too_high."]

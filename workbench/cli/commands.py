@@ -52,7 +52,7 @@ def diagnose(args: argparse.Namespace) -> int:
         words = args.words[args.words.index("--") + 1 :]
         with ended_like_ctrl_c():
             found = _program(args, words)
-        return _show_diagnosis(found, args, heading="Lines to change")
+        return _show_diagnosis(found, args)
     if args.rest:
         raise UsageError(
             f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains goes after --."
@@ -119,19 +119,12 @@ def _print_budget(args: argparse.Namespace) -> None:
         print(Budget.parse(args.budget).plan(args.seeds), file=sys.stderr)
 
 
-def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: str | None = None) -> int:
-    """Print a diagnosis, what to change and try, and what it cost; return the exit code."""
+def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> int:
+    """Print a diagnosis and what it cost; return the exit code."""
     print(diagnosis)
-    if diagnosis.recommendation:
-        own = heading is None and not diagnosis.recommendation.get("changed")
-        print(f"\n{heading or 'Config to train with'}{' (unchanged)' if own else ''}:")
-        print(diagnosis.recommendation["paste"])
-        if diagnosis.recommendation.get("candidate"):  # else the answer about the config has said it
-            print(diagnosis.recommendation["reason"])
-    _print_next(diagnosis)
     cost = diagnosis.cost
     runs = cost.get("baseline_runs")
-    share = "" if runs is None else f", as long as {runs:.1f} baseline runs"
+    share = "" if runs is None else f", the updates of {runs:.1f} baseline runs"
     spent = f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training"
     print(f"\nCost:      {spent}{share}")
     if cost.get("processes"):
@@ -146,16 +139,6 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace, *, heading: 
 
             webbrowser.open((diagnosis.path / "report.html").resolve().as_uri())
     return exit_code([f.status for f in diagnosis], args.fail_on)
-
-
-def _print_next(diagnosis: Diagnosis, *, most: int = 3) -> None:
-    """Print the first lines of advice that the recommended config does not follow already; the report has them all."""
-    left = (diagnosis.recommendation or {}).get("next") or ()
-    if left:
-        more = f" (the first {most} of {len(left)}; the report has all)" if len(left) > most else ""
-        print(f"\nWhat to try next{more}:")
-    for number, line in enumerate(left[:most], start=1):
-        print(textwrap.fill(f"{number}. {line}", width=100, subsequent_indent="   "))
 
 
 def judge(args: argparse.Namespace) -> int:
@@ -177,8 +160,6 @@ def judge(args: argparse.Namespace) -> int:
     diagnosis = judged(record, out=args.out, command=_typed(args))
     told, rest = without_the_rest(diagnosis)
     print(told)
-    if advice := told.advised():
-        print(advice)
     print(f"\nRead:      {record}")
     for log in record.facts["log"]:
         for note in log["notes"]:
@@ -214,8 +195,6 @@ def input_pipeline(args: argparse.Namespace) -> int:
         command=_typed(args),
     )
     print(diagnosis)
-    if advice := diagnosis.advised("input.bound"):
-        print(advice)
     if diagnosis.path is not None:
         print(f"Folder: {diagnosis.path}")
     return exit_code([f.status for f in diagnosis], args.fail_on)
@@ -245,8 +224,6 @@ def hosts(args: argparse.Namespace) -> int:
         command=_typed(args),
     )
     print(diagnosis)
-    if advice := diagnosis.advised():
-        print(advice)
     print("\nThe five areas:", *(f"  {area:<14} {status}" for area, status in areas.items()), sep="\n")
     print(f"\nCost:      {diagnosis.cost['seconds']:.0f} s, the start of {diagnosis.cost['hosts']} processes included")
     print(f"Reproduce: {diagnosis.command}")
@@ -296,6 +273,13 @@ def studies(args: argparse.Namespace) -> int:
     args.dir = args.dir or str(runs_root())
     if args.note:
         set_note(_study_folder(args.dir, args.note[0]), args.note[1])
+    if args.compare:
+        from workbench.views.studies_data import compare, side
+
+        found = compare([side(_study_folder(args.dir, name)) for name in args.compare])
+        rows = [[name, *map(_short, values)] for name, *values in found["rows"]]
+        print(textwrap.fill(found["said"], 110), "", *_columns([("", *found["names"]), *rows]), sep="\n")
+        return RAN
     if args.ledger is None and not Path(args.dir).is_dir():
         raise UsageError(
             f"there is no folder {args.dir}: workbench diagnose makes one, or give another: workbench studies DIR."
@@ -313,12 +297,6 @@ def studies(args: argparse.Namespace) -> int:
         tag = f"#{args.tag.lstrip('#')}"
         table = table[[tag in str(tags).split() for tags in table["tags"]]]
         nothing = f"No study in {where} has the tag {tag}: a tag is a word of a note that begins with #."
-    if args.compare:
-        from workbench.views.studies_data import compare, side
-
-        found = compare([side(_study_folder(args.dir, name)) for name in args.compare])
-        print(textwrap.fill(found["said"], 110), *_columns([("", *found["names"]), *found["rows"]]), sep="\n")
-        return RAN
     print(_study_lines(table, extra, args.verbose) if len(table) else nothing)
     if args.export:
         print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
@@ -330,7 +308,18 @@ _SHOWN = ("select", "best_lr", "verdict", "lr_best", "lr_unstable", "tags")
 
 def _study_folder(root: str, given: str) -> Path:
     """Return the folder of a study that was given by its path, or by its name in `root`."""
-    return Path(given) if (Path(given) / "study.json").exists() else Path(root) / given
+    found = [path for path in (Path(given), Path(root) / given) if (path / "study.json").exists()]
+    if not found:
+        raise UsageError(
+            f"there is no study {given!r}, here or in {root}: give a folder, or a name that workbench studies lists."
+        )
+    return found[0]
+
+
+def _short(value: object) -> object:
+    """Return a value with the middle of a long text left out."""
+    text = str(value)
+    return f"{text[:24]} … {text[-12:]}" if isinstance(value, str) and len(text) > 40 else value
 
 
 def _columns(rows: Sequence[Sequence[object]]) -> list[str]:

@@ -29,6 +29,7 @@ def first_update(
 
     Returns:
         update; loss, grad_norm and lr with the medians before the onset; examples (indices of the loader's dataset, the first 256) of size;
+        usual_size, of the loader's batches; short: whether this one has at most half as many examples (rule of thumb);
         batch, where no sampler told: shape and sum of its first values; second_moment_ratio: squared gradient over the optimizer's second moment before it, both
         summed over the parameters: about 1 in quiet training.
     """
@@ -58,6 +59,8 @@ def first_update(
     for name, values in (("loss", loss), ("grad_norm", norm), ("lr", lr)):
         found |= {name: float(values[row]), f"{name}_before": usual[name]}
     found |= {name: notes.get(update, {}).get(name) for name in ("examples", "size", "batch")}
+    usual_size = (loop.get("loaders") or {}).get("batch_size")
+    found |= {"usual_size": usual_size, "short": bool(found["size"] and usual_size and 2 * found["size"] <= usual_size)}
     return found | {"second_moment_ratio": _second_moment_ratio(curve, row, loop)}
 
 
@@ -68,7 +71,11 @@ def told(found: Mapping[str, Any], *, most: int = 8) -> str:
         value, before = found[name], found[f"{name}_before"]
         if value > 1.5 * before:
             said.append(f"{word} {value:.3g}, {before:.3g} before")
-    if found["examples"] is not None:
+    if found["short"]:
+        said.append(
+            f"a short batch, {found['size']} examples where others have {found['usual_size']}; drop_last=True of the DataLoader leaves it out"
+        )
+    elif found["examples"] is not None:
         shown = ", ".join(str(i) for i in found["examples"][:most])
         more = found["size"] - most
         said.append(f"examples {shown}{f' and {more} more' if more > 0 else ''}")

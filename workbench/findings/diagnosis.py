@@ -35,7 +35,7 @@ def verdict_table(diagnosis: Diagnosis) -> str:
     """Return the verdict as HTML in which every text is escaped: badge, answers, and a table of the findings that no answer tells."""
     told, rest = diagnosis.told()
     after = {f.code: then for f, then in listed(diagnosis.findings)}
-    columns = ("status", "finding", "what was found", "value", "clause")
+    columns = ("finding", "what was found", "value")
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
     advised: set[str] = set()
     groups = said_alike(told, joins=lambda f: not after[f.code])
@@ -83,13 +83,12 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
     advice = "".join(f"<br>Try: {escape(line)}" for line in lines)
     follow = _folded(f"{len(followers)} more follow from it", followers, signs=True) if followers else ""
     value = "" if finding.value is None else f"{finding.value:.4g} {escape(finding.unit or '')}".strip()
-    clauses = dict.fromkeys(f.clause for f in alike if f.clause)
+    clauses = (f' title="clause {escape(f.clause)}"' if f.clause else "" for f in alike)
+    codes = (f"<code{clause}>{escape(f.code)}</code>" for f, clause in zip(alike, clauses, strict=True))
     cells = (
-        _badge(finding.status),
-        "<br>".join(f"<code>{escape(f.code)}</code>" for f in alike),
+        "<br>".join([_badge(finding.status), *codes]),
         escape(finding.summary) + advice + follow,
         value,
-        escape(", ".join(clauses)),
     )
     return "<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>"
 
@@ -197,7 +196,7 @@ class Diagnosis:
         return [f for f in told if f.code not in answered], [f for f in ranked if f not in told]
 
     def __repr__(self) -> str:
-        """Return the verdict for a terminal: answers, then what none of them tells, causes first; what is said alike is said once."""
+        """Return the verdict for a terminal: answers, then what none of them tells, causes first; what is said alike is said once; what to change and to try."""
         told, rest = self.told()
         lines = [f"{self.title}  [{self.badge[1]}]  {self.tally}"]
         lines += [_paragraph(a.status, a.text, a.question, wide=17) for a in self.answers]
@@ -209,13 +208,36 @@ class Diagnosis:
             lines.append(
                 _paragraph("ok", f"{len(rest)} {'more' if told else 'checks'}, each with its evidence in the report")
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._change(), *self._next()])
 
-    def advised(self, *also: str) -> str:
-        """Return the advice of what is not well, causes first and each once, for a terminal; empty where there is none."""
-        told = [f for f in causes_first(self.findings) if f.status != "ok" or f.code in also]
-        lines = dict.fromkeys(line for finding in told for line in finding.advice)
-        return "\n".join(textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in lines)
+    def _change(self) -> list[str]:
+        """Return the config to train with, or a program's lines to change, and why a candidate for it was not adopted."""
+        found = self.recommendation or {}
+        if not found.get("paste"):
+            return []
+        reason = (
+            [str(found["reason"])] if found.get("candidate") and found.get("reason") else []
+        )  # else the answer says it
+        if found.get("lines") is not None:
+            return ["", "Lines to change:", str(found["paste"]), *reason]
+        unchanged = "" if found.get("changed") else " (unchanged)"
+        return ["", f"Config to train with{unchanged}:", str(found["paste"]), *reason]
+
+    def _next(self, most: int = 3) -> list[str]:
+        """Return what to try next; of a whole diagnosis the first few lines, which the recommended config does not follow already."""
+        if self.recommendation is None:
+            lines, most = self.advice(), len(self.findings)
+        else:
+            lines = list(self.recommendation.get("next") or ())
+        more = f" (the first {most} of {len(lines)}; the report has all)" if len(lines) > most else ""
+        numbered = (f"{number}. {line}" for number, line in enumerate(lines[:most], start=1))
+        told = [textwrap.fill(line, 100, subsequent_indent="   ") for line in numbered]
+        return ["", f"What to try next{more}:", *told] if told else []
+
+    def advice(self) -> list[str]:
+        """Return the advice of what is not well, causes first and each line once."""
+        told = [f for f in causes_first(self.findings) if f.status != "ok"]
+        return list(dict.fromkeys(line for finding in told for line in finding.advice))
 
     def rows(self) -> dict[str, Any]:
         """Return the verdict in short, for a notebook's output: no evidence, numbers to six digits."""

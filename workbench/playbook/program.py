@@ -254,11 +254,14 @@ def judge_program(record: StudyRecord) -> Diagnosis:
         found += diagnose_clipping(study) if record.config["max_grad_norm"] is not None else tried_only(study)
     recommendation = recommend(study, found)
     found = settled_by_proof(record, found, recommendation)
-    recommendation |= {"paste": lines_to_change(record, recommendation)}
     costly = _costly(record)
+    recommendation |= {
+        "paste": lines_to_change(record, recommendation),
+        "lines": bool(costly or recommendation["changed"]),
+    }
     mend = "make the change under 'Lines to change', then diagnose again" if costly else by_faults(found)
     if mend and set(record.trials["stage"]) <= {Role.BASELINE, Role.REPLACED}:
-        lines = {"first": mend} if costly else {"paste": f"none: {mend}"}
+        lines = {"first": mend} if costly else {"paste": f"none: {mend}", "lines": False}
         recommendation |= lines | {"reason": f"Nothing else was tried: {mend}."}
         untold = f"Not measured: {mend}."
         moot = [

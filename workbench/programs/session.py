@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from workbench.config import TrainConfig
 from workbench.curves.trial_curves import one_batch
-from workbench.errors import UsageError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.programs.command import Outcome
 from workbench.programs.layout import FIRST_RUN
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule, own_threshold
@@ -76,6 +77,53 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
     return {label: metric}, "/".join(place_of(label)), mode
 
 
+_NEAR_MISSES = 2
+"""Lines with a metric's words and a number that its pattern does not match, none that it does, after which a run is ended (rule of thumb)."""
+
+
+def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
+    """Return a pattern for what these lines print where they have the words of `pattern` and a number, and none matches it; else None."""
+    text = re.sub(r"\\.|\[[^]]*\]", " ", pattern.partition("(")[0])
+    words = [re.escape(word) for word in re.findall(r"[A-Za-z0-9]+", text)]
+    if not words or any(re.search(pattern, line) for line in lines):
+        return None
+    near = re.compile(rf"({'[^A-Za-z0-9]{0,3}'.join(words)}[^A-Za-z0-9+-]{{0,5}})[+-]?\d", re.IGNORECASE)
+    found = [match[1] for match in map(near.search, lines) if match]
+    return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if len(found) >= _NEAR_MISSES else None
+
+
+@contextmanager
+def _stopped_by_near_miss(given: Repeatable, told: Path) -> Iterator[None]:
+    """End the run in the block, and say so, once it prints the metric in another way than its pattern has it: nobody has to wait for its end."""
+    better: list[str] = []
+    done = threading.Event()
+
+    def look() -> None:
+        pattern = next(iter(given.patterns.values()))
+        while not done.wait(0.5):
+            with suppress(OSError):
+                found = near_miss(pattern, (told / "output.txt").read_text(errors="replace").splitlines())
+                if found is not None:
+                    better.append(found)
+                    given.stop()
+                    return
+
+    watcher = threading.Thread(target=look, name="metric", daemon=True)
+    if given.patterns:
+        watcher.start()
+    try:
+        yield
+    except (WorkbenchError, KeyboardInterrupt):
+        if better:
+            pattern = next(iter(given.patterns.values()))
+            raise UsageError(
+                f"metric={pattern!r} matches no line so far, and lines with its words were printed, so the run was ended. Try {better[0]!r}."
+            ) from None
+        raise
+    finally:
+        done.set()
+
+
 @contextmanager
 def open_program(
     given: Repeatable, trainer: ProgramTrainer, out: str | Path | None, *, steps: int | None, select: str, mode: str, seeds: int, name: str | None,
@@ -96,7 +144,8 @@ def open_program(
         try:
             with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
                 bar.status("the command as it is")
-                outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
+                with _stopped_by_near_miss(given, scratch / "0" / "told"):
+                    outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if select == "train/loss" and LOGGED in _told(outcome):

@@ -79,7 +79,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     known = [
         f"{cost['steps']:,} training steps" if cost.get("steps") is not None else "",
         f"{cost['seconds']:,.1f} s" if cost.get("seconds") is not None else "",
-        f"{cost['baseline_runs']:.1f} baseline runs" if cost.get("baseline_runs") is not None else "",
+        f"updates of {cost['baseline_runs']:.1f} baseline runs" if cost.get("baseline_runs") is not None else "",
         str(cost.get("processes", "")),
         str(cost.get("budget", "")),
     ]
@@ -137,16 +137,21 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     if not found:
         return None
     changed = [str(name) for name in found.get("changed", ())]
-    if not found.get("adopted"):
+    paste = str(found.get("paste") or "")
+    of_program = getattr(record, "study", {}).get("kind") == "program"
+    nothing = of_program and paste and not found.get("lines")
+    if nothing:
+        said = " ".join(f"{line[:1].upper()}{line[1:]}." for line in paste.splitlines())
+    elif of_program:
+        said = ""
+    elif not found.get("adopted"):
         said = "It is the baseline's own: no change was proven better."
     elif changed:
         said = f"It changes {', '.join(changed)}."
     else:
         said = "It is the baseline's own: nothing asks for a change."
-    paste = str(found.get("paste") or "")
-    of_program = getattr(record, "study", {}).get("kind") == "program"
     if of_program and paste:
-        source = paste
+        source = "" if nothing else paste
     elif paste.startswith("TrainConfig("):
         source = f"from workbench import TrainConfig\n\nconfig = {paste}"
     elif paste:

@@ -92,7 +92,7 @@ class Budget:
             wanted: seeds that would be trained without a budget.
             run_s: seconds of a baseline run, where that is known.
         """
-        runs = self._left_s() / run_s if run_s and self.seconds < math.inf else self.runs
+        runs = self.left_s() / run_s if run_s and self.seconds < math.inf else self.runs
         if runs == math.inf:
             return wanted
         seeds = min(wanted, int((runs - _SEARCH) / 2))
@@ -113,12 +113,13 @@ class Budget:
         if self.seconds < math.inf:
             if run_s is None:
                 return len(configs)
-            runs_left = self._left_s() / max(run_s, 1e-9) - self.reserved
+            runs_left = self.left_s() / max(run_s, 1e-9) - self.reserved
         for number, config in enumerate(configs):
             runs_left -= config.total_steps / run
             if runs_left < -1e-9:
                 return number
         return len(configs)
 
-    def _left_s(self) -> float:
+    def left_s(self) -> float:
+        """Return the seconds that are left."""
         return self.seconds - (time.monotonic() - self._began)

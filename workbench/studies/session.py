@@ -71,11 +71,20 @@ class Session:
                     f"budget={self.budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
                     "replace. Give as much or more, leave the budget out, or give a new folder."
                 )
-        self._stage = ""
+        self._stage, self._planned = "", 0.0
 
     def plan(self, runs: float) -> None:
         """Say how many baseline runs the study takes, about, for the bar to know its end."""
-        self._bar.expect(round(min(runs, self.budget.runs) * self.config.total_steps))
+        self._planned = min(runs, self.budget.runs)
+        self._expect()
+
+    def _expect(self) -> None:
+        """Tell the bar where the study ends: at what was planned, or, where a time is given, at the runs that are left in it."""
+        runs, run_s = self._planned, self.run_s if self.budget.seconds < math.inf else None
+        if run_s:
+            runs = min(runs, self._bar.done / self.config.total_steps + self.budget.left_s() / run_s)
+        if runs:
+            self._bar.expect(round(runs * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
         """Say which part of the study begins."""
@@ -140,6 +149,7 @@ class Session:
             return []
         lrs = [config.peak_lr for config in configs]
         span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
+        self._expect()
         self._bar.status(f"{self._stage or stage}, lr {span}")
         trainer = trainer or self.trainer
         how: dict[str, Any] = {"stage": stage, "progress": self._bar.advance}

@@ -204,7 +204,7 @@ def compare(sides: Sequence[Side]) -> dict[str, Any]:
         settings = [study.get("settings") or {} for study in studies]
         for key in ("workload", "kind", "commit"):
             rows += _differing(key, [study.get(key) for study in studies])
-        for key in settings[0]:
+        for key in settings[0] if len({study.get("kind") for study in studies}) == 1 else ():
             rows += _differing(f"study: {key}", [each.get(key) for each in settings])
     names = dict.fromkeys(name for each in sides for name in each.config if name not in _UNSHOWN)
     for name in names:
@@ -255,7 +255,7 @@ def _best_two(sides: Sequence[Side]) -> str:
     valued = [s for s in sides if math.isfinite(s.value)]
     if stranger is not None or len(valued) < 2:
         return _answer_text(first, stranger or sides[1])
-    ranked = sorted(valued, key=lambda s: s.value if first.config["select_mode"] == "min" else -s.value)
+    ranked = sorted(valued, key=lambda s: s.mean if first.config["select_mode"] == "min" else -s.mean)
     return _answer_text(ranked[0], ranked[1])
 
 
@@ -269,16 +269,31 @@ def _answer_text(left: Side, right: Side) -> str:
         without = left if not math.isfinite(left.value) else right
         return f"{without.name} has no best value yet."
     same_config = all(_same(left.config.get(n), right.config.get(n)) for n in left.config if n not in _SEEDS)
-    gap = abs(left.value - right.value)
-    sign = 1.0 if left.config["select_mode"] == "min" else -1.0
     if same_config:
-        return f"They differ in nothing but the seed: the difference of {gap:.3g} is noise."
-    better, worse = (left, right) if sign * (left.value - right.value) <= 0 else (right, left)
-    said = f"{better.name} is better by {gap:.3g} ({better.value:.4g} against {worse.value:.4g})"
-    if min(len(left.seeds), len(right.seeds)) < 2:
-        return f"{said}; one side has one seed, so this may be chance."
-    between = sign * (worse.mean - better.mean)
-    error = math.hypot(*(s.deviation / math.sqrt(len(s.seeds)) for s in (left, right)))
-    if between > NOISE * error:
-        return f"{said}; over the seeds by {between:.3g}, more than {NOISE:g} standard errors ({error:.2g} each)."
-    return f"{said}; over the seeds by {between:.3g}, within {NOISE:g} standard errors ({error:.2g} each): that may be chance."
+        return f"They differ in nothing but the seed: the difference of {abs(left.value - right.value):.3g} is noise."
+    sign = 1.0 if left.config["select_mode"] == "min" else -1.0
+    better, worse = (left, right) if sign * (left.mean - right.mean) <= 0 else (right, left)
+    gap, counts = abs(left.mean - right.mean), (len(better.seeds), len(worse.seeds))
+    means = (
+        ""
+        if max(counts) == 1
+        else f", means over {counts[0]} and {counts[1]} seeds"
+        if counts[0] != counts[1]
+        else f", means over {counts[0]} seeds"
+    )
+    said = f"{better.name} is better by {gap:.3g} ({better.mean:.4g} against {worse.mean:.4g}{means})"
+    if max(counts) == 1:
+        return f"{said}; each has one seed, so this may be chance."
+    known = max(
+        s.deviation for s in (left, right) if len(s.seeds) > 1
+    )  # that of the side with one seed is taken for the same
+    deviations = [s.deviation if len(s.seeds) > 1 else known for s in (better, worse)]
+    error = math.hypot(*(deviation / math.sqrt(count) for deviation, count in zip(deviations, counts, strict=True)))
+    guess = (
+        ""
+        if min(counts) > 1
+        else f"; of the one seed of {(better if counts[0] == 1 else worse).name} the same spread is assumed"
+    )
+    if gap > NOISE * error:
+        return f"{said}: more than {NOISE:g} standard errors ({error:.2g} each){guess}."
+    return f"{said}: within {NOISE:g} standard errors ({error:.2g} each), so this may be chance{guess}."

@@ -26,7 +26,7 @@ from workbench.views.study_curves import StudyCurves
 from workbench.views.summary import study_sentence
 
 LOOPBACK = "127.0.0.1"
-_COLUMNS = ("trial", "stage", "state", "peak_lr", "seed", "steps_run", "best_step", "best_value")
+_COLUMNS = ("trial", "stage", "state", "peak_lr", "best_value", "best_step", "steps_run", "seed")
 
 
 class WatchServer(ThreadingHTTPServer):

@@ -185,7 +185,7 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
     diagnosis = diagnose_hosts(read_hosts(state.folder))
     write_json(state.folder / "diagnosis.json", diagnosis.to_dict())
     areas = [f"  {area}: {status}" for area, status in host_areas(diagnosis).items()]
-    print(*filter(None, (diagnosis, diagnosis.advised())), *areas, sep="\n", file=sys.stderr)
+    print(diagnosis, *areas, sep="\n", file=sys.stderr)
 
 
 def read_hosts(folder: str | Path) -> Audit:

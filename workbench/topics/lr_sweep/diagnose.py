@@ -15,7 +15,7 @@ from workbench.curves.sweep import SweepTable
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding, Status
+from workbench.findings.finding import Codes, Finding
 from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, own_lr_findings
 
 CODES = Codes({
@@ -114,8 +114,11 @@ def _cut_short(study: JudgedStudy, best: BestLR) -> bool:
 
 def _best(study: JudgedStudy, table: SweepTable, best: BestLR, baseline: float) -> Finding:
     alike = f"{best.low:.4g} to {best.high:.4g}"
-    if len(best.tied) > 1 and math.isclose(best.lr, baseline, rel_tol=1e-9):
-        summary = f"{alike} train equally well; yours ({best.lr:.4g}) is one of them"
+    mine = best.low * (1 - 1e-9) <= baseline <= best.high * (1 + 1e-9)
+    if mine and len(best.tied) > 1:
+        summary = f"{alike} train equally well; yours ({baseline:.4g}) is one of them"
+    elif mine:
+        summary = f"Best by training loss: {alike}; yours ({baseline:.4g}) is in that range"
     elif best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
         summary = f"{alike} train equally well; {best.lr:.4g} is in the middle"
     elif len(best.tied) > 1:
@@ -124,7 +127,7 @@ def _best(study: JudgedStudy, table: SweepTable, best: BestLR, baseline: float) 
         summary = f"Best by training loss: {best.lr:.4g}, within {alike}"
     if _cut_short(study, best):
         least, edge = ("At most", "lowest") if best.border == "low" else ("At least", "highest")
-        summary = f"{least} {best.measured_lr:.4g}, the {edge} lr that was tried before the budget was spent"
+        summary = f"{least} {best.measured_lr:.4g} is best, the {edge} lr that was tried before the budget was spent"
     note = " (coarse grid: more learning rates would narrow it)" if best.needs_refinement else ""
     return CODES.finding(
         "lr.best", "ok", f"{summary}{note}.", value=best.lr, unit="lr",
@@ -200,11 +203,13 @@ def _at_edge(
     limits: Mapping[str, float],
 ) -> Finding:
     if bracket is None:
-        times = table.points[-1].lr / best.lr
-        seen: Status = "ok" if table.points[-1].lr >= edge_ratio * best.lr else "not_measured"
-        return CODES.finding(
-            "lr.at_edge", seen, f"No lr up to {table.points[-1].lr:.4g}, {times:.3g} times the best one, is unstable."
-        )
+        top = table.points[-1].lr
+        times = top / best.lr
+        if times >= edge_ratio:
+            said = f"No instability up to {top:.4g}, {times:.3g} times the best lr."
+            return CODES.finding("lr.at_edge", "ok", said)
+        said = f"no lr well above the best one, {best.lr:.4g}, was tried: {top:.4g} is the largest, and stable"
+        return CODES.not_measured("lr.at_edge", said)
     ratio = bracket.middle / best.lr
     lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
     at_edge = bracket.middle / lowest <= edge_ratio

@@ -158,7 +158,7 @@ def _too_low(
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
     unit = "lr* / baseline lr"
     found = partial(CODES.finding, "lr.too_low", value=value, unit=unit, threshold=ratio, evidence=evidence)
-    where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} the best lr, {best.lr:.4g},"
+    where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} the best lr tried, {best.lr:.4g},"
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
         return found("ok", f"{where.rstrip(',')}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:

@@ -41,14 +41,14 @@ CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
 
 
 def cost_of(record: RecordLike) -> dict[str, Any]:
-    """Return steps, seconds and trials of a study, its seconds over those of one baseline run, and what a budget did not pay for."""
+    """Return steps, seconds and trials of a study, its steps over those of one baseline run, and what a budget did not pay for."""
     trials = record.trials
     if not len(trials):
         return {"steps": 0, "seconds": 0.0, "trials": 0, "baseline_runs": None}
-    alone = trials["seconds"][trials["stage"] == Role.BASELINE].to_list()
-    seconds = float(trials["seconds"].sum())
-    runs = seconds / alone[0] if alone and alone[0] > 0 else None
-    spent = {"steps": int(trials["steps_run"].sum()), "seconds": seconds, "trials": len(trials), "baseline_runs": runs}
+    alone = trials["steps_run"][trials["stage"] == Role.BASELINE].to_list()
+    steps = int(trials["steps_run"].sum())
+    runs = steps / alone[0] if alone and alone[0] > 0 else None
+    spent = {"steps": steps, "seconds": float(trials["seconds"].sum()), "trials": len(trials), "baseline_runs": runs}
     return spent | ({"budget": record.facts["budget"]} if record.facts.get("budget") else {})
 
 

@@ -35,9 +35,11 @@ def _with_schedule(stored: Mapping[str, Any]) -> TrainConfig:
 def _schedule_numbers(record: Any, diagnosis: Diagnosis) -> str:
     chosen = (diagnosis.recommendation or {}).get("config")
     before = _shape(record.config)
+    warms = int((chosen or record.config).get("warmup_steps") or 0)
+    ramp = " The ramp starts at 0 and meets the schedule without a jump." if warms else ""
     if not chosen or _shape(chosen) == before:
-        return f"The schedule is the baseline's: {before}."
-    return f"Recommended: {_shape(chosen)}. The baseline as it ran: {before}."
+        return f"The schedule is the baseline's: {before}.{ramp}"
+    return f"Recommended: {_shape(chosen)}. The baseline as it ran: {before}.{ramp}"
 
 
 def _says_more(record: Any, diagnosis: Diagnosis) -> bool:
@@ -64,7 +66,7 @@ TOPIC = Topic(
         Figure(
             name="schedule",
             shows="Learning rate against step, recommended and baseline.",
-            caption="The ramp starts at 0 and meets the schedule without a jump; the run is longer by the warmup.",
+            caption="",
             codes=("warmup.shortest", "schedule.discontinuity"),
             draw=_draw_schedule,
             numbers=_schedule_numbers,

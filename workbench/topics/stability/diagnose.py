@@ -36,7 +36,7 @@ _LATER = ("stability.mid", "stability.spike")  # of the middle, which a run that
 _BACK = ("recovered", "settling")
 _NAME = {
     "stability.early": "Unstable early, without recovery",
-    "stability.early_recovers": "Early loss spike that recovers",
+    "stability.early_recovers": "The loss spikes early and recovers",
     "stability.mid": "Loss rises in mid-training",
     "stability.divergent": "Diverges: ends non-finite or no better than it began",
     "stability.spike": "Short loss spike in mid-training",
@@ -266,7 +266,8 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
         where += "; no fix improved the result, so this costs nothing"
     trials = {row["trial"] for row in evidence["hits"]}
     more = f" (seen in {len(trials)} trials)" if len(trials) > 1 else ""
-    text = f"{_NAME[code]}{at}{_at_lr(lead.item.curve.lr)}{where}{more}."
+    at = f"{_at_lr(lead.item.curve.lr)}{at}"
+    text = f"{_NAME[code]}{at and ','}{at}{where}{more}."
     if lead.zone == "other":
         runs = sum(item.curve.trial in study.own for item in study.judged)
         own = f"{'the one run' if runs == 1 else f'{runs} runs'} of the baseline's own config (lr {study.baseline:.4g})"
@@ -274,7 +275,8 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
     missed = evidence.get("seen_at_interval")
     if missed and missed["missed"]:
         text += f" Evaluating every {missed['interval']} steps would have missed it."
-    if code == "stability.spike":
+    short = (evidence.get("update") or {}).get("short") and lead.zone == "own"
+    if code == "stability.spike" and not short:
         cause = evidence.get("cause")
         text += f" Likely cause: {cause}." if cause else " Cause: not known."
     if evidence.get("update") and lead.zone == "own":
@@ -292,12 +294,12 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interv
     if code in _LATER:
         empty = {"cause": None, "lead_steps": None}
         evidence |= rise_cause(lead.item.curve, lead.rise) if lead and lead.rise else empty
-        facts = study.record.facts
-        again = facts.get("replay") or {}
-        if lead and lead.rise and (facts.get("loop") or again.get("trial") == lead.item.curve.trial):
-            evidence["update"] = first_update(lead.item.curve, lead.rise, facts)
-            if again and (evidence["update"] or {}).get("update") == again["update"]:
-                evidence["replay"] = again
+    facts = study.record.facts
+    again = facts.get("replay") or {}
+    if lead and lead.rise and (facts.get("loop") or (code in _LATER and again.get("trial") == lead.item.curve.trial)):
+        evidence["update"] = first_update(lead.item.curve, lead.rise, facts)
+        if again and (evidence["update"] or {}).get("update") == again["update"]:
+            evidence["replay"] = again
     if code == "stability.mid":
         confirm = [i for i in study.items if i.curve.stage == Role.CONFIRM]
         star = study.record.facts.get("lr_star") or study.star  # the study's own, of which it took multiples
