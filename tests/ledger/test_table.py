@@ -147,7 +147,7 @@ def test_from_the_command_line(
         assert note in capsys.readouterr().out
     assert [
         cli.main(["studies", *w]) for w in (["--note", "one", ""], ["--note", "two", "x"], ["--columns", "no"])
-    ] == [2, 1, 2]
+    ] == [2, 2, 2]
 
 
 def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
