@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.killed_programs import wait_until
 from workbench.config import TrainConfig
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import Alive, Run, Token
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import NonFiniteError
+from workbench.parameter_server.servers import replicas
 from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.server import ServerRuntime
+from workbench.parameter_server.servers.variable import Variable
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
@@ -142,6 +149,85 @@ def test_a_server_forgets_the_writes_of_what_ended_and_of_nothing_else() -> None
     add(20_001, 0, 40_003, 20_001)
     assert add(20_000, 0, 40_002, 0, 20_000) == 20_005, "what is left of a closure that ended elsewhere changes nothing"
     assert len(runtime._blocks["counts"].written[0]) == 1
+
+
+class Tuned(nn.Module):
+    """Something frozen, something with buffers, something to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = nn.Parameter(torch.tensor([7.0]), requires_grad=False)
+        self.norm, self.weight = nn.BatchNorm1d(1, affine=False), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).sum() * 0.0 + self.weight * self.given
+
+
+def look(placed: PlacedModule) -> tuple[float, float]:
+    """A step: what the module gives, and the mean that its batch norm has seen."""
+    with placed.step() as model:
+        out = model(torch.tensor([[1.0], [3.0]]))
+        out.sum().backward()
+        return out.item(), model.norm.running_mean.item()
+
+
+def test_what_is_restored_or_reconfigured_reaches_replicas_that_workers_have(
+    lone_cluster: Cluster, tmp_path: Path
+) -> None:
+    """A new max_grad_norm, what a checkpoint says of frozen parameters and buffers, also where the function was sent before."""
+    strategy = ParameterServerStrategy(lone_cluster)
+    coordinator = ClusterCoordinator(strategy)
+    other = strategy.place(Tuned(), config(peak_lr=1.0, max_grad_norm=1e-9))
+    with torch.no_grad():
+        other._module.given.fill_(5.0)
+    CheckpointManager(other, tmp_path).save()
+    placed = strategy.place(Tuned(), config(peak_lr=1.0, max_grad_norm=1e-9))
+    held = coordinator.per_worker(partial(tuple, [placed]))
+    captured = lambda held: look(held[0])  # noqa: E731
+    assert coordinator.schedule(look, args=(placed,)).fetch() == pytest.approx((7.0, 0.2))
+    assert coordinator.schedule(captured, args=(held,)).fetch()[0] == pytest.approx(7.0)
+    CheckpointManager(placed, tmp_path).restore()
+    assert coordinator.schedule(look, args=(placed,)).fetch() == pytest.approx((5.0, 0.2)), "statistics began anew"
+    assert coordinator.schedule(captured, args=(held,)).fetch() == pytest.approx((5.0, 0.38)), "once"
+    placed.reconfigure(config(peak_lr=1.0, max_grad_norm=0.5))
+    coordinator.schedule(captured, args=(held,)).fetch()
+    assert placed.module().weight.item() == pytest.approx(0.5), "1 - lr * 0.5"
+    assert float(placed.module().given) == 5.0
+    coordinator.shutdown()
+
+
+def test_what_nobody_holds_is_freed(lone_cluster: Cluster) -> None:
+    """Blocks on the servers and replicas on the workers, of variables and modules; what waits to run is held."""
+    strategy = ParameterServerStrategy(lone_cluster)
+    coordinator = ClusterCoordinator(strategy)
+
+    def blocks() -> set[str]:
+        return {name for k in range(2) for name in lone_cluster.engine.plane.ask(k, "load_report")}
+
+    before = blocks()
+    for _ in range(3):
+        placed, total = strategy.place(net(), config()), strategy.variable([1.0, 2.0])
+        coordinator.schedule(
+            train_and_count,
+            args=(placed, total),
+        )
+    coordinator.join()
+    assert len(blocks() - before) >= 3 * 2
+    name = placed.name
+    del placed, total
+    gc.collect()
+    wait_until(lambda: blocks() <= before)
+    assert not coordinator.on_every_worker(replicas_named, (name,))[0]
+    coordinator.shutdown()
+
+
+def train_and_count(placed: PlacedModule, total: Variable) -> None:
+    train(placed, batches())
+    total.assign_add(1.0)
+
+
+def replicas_named(name: str) -> list[Any]:
+    return [key for key in replicas._REPLICAS if key[1] == name]
 
 
 def test_gradients_are_clipped_before_they_are_sent(strategy: ParameterServerStrategy) -> None:

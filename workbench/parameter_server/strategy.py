@@ -155,7 +155,7 @@ class ParameterServerStrategy(OneReplica):
 
         Args:
             value: initial value, or `ByRows` for what is never to be whole in one place (behaviour 73).
-            name: unique; None counts.
+            name: unique; None counts. The servers free what nobody holds any more.
 
         Raises:
             UsageError: inside a dataset function (T5.4), or any function on a worker; a name that is taken; a partitioner that returns nonsense.
@@ -166,6 +166,7 @@ class ParameterServerStrategy(OneReplica):
                 "A dataset function made a variable: every worker would make its own. Make variables outside of the function."
             )
         refuse_on_worker("a variable")
+        self.cluster.sweep()
         name = self.cluster.unique(name or "variable")
         rows = value.rows if isinstance(value, ByRows) else None
         whole = torch.empty(0) if rows is not None else torch.as_tensor(value).detach()
@@ -179,6 +180,7 @@ class ParameterServerStrategy(OneReplica):
             place = Place(next(self._servers), label)
             self.cluster.engine.plane.ask(place.server, "create", label, given.contiguous().reshape(-1))
             made.append(Variable(label, part_shape, dtype, place, self.cluster.id, exactly_once=self.exactly_once))
+            self.cluster.frees(made[-1], label, [place])
         return made[0] if len(made) == 1 else ShardedVariable(made, name)
 
     def place(
@@ -214,11 +216,14 @@ class ParameterServerStrategy(OneReplica):
             raise UsageError(f"reduction={reduction!r} is not known. Allowed: 'sum', 'mean'.")
         refuse_on_worker("a placed module")
         check_placeable(module, config)
+        self.cluster.sweep()
         name = self.cluster.unique(name or type(module).__name__.lower())
-        return lay_out(
+        placed = lay_out(
             module, config, embeddings, self._shards, self._servers, name=name, cluster=self.cluster.id,
             exactly_once=self.exactly_once, scale=1.0 / self.num_workers if reduction == "mean" else 1.0,
         )  # fmt: skip
+        self.cluster.frees(placed, placed.name, [*placed.all_places, placed.settings])
+        return placed
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Literal, Self
 
@@ -20,6 +22,7 @@ from workbench.parameter_server.engines.threads import ThreadEngine
 from workbench.parameter_server.errors import Job
 from workbench.parameter_server.servers.links import Plane, forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
+from workbench.parameter_server.servers.server import Place
 from workbench.ray.cluster import RayCluster
 from workbench.ray.node import RayNode
 
@@ -49,6 +52,7 @@ class Cluster:
         self._leave = leave
         self._names: set[str] = set()
         self._ends: list[Callable[[], object]] = []
+        self._deleted: deque[tuple[str, list[Place]]] = deque()
         set_plane(self.id, engine.plane)
 
     def __enter__(self) -> Self:
@@ -80,6 +84,20 @@ class Cluster:
         found = next(each for each in numbered if each not in self._names)
         self._names.add(found)
         return found
+
+    def frees(self, thing: object, name: str, places: Sequence[Place]) -> None:
+        """Free blocks, and the replicas of a module of this name, some time after nobody holds `thing` any more."""
+        weakref.finalize(thing, self._deleted.append, (name, list(places))).atexit = False
+
+    def sweep(self) -> None:
+        """Free what nobody holds; not while Python collects garbage, where nothing can be waited for."""
+        with contextlib.suppress(IndexError):
+            while True:
+                name, places = self._deleted.popleft()
+                for place in places:
+                    with contextlib.suppress(Exception):  # what is gone is free
+                        self.engine.plane.ask(place.server, "delete", place.block)
+                self.engine.forget(self.id, name)
 
     def ends_with(self, end: Callable[[], object]) -> None:
         """Call this when the cluster ends: what has threads for its sake needs them no longer."""

@@ -98,7 +98,7 @@ class ClusterCoordinator:
             self.strategy = strategy
             self._dispatcher = Dispatcher(
                 strategy.cluster.engine, max_waiting=max_waiting, max_attempts=max_attempts, watchdog_s=watchdog_s,
-                on_stall=on_stall,
+                on_stall=on_stall, sweep=strategy.cluster.sweep,
             )  # fmt: skip
             self._finalizer = weakref.finalize(self, self._dispatcher.stop)
             strategy.coordinated_by(self)

@@ -65,6 +65,7 @@ class Dispatcher:
         max_attempts: int = MAX_ATTEMPTS,
         watchdog_s: float | None = None,
         on_stall: Callable[[], object] | None = None,
+        sweep: Callable[[], object] = lambda: None,
     ) -> None:
         delays = _start_delays(engine.num_workers)
         self.engine = engine
@@ -73,7 +74,7 @@ class Dispatcher:
         self.metrics = CoordinatorMetrics()
         self._max_attempts = check_integer("max_attempts", max_attempts)
         self._loop = next(_LOOPS)
-        self._stopped = threading.Event()
+        self._stopped, self._sweep = threading.Event(), sweep
         queue = self.queue
         busy = lambda: bool(queue.in_flight or queue.waiting)  # noqa: E731 - not a method: the watch must not hold this
         self._watchdog = None if watchdog_s is None else WatchDog(watchdog_s, on_stall, busy=busy)
@@ -263,6 +264,7 @@ class Dispatcher:
         """Tell of a server's death, once for each of its lives, also where no closure asks it anything (behaviours 61 to 63)."""
         while not self._stopped.wait(HEALTH_S):
             self._look_at_servers()
+            self._sweep()
 
     def _look_at_servers(self) -> None:
         for index, first in self._servers.items():

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from workbench import __version__
 from workbench.parameter_server.context import Run
-from workbench.parameter_server.engines.sendable import Sent
+from workbench.parameter_server.engines.sendable import Deleted, Dropped, Sent
 from workbench.parameter_server.servers.links import Plane, RayPlane, connector, set_plane
+from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import Push, ServerRuntime
 from workbench.parameter_server.servers.shared_memory import (
     Located,
@@ -57,7 +58,7 @@ class Request(NamedTuple):
     run: Run | None
     scheduled: bool
     new: Mapping[int, bytes]  # to be kept from now on
-    drop: Sequence[int | Sent]  # resources to forget, and what is not to be kept any more
+    drop: Sequence[Dropped]  # resources to forget, what is not to be kept any more, and replicas
 
 
 class Outcome(NamedTuple):
@@ -120,7 +121,7 @@ class WorkerActor(_Actor):
 
         return self._outcome(work)[1]
 
-    def held(self, drop: Sequence[int | Sent]) -> int:
+    def held(self, drop: Sequence[Dropped]) -> int:
         """Forget resources and return how many there are."""
         self._forget(drop)
         return self._runtime.held()
@@ -147,10 +148,12 @@ class WorkerActor(_Actor):
             self._running = None
         return Outcome("done", value, seconds=time.perf_counter() - begun)
 
-    def _forget(self, drop: Sequence[int | Sent]) -> None:
+    def _forget(self, drop: Sequence[Dropped]) -> None:
         for each in drop:
             if isinstance(each, Sent):
                 self._kept.pop(each.number, None)
+            elif isinstance(each, Deleted):
+                forget_replicas(*each)
             else:
                 self._runtime.drop([each])
 
@@ -196,10 +199,10 @@ class ServerActor(_Actor):
         """Call a method of the runtime by its name."""
         given = from_wire(arguments)
         call = partial(getattr(self._runtime, method), *given)
-        found = self._written(given[0], call) if method in ("write", "load") else call()
+        found = self._written(given[0], call) if method in ("write", "load", "note") else call()
         if method == "load_report":
-            for name, block in self._shared.items():
-                for key, count in block.counts().items():
+            for name in found.keys() & self._shared.keys():
+                for key, count in self._shared[name].counts().items():
                     found[name][key] += count
         if method == "delete":
             self._forget(given[0])

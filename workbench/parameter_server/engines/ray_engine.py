@@ -15,11 +15,12 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import Alive, Run
 from workbench.parameter_server.engines.ray_actors import Outcome, Request, ServerActor, WorkerActor
 from workbench.parameter_server.engines.ray_task import POLL_S, START_S, RayTask
-from workbench.parameter_server.engines.sendable import SendOnce, Sent
+from workbench.parameter_server.engines.sendable import Deleted, SendOnce, Sent
 from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.links import CONTROL, PLANES, DataPlane, Plane, RayPlane, connector
 from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.workers.closure import Closure, from_wire, map_structure, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, ResourceRef
 from workbench.ray.cluster import RayCluster
@@ -153,6 +154,12 @@ class RayEngine:
         """See `ThreadEngine`. The worker is told with its next call: this may run while Python collects garbage."""
         self._tasks["worker", worker].drop.extend(resources)
 
+    def forget(self, cluster: str, name: str) -> None:
+        """See `ThreadEngine`. Each worker is told with its next call."""
+        forget_replicas(cluster, name)
+        for worker in range(self.num_workers):
+            self._tasks["worker", worker].drop.append(Deleted(cluster, name))
+
     def held(self, worker: int) -> int:
         """See `ThreadEngine`."""
         task = self._task("worker", worker)
@@ -254,7 +261,7 @@ class RayEngine:
             function = named(call.function)
             args, kwargs = map_structure(outgoing, list(call.args)), map_structure(outgoing, dict(call.kwargs))
             request = Request(task.life, ticket, function, args, kwargs, call.run, call.scheduled, dict(new), drop)
-            requests.append(to_bytes(tuple(request), self._ray.pack, (Sent, ResourceRef, Run, Alive)))
+            requests.append(to_bytes(tuple(request), self._ray.pack, (Sent, Deleted, ResourceRef, Run, Alive)))
             task.known.update(new)
             new.clear()
             drop = []

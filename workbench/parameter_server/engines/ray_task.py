@@ -14,7 +14,7 @@ from typing import Any
 from workbench import __version__
 from workbench.errors import ClusterError
 from workbench.parameter_server.engines.ray_actors import Hello
-from workbench.parameter_server.engines.sendable import Sent
+from workbench.parameter_server.engines.sendable import Dropped
 from workbench.parameter_server.errors import Job, UnavailableError
 from workbench.parameter_server.servers.links import CONTROL
 from workbench.parameter_server.servers.shared_memory import Witness, machine
@@ -36,7 +36,7 @@ class RayTask:
         self.released.set()
         self.known: set[int] = set()  # numbers of what this life of a worker keeps
         self.seconds = float("inf")  # that a worker's last call took there
-        self.drop: deque[int | Sent] = deque()
+        self.drop: deque[Dropped] = deque()
         self._witness: Witness | None = None  # of its process, where that is on this machine
         self._asked: tuple[Any, float] | None = None  # whether it is well, and when
         self._lock = threading.Lock()
@@ -137,9 +137,9 @@ class RayTask:
         else:
             self._ray.kill(self.actor, for_good=False)
 
-    def take_drop(self) -> list[int | Sent]:
+    def take_drop(self) -> list[Dropped]:
         """Empty `drop`, to which others append."""
-        found: list[int | Sent] = []
+        found: list[Dropped] = []
         with contextlib.suppress(IndexError):
             while True:
                 found.append(self.drop.popleft())

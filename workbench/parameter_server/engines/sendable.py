@@ -31,6 +31,17 @@ class Sent:
     number: int
 
 
+class Deleted(NamedTuple):
+    """A placed module that nobody holds any more."""
+
+    cluster: str
+    name: str
+
+
+Dropped = int | Sent | Deleted
+"""What a worker need not hold any more: a resource, something that was sent, the replica of a module."""
+
+
 class Sendable(NamedTuple):
     """A thing's number and content, as `pickle.loads` reads it."""
 

@@ -13,6 +13,7 @@ from workbench.checks import check_integer
 from workbench.parameter_server.context import Flag
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.links import DataPlane
+from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
 from workbench.parameter_server.workers.closure import Closure
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
@@ -121,6 +122,10 @@ class ThreadEngine:
     def drop(self, worker: int, resources: Sequence[int]) -> None:
         """Forget resources on a worker, without waiting; a worker that is gone holds none."""
         self._tasks["worker", worker].runtime.drop(resources)
+
+    def forget(self, cluster: str, name: str) -> None:
+        """Drop the replicas of a placed module everywhere."""
+        forget_replicas(cluster, name)
 
     def held(self, worker: int) -> int:
         """Return how many resources a worker holds."""

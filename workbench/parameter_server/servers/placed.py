@@ -29,7 +29,7 @@ from workbench.parameter_server.servers.replicas import (
     unpacked,
     with_gradients,
 )
-from workbench.parameter_server.servers.server import Place, Push, TableOf
+from workbench.parameter_server.servers.server import SETTINGS, Place, Push, TableOf
 from workbench.parameter_server.servers.tables import (
     Embeddings,
     Shard,
@@ -74,8 +74,10 @@ class PlacedModule:
         self.config, self.name, self.cluster = config, name, cluster
         self.parts = {server: list(held) for server, held in sorted(parts.items())}
         self.places = [Place(server, f"{name}@{server}") for server in self.parts]
-        self.exactly_once, self.scale = exactly_once, scale
         self.tables = {table.parameter: table for table in tables}
+        self.settings = Place(self.all_places[0].server, f"{name}{SETTINGS}")
+        self._noted: dict[str, Any] = {"config": config, "frozen": {}, "buffers": {}, "restored": 0}
+        self.exactly_once, self.scale = exactly_once, scale
         self._shapes = {key: parameter.shape for key, parameter in trained_parameters(module).items()}
         self._module = without_tables(module, self.tables)
         self._knows_statistics = False
@@ -107,7 +109,7 @@ class PlacedModule:
 
     def delete(self) -> None:
         """Let the servers forget it."""
-        for place in self.all_places:
+        for place in [*self.all_places, self.settings]:
             self._plane.ask(place.server, "delete", place.block)
         forget_replicas(self.cluster, self.name)
 
@@ -118,6 +120,7 @@ class PlacedModule:
             table = self.tables.get(held[0].parameter)
             kind = None if table is None else TableOf(table.shape[1], table.rule)
             self._plane.ask(place.server, "create", place.block, torch.cat(pieces(held, values)), self.config, kind)
+        self._plane.ask(self.settings.server, "create", self.settings.block, torch.zeros(1))
 
     @contextlib.contextmanager
     def step(self) -> Iterator[nn.Module]:
@@ -134,7 +137,9 @@ class PlacedModule:
         """Return this worker's replica with the newest values."""
         check_cancelled()
         replica = self._replica()
-        replica.versions[:] = self.pull_into(replica.parameters)
+        *replica.versions[:], revision = self._pull([*self.places, self.settings], replica.parameters)
+        if revision != replica.revision:  # restored or reconfigured on the coordinator
+            replica.adopt(self._plane.ask(self.settings.server, "noted", self.settings.block), revision)
         for table in remote_tables(replica.module):
             table.gradient()  # of what was looked up before, which nobody wants
         return replica
@@ -142,9 +147,12 @@ class PlacedModule:
     def pull_into(self, parameters: Mapping[str, Tensor]) -> list[int]:
         """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks."""
         check_cancelled()
-        held = list(self.parts.values())
+        return self._pull(self.places, parameters)
+
+    def _pull(self, places: Sequence[Place], parameters: Mapping[str, Tensor]) -> list[int]:
+        held = [*self.parts.values(), []]
         with taking("pull_s"):
-            return self._plane.pull_into(self.places, lambda k, values: scatter(held[k], values, parameters))
+            return self._plane.pull_into(places, lambda k, values: scatter(held[k], values, parameters))
 
     def push(self, replica: Replica) -> list[int]:
         """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions.
@@ -160,8 +168,8 @@ class PlacedModule:
         looked_up = {each.table.parameter: each.gradient() for each in remote_tables(replica.module)}
         rows = {key: _holding(taken.rows) for key, taken in looked_up.items() if taken is not None}
         check_gradients({**held, **rows}, self.name)
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_([*held.values(), *rows.values()], self.config.max_grad_norm)
+        if replica.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_([*held.values(), *rows.values()], replica.config.max_grad_norm)
         grads = {
             key: torch.zeros(parameter.numel(), dtype=parameter.dtype)
             if parameter.grad is None
@@ -230,11 +238,13 @@ class PlacedModule:
         for place, given in zip(self.all_places, cut(self.stretches(), state), strict=True):
             self._plane.ask(place.server, "load", place.block, given)
         with torch.no_grad():
-            for module in (self._module, self._replica().module):
-                for key, parameter in self._frozen(module):
-                    if key in state.get("frozen", {}):
-                        parameter.copy_(state["frozen"][key])
+            for key, parameter in self._frozen(self._module):
+                if key in state.get("frozen", {}):
+                    parameter.copy_(state["frozen"][key])
+        frozen = {key: parameter.detach() for key, parameter in self._frozen(self._module)}
         self.load_buffers(state["buffers"])
+        self._note(frozen=frozen, buffers=dict(state["buffers"]), restored=self._noted["restored"] + 1)
+        self.pull()
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the buffers of the replica here: of a worker its own, such as the statistics of its batch norm layers."""
@@ -270,7 +280,7 @@ class PlacedModule:
             )
 
     def reconfigure(self, config: TrainConfig) -> None:
-        """Let the servers go on by another config of the same optimizer, such as another peak_lr, from their next update on."""
+        """Let servers and workers go on by another config of the same optimizer, such as another peak_lr, from their next update on."""
         if not isinstance(config, TrainConfig):
             raise UsageError(f"reconfigure takes a TrainConfig, not {config!r}: placed.config.replace(peak_lr=...).")
         if config.optimizer != self.config.optimizer or config.rules != self.config.rules:
@@ -281,6 +291,7 @@ class PlacedModule:
         for place in self.all_places:
             self._plane.ask(place.server, "configure", place.block, config)
         self.config = config
+        self._note(config=config)
 
     def shards(self, parameter: str) -> list[tuple[int, tuple[int, ...]]]:
         """Return for each shard of a parameter its server and its shape (T3.8)."""
@@ -296,11 +307,6 @@ class PlacedModule:
         """How many pushes the servers have applied: the progress of training (T10.5)."""
         server, block = self.all_places[0]
         return int(self._plane.ask(server, "version", block))
-
-    @property
-    def parameter_names(self) -> list[str]:
-        """Names of the parameters that are on servers."""
-        return list(self._shapes)
 
     @property
     def all_places(self) -> list[Place]:
@@ -329,8 +335,16 @@ class PlacedModule:
     def _plane(self) -> DataPlane:
         return plane_of(self.cluster)
 
+    def _note(self, **changed: Any) -> None:
+        """Let all replicas, also those that workers hold already, take this over when they pull next."""
+        self._noted = self._noted | changed
+        self._plane.ask(self.settings.server, "note", self.settings.block, self._noted)
+
     def _replica(self) -> Replica:
-        return replica_of(self.cluster, self.name, self._module, self._shapes, len(self.places))
+        return replica_of(
+            self.cluster, self.name, self._module, self._shapes, len(self.places), config=self.config,
+            restored=self._noted["restored"],
+        )  # fmt: skip
 
     def _frozen(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         return [(key, parameter) for key, parameter in module.named_parameters() if key not in self._shapes]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 
+from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.errors import NonFiniteError
@@ -26,18 +27,44 @@ class Replica:
     module: nn.Module  # to compute with; its placed parameters are replaced by every pull
     parameters: dict[str, Tensor]  # those that are placed, by name, flat
     versions: list[int]  # of the blocks, as they were last pulled
+    config: TrainConfig
+    restored: int  # how often the module had been restored when its buffers were taken over
     updates: int = 0  # that were pushed from here: whose batches its buffers have seen
+    revision: int = 0  # of what the coordinator noted last
+
+    def adopt(self, noted: Mapping[str, Any], revision: int) -> None:
+        """Take over what was restored or reconfigured since; buffers where something was restored."""
+        self.config, self.revision = noted["config"], revision
+        with torch.no_grad():
+            for key, parameter in self.module.named_parameters():
+                if key in noted["frozen"]:
+                    parameter.copy_(noted["frozen"][key])
+            if noted["restored"] != self.restored:
+                self.restored, self.updates = noted["restored"], 0
+                for key, buffer in self.module.named_buffers():
+                    buffer.copy_(noted["buffers"][key])
 
 
 _REPLICAS: dict[tuple[str, str, int | None], Replica] = {}
 
 
-def replica_of(cluster: str, name: str, module: nn.Module, parameters: Collection[str], blocks: int) -> Replica:
+def replica_of(
+    cluster: str,
+    name: str,
+    module: nn.Module,
+    parameters: Collection[str],
+    blocks: int,
+    *,
+    config: TrainConfig,
+    restored: int,
+) -> Replica:
     """Return the replica of whoever asks, worker or coordinator; where there is none, `module` is copied.
 
     Args:
         parameters: names of those that are placed.
         blocks: in how many they lie.
+        config: of the updates.
+        restored: how often the module was restored.
     """
     here = current_worker()
     key = (cluster, name, None if here is None else here.index)
@@ -48,7 +75,7 @@ def replica_of(cluster: str, name: str, module: nn.Module, parameters: Collectio
         for label, parameter in placed.items():
             parameter.data = flat[label].view(parameter.shape)
             parameter.requires_grad_(True)
-        _REPLICAS[key] = Replica(module, flat, [0] * blocks)
+        _REPLICAS[key] = Replica(module, flat, [0] * blocks, config, restored)
     return _REPLICAS[key]
 
 

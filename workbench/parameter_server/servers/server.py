@@ -43,6 +43,10 @@ class TableOf(NamedTuple):
     rule: RowRule | None  # None is the config's optimizer, on the whole table
 
 
+SETTINGS = "/settings"
+"""End of the name of a block that says something, and holds no values."""
+
+
 class Written:
     """What the closures of one coordinator have written to a block, as long as they may do so again: those that ended are forgotten."""
 
@@ -91,6 +95,7 @@ class Block:
     version: int = 0
     updater: UpdateRule | RowUpdater | None = None
     table: TableOf | None = None
+    note: Any = None  # what a block is that holds no values, but says something to those who read it
     lr: Callable[[int], float] | None = None
     staleness: Counter[int] = field(default_factory=Counter)
     written: dict[int, Written] = field(default_factory=dict)  # by coordinator
@@ -207,14 +212,26 @@ class ServerRuntime:
                 block.updater = updater
             block.lr = _lr_of(config)
 
+    def note(self, name: str, note: Any) -> None:
+        """Let a block say something; its version tells readers that this changed."""
+        block = self._block(name)
+        with block.lock:
+            block.note = note
+            block.version += 1
+
+    def noted(self, name: str) -> Any:
+        """Return what `note` was given."""
+        return self._block(name).note
+
     def load_report(self) -> dict[str, dict[str, Any]]:
-        """Return for each block: requests, bytes_in, bytes_out, apply_s, version and the histogram of staleness_steps."""
+        """Return for each block that holds values: requests, bytes_in, bytes_out, apply_s, version and the histogram of staleness_steps."""
         return {
             name: {
                 "requests": block.requests, "bytes_in": block.bytes_in, "bytes_out": block.bytes_out, "apply_s": block.apply_s,
                 "version": block.version, "staleness_steps": dict(block.staleness),
             }
             for name, block in list(self._blocks.items())
+            if not name.endswith(SETTINGS)
         }  # fmt: skip
 
     def version(self, name: str) -> int:

@@ -52,7 +52,7 @@ def load_placed(placed: PlacedModule, checkpoint: Checkpoint) -> None:
                 "Place the module with the optimizer and the embeddings= that it was trained with."
             )
     model, buffers = checkpoint.model, placed.start_buffers()
-    trained = checkpoint.meta.get("parameters") or set(placed.parameter_names)
+    trained = checkpoint.meta.get("parameters") or {part.parameter for held in placed.stretches() for part in held}
     placed.load_state_dict(
         {
             "parameters": {key: model[key] for key in trained if key in model}, "frozen": model, "slots": slots, "steps": checkpoint.step,
