@@ -175,6 +175,16 @@ def test_a_live_iterator_is_no_dataset(coordinator: ClusterCoordinator) -> None:
         coordinator.join()
 
 
+def test_a_name_without_a_value_is_an_error_where_it_is_used(coordinator: ClusterCoordinator) -> None:
+    """Python's own, raised on the worker."""
+    function = lambda: later  # noqa: E731
+    coordinator.schedule(function)
+    with pytest.raises(NameError, match="later"):
+        coordinator.join()
+    later = 1
+    assert function() == later
+
+
 def with_context(context: Any) -> Iterator[int]:
     return itertools.repeat(100 * context.num_input_pipelines + context.input_pipeline_id)
 

@@ -252,7 +252,7 @@ def refuse_captured(function: Callable[..., Any]) -> None:
     """
     try:
         found = inspect.getclosurevars(inspect.unwrap(function))
-    except TypeError:
+    except (TypeError, ValueError):  # no Python function, or a name of it has no value yet
         return
     own = getattr(function, "__module__", None) == "__main__"
     for name, value in [*found.nonlocals.items(), *(found.globals.items() if own else ())]:
