@@ -37,14 +37,14 @@ def tree() -> str:
     return digest.hexdigest()[:12]
 
 
-def diagnosed(case: Case) -> dict[str, Any]:
-    """Return what the workbench says of a case with its default settings; a crash is a result."""
+def diagnosed(case: Case, budget: str | None = None) -> dict[str, Any]:
+    """Return what the workbench says of a case with its default settings, or at a budget; a crash is a result."""
     torch.set_num_threads(1)
     out = Path(tempfile.mkdtemp(prefix="zoo-"))
     start = time.process_time()
     said: dict[str, Any] = {"case": case.name, "half": case.half, "accepts": case.accepts, "area": case.area}
     try:
-        diagnosis = wb.diagnose(case.named().workload(), out / "study")
+        diagnosis = wb.diagnose(case.named().workload(), out / "study", budget=budget)
     except BaseException as error:
         said |= {"crash": f"{type(error).__name__}: {error}", "where": traceback.format_exc()[-1500:], "findings": []}
     else:
@@ -72,13 +72,13 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not (isinstance(value, str) and ":" in value)}
 
 
-def _write(case: Case, path: Path) -> None:
+def _write(case: Case, path: Path, budget: str | None) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 10))
     os.chdir(tempfile.gettempdir())
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    _keep(path, diagnosed(case))
+    _keep(path, diagnosed(case, budget))
 
 
 def _keep(path: Path, said: Mapping[str, Any]) -> None:
@@ -86,7 +86,9 @@ def _keep(path: Path, said: Mapping[str, Any]) -> None:
     path.with_suffix(".part").rename(path)
 
 
-def run(cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 1800.0) -> None:
+def run(
+    cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 1800.0, budget: str | None = None
+) -> None:
     """Diagnose the cases that `folder` has no result of, `workers` at a time, a fresh process each."""
     folder.mkdir(parents=True, exist_ok=True)
     for heavy in (
@@ -103,7 +105,7 @@ def run(cases: Sequence[Case], folder: Path, *, workers: int, wall_s: float = 18
     while waiting or running:
         while waiting and len(running) < workers:
             case = waiting.pop(0)
-            process = _CONTEXT.Process(target=_write, args=(case, place(folder, case)))
+            process = _CONTEXT.Process(target=_write, args=(case, place(folder, case), budget))
             process.start()
             running[case.name] = (process, case, time.time())
         time.sleep(0.1)
@@ -139,12 +141,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kind", choices=("faults", "controls", "pairs", "all"), default="all")
     parser.add_argument("--only", default="*", help="a pattern of case names")
     parser.add_argument("--out", type=Path, default=None, help="default: build/zoo/<hash of the package>")
+    parser.add_argument("--budget", help="what each diagnosis may cost, as `workbench diagnose` takes it")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--fresh", action="store_true", help="diagnose again what is there")
     parser.add_argument("--write", action="store_true", help="write docs/zoo.md and the README's table")
     parser.add_argument("--peers", type=Path, default=ROOT / "build" / "zoo-peers", help="what tests.zoo.peers kept")
     given = parser.parse_args(argv)
-    folder = given.out or ROOT / "build" / "zoo" / tree()
+    folder = given.out or ROOT / "build" / "zoo" / "-".join(filter(None, (tree(), given.budget)))
     cases = [
         case for case in CASES.values()
         if given.half in ("all", case.half) and given.kind in ("all", case.kind) and fnmatch.fnmatch(case.name, given.only)
@@ -152,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.fresh:
         for case in cases:
             place(folder, case).unlink(missing_ok=True)
-    run(cases, folder, workers=given.workers)
+    run(cases, folder, workers=given.workers, budget=given.budget)
     from tests.zoo.report import report, write
     from tests.zoo.retrain import retrain
     from tests.zoo.score import peers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -17,12 +19,13 @@ from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
+from workbench.playbook.plan import SEARCH_RUNS, plan_diagnosis
 from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.schedules import cap_steps, prepend_warmup
 from workbench.studies.budget import Budget, BudgetSpent
-from workbench.studies.session import Session, open_session
+from workbench.studies.session import Session, check_workload, open_session
 from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
 from workbench.topics.architecture.study import collect_architecture
 from workbench.topics.batch_norm.collect import collect_batch_norm
@@ -80,8 +83,6 @@ _MID = ("stability.mid", "stability.spike")
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
 _STAGES = 5
-_RUNS, _RUNS_A_SEED = 5.0, 2.0
-"""Baseline runs that a diagnosis takes, about, and those for each seed of the proof: what the bundled workloads took (rule of thumb)."""
 _ELSEWHERE = (
     "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
 )  # fmt: skip
@@ -97,7 +98,7 @@ class _Walk:
     proof: Proof
 
     def run(self, session: Session) -> None:
-        session.plan(_RUNS + _RUNS_A_SEED * self.proof.seeds)
+        session.plan(1.0 + SEARCH_RUNS + 2.0 * self.proof.seeds)
         session.stage(1, _STAGES, "data, model and loss before training")
         if "preflight" not in session.record.facts:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
@@ -280,6 +281,14 @@ def diagnose(
         The diagnosis; `diagnosis.json` and `report.html` are in its `path`.
     """
     workload = load_workload(workload) if isinstance(workload, str) else workload
+    check_workload(workload)
+    limit = None if budget is None else Budget.parse(budget)
+    timed = limit is not None and limit.seconds < math.inf
+    plan = plan_diagnosis(
+        workload, budget=limit, steps=steps, proof_seeds=proof_seeds, timed=timed, trainer=trainer or Trainer(device=device)
+    )
+    if progress:
+        print(plan, file=sys.stderr)
     walk = _Walk(
         sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
     )
@@ -287,10 +296,12 @@ def diagnose(
     given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer, "budget": budget}
     more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
+    if plan.steps < plan.whole and limit is not None:
+        steps, limit = plan.steps, replace(limit, runs=limit.runs * plan.whole / plan.steps)
     with open_session(
         workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
         executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress,
-        budget=None if budget is None else Budget.parse(budget), call=None if trainer is not None and trainer.hooks else call,
+        budget=limit, call=None if trainer is not None and trainer.hooks else call,
     ) as session:  # fmt: skip
         walk.run(session)
         record = session.record

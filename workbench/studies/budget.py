@@ -15,6 +15,10 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(x|s|m|h)")
 _SEARCH = 4.0
 """Baseline runs that the search keeps where a proof is paid for: the baseline and three more (rule of thumb)."""
+_LOOK_RUNS = 3.0
+"""Short runs that a first look pays for, where the budget does not pay for the baseline (rule of thumb)."""
+_LOOK_STEPS = 20
+"""Updates that each of them has at least: fewer show neither a loss that falls nor one that rises (rule of thumb)."""
 
 
 class BudgetSpent(Exception):
@@ -45,7 +49,7 @@ class Budget:
         """Read "3x" (baseline runs), "45m", "2h" or "90s".
 
         Raises:
-            UsageError: it is none of these, or less than one baseline run.
+            UsageError: it is none of these.
         """
         found = _FORM.fullmatch(text.strip())
         if found is None or not float(found[1]):
@@ -53,26 +57,33 @@ class Budget:
         amount = float(found[1])
         if found[2] != "x":
             return cls(text.strip(), seconds=amount * _UNITS[found[2]])
-        if amount < 1:
-            raise UsageError(
-                f"budget={text!r} is less than the baseline run, which every diagnosis needs. Give at least 1x, or a shorter run: "
-                "steps=... (--steps)."
-            )
         return cls(text.strip(), runs=amount)
 
-    def plan(self, wanted: int) -> str:
-        """Return what will be run, before anything is: of a time only the order is known.
+    def first_look(self, steps: int, run_s: float | None) -> int | None:
+        """Return the updates of each run where the budget does not pay for a whole one of `steps`; None where it does.
+
+        They are a power of two less than `steps`, for a time that was measured again to give the same number.
 
         Args:
-            wanted: seeds of a proof that would be trained without a budget.
+            steps: updates of the baseline.
+            run_s: seconds that it takes; None where that is not known.
+
+        Raises:
+            UsageError: nothing could be seen in so few updates.
         """
-        if self.runs == math.inf:
-            return f"Budget {self.text}: the baseline first; by what it took the learning rates, instability and a proof of up to {wanted} seeds are planned."
-        seeds = Budget(self.text, self.runs).seeds(wanted)
-        proof = f"{2 * seeds} for a proof under {seeds} fresh seeds"
-        proof = proof if seeds > 1 else f"none for a proof under fresh seeds, which takes {_SEARCH + 4:.0f}x or more"
-        search = self.runs - 1 - (2 * seeds if seeds > 1 else 0)
-        return f"Budget {self.text}, in baseline runs: 1 for the baseline, up to {search:.4g} for learning rates and instability, {proof}."
+        paid = self.runs
+        if self.seconds < math.inf and run_s:
+            paid = self.seconds / run_s
+        if paid >= 1:
+            return None
+        short = int(steps / 2 ** math.ceil(math.log2(_LOOK_RUNS / paid)))
+        if short < _LOOK_STEPS:
+            least = _LOOK_RUNS * _LOOK_STEPS / steps
+            raise UsageError(
+                f"budget={self.text!r} pays for {paid * steps:,.0f} updates of the baseline's {steps:,}, and a first look takes at least "
+                f"{_LOOK_RUNS:.0f} runs of {_LOOK_STEPS}. Give at least {min(2 * least, 1.0):.2g}x."
+            )
+        return short
 
     def told(self) -> str:
         """Return what the budget did not pay for, "" where it paid for all."""

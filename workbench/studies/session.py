@@ -238,11 +238,7 @@ def open_session(
     """Open a study's folder for `workload`, checked before anything is written, and close it afterwards."""
     check_alone("a study")
     runner = executor_of(options.get("executor", "local"), options.get("address"))
-    if not isinstance(workload, Workload):
-        raise UsageError(
-            f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
-            "Load one by name with workbench.load_workload(...)."
-        )
+    check_workload(workload)
     trainer = options.get("trainer") or Trainer()
     device = resolve_device(trainer.device)
     config = at_length(workload.config, steps)
@@ -276,6 +272,19 @@ def open_session(
         raise
     finally:
         writer.close()
+
+
+def check_workload(workload: object) -> None:
+    """Refuse what is no workload.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
+            "Load one by name with workbench.load_workload(...)."
+        )
 
 
 def _fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any] | None:

@@ -1,0 +1,151 @@
+"""`plan_diagnosis`: what a diagnosis will train, what each part tells, and its price, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.config import TrainConfig
+from workbench.record.read import TrialRecord
+from workbench.studies.budget import Budget
+from workbench.studies.session import at_length
+from workbench.train.trainer import AnyTrainer, Trainer
+from workbench.workloads.base import Workload
+
+SEARCH_RUNS = 4.0
+"""Baseline runs that learning rates and instability take, about: what the bundled workloads took (rule of thumb)."""
+_TIMED = 16
+"""Updates that are timed; the median of the later half counts, as the first ones warm up (rule of thumb)."""
+_LATE = "overfitting, the best checkpoint, and whatever goes wrong later than the updates that are run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One part of a diagnosis.
+
+    Attributes:
+        name: what is run.
+        runs: its price in baseline runs, at most where a budget holds, else about.
+        tells: what it shows.
+    """
+
+    name: str
+    runs: float
+    tells: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a diagnosis will train.
+
+    Attributes:
+        name: of the workload.
+        budget: as it was given, "" where there is no limit.
+        steps: updates of a full-length run.
+        whole: updates of the workload's own run; more than `steps` where the budget pays for the first look alone.
+        run_s: seconds of a full-length run by itself, measured on a few updates and one evaluation; None where it was not.
+        stages: in their order.
+        unmeasured: what stays `not_measured`, "" for nothing.
+    """
+
+    name: str
+    budget: str
+    steps: int
+    whole: int
+    run_s: float | None
+    stages: Sequence[Stage]
+    unmeasured: str
+
+    def __str__(self) -> str:
+        """Return the plan as a table of lines."""
+        least = "" if self.steps == self.whole else f" of {self.whole:,}: a first look"
+        taken = "" if self.run_s is None else f", {_seconds(self.run_s)} by itself"
+        lines = [f"Plan for {self.name}: runs of {self.steps:,} updates{least}{taken}", "  runs     updates    time  what for"]
+        for stage in self.stages:
+            lines.append(f"{self._priced(stage.runs)}  {stage.name}: {stage.tells}")
+        total = sum(stage.runs for stage in self.stages)
+        limit = f"; the budget of {self.budget} is the limit" if self.budget else "; there is no limit (--budget sets one)"
+        lines.append(f"{self._priced(total)}  in all, one after the other{limit}")
+        if self.unmeasured:
+            lines.append(f"Not measured: {self.unmeasured}.")
+        return "\n".join(lines)
+
+    def _priced(self, runs: float) -> str:
+        time = "" if self.run_s is None else _seconds(runs * self.run_s)
+        return f"{runs:6.3g} {round(runs * self.steps):11,} {time:>7}"
+
+
+def plan_diagnosis(
+    workload: Workload,
+    *,
+    budget: Budget | None = None,
+    steps: int | None = None,
+    proof_seeds: int = 3,
+    trainer: AnyTrainer | None = None,
+    timed: bool = True,
+) -> Plan:
+    """Return what `diagnose` with the same arguments will train.
+
+    Args:
+        workload: what is to be diagnosed.
+        budget: what it may cost; None is without a limit.
+        steps: length of a full trial; None is the baseline's.
+        proof_seeds: as for `diagnose`.
+        trainer: what trains; None is the local one.
+        timed: measure what a run takes, by a few updates and one evaluation.
+    """
+    budget = budget or Budget()
+    whole = at_length(workload.config, steps)
+    run_s = run_seconds(workload, whole, trainer or Trainer()) if timed else None
+    short = budget.first_look(whole.total_steps, run_s)
+    length = short or whole.total_steps
+    run_s = None if run_s is None else run_s * length / whole.total_steps
+    runs = budget.runs * whole.total_steps / length
+    if budget.seconds < math.inf and run_s:
+        runs = budget.seconds / run_s
+    seeds = Budget(budget.text, runs).seeds(proof_seeds)
+    proof = 2.0 * seeds if seeds > 1 else 0.0
+    search = SEARCH_RUNS if runs == math.inf else max(min(SEARCH_RUNS, runs - 1 - proof), 0.0)
+    stages = [
+        Stage(name="before training", runs=0.0, tells="faults of data, model, loss and first updates"),
+        Stage(name="baseline", runs=1.0, tells="faults that show while it trains"),
+    ]
+    missing = [_LATE] if short else []
+    if search:
+        stages.append(Stage(name="search", runs=search, tells="best and unstable learning rate, warmup, clipping"))
+    else:
+        missing.append("other learning rates, and how far yours is from instability (from 2x on)")
+    if proof:
+        stages.append(Stage(name=f"proof under {seeds} fresh seeds", runs=proof, tells="whether a better config is better; none is needed where none looks better"))  # fmt: skip
+    elif proof_seeds > 1:
+        missing.append("a proof under fresh seeds (from 8x on)")
+    return Plan(
+        name=workload.name, budget=budget.text, steps=length, whole=whole.total_steps, run_s=run_s, stages=stages,
+        unmeasured="; ".join(missing),
+    )  # fmt: skip
+
+
+def run_seconds(workload: Workload, config: TrainConfig, trainer: AnyTrainer) -> float | None:
+    """Return the seconds of one run of `config`, from a few updates and an evaluation; None where they cannot be trained."""
+    steps = min(_TIMED, config.total_steps)
+    few = config.replace(total_steps=steps, warmup_steps=0, schedule="constant", eval_every_steps=steps, checkpoint_every_steps=steps)  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="workbench-plan-") as folder:
+        try:
+            record = trainer.run(workload.replace(config=few), out=Path(folder) / "s")
+        except Exception:  # what is wrong with it is what the diagnosis says
+            return None
+        assert isinstance(record, TrialRecord)
+        update_s = float(record.steps["step_time_s"].iloc[steps // 2 :].median())
+        evals = record.evals.drop_duplicates(["step", "split"])
+        evaluation_s = float(evals["seconds"].sum()) / max(evals["step"].nunique(), 1)
+    every = config.eval_every_steps or max(config.total_steps // 20, 1)
+    return config.total_steps * update_s + (config.total_steps // every + 1) * evaluation_s
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
