@@ -13,8 +13,10 @@ import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
+from workbench.playbook.plan import plan_diagnosis
 from workbench.programs.function import FunctionRun
 from workbench.record.roles import Role
+from workbench.studies.budget import Budget
 from workbench.studies.session import open_session
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -35,10 +37,22 @@ def test_what_is_no_budget_says_what_is_one(given: str) -> None:
         wb.diagnose(small_workload(), budget=given)
 
 
-def test_less_than_the_baseline_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"budget='0\.5x' is less than the baseline run.*--steps"):
+def test_less_than_the_baseline_pays_for_a_first_look(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"budget='0\.5x' pays for 20 updates of the baseline's 40.*at least 1x"):
         diagnosed(tmp_path / "s", "0.5x")
     assert not (tmp_path / "s").exists()
+    found = wb.diagnose(small_workload(config={"total_steps": 400}), out=tmp_path / "s", budget="0.5x", command="c")
+    trials = wb.open(tmp_path / "s").trials
+    assert len(trials) > 1, "the learning rate of the baseline is not the only one"
+    assert set(trials["total_steps"]) == {50}, (
+        "a third of what is paid for, rounded down to a power of two less than the whole"
+    )
+    assert trials["steps_run"].sum() <= 0.5 * 400
+    late = ("lr.at_edge", "evaluation.generalisation_gap", "checkpoints.best_not_last")
+    assert all("a first look trains 50 updates of 400" in found[code].summary for code in late)
+    assert {found[code].status for code in late} == {"not_measured"}
+    assert found["loop.no_update"].status == "ok"
+    assert "first look" in found.cost["budget"]
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3.5, 6, 9])
@@ -76,11 +90,46 @@ def test_a_smaller_budget_does_not_replace_what_a_larger_one_has_shown(tmp_path:
     assert (tmp_path / "s" / "diagnosis.json").read_bytes() == before
 
 
-def test_a_time_pays_for_the_baseline_at_least(tmp_path: Path) -> None:
-    diagnosed(tmp_path / "s", "0.001s")
-    assert steps(tmp_path / "s") == STEPS
+def test_a_time_that_is_too_short_for_the_baseline_pays_for_a_first_look(tmp_path: Path) -> None:
+    diagnosed(tmp_path / "look", "0.001s")
+    assert set(wb.open(tmp_path / "look").trials["total_steps"]) == {20}, "the fewest updates that show anything"
     diagnosed(tmp_path / "s", "2h")
     assert steps(tmp_path / "s") > 3 * STEPS
+
+
+def endless(run: FunctionRun) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3e-3)
+    while True:
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_training_that_takes_longer_than_a_third_of_the_time_is_judged_by_its_beginning(tmp_path: Path) -> None:
+    found = wb.diagnose_function(endless, tmp_path / "s", budget="3s")
+    record = wb.open(tmp_path / "s")
+    own = record.trials["total_steps"].iloc[0]
+    assert record.facts["first_look"] == {"steps": own, "whole": None}
+    assert set(record.trials["steps_run"]) == {own}, "every run is as long as the first one"
+    assert f"a first look trains {own:,} updates, not to its end" in found["lr.at_edge"].summary
+    assert found["loop.no_zero_grad"].status == "ok"
+    with pytest.raises(UsageError, match="less than one run of the program"):
+        wb.diagnose_function(endless, tmp_path / "other", budget="0.5x")
+
+
+@pytest.mark.parametrize("budget", ["1x", "3x", "9x"])
+def test_a_plan_costs_no_more_than_its_budget_and_says_what_stays_open(budget: str) -> None:
+    plan = plan_diagnosis(small_workload(config={"total_steps": STEPS}), budget=Budget.parse(budget))
+    assert sum(stage.runs for stage in plan.stages) <= Budget.parse(budget).runs
+    assert plan.run_s is not None
+    assert plan.run_s > 0
+    assert ("other learning rates" in plan.unmeasured, "a proof" in plan.unmeasured) == (budget == "1x", budget != "9x")
+    lines = str(plan).splitlines()
+    assert lines[0].startswith("Plan for small: runs of 40 updates")
+    assert f"the budget of {budget} is the limit" in str(plan)
+    price = [float(line.split()[0]) for line in lines[2:] if line.startswith(" ")]
+    assert sum(price[:-1]) == pytest.approx(price[-1])
 
 
 def test_a_baseline_that_diverges_at_once_makes_no_other_run_look_cheap(tmp_path: Path) -> None:

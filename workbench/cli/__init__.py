@@ -21,6 +21,7 @@ from workbench.cli.commands import (
     hosts,
     input_pipeline,
     judge,
+    plan,
     report,
     studies,
     watch,
@@ -32,6 +33,7 @@ from workbench.errors import UsageError, WorkbenchError, nearest
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "diagnose": diagnose,
+    "plan": plan,
     "judge": judge,
     "input": input_pipeline,
     "list": list_all,

@@ -61,7 +61,6 @@ def diagnose(args: argparse.Namespace) -> int:
         raise UsageError(
             "give a WORKLOAD, or a command that trains after --, as in `workbench diagnose -- python train.py`."
         )
-    _print_budget(args)
     trainer = None
     if args.trainer == "parameter_server":
         from workbench.parameter_server.training.trainer import ParameterServerTrainer
@@ -103,7 +102,7 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     wrong = next((name for name, there in given.items() if there), None)
     if wrong is not None:
         raise UsageError(f"{wrong} is for a workload, and a command was given after --: leave one of them out.")
-    _print_budget(args)
+    print(_program_plan(args), file=sys.stderr)
     return diagnose_program(
         words, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
         redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
@@ -111,12 +110,27 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     )  # fmt: skip
 
 
-def _print_budget(args: argparse.Namespace) -> None:
-    """Say what a budget will pay for, before anything is run."""
-    if args.budget is not None:
-        from workbench.studies.budget import Budget
+def _program_plan(args: argparse.Namespace) -> str:
+    """Return what a command's diagnosis will run; how long a run is shows in the first one."""
+    from workbench.playbook.plan import plan_program
+    from workbench.studies.budget import Budget
 
-        print(Budget.parse(args.budget).plan(args.seeds), file=sys.stderr)
+    return str(plan_program(None if args.budget is None else Budget.parse(args.budget), seeds=args.seeds))
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Print what `diagnose` with the same arguments would train, what it would tell, and its price; train a few updates for the price."""
+    if "--" in args.words:
+        print(_program_plan(args))
+        return RAN
+    from workbench.playbook.plan import plan_diagnosis
+    from workbench.studies.budget import Budget
+    from workbench.train.trainer import Trainer
+    from workbench.workloads.registry import load_workload
+
+    budget = None if args.budget is None else Budget.parse(args.budget)
+    print(plan_diagnosis(load_workload(args.workload), budget=budget, steps=args.steps, proof_seeds=args.seeds, trainer=Trainer(device=args.device)))  # fmt: skip
+    return RAN
 
 
 def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> int:

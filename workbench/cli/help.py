@@ -58,7 +58,7 @@ HELP = {
             _option("--note", "TEXT", "why this was run; kept with the study (default: generated)"),
             _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
             _option("--seeds", "N", "trials that prove a better config (default: 3)", type=int, default=3),
-            _option("--budget", "B", "what it may cost: 3x (baseline runs), 45m, 2h (default: no limit)"),
+            _option("--budget", "B", "what it may cost: 3x (baseline runs), 45m, 2h; 0.1x is a first look (default: no limit)"),
             _option("--executor", "E", "where trials run: local, ray (default: local)", default="local"),
             _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
             _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local",
@@ -90,6 +90,27 @@ examples:
 After the colon: the name of a Workload in that file, or of a function without arguments that returns one. The same
 command again resumes.
 next: open the report; `workbench studies` puts it beside the others.""",
+    ),
+    "plan": Command(
+        line="what would a diagnosis train, what would it tell, and what would it cost?",
+        options=(
+            _option("workload", "WORKLOAD", "as for diagnose; or a command after --", nargs="?"),
+            _option("rest", "ARG", "of a command", nargs="*"),
+            _option("--budget", "B", "as for diagnose"),
+            _option("--steps", "N", "updates of a trial (default: the workload's own)", type=int),
+            _option("--seeds", "N", "trials that prove a better config (default: 3)", type=int, default=3),
+            _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
+        ),
+        description="""\
+Prints the parts of a diagnosis in their order with what each costs, in baseline runs, updates and time, and what would
+stay not measured. A few updates of the workload are timed for it; nothing is kept.""",
+        epilog="""\
+examples:
+  workbench plan digits_cnn
+  workbench plan mine.py:workload --budget 3x
+  workbench plan mine.py:workload --budget 0.1x    # a first look, in runs a fraction of the baseline's length
+
+next: workbench diagnose with the same arguments.""",
     ),
     "judge": Command(
         line="what do the logs of a training made elsewhere show?",

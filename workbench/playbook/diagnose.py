@@ -19,6 +19,7 @@ from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.first_look import FIRST_LOOK, as_first_look
 from workbench.playbook.plan import SEARCH_RUNS, plan_diagnosis
 from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
@@ -105,6 +106,10 @@ class _Walk:
         session.collect("parameters", lambda: collect_parameters(session.workload, session.config, session.device))
         session.collect("architecture", lambda: collect_architecture(session.workload, session.config, session.device))
         session.collect("data", lambda: collect_data(session.workload, device=session.device))
+        if session.budget.look:
+            session.facts(
+                **{FIRST_LOOK: {"steps": session.config.total_steps, "whole": session.workload.config.total_steps}}
+            )
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
@@ -285,7 +290,7 @@ def diagnose(
     limit = None if budget is None else Budget.parse(budget)
     timed = limit is not None and limit.seconds < math.inf
     plan = plan_diagnosis(
-        workload, budget=limit, steps=steps, proof_seeds=proof_seeds, timed=timed, trainer=trainer or Trainer(device=device)
+        workload, budget=limit, steps=steps, proof_seeds=proof_seeds, timed=timed, trainer=Trainer(device=device)
     )
     if progress:
         print(plan, file=sys.stderr)
@@ -297,7 +302,7 @@ def diagnose(
     more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
     if plan.steps < plan.whole and limit is not None:
-        steps, limit = plan.steps, replace(limit, runs=limit.runs * plan.whole / plan.steps)
+        steps, limit = plan.steps, replace(limit, runs=limit.runs * plan.whole / plan.steps, look=True)
     with open_session(
         workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
         executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress,
@@ -342,6 +347,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     after += warmup if "warmup" in record.facts else replace(warmup, findings=(warmup["warmup.over_cap"],))
     if "clipping_lr" in record.facts:
         after += diagnose_clipping(study) if record.config["max_grad_norm"] is not None else tried_only(study)
+    after = replace(after, findings=as_first_look(record.facts, after.findings))
     reason = _nothing_trained(record, before)
     if reason is not None:
         after = replace(after, findings=tuple(replace(f, summary=f"Not measured: {reason}.") for f in after.findings))

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.config import TrainConfig
-from workbench.record.read import TrialRecord
 from workbench.studies.budget import Budget
 from workbench.studies.session import at_length
-from workbench.train.trainer import AnyTrainer, Trainer
+from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
 SEARCH_RUNS = 4.0
 """Baseline runs that learning rates and instability take, about: what the bundled workloads took (rule of thumb)."""
 _TIMED = 16
-"""Updates that are timed; the median of the later half counts, as the first ones warm up (rule of thumb)."""
+"""Updates that are timed; the lower quartile of the later half counts: the first ones warm up, and other work only adds (rule of thumb)."""
 _LATE = "overfitting, the best checkpoint, and whatever goes wrong later than the updates that are run"
 
 
@@ -44,7 +43,7 @@ class Plan:
     Attributes:
         name: of the workload.
         budget: as it was given, "" where there is no limit.
-        steps: updates of a full-length run.
+        steps: updates of a full-length run; 0 where only running shows it.
         whole: updates of the workload's own run; more than `steps` where the budget pays for the first look alone.
         run_s: seconds of a full-length run by itself, measured on a few updates and one evaluation; None where it was not.
         stages: in their order.
@@ -63,11 +62,14 @@ class Plan:
         """Return the plan as a table of lines."""
         least = "" if self.steps == self.whole else f" of {self.whole:,}: a first look"
         taken = "" if self.run_s is None else f", {_seconds(self.run_s)} by itself"
-        lines = [f"Plan for {self.name}: runs of {self.steps:,} updates{least}{taken}", "  runs     updates    time  what for"]
+        length = "" if not self.steps else f": runs of {self.steps:,} updates{least}{taken}"
+        lines = [f"Plan for {self.name}{length}", "  runs     updates    time  what for"]
         for stage in self.stages:
             lines.append(f"{self._priced(stage.runs)}  {stage.name}: {stage.tells}")
         total = sum(stage.runs for stage in self.stages)
-        limit = f"; the budget of {self.budget} is the limit" if self.budget else "; there is no limit (--budget sets one)"
+        limit = (
+            f"; the budget of {self.budget} is the limit" if self.budget else "; there is no limit (--budget sets one)"
+        )
         lines.append(f"{self._priced(total)}  in all, one after the other{limit}")
         if self.unmeasured:
             lines.append(f"Not measured: {self.unmeasured}.")
@@ -75,7 +77,8 @@ class Plan:
 
     def _priced(self, runs: float) -> str:
         time = "" if self.run_s is None else _seconds(runs * self.run_s)
-        return f"{runs:6.3g} {round(runs * self.steps):11,} {time:>7}"
+        updates = "" if not self.steps else f"{round(runs * self.steps):,}"
+        return f"{runs:6.3g} {updates:>11} {time:>7}"
 
 
 def plan_diagnosis(
@@ -84,7 +87,7 @@ def plan_diagnosis(
     budget: Budget | None = None,
     steps: int | None = None,
     proof_seeds: int = 3,
-    trainer: AnyTrainer | None = None,
+    trainer: Trainer | None = None,
     timed: bool = True,
 ) -> Plan:
     """Return what `diagnose` with the same arguments will train.
@@ -94,7 +97,7 @@ def plan_diagnosis(
         budget: what it may cost; None is without a limit.
         steps: length of a full trial; None is the baseline's.
         proof_seeds: as for `diagnose`.
-        trainer: what trains; None is the local one.
+        trainer: what times it.
         timed: measure what a run takes, by a few updates and one evaluation.
     """
     budget = budget or Budget()
@@ -106,6 +109,23 @@ def plan_diagnosis(
     runs = budget.runs * whole.total_steps / length
     if budget.seconds < math.inf and run_s:
         runs = budget.seconds / run_s
+    stages, missing = _stages(budget, runs, proof_seeds, [_LATE] if short else [])
+    return Plan(
+        name=workload.name, budget=budget.text, steps=length, whole=whole.total_steps, run_s=run_s, stages=stages,
+        unmeasured="; ".join(missing),
+    )  # fmt: skip
+
+
+def plan_program(budget: Budget | None, *, seeds: int) -> Plan:
+    """Return what the diagnosis of a program with the same arguments will run, in runs: only the first one shows their length."""
+    budget = budget or Budget()
+    late = [f"{_LATE}, where a run takes longer than a third of {budget.text}"] if budget.seconds < math.inf else []
+    stages, missing = _stages(budget, budget.runs, seeds, late)
+    return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing))  # fmt: skip
+
+
+def _stages(budget: Budget, runs: float, proof_seeds: int, missing: list[str]) -> tuple[list[Stage], list[str]]:
+    """Return the parts that so many runs pay for, and what stays unmeasured."""
     seeds = Budget(budget.text, runs).seeds(proof_seeds)
     proof = 2.0 * seeds if seeds > 1 else 0.0
     search = SEARCH_RUNS if runs == math.inf else max(min(SEARCH_RUNS, runs - 1 - proof), 0.0)
@@ -113,7 +133,6 @@ def plan_diagnosis(
         Stage(name="before training", runs=0.0, tells="faults of data, model, loss and first updates"),
         Stage(name="baseline", runs=1.0, tells="faults that show while it trains"),
     ]
-    missing = [_LATE] if short else []
     if search:
         stages.append(Stage(name="search", runs=search, tells="best and unstable learning rate, warmup, clipping"))
     else:
@@ -122,13 +141,10 @@ def plan_diagnosis(
         stages.append(Stage(name=f"proof under {seeds} fresh seeds", runs=proof, tells="whether a better config is better; none is needed where none looks better"))  # fmt: skip
     elif proof_seeds > 1:
         missing.append("a proof under fresh seeds (from 8x on)")
-    return Plan(
-        name=workload.name, budget=budget.text, steps=length, whole=whole.total_steps, run_s=run_s, stages=stages,
-        unmeasured="; ".join(missing),
-    )  # fmt: skip
+    return stages, missing
 
 
-def run_seconds(workload: Workload, config: TrainConfig, trainer: AnyTrainer) -> float | None:
+def run_seconds(workload: Workload, config: TrainConfig, trainer: Trainer) -> float | None:
     """Return the seconds of one run of `config`, from a few updates and an evaluation; None where they cannot be trained."""
     steps = min(_TIMED, config.total_steps)
     few = config.replace(total_steps=steps, warmup_steps=0, schedule="constant", eval_every_steps=steps, checkpoint_every_steps=steps)  # fmt: skip
@@ -137,11 +153,10 @@ def run_seconds(workload: Workload, config: TrainConfig, trainer: AnyTrainer) ->
             record = trainer.run(workload.replace(config=few), out=Path(folder) / "s")
         except Exception:  # what is wrong with it is what the diagnosis says
             return None
-        assert isinstance(record, TrialRecord)
-        update_s = float(record.steps["step_time_s"].iloc[steps // 2 :].median())
+        update_s = float(record.steps["step_time_s"].iloc[steps // 2 :].quantile(0.25))
         evals = record.evals.drop_duplicates(["step", "split"])
         evaluation_s = float(evals["seconds"].sum()) / max(evals["step"].nunique(), 1)
-    every = config.eval_every_steps or max(config.total_steps // 20, 1)
+    every = config.eval_interval
     return config.total_steps * update_s + (config.total_steps // every + 1) * evaluation_s
 
 

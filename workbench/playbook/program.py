@@ -17,6 +17,7 @@ from workbench.curves.seed_comparison import by_faults
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.first_look import as_first_look
 from workbench.programs.command import Command, check_command
 from workbench.programs.session import ProgramSession, metric_of, open_program
 from workbench.programs.trainer import ProgramTrainer, Repeatable
@@ -252,6 +253,7 @@ def judge_program(record: StudyRecord) -> Diagnosis:
         found += _own_clipping(study)
     else:
         found += diagnose_clipping(study) if record.config["max_grad_norm"] is not None else tried_only(study)
+    found = replace(found, findings=as_first_look(record.facts, found.findings))
     recommendation = recommend(study, found)
     found = settled_by_proof(record, found, recommendation)
     costly = _costly(record)

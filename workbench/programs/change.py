@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class Change:
         unclipped: whether the program's own clipping leaves the gradients as they are.
         max_grad_norm: threshold of the L2 norm of each optimizer's gradients, after the program's own clipping; None is off.
         stop_after: updates; None lets the program end by itself.
+        stop_s: seconds from the first update on, after which it ends with the update it is at; None is without a limit.
         at_end: called once before the program is ended.
         at_update: called after each update with how many were made.
         optimizers: those that stepped, the first one first.
@@ -44,11 +46,13 @@ class Change:
     unclipped: bool = False
     max_grad_norm: float | None = None
     stop_after: int | None = None
+    stop_s: float | None = None
     at_end: Callable[[], None] = lambda: None
     at_update: Callable[[int], None] = lambda _: None
     optimizers: list[Optimizer] = field(default_factory=list)
     diverged: bool = False
     _learned: bool = False
+    _began: float | None = None
     _kept: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
 
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
@@ -95,6 +99,10 @@ class Change:
     def updated(self, updates: int) -> None:
         """End the program where it has made its updates, or where its loss has been non-finite."""
         self.at_update(updates)
+        if self.stop_s is not None:
+            self._began = self._began or time.perf_counter()
+            if self.stop_after is None and time.perf_counter() - self._began > self.stop_s:
+                self.stop_after = updates
         if self.diverged or (self.stop_after is not None and updates >= self.stop_after):
             self.at_end()
             raise Stopped

@@ -253,6 +253,7 @@ class _Observed:
         self._change = Change(
             factor=trial["factor"], constants=trial.get("constants") or {}, warmup_steps=trial["warmup_steps"],
             unclipped=bool(trial.get("unclipped")), max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
+            stop_s=trial.get("stop_s"),
         )  # fmt: skip
         self._observer = LoopObserver(self._take, intervention=self._change)
         self._observer.rows.block = BLOCK

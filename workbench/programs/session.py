@@ -16,6 +16,7 @@ import numpy as np
 from workbench.config import TrainConfig
 from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError, WorkbenchError
+from workbench.findings.first_look import FIRST_LOOK
 from workbench.programs.command import Outcome
 from workbench.programs.layout import FIRST_RUN
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule, own_threshold
@@ -32,6 +33,7 @@ from workbench.progress import progress_bar
 from workbench.record.folder import default_folder, read_json, unfinished
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
+from workbench.studies.budget import Budget
 from workbench.studies.session import Session
 
 LOGGED = "validation/loss"
@@ -130,14 +132,16 @@ def open_program(
     note: str | None, **options: Any,
 ) -> Iterator[ProgramSession]:  # fmt: skip
     """Open a study of a command or a function: run it unchanged first, or read what an interrupted call has found."""
+    budget = _whole_runs(options.get("budget"))
     settings = given.settings | {"steps": steps, "select": select, "mode": mode, "seeds": seeds}
     begun = unfinished(given.name, "program", {"workload": given.name, "settings": settings})
     path = Path(out) if out is not None else begun or default_folder(given.name, "program")
-    outcome = None
+    outcome, cut = None, False
     if (path / "study.json").exists():
         config = TrainConfig.from_dict(_revived(read_json(path / "study.json")["config"]))
         facts = read_json(path / "study.json")["facts"]
         full, minimised = bool(facts.get("full_batch")), facts.get("minimised") is not False
+        cut = FIRST_LOOK in facts
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=FIRST_RUN, dir=path.parent))
@@ -145,7 +149,7 @@ def open_program(
             with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
                 bar.status("the command as it is")
                 with _stopped_by_near_miss(given, scratch / "0" / "told"):
-                    outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads)
+                    outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads, stop_s=budget.run_s)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if select == "train/loss" and LOGGED in _told(outcome):
@@ -153,12 +157,16 @@ def open_program(
         _check_metric(given, outcome, select)
         config = _config(outcome, select=select, select_mode=mode)
         full = one_batch(outcome.facts["loop"])
+        cut = steps is None and bool(outcome.facts["stopped"]) and not outcome.facts["diverged"]
         minimised = not np.isfinite(outcome.columns.get("loss/optimizer1", ())).any()
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
         note=note or _note(given, outcome), command=options.get("command"), call=options.get("call"),
     )  # fmt: skip
-    program = Program(command=given, config=config, full_batch=full, endless=steps is not None, minimised=minimised)
+    budget.look = cut
+    program = Program(
+        command=given, config=config, full_batch=full, endless=cut or steps is not None, minimised=minimised
+    )
     try:
         if outcome is not None:
             trainer.keep(UNCHANGED, outcome)
@@ -168,6 +176,8 @@ def open_program(
             write_outcome(trial, config, outcome)
             facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
             facts["built"] = outcome.facts.get("built", [])
+            if cut:
+                writer.add_facts(**{FIRST_LOOK: {"steps": outcome.updates, "whole": None}})
             if not minimised:
                 writer.add_facts(
                     minimised=False,
@@ -178,12 +188,21 @@ def open_program(
                 initial_critical_lr_found=False, own_config=config.to_dict(),
             )  # fmt: skip
         with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
-            budget = options.get("budget")
             yield ProgramSession(program, config, trainer=trainer, executor=None, writer=writer, bar=bar, budget=budget)  # type: ignore[arg-type]
         writer.finish()
     finally:
         given.stop()
         writer.close()
+
+
+def _whole_runs(budget: Budget | None) -> Budget:
+    """Return the budget, refused where it is a part of a run whose length nobody knows before it ends."""
+    if budget is not None and budget.runs < 1:
+        raise UsageError(
+            f"budget={budget.text!r} is less than one run of the program, whose length is not known before it ends. Give at least 1x; or a "
+            "time, as 10m, of which each run takes a third at most; or shorter runs: steps=... (--steps)."
+        )
+    return budget or Budget()
 
 
 def _note(given: Repeatable, outcome: Outcome | None) -> str:

@@ -257,13 +257,15 @@ def evaluations(
 UNCHANGED = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "seed": 0}
 
 
-def first_run(command: Repeatable, scratch: Path, *, steps: int | None, threads: int | None) -> Outcome:
-    """Run it unchanged and return what was seen.
+def first_run(
+    command: Repeatable, scratch: Path, *, steps: int | None, threads: int | None, stop_s: float | None = None
+) -> Outcome:
+    """Run it unchanged, for at most `stop_s` seconds of updates, and return what was seen.
 
     Raises:
         WorkbenchError: it fails, no update of an optimizer was seen, or not all of them.
     """
-    trial = UNCHANGED | {"stop_after": steps}
+    trial = UNCHANGED | {"stop_after": steps, "stop_s": stop_s}
     outcome = command.run(scratch, trial, threads=threads)
     unseen = not outcome.updates or outcome.facts.get("fault")
     if unseen or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):

@@ -34,6 +34,7 @@ class Budget:
         runs: baseline runs, counted by their updates; `inf` where time is what counts.
         seconds: of this call; `inf` where runs are what counts.
         reserved: baseline runs that are kept for the proof, while others ask.
+        look: whether it pays for runs shorter than the baseline alone.
         ended: what could not be paid for, "" while all could.
     """
 
@@ -41,6 +42,7 @@ class Budget:
     runs: float = math.inf
     seconds: float = math.inf
     reserved: float = 0.0
+    look: bool = False
     ended: str = ""
     _began: float = field(default_factory=time.monotonic)
 
@@ -77,6 +79,8 @@ class Budget:
         if paid >= 1:
             return None
         short = int(steps / 2 ** math.ceil(math.log2(_LOOK_RUNS / paid)))
+        if self.seconds < math.inf:  # an estimate, of which too much may be refused
+            return max(short, min(_LOOK_STEPS, steps))
         if short < _LOOK_STEPS:
             least = _LOOK_RUNS * _LOOK_STEPS / steps
             raise UsageError(
@@ -85,10 +89,17 @@ class Budget:
             )
         return short
 
+    @property
+    def run_s(self) -> float | None:
+        """Seconds that a run may take where its length is not known beforehand; None is without a limit."""
+        return None if self.seconds == math.inf else self.seconds / _LOOK_RUNS
+
     def told(self) -> str:
         """Return what the budget did not pay for, "" where it paid for all."""
         if not self.ended:
             return ""
+        if self.look:
+            return f"the budget of {self.text} paid for a first look, in shorter runs, and ended it in {self.ended!r}; a larger one trains longer runs, in a new folder"
         counted = ", counted in updates," if self.runs < math.inf else ""
         return f"the budget of {self.text}{counted} ended it in {self.ended!r}; the same command with this folder (--out) and more goes on from there"
 
