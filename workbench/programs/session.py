@@ -170,29 +170,31 @@ def open_program(
     try:
         if outcome is not None:
             trainer.keep(UNCHANGED, outcome)
-            trial = writer.trial(
-                config.to_dict(), stage=Role.BASELINE, train_examples=config.batch_size if full else 10**9
-            )
-            write_outcome(trial, config, outcome)
-            facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
-            facts["built"] = outcome.facts.get("built", [])
-            if cut:
-                writer.add_facts(**{FIRST_LOOK: {"steps": outcome.updates, "whole": None}})
-            if not minimised:
-                writer.add_facts(
-                    minimised=False,
-                    not_minimised="several optimizers have losses of their own, of which none has to fall",
-                )
-            writer.add_facts(
-                loop=outcome.facts["loop"], program=facts, full_batch=full, chance_loss=None, initial_critical_lr=config.peak_lr,
-                initial_critical_lr_found=False, own_config=config.to_dict(),
-            )  # fmt: skip
+            _keep_first_run(writer, program, outcome, first_look=cut)
         with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
             yield ProgramSession(program, config, trainer=trainer, executor=None, writer=writer, bar=bar, budget=budget)  # type: ignore[arg-type]
         writer.finish()
     finally:
         given.stop()
         writer.close()
+
+
+def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, first_look: bool) -> None:
+    """Write the unchanged run as the baseline, and what was seen in it."""
+    config = program.config
+    examples = config.batch_size if program.full_batch else 10**9
+    write_outcome(writer.trial(config.to_dict(), stage=Role.BASELINE, train_examples=examples), config, outcome)
+    facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
+    facts["built"] = outcome.facts.get("built", [])
+    if first_look:
+        writer.add_facts(**{FIRST_LOOK: {"steps": outcome.updates, "whole": None}})
+    if not program.minimised:
+        why = "several optimizers have losses of their own, of which none has to fall"
+        writer.add_facts(minimised=False, not_minimised=why)
+    writer.add_facts(
+        loop=outcome.facts["loop"], program=facts, full_batch=program.full_batch, chance_loss=None, initial_critical_lr=config.peak_lr,
+        initial_critical_lr_found=False, own_config=config.to_dict(),
+    )  # fmt: skip
 
 
 def _whole_runs(budget: Budget | None) -> Budget:
