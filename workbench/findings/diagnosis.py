@@ -226,7 +226,8 @@ class Diagnosis:
     def _next(self, most: int = 3) -> list[str]:
         """Return what to try next; of a whole diagnosis the first few lines, which the recommended config does not follow already."""
         if self.recommendation is None:
-            lines, most = self.advice(), len(self.findings)
+            lines = self.advice()
+            most = len(lines)
         else:
             lines = list(self.recommendation.get("next") or ())
         more = f" (the first {most} of {len(lines)}; the report has all)" if len(lines) > most else ""

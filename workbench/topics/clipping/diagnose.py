@@ -173,7 +173,9 @@ class _Clipped:
         sick = any(row["twin_lasting"] for row in rows)
         without = "without it training is not" if sick else "without it the loss rises and recovers"
         beyond = not lead.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge)
-        price = f"{share}{': that amounts to a smaller step' if beyond else ''}.{self._against_reference(rows)}"
+        against = self._against_reference(rows)
+        found = partial(found, evidence=evidence | {"gains": None if not against else "no gain" not in against})
+        price = f"{share}{': that amounts to a smaller step' if beyond else ''}.{against}"
         summary = f"Clipping at {limit}{name} keeps lr {lead.lr:.4g} stable; {without}. {price}"
         return found("warn" if beyond else "ok", summary, advice=advice if beyond else ())
 
