@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.killed_programs import wait_until
 from workbench.errors import UsageError, WorkbenchError
 from workbench.playbook.program import diagnose_program
 from workbench.programs import command
 from workbench.programs.command import Command, Outcome, check_command, run_command
+from workbench.programs.forks import end_run
 from workbench.record.read import open_record
 
 NOTHING: dict[str, Any] = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": None, "seed": 0}
@@ -141,3 +143,82 @@ def test_ctrl_c_while_a_command_runs_ends_its_processes_and_the_same_call_goes_o
         len(pids.read_text().split()) == len(begun) + len(record.trials) - finished
     )  # nothing ran twice but what was interrupted
     assert [p.name for p in place.iterdir()] == ["train.py"]
+
+
+BOWL = """
+import sys, torch
+w = torch.nn.Parameter(torch.ones(4)); a = torch.tensor([1.0, 0.5, 0.2, 0.1])
+optimizer = torch.optim.SGD([w], lr=0.7)
+for k in range(60):
+    optimizer.zero_grad(); loss = 0.5 * (a * w**2).sum(); loss.backward(); optimizer.step()
+    {ends}
+"""
+
+
+@pytest.mark.parametrize(("ends", "lost"), [("if loss > 3: sys.exit(0)", True), ("if loss < 1e-3: break", False)])
+def test_runs_that_a_program_ends_itself_are_told_or_have_diverged_and_the_search_ends(
+    tmp_path: Path, ends: str, lost: bool
+) -> None:
+    """The bowl is stable below lr 2; at a larger lr than its own the program reaches its tolerance earlier."""
+    place = folder(tmp_path, BOWL.replace("{ends}", ends))
+    diagnosis = diagnose_program(["python", "train.py"], tmp_path / "study", folder=place, seeds=1, threads=1)
+    trials = open_record(tmp_path / "study").trials
+    given_up = trials[trials["state"] == "diverged"]
+    assert bool(len(given_up)) == lost
+    assert (given_up["peak_lr"] >= 2.0).all()
+    assert ("whole length" in diagnosis.recommendation["paste"]) == (not lost)
+
+
+def test_a_program_that_leaves_python_without_its_end_is_told_of(tmp_path: Path) -> None:
+    text = TRAINS + "\nimport os; os._exit(0)"
+    with pytest.raises(WorkbenchError, match=r"ended after \d+ updates in a way that Python does not see"):
+        diagnose_program(["python", "train.py"], tmp_path / "study", folder=folder(tmp_path, text, updates=300))
+
+
+def test_no_process_that_has_the_number_of_a_run_that_was_waited_for_is_ended(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        ours = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+        ours.wait()
+        ours.pid = stranger.pid
+        end_run(ours, tmp_path / "trial.json")
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+model, x, y = START
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for k in range(12):
+    optimizer.zero_grad(); loss = (model(x) - y).square().mean(); loss.backward(); optimizer.step()
+dist.destroy_process_group()
+"""
+START = "(torch.manual_seed(1), nn.Linear(6, 3))[1], torch.randn(16, 6), torch.randn(16, 3)"
+
+
+@pytest.mark.slow
+def test_gradients_sharded_over_processes_are_clipped_by_their_whole_norm(tmp_path: Path) -> None:
+    limit, losses = 0.05, []
+    model, x, y = eval(START, {"torch": torch, "nn": torch.nn})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        losses.append(loss.item())
+    place = folder(tmp_path, SHARDED.replace("START", START))
+    given = Command(words=check_command(["torchrun", "--nproc-per-node", "2", "train.py"], place), folder=place)
+    outcome = given.run(tmp_path / "run", NOTHING | {"max_grad_norm": limit}, threads=1)
+    assert outcome.facts["fault"] == ""
+    assert outcome.columns["loss"] == pytest.approx(losses, rel=1e-5)
+    assert outcome.columns["clipped"] == [1.0] * 12

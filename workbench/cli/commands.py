@@ -92,11 +92,7 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
 
     given = {
         "WORKLOAD": [args.workload, *args.rest] not in (list(words), [None]),
-        "--address": args.address is not None,
-    }
-    given |= {
         "--device": args.device != "auto",
-        "--executor": args.executor != "local",
         "--trainer": args.trainer != "local",
     }
     wrong = next((name for name, there in given.items() if there), None)
@@ -106,7 +102,7 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     return diagnose_program(
         words, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
         redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
-        budget=args.budget, command=_typed(args), progress=True,
+        budget=args.budget, executor=args.executor, address=args.address, command=_typed(args), progress=True,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,23 +43,35 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def clip_to(gradients: Sequence[Tensor], limit: float, scale: Tensor | None = None) -> Tensor | None:
-    """Shorten gradients, `scale` times the true ones, in place to a norm of `limit`; return whether they were longer, None where there are none."""
+    """Shorten gradients, `scale` times the true ones, in place to a norm of `limit`; return whether they were longer, None where there are none. Processes that hold shards of the same gradients call it together."""
+    if not gradients:
+        return None
     norm = total_norm(gradients)
     if norm is None:
-        if not gradients:
-            return None
-        kinds = sorted({type(g).__name__ for g in gradients} - {"Tensor", "Parameter"})
-        raise UsageError(
-            f"gradients of type {', '.join(kinds)} cannot be clipped to max_grad_norm={limit:.4g} from outside: only those of type Tensor can, "
-            "which are whole in one process; clip them where they are made."
-        )
+        kinds = sorted({type(g).__name__ for g in gradients if not hasattr(g, "full_tensor")} - {"Tensor", "Parameter"})
+        if kinds:
+            raise UsageError(
+                f"gradients of type {', '.join(kinds)} cannot be clipped to max_grad_norm={limit:.4g} from outside: only those of type Tensor "
+                "and DTensor can; clip them where they are made."
+            )
+        norm = _norm_over_processes(gradients)
     if scale is not None:
         norm = norm / scale.to(norm.device)
     with torch.no_grad():
         factor = (limit / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
-            gradient.detach().mul_(factor.to(gradient.device, gradient.dtype))
+            local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient.detach()
+            local.mul_(factor.to(local.device, local.dtype))
     return norm > limit
+
+
+def _norm_over_processes(gradients: Sequence[Tensor]) -> Tensor:
+    meshes: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient.detach())
+    with torch.no_grad():
+        norms: list[Any] = [nn.utils.get_total_norm(alike) for alike in meshes.values()]
+        return torch.linalg.vector_norm(stacked([n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]).float())  # fmt: skip
 
 
 def stacked(scalars: Sequence[Tensor]) -> Tensor:

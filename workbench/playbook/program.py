@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from workbench.curves.clipping import clipped_runs
 from workbench.curves.judged import judged
@@ -19,12 +19,14 @@ from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
 from workbench.programs.command import Command, check_command
+from workbench.programs.on_ray import on_ray
 from workbench.programs.session import ProgramSession, metric_of, open_program
 from workbench.programs.trainer import ProgramTrainer, Repeatable
 from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.studies.budget import Budget, BudgetSpent
+from workbench.studies.session import executor_of
 from workbench.topics.batch_norm.diagnose import diagnose_seen_batches
 from workbench.topics.clipping.diagnose import diagnose_clipping, tried_only
 from workbench.topics.clipping.study import ClippingStudy
@@ -76,6 +78,8 @@ def diagnose_program(
     threads: int | None = None,
     timeout_s: float | None = None,
     budget: str | None = None,
+    executor: Literal["local", "ray"] = "local",
+    address: str | None = None,
     name: str | None = None,
     note: str | None = None,
     command: str | None = None,
@@ -99,12 +103,15 @@ def diagnose_program(
         seed_arg: the program's own argument for its seed, such as "--seed"; None moves the seeds that it sets by the trial's.
         redirect: files and folders that the program writes to; each run gets an empty one.
         copy: give each run a copy of the folder instead of links to its files.
-        jobs: runs at a time.
+        jobs: runs at a time; on a Ray cluster as many as there is room for.
         threads: of torch in each run; None leaves it to the program.
         timeout_s: that a run may take.
         budget: what it may cost, as for `workbench.diagnose`.
+        executor: "ray" has the runs made on a Ray cluster, whose machines share `folder` under the same path.
+        address: of the cluster; None is one on this machine.
 
     Raises:
+        ClusterError: the cluster is not there, or has no room for a run.
         UsageError: the command does not exist, or would overwrite a file of `folder`.
         WorkbenchError: it fails by itself, or never steps a torch optimizer.
         StudyInterrupted: Ctrl-C; the same call goes on.
@@ -123,7 +130,11 @@ def diagnose_program(
     trainer = ProgramTrainer(jobs=jobs, threads=threads)
     options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
     options["budget"] = None if budget is None else Budget.parse(budget)
-    return walk(given, trainer, out, steps=steps, select=select, mode=mode, seeds=seeds, **options)
+    options |= {"steps": steps, "select": select, "mode": mode, "seeds": seeds}
+    if executor_of(executor, address) is None:
+        return walk(given, trainer, out, **options)
+    with on_ray(given, address) as there:
+        return walk(there, replace(trainer, jobs=there.room(threads)), out, **options)
 
 
 def walk(
@@ -337,6 +348,17 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
         steps = int(changes["warmup_steps"])
         told.append(f"warmup: lr times min(1, step / {steps}) for the first {steps} steps{at['step0']}")
     kept = "nothing: the program's own settings are the ones to keep"
-    return "\n".join(
-        [*(told or [kept]), "not tried: batch size and architecture, which cannot be steered from outside"]
-    )
+    left = "not tried: batch size and architecture, which cannot be steered from outside"
+    return "\n".join([*(told or [kept]), *_ended_early(record), left])
+
+
+def _ended_early(record: StudyRecord) -> list[str]:
+    """Return which runs the program ended before they had made as many updates as its unchanged run."""
+    rows = record.trials[(record.trials["state"] == "complete") & (record.trials["steps_run"] < record.trials["total_steps"])]  # fmt: skip
+    if not len(rows):
+        return []
+    each = ", ".join(f"trial {r.trial} (lr {r.peak_lr:.3g}) after {r.steps_run:.0f} of {r.total_steps}" for r in rows[:4].itertuples())  # fmt: skip
+    return [
+        f"not compared by its whole length: what the program ended itself before the planned updates, {each}{' and others' if len(rows) > 4 else ''}. "
+        "Turn off what stops it early, such as its patience, and diagnose again to have these compared"
+    ]

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
-from workbench.programs.forks import ForkedRun, Forks, NotForked
+from workbench.programs.forks import Forks, Job, NotForked, end_run
 from workbench.programs.guard import take_back
 from workbench.programs.layout import lay_out, top_of
 from workbench.record.redact import redact
 
-Job = subprocess.Popen[bytes] | ForkedRun
 _STARTUP = Path(__file__).parent / "startup"
 GRACE_S = 30.0
 """That a run may take to its end after it was ended early, for what it saves and cleans up (rule of thumb)."""
@@ -115,7 +114,7 @@ class Command:
         self.stopped.set()
         self.forks.end()
         for job, trial in tuple(self.running.items()):
-            _end(job, trial)
+            end_run(job, trial)
 
     def failure(self, outcome: Outcome) -> WorkbenchError:
         """Return the error that says why a run is of no use, and what to do."""
@@ -223,12 +222,12 @@ def run_command(
             job = subprocess.Popen(words, cwd=twin, env=known, start_new_session=True, **streams)
         command.running[job] = path
         if command.stopped.is_set():
-            _end(job, path)
+            end_run(job, path)
         try:
             code = _awaited(job, told, command.forks.limit_s(command.timeout_s) if forked else command.timeout_s)
         finally:
             command.running.pop(job, None)
-            _end(job, path)
+            end_run(job, path)
             take_back(str(told))
     seconds = time.perf_counter() - began
     if not told.is_dir():
@@ -288,48 +287,6 @@ def _environment(trial: Path, folder: Path, threads: int | None) -> dict[str, st
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "WORKBENCH_TRIAL": str(trial)}
     found |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "WANDB_MODE": "offline"}
     return found if threads is None else {**found, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-
-
-def _end(job: Job, trial: Path) -> None:
-    """End what is left of a run: asked first, then killed.
-
-    A run has a process group of its own; launchers such as torchrun give each worker another one, and theirs are known by their environment.
-    """
-    for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
-        strangers = _workers(trial)
-        groups = {job.pid} if _alive(job) else set()
-        if not groups and not strangers:
-            break
-        for pid in strangers:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        for group in groups:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, number)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and (_alive(job) or (strangers and _workers(trial))):
-            time.sleep(0.02)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job.wait(timeout=5.0)
-
-
-def _alive(job: Job) -> bool:
-    job.poll()
-    try:
-        os.killpg(job.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _workers(trial: Path) -> set[int]:
-    """Return the processes whose environment names this run; none where the system does not tell (it is Linux that does)."""
-    mark, found = f"WORKBENCH_TRIAL={trial}\0".encode(), set()
-    for place in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in place.read_bytes() + b"\0":
-                found.add(int(place.parent.name))
-    return found - {os.getpid()}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -392,7 +349,11 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
         return WorkbenchError(
             f"`{shown}` could not be observed to its end, an error in this package ({outcome.facts['fault']}). The program itself ran to its own.{said}"
         )
+    if outcome.updates:
+        return WorkbenchError(
+            f"`{shown}` ended after {outcome.updates} updates in a way that Python does not see, such as os._exit, so what its loop does is not known: have it end by sys.exit, or at its last line.{said}"
+        )
     return WorkbenchError(
         f"`{shown}` ended, and no step of a torch optimizer was observed. Is it the command that trains? Python started with -I or -S, "
-        f"or without PYTHONPATH, cannot be observed.{said}"
+        f"or without PYTHONPATH, cannot be observed, nor can a short training that ends by os._exit.{said}"
     )

@@ -1,4 +1,4 @@
-"""`Forks`: runs of a program that begin where its imports are done, in a process forked from one that has them; where that is not certain to be the same, none."""
+"""`Forks`: runs of a program that begin where its imports are done, in a process forked from one that has them; where that is not certain to be the same, none. And how any run is ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,51 @@ class ForkedRun:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0.0)
         return None
+
+
+Job = subprocess.Popen[bytes] | ForkedRun
+
+
+def end_run(job: Job, trial: Path) -> None:
+    """End what is left of a run: asked first, then killed.
+
+    A run has a process group of its own; launchers such as torchrun give each worker another one, and theirs are known by their environment.
+    """
+    for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+        strangers = _workers(trial)
+        groups = {job.pid} if _alive(job) else set()
+        if not groups and not strangers:
+            break
+        for pid in strangers:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and (_alive(job) or (strangers and _workers(trial))):
+            time.sleep(0.02)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(timeout=5.0)
+
+
+def _alive(job: Job) -> bool:
+    """Tell whether a run's process group has members. Once its first process was waited for, one with its number is somebody else's."""
+    ended = job.poll() is not None
+    try:
+        os.killpg(job.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        return not (ended and os.getpgid(job.pid))
+    return True
+
+
+def _workers(trial: Path) -> set[int]:
+    """Return the processes whose environment names this run; none where the system does not tell (it is Linux that does)."""
+    mark, found = f"WORKBENCH_TRIAL={trial}\0".encode(), set()
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in place.read_bytes() + b"\0":
+                found.add(int(place.parent.name))
+    return found - {os.getpid()}

@@ -26,6 +26,8 @@ from workbench.train.hooks import Hook
 
 WINDOWS = 10
 """Stretches of a run whose mean training loss stands in for evaluations where the program tells no metric."""
+_GIVEN_UP = 3.0
+"""Times its first losses that the last one of a run that ends itself is, where the program has given it up (rule of thumb)."""
 
 
 class Repeatable(Protocol):
@@ -197,7 +199,7 @@ def write_outcome(
     """Write the rows of a run and how it ended.
 
     A run that fails at a setting of ours where the unchanged one did not has diverged: losses and distributions that check their values
-    raise when a model leaves the finite. One that was observed in part only has failed: what was done to it ended there too.
+    raise when a model leaves the finite. So has one that ended itself early with a loss far above its first. One that was observed in part only has failed: what was done to it ended there too.
     """
     columns = {name: list(values)[: config.total_steps] for name, values in outcome.columns.items()}
     updates = len(columns.get("lr", ()))
@@ -212,7 +214,8 @@ def write_outcome(
     elif crashed:
         event["said"] = " ".join(outcome.tail.split()[-40:])
     diverged = bool(losses) and not math.isfinite(losses[-1]) and not fault
-    if crashed and not fault and changed and updates and not diverged:
+    given_up = updates < config.total_steps and bool(losses) and losses[-1] > _GIVEN_UP * max(losses[: max(updates // 10, 1)])  # fmt: skip
+    if (crashed or given_up) and not fault and changed and updates and not diverged:
         columns = {name: [*values, math.nan if name != "lr" else values[-1]] for name, values in columns.items()}
         updates, diverged = updates + 1, True
     writer.rewind(0)
@@ -267,7 +270,7 @@ def first_run(
     """
     trial = UNCHANGED | {"stop_after": steps, "stop_s": stop_s}
     outcome = command.run(scratch, trial, threads=threads)
-    unseen = not outcome.updates or outcome.facts.get("fault")
+    unseen = not outcome.updates or outcome.facts.get("fault") or "loop" not in outcome.facts
     if unseen or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):
         raise command.failure(outcome)
     return outcome

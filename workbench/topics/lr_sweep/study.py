@@ -229,8 +229,9 @@ class _Rounds:
         self, lrs: Sequence[float], steps: int
     ) -> Generator[list[TrialRequest], None, tuple[float | None, tuple[float, ...]]]:
         """Return the best lr of short runs, None where none learns anything, and the two between which they turn unstable."""
-        lanes = self.sweep.lanes
-        while lrs:
+        lanes, asked = self.sweep.lanes, set[float]()
+        while lrs := [lr for lr in lrs if lr not in asked]:  # a run that was of no use is of none a second time
+            asked.update(lrs)
             yield self.ask(lrs, Role.LR_RANGE, steps=steps)
             record = self.read()
             table = judged(record).role(Role.LR_RANGE).sweep()
@@ -250,7 +251,7 @@ class _Rounds:
 
     def full_length(self, near: tuple[float, ...]) -> Iterator[list[TrialRequest]]:
         """Ask for full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
-        sweep, refined = self.sweep, 0
+        sweep, refined, asked = self.sweep, 0, set[float]()
         while True:
             record = self.read()
             table = judged(record).sweep()
@@ -272,8 +273,11 @@ class _Rounds:
                 apart = table.noise_free and min(edge) > table.points[table.best + 1].lr
                 sharper = sharper if apart else ()
             refined += len(sharper)
-            if not (grid or sharper or edge):
+            if asked.issuperset(
+                (*grid, *sharper, *edge)
+            ):  # also what was asked for and is of no use, as its run ended early
                 return
+            asked.update((*grid, *sharper, *edge))
             yield [*self.ask((*grid, *sharper)), *self.ask(edge, Role.LR_UNSTABLE)]
 
 
