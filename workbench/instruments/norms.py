@@ -71,7 +71,9 @@ def _norm_over_processes(gradients: Sequence[Tensor]) -> Tensor:
         meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient.detach())
     with torch.no_grad():
         norms: list[Any] = [nn.utils.get_total_norm(alike) for alike in meshes.values()]
-        return torch.linalg.vector_norm(stacked([n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]).float())  # fmt: skip
+        whole: list[Tensor] = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]
+        norm: Tensor = torch.linalg.vector_norm(stacked(whole).float())
+    return norm
 
 
 def stacked(scalars: Sequence[Tensor]) -> Tensor:
