@@ -63,5 +63,5 @@ def test_a_loop_with_accelerate_is_recorded_and_not_changed(passes: int, tmp_pat
     assert [
         (f.code, f.summary)
         for f in run.diagnose()
-        if f.status in ("warn", "fail") and not f.code.startswith("stability")
+        if f.status in ("warn", "fail") and not f.code.startswith(("stability", "clipping.aggressive"))
     ] == []

@@ -98,9 +98,11 @@ def test_a_fit_is_recorded_and_not_changed(options: dict[str, Any], manual: bool
     assert validated["step"].tolist() == [(epoch + 1) * BATCHES // passes for epoch in range(EPOCHS)]
     found = callback.run.diagnose()
     assert [
-        (f.code, f.summary) for f in found if f.status in ("warn", "fail") and not f.code.startswith("stability")
+        (f.code, f.summary)
+        for f in found
+        if f.status in ("warn", "fail") and not f.code.startswith(("stability", "clipping.aggressive"))
     ] == []
-    assert found["loop.train_mode_in_eval"].summary == "Evaluations are made in evaluation mode."
+    assert found["loop.train_mode_in_eval"].summary.endswith("are made in evaluation mode.")
     assert found["loop.eval_mode_in_training"].summary == "Updates are made in training mode."
 
 
