@@ -1,6 +1,6 @@
 """Bytes and steps/s of a trained embedding on parameter servers, by number of rows.
 
-    python tests/benchmarks/bench_embeddings.py [--engine ray] [--seconds 4] [--embeddings whole adagrad lazy_adam]
+    python tests/benchmarks/bench_embeddings.py [--engine ray] [--seconds 4] [--rounds 2] [--embeddings whole adagrad lazy_adam]
 
 A table of rows x 16, a linear layer, 96 ids a step, Adam, two workers and two servers. "whole" moves the table, as any parameter.
 """
@@ -8,7 +8,6 @@ A table of rows x 16, a linear layer, 96 ids a step, Adam, two workers and two s
 from __future__ import annotations
 
 import argparse
-import inspect
 import time
 from typing import Any
 
@@ -36,40 +35,39 @@ class Net(nn.Module):
         return self.dense(self.embedding(ids).mean(1))
 
 
-def measure(engine: Any, rows: int, embeddings: str | None, seconds: float) -> None:
+def measure(cluster: Any, rows: int, embeddings: str, seconds: float) -> None:
     config = wb.TrainConfig(optimizer="adam", peak_lr=0.01, total_steps=1000, batch_size=32)
-    with wb.ps.create_in_process_cluster(2, 2, engine=engine) as cluster:
-        strategy = wb.ps.Strategy(cluster, variable_partitioner=wb.ps.FixedShardsPartitioner(2))
-        coordinator = wb.ps.ClusterCoordinator(strategy)
-        asks = "embeddings" in inspect.signature(strategy.place).parameters
-        placed = strategy.place(Net(rows), config, **({"embeddings": embeddings} if asks else {}))
-        coordinator.on_every_worker(step, (placed, rows, 1))
+    strategy = wb.ps.Strategy(cluster, variable_partitioner=wb.ps.FixedShardsPartitioner(2))
+    coordinator = wb.ps.ClusterCoordinator(strategy)
+    placed = strategy.place(Net(rows), config, embeddings=None if embeddings == "exact" else embeddings)
+    coordinator.on_every_worker(step, (placed, rows, 1))
 
-        def moved() -> int:
-            reports = [cluster.engine.plane.ask(k, "load_report") for k in range(2)]
-            return sum(block["bytes_in"] + block["bytes_out"] for each in reports for block in each.values())
+    def moved() -> int:
+        reports = [cluster.engine.plane.ask(k, "load_report") for k in range(2)]
+        return sum(block["bytes_in"] + block["bytes_out"] for each in reports for block in each.values())
 
-        before, first, begun = moved(), placed.steps, time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            for _ in range(4):
-                coordinator.schedule(step, (placed, rows, 5))
-            coordinator.join()
-        took, steps = time.perf_counter() - begun, placed.steps - first
-        least = 2 * IDS * WIDTH * 4
-        each = (moved() - before) / steps
-        print(
-            f"{engine} {rows:,} x {WIDTH} {embeddings}: {steps / took:.1f} steps/s, {each:,.0f} bytes a step, {each / least:.2f} x the rows'",
-            flush=True,
-        )
+    before, first, begun = moved(), placed.steps, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        for _ in range(4):
+            coordinator.schedule(step, (placed, rows, 5))
+        coordinator.join()
+    took, steps = time.perf_counter() - begun, placed.steps - first
+    each = (moved() - before) / steps
+    said = f"{steps / took:.1f} steps/s, {each:,.0f} bytes a step, {each / (2 * IDS * WIDTH * 4):.2f} x the rows'"
+    print(f"{cluster.engine.name} {rows:,} x {WIDTH} {embeddings}: {said}", flush=True)
+    placed.delete()
+    coordinator.shutdown()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", default="ray")
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000])
-    parser.add_argument("--embeddings", nargs="*", default=["whole", "exact", "lazy_adam", "adagrad"])
+    parser.add_argument("--embeddings", nargs="*", default=["whole", "exact", "sgd", "lazy_adam", "adagrad", "ftrl"])
     given = parser.parse_args()
-    for rows in given.rows:
-        for embeddings in given.embeddings:
-            measure(given.engine, rows, None if embeddings == "exact" else embeddings, given.seconds)
+    with wb.ps.create_in_process_cluster(2, 2, engine=given.engine) as cluster:
+        for rows in given.rows:
+            for embeddings in given.embeddings * given.rounds:
+                measure(cluster, rows, embeddings, given.seconds)

@@ -205,6 +205,30 @@ def test_only_the_rows_of_the_batch_move(cluster: Cluster) -> None:
     coordinator.shutdown()
 
 
+def test_a_table_that_fits_no_other_process_is_drawn_where_it_lies(cluster: Cluster) -> None:
+    """Made on the meta device, as `nn.Embedding` would begin: N(0, 1), and zeros for padding; the same under the same seed."""
+    strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
+
+    def place() -> PlacedModule:
+        torch.manual_seed(5)
+        table = nn.Embedding(ROWS, WIDTH, padding_idx=ROWS - 1, device="meta")
+        return strategy.place(nn.Sequential(table, nn.Linear(WIDTH, 1)), config(), embeddings="adagrad")
+
+    placed, again = place(), place()
+    values = placed.state_dict()["parameters"]["0.weight"]
+    assert torch.equal(values, again.state_dict()["parameters"]["0.weight"])
+    assert values.mean().item() == pytest.approx(0.0, abs=4 / values.numel() ** 0.5)
+    assert values.std().item() == pytest.approx(1.0, abs=0.02)
+    assert not values[-1].any()
+    assert values[:-1].any(1).all()
+    with placed.step() as model:
+        model(torch.tensor([[1, 2, ROWS - 1]])).sum().backward()
+    after = placed.state_dict()["parameters"]["0.weight"]
+    assert (after != values).any(1).nonzero().flatten().tolist() == [1, 2]
+    with pytest.raises(UsageError, match=r"Parameter '1.weight' is on the meta device"):
+        strategy.place(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), config())
+
+
 def test_a_table_is_used_as_it_is_in_torch(strategy: ParameterServerStrategy) -> None:
     """Offsets and weights of a bag, empty batches, its weight as a tensor, ids that do not exist."""
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
+from workbench.parameter_server.servers.lay_out import lay_out
 from workbench.parameter_server.servers.partitioners import check_placeable, num_shards, split_rows
-from workbench.parameter_server.servers.placed import PlacedModule, lay_out
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.tables import Embeddings
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,16 +29,12 @@ from workbench.parameter_server.servers.replicas import (
     unpacked,
     with_gradients,
 )
-from workbench.parameter_server.servers.server import SETTINGS, Place, Push, TableOf
+from workbench.parameter_server.servers.server import SETTINGS, Drawn, Place, Push, TableOf
 from workbench.parameter_server.servers.tables import (
-    Embeddings,
-    Shard,
     Table,
     Taken,
     remote_tables,
     replaced,
-    rule_of,
-    tables_in,
     without_tables,
 )
 
@@ -119,7 +115,12 @@ class PlacedModule:
         for place, held in zip(self.all_places, self.stretches(), strict=True):
             table = self.tables.get(held[0].parameter)
             kind = None if table is None else TableOf(table.shape[1], table.rule)
-            self._plane.ask(place.server, "create", place.block, torch.cat(pieces(held, values)), self.config, kind)
+            whole = torch.cat(pieces(held, values))
+            given: Tensor | Drawn = whole
+            if table is not None and whole.is_meta:
+                zero = next(table.padding_in(shard) for shard in table.shards if shard.place == place)
+                given = Drawn(whole.numel(), whole.dtype, int(torch.randint(2**62, ())), zero)
+            self._plane.ask(place.server, "create", place.block, given, self.config, kind)
         self._plane.ask(self.settings.server, "create", self.settings.block, torch.zeros(1))
 
     @contextlib.contextmanager
@@ -348,35 +349,6 @@ class PlacedModule:
 
     def _frozen(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         return [(key, parameter) for key, parameter in module.named_parameters() if key not in self._shapes]
-
-
-def lay_out(
-    module: nn.Module,
-    config: TrainConfig,
-    embeddings: Embeddings,
-    shards_of: Callable[[tuple[int, ...], torch.dtype], Sequence[tuple[int, int]]],
-    servers: Iterator[int],
-    *,
-    name: str,
-    cluster: str,
-    **how: Any,
-) -> PlacedModule:
-    """Place a module: its parameters in their shards, each on the next server, and give the servers the values."""
-    parts: dict[int, list[Part]] = {}
-    tables, kept = [], tables_in(module, embeddings)
-    for key, parameter in trained_parameters(module).items():
-        shape = parameter.shape
-        shards = shards_of(tuple(shape), parameter.dtype)
-        if key in kept:
-            lie = [Shard(Place(next(servers), f"{name}/{key}/{k}"), *shard) for k, shard in enumerate(shards)]
-            tables.append(Table(key, (shape[0], shape[1]), parameter.dtype, cluster, lie, rule_of(embeddings)))
-            continue
-        row = shape[1:].numel() if shape else 1
-        for offset, count in shards:
-            parts.setdefault(next(servers), []).append(Part(key, offset * row, count * row if shape else 1))
-    placed = PlacedModule(module, config, parts, tables=tables, name=name, cluster=cluster, **how)
-    placed.create(module)
-    return placed
 
 
 def _holding(gradient: Tensor) -> nn.Parameter:

@@ -87,6 +87,15 @@ class Written:
         return closure <= self._alive.newest and closure not in self._alive.closures
 
 
+class Drawn(NamedTuple):
+    """Initial values that the server draws itself, from N(0, 1): nobody else ever holds them all."""
+
+    size: int
+    dtype: torch.dtype
+    seed: int
+    zero: tuple[int, int]  # stretch that is 0: the row of a table that stands for padding
+
+
 @dataclass
 class Block:
     """Flat values with their version and what updates them."""
@@ -119,13 +128,18 @@ class ServerRuntime:
         self._blocks: dict[str, Block] = {}
 
     def create(
-        self, name: str, values: Tensor, config: TrainConfig | None = None, table: TableOf | None = None
+        self, name: str, values: Tensor | Drawn, config: TrainConfig | None = None, table: TableOf | None = None
     ) -> None:
         """Hold a new block of these values; the config says how gradients update it, None where none will come."""
         if name in self._blocks:
             raise UsageError(f"ps {self.index} holds a block {name!r} already: names of variables must differ.")
-        held = self._memory(name, values.numel(), values.dtype)
-        held.copy_(values.reshape(-1))
+        if isinstance(values, Drawn):
+            held = self._memory(name, values.size, values.dtype)
+            held.normal_(generator=torch.Generator().manual_seed(values.seed))
+            held[slice(*values.zero)] = 0.0
+        else:
+            held = self._memory(name, values.numel(), values.dtype)
+            held.copy_(values.reshape(-1))
         block = Block(held, table=table)
         if config is not None:
             block.updater = _updater(config, block)

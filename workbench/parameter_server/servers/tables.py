@@ -41,12 +41,18 @@ class Table:
     cluster: str
     shards: Sequence[Shard]
     rule: RowRule | None
+    padding_idx: int | None
 
     def split(self, ids: Tensor) -> list[Tensor]:
         """Return the rows of each shard, counted from its first, of ids in rising order."""
         ends = torch.searchsorted(ids, torch.tensor([each.first + each.size for each in self.shards])).tolist()
         begins = [0, *ends[:-1]]
         return [ids[b:e] - each.first for b, e, each in zip(begins, ends, self.shards, strict=True)]
+
+    def padding_in(self, shard: Shard) -> tuple[int, int]:
+        """Return where in a shard's flat values the row that stands for padding lies; an empty stretch where it does not."""
+        row = -1 if self.padding_idx is None else self.padding_idx - shard.first
+        return (row * self.shape[1], (row + 1) * self.shape[1]) if 0 <= row < shard.size else (0, 0)
 
     def pull(self, ids: Tensor) -> tuple[Tensor, list[int]]:
         """Return rows, shape (ids, width), and the versions of the shards that hold some; 0 for the others."""
@@ -162,7 +168,7 @@ def rule_of(embeddings: Embeddings) -> RowRule | None:
     return RowRule(embeddings)  # type: ignore[arg-type]
 
 
-def tables_in(module: nn.Module, embeddings: Embeddings) -> dict[str, nn.Module]:
+def tables_in(module: nn.Module, embeddings: Embeddings) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
     """Return the embeddings of a module that can be kept row by row, by the names of their parameters.
 
     Those of torch's own classes, trained, and not tied to another parameter; without a rule, of `TABLE_BYTES` at least.
@@ -176,7 +182,7 @@ def tables_in(module: nn.Module, embeddings: Embeddings) -> dict[str, nn.Module]
             holders[id(parameter)] = holders.get(id(parameter), 0) + 1
     found = {}
     for path, part in module.named_modules():
-        if type(part) not in (nn.Embedding, nn.EmbeddingBag):
+        if not isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or type(part) not in (nn.Embedding, nn.EmbeddingBag):
             continue
         weight: Any = part.weight
         large = rule is not None or weight.nbytes >= TABLE_BYTES

@@ -16,9 +16,10 @@ from torch import nn
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.lay_out import lay_out
 from workbench.parameter_server.servers.links import forget_plane, set_plane
 from workbench.parameter_server.servers.partitioners import check_placeable
-from workbench.parameter_server.servers.placed import PlacedModule, lay_out
+from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import BufferLog, forget_replicas
 from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
 from workbench.parameter_server.servers.tables import Embeddings
