@@ -22,6 +22,7 @@ def train(watch, seed=0):
     loader = DataLoader(TensorDataset(x[:384], y[:384]), batch_size=24, shuffle=True)
     val = DataLoader(TensorDataset(x[384:], y[384:]), batch_size=64)
     model = Tuned()
+    nn.init.orthogonal_(model.backbone[0].weight)  # for weights that are loaded
     for parameter in model.backbone.parameters():
         parameter.requires_grad_(False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

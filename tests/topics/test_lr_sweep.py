@@ -227,7 +227,7 @@ def test_an_alarm_is_settled_where_the_lr_it_names_is_not_adopted(
 CHANCE = 1.05
 
 
-def learned(ends, *, start=1.1, sd=0.05, rate=10.0, total=400):
+def learned(ends, *, start=1.1, sd=0.05, rate=10.0, total=400, chance=CHANCE):
     """`lr.nothing_learns` of runs from `start` to one end an lr, with the same noise of minibatches at every lr."""
     trials = []
     for lr, end in zip((0.001, 0.004, 0.016, 0.064, 0.256), ends, strict=True):
@@ -235,7 +235,7 @@ def learned(ends, *, start=1.1, sd=0.05, rate=10.0, total=400):
         noise = sd * (0.9 * np.random.default_rng(0).standard_normal(total) + 0.4 * own)
         loss = end + (start - end) * np.exp(-np.arange(total) / rate) + noise
         trials.append(trial(loss, lr, columns={"loss_se": np.full(total, sd)}))
-    facts = {"chance_loss": CHANCE, "initial_critical_lr": 0.1}
+    facts = {"chance_loss": chance, "initial_critical_lr": 0.1}
     return wb.lr_sweep.diagnose(record(trials, full_batch=False, facts=facts))["lr.nothing_learns"]
 
 
@@ -246,6 +246,13 @@ def test_where_every_lr_ends_at_chance_or_above_nothing_is_learned(start):
     assert finding.evidence["end_loss"] == pytest.approx(1.05, abs=0.03)
     assert finding.evidence["loss_ref"] == pytest.approx(start, abs=0.1)
     assert learned([1.06, 1.05, 0.98, 1.051, 1.3], start=start).status == "ok", "one that comes below is enough"
+
+
+@pytest.mark.parametrize(("sd", "status"), [(0.02, "warn"), (2.0, "not_measured")])
+def test_a_loss_that_falls_at_no_lr_is_an_alarm_where_nobody_knows_what_guessing_costs_too(sd, status):
+    finding = learned([1.05, 1.05, 1.05, 1.051, 1.3], start=1.05, sd=sd, chance=None)
+    assert (finding.status, "falls at no learning rate" in finding.summary) == (status, status == "warn")
+    assert learned([1.05, 1.05, 0.9, 1.051, 1.3], start=1.05, chance=None).status == "ok"
 
 
 @pytest.mark.parametrize(("rate", "status"), [(200.0, "not_measured"), (100.0, "fail")])

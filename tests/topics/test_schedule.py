@@ -42,6 +42,7 @@ HEALTHY = {
     "cosine with warmup": planted(wb.schedules.prepend_warmup(BASE.replace(schedule="cosine"), 40)),
     "step decay": 0.1 ** (T // 150) * 1.0,
     "one cycle": np.interp(T, [0, 120, 399], [0.04, 1.0, 0.0]),
+    "one cycle, stepped by the epoch": np.interp(T // 40, [0, 2, 9], [0.04, 1.0, 0.0]),
     "inverse square root": 1 / np.sqrt(1 + T),
 }
 

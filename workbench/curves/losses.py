@@ -138,7 +138,13 @@ def nothing_learns(
     shown = f"the lowest training loss at the end is {point.loss:.4g}, at lr {point.lr:.4g}"
     if table.chance is None or table.loss_ref < table.chance - noise_sds * error:
         start = "the loss of a constant output is unknown" if table.chance is None else "the model begins below chance"
-        return unknown(f"{start}, and no learning rate improves on the start; {shown}")
+        alone = _one_lr(curves, point, evidence, noise_sds)
+        if table.chance is None and alone.status == "warn" and _wide(record, table):
+            held = f"at lr {point.lr:.4g}, the best of {len(table.points)}, {alone.summary.partition(': ')[2]}"
+            alone = replace(alone, summary=f"The training loss falls at no learning rate: {held}")
+        else:
+            alone = unknown(f"{start}, and no learning rate improves on the start; {shown}")
+        return alone
     held = f"{shown}; the best constant output costs {table.chance:.4g}, the untrained model {table.loss_ref:.4g}"
     if falls:
         longer = "Train longer (--steps): the loss is still falling, and not yet below chance."

@@ -61,7 +61,7 @@ class LoopFacts:
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
         if self.near:
             self.modes.statistics.entered(module, args)
-        kind = self.modes.entered(module)
+        kind = self.modes.entered(module, args)
         if kind is not None:
             self.order.add(kind, line=self.near)
         if kind == "forward":

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments.caller import own_line
+from workbench.instruments.norms import KINDS, FirstLayer
 from workbench.instruments.taps import TAPS
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -35,7 +36,7 @@ class Modes:
         self._roots: dict[int, _Root] = {}
         self._inner: set[int] = set()
         self._last: _Root | None = None
-        self.unrecorded, self.statistics = _Unrecorded(), _Statistics()
+        self.unrecorded, self.statistics, self.first = _Unrecorded(), _Statistics(), FirstLayer(self._places)
         self.passes = 0  # forward passes without gradient since the last backward pass
         self._entered = 0
         for model in models:
@@ -53,10 +54,11 @@ class Modes:
         root = self._roots[id(model)] = _Root(model, hold=not self._given)
         return root
 
-    def entered(self, module: nn.Module) -> str | None:
+    def entered(self, module: nn.Module, args: Any = ()) -> str | None:
         """Return "forward" or "evaluate" for the forward pass of a whole model, None for one of its parts."""
         if not self._given:
             self.unrecorded.entered(module)
+            self.first.entered(module, args)
         root = self._roots.get(id(module))
         if root is None:
             known = self._given or id(module) in self._inner or len(self._roots) >= MAX_ROOTS
@@ -104,10 +106,14 @@ class Modes:
             if self._given:
                 own = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
                 handles += _attached(own, self.unrecorded.entered)
+                handles += _attached([part for part in model.modules() if isinstance(part, KINDS)], self.first.entered)
                 handles += _attached(
                     [part for part in model.modules() if isinstance(part, _NORMS)], self.statistics.entered
                 )
         return handles
+
+    def _places(self) -> dict[nn.Module, str]:
+        return {part: place for model in self.roots() for place, part in model.named_modules()}
 
     def names(self) -> dict[int, str]:
         """Return the id of each parameter of the models and its name."""
@@ -122,7 +128,12 @@ class Modes:
         """Return what was seen of each model, as JSON values."""
         self.end_of_run(drawn or {})
         models = [root.to_dict(loaders) for root in self._roots.values()]
-        return {"entered": self._entered, "models": models, "norm_values": self.statistics.fewest()}
+        return {
+            "entered": self._entered,
+            "models": models,
+            "norm_values": self.statistics.fewest(),
+            "inputs": self.first.to_dict(),
+        }
 
 
 class _Statistics:

@@ -1,11 +1,14 @@
-"""Norms of lists of tensors, on their own device: nothing here waits for a GPU."""
+"""Norms of lists of tensors, on their own device, where nothing waits for a GPU; and the size of what reaches a model's first layer, once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from workbench.errors import UsageError
@@ -86,3 +89,93 @@ def each_norm(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor."""
     with torch.no_grad():
         return [torch.linalg.vector_norm(t.detach() if t.is_complex() else t.detach().float()) for t in tensors]
+
+
+WEIGHED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+KINDS: tuple[type[nn.Module], ...] = (*WEIGHED, *_NORMS, *_LOOKUPS)
+"""Layers that tell how large the inputs are for a model."""
+
+
+class FirstLayer:
+    """What reaches the first layer with weights, in the first forward pass that is trained on."""
+
+    def __init__(self, names: Callable[[], Mapping[nn.Module, str]]) -> None:
+        self._names, self._called = names, list[tuple[nn.Module, Any]]()
+        self._found: dict[str, Any] | None = None
+
+    def entered(self, part: nn.Module, args: Any) -> bool:
+        """Take in a forward pass; True where nothing is left to be seen."""
+        if (
+            self._found is None
+            and isinstance(part, KINDS)
+            and torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+        ):
+            over = any(isinstance(module, WEIGHED) for module, _ in self._called)  # what comes behind may be a norm
+            self._called.append((part, None if over or not args else _beginning(args[0])))
+            if over or isinstance(part, _LOOKUPS):
+                self.to_dict()
+        return self._found is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `first_layer`, as JSON values."""
+        if self._found is None and self._called:
+            called, self._called, self._found = self._called, [], {"unseen": True}
+            with contextlib.suppress(
+                RuntimeError, TypeError, ValueError, MemoryError
+            ):  # as of values within a transform
+                self._found = first_layer(called, self._names())
+        return self._found or {"unseen": True}
+
+
+def _beginning(values: Any, most: int = 2**20) -> Tensor | None:
+    """Return the first examples of plain floating-point numbers, up to `most` numbers (rule of thumb: what is sorted in a fraction of a second)."""
+    if (
+        type(values) is not Tensor
+        or values.layout is not torch.strided
+        or values.is_nested
+        or not values.is_floating_point()
+    ):
+        return None
+    return values.detach()[: max(1, most // max(values[:1].numel(), 1))]
+
+
+def first_layer(called: Sequence[tuple[nn.Module, Any]], names: Mapping[nn.Module, str]) -> dict[str, Any]:
+    """Return the size of what reaches the first layer with weights: `called` are layers in the order of their calls, with their first argument.
+
+    Returns:
+        "layer" (name and type) and `sizes_of`; "reason": it does not apply; "unseen": no layer with weights was called.
+    """
+    kinds = [module for module, _ in called]
+    at = next((k for k, module in enumerate(kinds) if isinstance(module, WEIGHED)), len(kinds))
+    if any(isinstance(module, _LOOKUPS) for module in kinds[:at]):
+        return {"reason": "the model looks its inputs up in an embedding", "lookup": True}
+    if at == len(kinds) or not isinstance(called[at][1], Tensor):
+        return {"unseen": True}
+    if any(isinstance(module, _NORMS) for module in kinds[: at + 2]):
+        return {"reason": "the model normalises its inputs, or what its first layer makes of them"}
+    module, values = called[at]
+    rows = values.detach().double().cpu()
+    axis = 1 if isinstance(module, nn.modules.conv._ConvNd) and rows.dim() > 2 else rows.dim() - 1
+    columns = rows.movedim(axis, -1).reshape(-1, rows.shape[axis]).numpy()
+    return {"layer": [names.get(module, ""), type(module).__name__]} | sizes_of(columns)
+
+
+def sizes_of(rows: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the sizes of columns; a column that never varies has none."""
+    values = np.where(np.isfinite(rows), rows, 0.0)
+    varies = np.flatnonzero(values.max(0) > values.min(0)) if len(values) else np.empty(0, dtype=np.int64)
+    known = {"columns": values.shape[1], "constant": values.shape[1] - len(varies)}
+    if not len(varies):
+        return known | {"reason": "the inputs never vary"}
+    sizes = np.abs(values[:, varies])
+    share = (sizes > 0).mean(0)
+    sizes[sizes == 0] = np.nan
+    size = np.nanmedian(sizes, axis=0)
+    return known | {
+        "size": float(np.sqrt((share * size**2).mean())), "median": float(np.median(size)), "quarter": float(np.quantile(size, 0.25)),
+        "smallest": float(size.min()), "smallest_at": int(varies[size.argmin()]),
+        "largest": float(size.max()), "largest_at": int(varies[size.argmax()]),
+    }  # fmt: skip

@@ -124,7 +124,7 @@ class LoopObserver:
         if TAPS.passing is not None:
             TAPS.passing.end(plain=False)
         if isinstance(loss, Tensor) and isinstance(result, Tensor):
-            self._scaled = {id(result): (result, loss.detach())}  # holding the result keeps its id its own
+            self._scaled = {id(result): (result, loss)}  # holding the result keeps its id its own
         self.facts.token("scale")
 
     @looks
@@ -133,10 +133,10 @@ class LoopObserver:
             self.norms, self._exit_norm, self._dropped = [], None, False
             self._pending.clear()
         given = losses if isinstance(losses, (list, tuple)) else [losses]
-        single = [loss for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
-        plain = [self._read(self._scaled.pop(id(loss), (None, loss.detach()))[1]) for loss in single]
+        given = [self._scaled.pop(id(loss), (None, loss))[1] for loss in given]  # as they were before a GradScaler
+        plain = [self._read(loss.detach()) for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
         touched = self._touched() if self.attention.awake else ()
-        self._pending.begins(plain, self.facts.backward_begins(losses, touched, retained=retained))
+        self._pending.begins(plain, self.facts.backward_begins(given, touched, retained=retained))
 
     def _read(self, loss: Tensor) -> Value:
         """Return a loss as a number where that waits for no device, and have its update looked at where it stands out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -109,8 +110,50 @@ class Parameters:
             "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),
             "unowned_in_model": sum(key in in_models for key in homeless), "moves": self._moves,
             "moved_at": self._moved_at / self._highest if self._highest else 1.0,
-            "still": still[:MAX_NAMES], "named": bool(models),
+            "still": still[:MAX_NAMES], "named": bool(models), "numbers": sum(p.numel() for model in models for p in model.parameters()),
+            "asleep": _asleep(models),
         }  # fmt: skip
+
+
+_NUMBERS = 4096
+"""Of a tensor whose distribution is looked at (rule of thumb)."""
+
+
+def _asleep(models: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """Return name, numbers and "random" of frozen parameters that have two dimensions or more: whether they are as torch draws them for a new layer.
+
+    That is evenly within 1/sqrt(fan in), or of a recurrent layer 1/sqrt(units), and trained weights are not. Other initialisations are not known.
+    """
+    found = []
+    for model in models:
+        for place, part in model.named_modules():
+            known = isinstance(part, (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase))
+            for name, p in part.named_parameters(recurse=False):
+                if not p.requires_grad and p.ndim > 1:
+                    fan = part.hidden_size if isinstance(part, nn.RNNBase) else p[0].numel()
+                    found.append(
+                        {
+                            "name": f"{place}.{name}".lstrip("."),
+                            "numbers": p.numel(),
+                            "random": known and _even(p, fan**-0.5),
+                        }
+                    )
+    return found
+
+
+def _even(values: Tensor, bound: float, *, least: int = 64, sds: float = 1.95) -> bool:
+    """Tell whether values are drawn evenly from within a bound: Kolmogorov and Smirnov's test, at one in a thousand.
+
+    Args:
+        least: values below which nothing is said (rule of thumb).
+        sds: largest distance between the distributions, times the root of the number of values, that chance explains (0.1 % of cases are beyond).
+    """
+    shares = np.sort(
+        (values.detach().flatten()[:: values.numel() // _NUMBERS + 1].double().cpu().numpy() / bound + 1) / 2
+    )
+    expected = (np.arange(shares.size) + 0.5) / max(shares.size, 1)
+    inside = shares.size >= least and shares[0] > -1e-6 and shares[-1] < 1 + 1e-6
+    return bool(inside and np.abs(shares - expected).max() * shares.size**0.5 < sds)
 
 
 def _plain(value: Any) -> float | None:

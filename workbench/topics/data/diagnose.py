@@ -20,9 +20,9 @@ _STANDARDISE = (
 )
 
 
-def _scale(
-    facts: Facts, *, largest: float, smallest: float, feature_ratio: float, target: float, output_ratio: float, far_ratio: float,
-    far_share: float,
+def scale_finding(
+    facts: Facts, *, largest: float = 10.0, smallest: float = 0.01, feature_ratio: float = 1000.0, target: float = 300.0,
+    output_ratio: float = 100.0, far_ratio: float = 100.0, far_share: float = 0.02,
 ) -> Finding:  # fmt: skip
     """Judge the size of inputs and targets; the arguments are those of `diagnose_data`."""
     found, say = facts["scale"], partial(CODES.finding, "data.scale")
@@ -164,7 +164,7 @@ def diagnose_data(
         no_signal(facts, record.facts.get("generalisation")),
         label_shift(facts, gap, alpha=10 * alpha, small=small_shift, large=large_shift),
         train_validation_shift(facts, gap, alpha=alpha, small=small_shift, large=large_shift),
-        _scale(
+        scale_finding(
             facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
             output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
         ),

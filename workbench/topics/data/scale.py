@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from workbench.errors import WorkbenchError
+from workbench.instruments.norms import KINDS, WEIGHED, first_layer, sizes_of
 from workbench.topics.data.rows import Floats, Sample
 from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
@@ -28,9 +29,6 @@ LEAST, MOST_HELD = 0.001, 0.2
 """Share of a column's cells that a code makes up (rule of thumb: fewer are single rows, more are a kind of example)."""
 MOST = 4096  # examples that the model is shown: a batch of the config, and no more than these (rule of thumb)
 FEW = 8  # rows, or other cells of a column, from which on they have a middle and a deviation (rule of thumb)
-_WEIGHED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def input_scale(sample: Sample) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def input_scale(sample: Sample) -> dict[str, Any]:
         return {"reason": "the inputs are text, or of different sizes"}
     if sample.integers:
         return {"reason": "the inputs are integers, which a model looks up or scales itself"}
-    return {"layer": None} | _sizes(sample.inputs)
+    return {"layer": None} | sizes_of(sample.inputs)
 
 
 def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
@@ -83,8 +81,8 @@ def model_scale(workload: Workload, device: torch.device, *, most: int | None = 
     numbers = isinstance(seen.outputs, Tensor) and labels is not None and labels.is_floating_point()
     if labels is not None and numbers and seen.outputs.numel() == labels.numel():  # they are compared number by number
         outputs = float(seen.outputs.detach().double().square().mean().sqrt())
-        targets = _sizes(labels.detach().double().cpu().reshape(len(labels), -1).numpy()) | {"outputs": outputs}
-    return _first_layer(seen) | {"targets": targets}
+        targets = sizes_of(labels.detach().double().cpu().reshape(len(labels), -1).numpy()) | {"outputs": outputs}
+    return first_layer(seen.called, seen.names) | {"targets": targets}
 
 
 def far_in_the_model(
@@ -124,7 +122,7 @@ def codes_in_the_model(
 def _reached(workload: Workload, device: torch.device, places: list[int]) -> Tensor | None:
     """Return what reaches the first layer with weights, of these rows; None where nobody can tell."""
     seen = _run_forward(workload.replace(train_data=Subset(workload.train_data, places)), device, len(places))
-    taken = next((x for module, x in seen.called if isinstance(module, _WEIGHED)), None) if seen else None
+    taken = next((x for module, x in seen.called if isinstance(module, WEIGHED)), None) if seen else None
     return taken.detach().double().cpu() if isinstance(taken, Tensor) and len(taken) == len(places) else None
 
 
@@ -156,7 +154,7 @@ def _run_forward(workload: Workload, device: torch.device, count: int) -> _Seen 
     handles = [
         module.register_forward_pre_hook(lambda m, args: called.append((m, args[0] if args else None)))
         for module in model.modules()
-        if isinstance(module, (*_WEIGHED, *_NORMS, *_LOOKUPS))
+        if isinstance(module, KINDS)
     ]
     try:
         with torch.no_grad(), autocast(device, config.precision):
@@ -167,40 +165,6 @@ def _run_forward(workload: Workload, device: torch.device, count: int) -> _Seen 
         for handle in handles:
             handle.remove()
     return _Seen(called, outputs, batch, examples, {module: name for name, module in model.named_modules()})
-
-
-def _first_layer(seen: _Seen) -> dict[str, Any]:
-    kinds = [module for module, _ in seen.called]
-    at = next((k for k, module in enumerate(kinds) if isinstance(module, _WEIGHED)), None)
-    if at is None or not isinstance(seen.called[at][1], Tensor):
-        return {"unseen": True}
-    if any(isinstance(module, _LOOKUPS) for module in kinds[:at]):
-        return {"reason": "the model looks its inputs up in an embedding", "lookup": True}
-    if any(isinstance(module, _NORMS) for module in kinds[: at + 2]):
-        return {"reason": "the model normalises its inputs, or what its first layer makes of them"}
-    module, values = seen.called[at]
-    rows = values.detach().double().cpu()
-    axis = 1 if isinstance(module, nn.modules.conv._ConvNd) and rows.dim() > 2 else rows.dim() - 1
-    columns = rows.movedim(axis, -1).reshape(-1, rows.shape[axis]).numpy()
-    return {"layer": [seen.names[module], type(module).__name__]} | _sizes(columns)
-
-
-def _sizes(rows: Floats) -> dict[str, Any]:
-    """Return the sizes of columns; a column that never varies has none."""
-    values = np.where(np.isfinite(rows), rows, 0.0)
-    varies = np.flatnonzero(values.max(0) > values.min(0)) if len(values) else np.empty(0, dtype=np.int64)
-    known = {"columns": values.shape[1], "constant": values.shape[1] - len(varies)}
-    if not len(varies):
-        return known | {"reason": "the inputs never vary"}
-    sizes = np.abs(values[:, varies])
-    share = (sizes > 0).mean(0)
-    sizes[sizes == 0] = np.nan
-    size = np.nanmedian(sizes, axis=0)
-    return known | {
-        "size": float(np.sqrt((share * size**2).mean())), "median": float(np.median(size)), "quarter": float(np.quantile(size, 0.25)),
-        "smallest": float(size.min()), "smallest_at": int(varies[size.argmin()]),
-        "largest": float(size.max()), "largest_at": int(varies[size.argmax()]),
-    }  # fmt: skip
 
 
 def missing_codes(sample: Sample, *, cells: int = 3, rows: int = 12) -> list[dict[str, Any]]:

@@ -15,11 +15,12 @@ from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
 from workbench.topics.loop.known import facts_of, rows_of, where_known
+from workbench.topics.one_batch.diagnose_layers import frozen
 
 OWN_CODES = Codes({
     "loop.no_gradient": "F1.1", "loop.no_update": "F1.1", "loop.unowned_parameters": "F1.1", "loop.optimizer_mismatch": "F1.1",
     "loop.eval_mode_in_training": "F1.1", "loop.train_mode_in_eval": "F1.1", "loop.repeated_batch": "P2.9", "loop.memory_creep": "F1.1",
-    "loop.retained_graph": "F1.1", "loop.no_grad_mode": "F1.1", "loop.decayed_norms": "F7.7",
+    "loop.retained_graph": "F1.1", "loop.no_grad_mode": "F1.1", "loop.decayed_norms": "F7.7", "loop.frozen_random": "F1.1",
 })  # fmt: skip
 CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES, **DATA_CODES, **LOSS_CODES})
 _OF_PARAMETERS = (
@@ -47,6 +48,7 @@ def diagnose_loop(
     floor_share: float = 0.01,
     conversion_share: float = 0.1,
     least_lr: float = 0.1,
+    frozen_frac: float = 0.05,
 ) -> Diagnosis:
     """Judge what was seen of a loop.
 
@@ -64,6 +66,7 @@ def diagnose_loop(
         floor_share: constant part of the loss, or passes in which it lies at a bound, as a share of the loss or of the passes (rule of thumb).
         conversion_share: share of the time of an update that conversions of one line may take that could be left out (rule of thumb).
         least_lr: share of the largest learning rate that an update has to have for its parameters to be judged by it (rule of thumb).
+        frozen_frac: share of a model's parameters that may be frozen as they were drawn, as random features (rule of thumb).
 
     Returns:
         Each code of `CODES` once, with the line of the person's own file where one is to blame.
@@ -86,6 +89,10 @@ def diagnose_loop(
         (["loop.repeated_batch"], lambda: _repeated(facts, repeated_share, least_updates)),
         (["loop.memory_creep"], lambda: _creep(facts, creep_share, creep_bytes, creep_graphs)),
         (["loop.decayed_norms"], lambda: _decayed(record, facts["parameters"], decay_total)),
+        (
+            ["loop.frozen_random"],
+            lambda: frozen(facts["parameters"]["asleep"], max(facts["parameters"]["numbers"], 1), frozen_frac),
+        ),
         (["loop.retained_graph"], lambda: _retained(facts, graph_growth)),
     ]
     findings = [

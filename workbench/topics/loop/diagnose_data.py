@@ -1,4 +1,4 @@
-"""Findings about how a loop gets its data ready: random numbers of its workers, and conversions that cost."""
+"""Findings about how a loop gets its data ready: random numbers of its workers, the size of its inputs, and conversions that cost."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
+from workbench.topics.data.diagnose import scale_finding
 from workbench.topics.loop.known import rows_of, where_known
 
-DATA_CODES = Codes({"data.worker_rng": "P2.9", "loop.conversion": "P1.6"})
+DATA_CODES = Codes({"data.worker_rng": "P2.9", "data.scale": "F1.1", "loop.conversion": "P1.6"})
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
@@ -19,10 +20,17 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     return [
         *where_known(DATA_CODES, ["data.worker_rng"], lambda: _workers(facts["workers"])),
+        *where_known(DATA_CODES, ["data.scale"], lambda: _scale(facts["modes"]["inputs"])),
         *where_known(
             DATA_CODES, ["loop.conversion"], lambda: _conversion(record, facts, conversion_share, least_updates)
         ),
     ]
+
+
+def _scale(inputs: Facts) -> Finding:
+    if dict(inputs).get("unseen"):
+        return DATA_CODES.not_measured("data.scale", "no layer of torch with weights was seen to take the inputs")
+    return scale_finding({"scale": dict(inputs)})
 
 
 def _workers(rows: list[Facts]) -> Finding:

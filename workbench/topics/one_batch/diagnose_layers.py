@@ -174,10 +174,11 @@ def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diag
         reason = why_missing(record.facts, "parameters", "the parameters that are not trained were not examined")
         return Diagnosis.of(record, [PARAMETER_CODES.finding(code, "not_measured", reason) for code in PARAMETER_CODES])
     total = max(int(facts["numbers"]), 1)
-    return Diagnosis.of(record, [_frozen(facts["frozen"], total, small_frac), _unowned(facts, total)])
+    return Diagnosis.of(record, [frozen(facts["frozen"], total, small_frac), _unowned(facts, total)])
 
 
-def _frozen(rows: Sequence[Facts], total: int, small: float) -> Finding:
+def frozen(rows: Sequence[Facts], total: int, small: float) -> Finding:
+    """Return `loop.frozen_random`: `rows` are the frozen parameters, `total` the numbers of all."""
     random, share = _random([row for row in rows if not row.get("waves")], total)
     waves, few = _random(rows, total)[0], "No parameter is frozen."
     if random:
@@ -191,7 +192,7 @@ def _frozen(rows: Sequence[Facts], total: int, small: float) -> Finding:
         "loop.frozen_random", "warn" if wrong else "ok", said, value=share, unit="share of all parameters", threshold=small,
         evidence={"parameters": random},
         advice=[
-            "Load the weights that should be kept (load_state_dict in build_model), or train them: requires_grad_(True).",
+            "Load the weights that should be kept (load_state_dict), or train them: requires_grad_(True).",
             "Where random features are meant, hold them as buffers (register_buffer), which say so.",
         ] if wrong else (),
     )  # fmt: skip

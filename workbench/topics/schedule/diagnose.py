@@ -47,7 +47,7 @@ def diagnose_schedule(
             training ends high on, before the lr came down again.
         jump_frac: a change from one recorded step to the next that is larger than this share of the peak, beyond what the
             steps beside it change by in the same direction, is a jump (rule of thumb); the steps of a staircase downwards
-            are none. Over a gap the share grows with its length.
+            are none, nor are those of a warmup that rises once an epoch. Over a gap the share grows with its length.
         restart_frac: a climb of more than this share of the peak above the trough of a decay is a restart (rule of thumb).
         decay_frac: a fall by more than this share of the peak is a decay (rule of thumb).
         collapse_frac: at or below this share of the peak the lr counts as gone (rule of thumb).
@@ -106,11 +106,18 @@ def _jumps(steps: IntArray, lr: FloatArray, jump_frac: float) -> list[dict[str, 
     sign = np.sign(change)
     ramp = np.maximum(np.maximum(slope[:-2] * sign, slope[2:] * sign), 0.0) * gap  # a ramp goes on in its direction
     flat = (np.abs(padded[:-2]) < FLAT) & (np.abs(padded[2:]) < FLAT)
-    staircase = flat & (change < 0)  # from one plateau down to the next: a step decay
+    rises = (np.minimum(change, 0.0).cumsum() > -FLAT) & _in_epochs(steps[1:][np.abs(change) > FLAT])
+    staircase = flat & ((change < 0) | rises)  # from one plateau to the next: a step decay, or a warmup in epochs
     begins = (np.arange(change.size) == 0) & ((lr[:-1] == 0) | (gap > 1))  # a ramp of one step, or not seen
     allowed = jump_frac * np.maximum(gap / np.median(gap), 1.0)  # what happened within a gap is not known
     found = np.flatnonzero((np.abs(change) > allowed + STEEPER * ramp) & ~staircase & ~begins)
     return [{"step": int(steps[k + 1]), "change_frac": float(change[k])} for k in found]
+
+
+def _in_epochs(changes: IntArray, least: int = 3) -> bool:
+    """Tell whether the lr changes at multiples of one interval alone, `least` times or more (rule of thumb): a scheduler is stepped once an epoch."""
+    every = int(np.diff(changes).min()) if changes.size >= least else 1
+    return every > 1 and not (changes % every).any()
 
 
 def _climbs(steps: IntArray, lr: FloatArray, restart_frac: float, decay_frac: float) -> list[dict[str, Any]]:
