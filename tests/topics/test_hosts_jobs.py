@@ -279,7 +279,7 @@ def test_the_command_prints_what_to_do_about_what_is_wrong(
     monkeypatch.setattr(hosts_study, "rehearse", lambda *_, **__: (found, wb.hosts.areas(found)))
     assert cli.main(["hosts", "mine", "--hosts", "2", "--fail-on", "warn"]) == (0 if good else 3)
     said = capsys.readouterr().out
-    assert ("\n- Join sums and counts of all ranks with all_reduce" in said) != good
+    assert ("\n1. Join sums and counts of all ranks with all_reduce" in said) != good
 
 
 # Who listens where: what is rehearsed on this machine cannot be reached from another one.

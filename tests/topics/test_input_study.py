@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_a_loader_with_its_step(mine: str, tmp_path: Path, capsys: pytest.Captur
     assert cli.main(words) == VERDICT
     shown = " ".join(capsys.readouterr().out.split())
     assert "latency in Items.__getitem__" in shown
-    assert "- Copy the data next to the training process" in shown
+    assert re.search(r"What to try next: 1\. .*Copy the data next to the training process", shown)
     assert f"Folder: {out}" in shown
     said = json.loads((out / "diagnosis.json").read_text())
     assert (said["verdict"], said["command"].startswith("workbench input")) == ("warn", True)
