@@ -247,3 +247,17 @@ def test_diagnose_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert "stability.headroom" in Path("runs/q/report.html").read_text()
     assert cli.main(["diagnose", "quadratic", "--steps", "30", "--out", "runs/q"]) == 1
     assert "another study" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan"], "give a WORKLOAD"),
+        (["plan", "digits_mlp", "valley"], "one WORKLOAD is diagnosed at a time"),
+        (["plan", "digits_mlp", "--steps", "0"], "--steps 0 must be at least 1"),
+        (["plan", "--budget", "0.1x", "--", "python", "x.py"], "less than one run of the program"),
+    ],
+)
+def test_a_plan_refuses_what_a_diagnosis_does(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err

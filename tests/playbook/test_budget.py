@@ -118,6 +118,57 @@ def test_a_training_that_takes_longer_than_a_third_of_the_time_is_judged_by_its_
         wb.diagnose_function(endless, tmp_path / "other", budget="0.5x")
 
 
+def test_a_first_look_for_a_time_goes_on_whatever_a_run_takes_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_s in (1.0, 1.3, 10.0):
+        monkeypatch.setattr("workbench.playbook.plan.run_seconds", lambda *_, run_s=run_s: run_s)
+        workload = small_workload(config={"total_steps": 400})
+        wb.diagnose(workload, out=tmp_path / "s", steps=200, budget="0.9s", command="c")
+        record = wb.open(tmp_path / "s")
+        assert set(record.trials["total_steps"]) == {50}
+        assert record.facts["first_look"] == {"steps": 50, "whole": 200}
+
+
+@pytest.mark.parametrize("whole", [40, 119, 400, 5107, 99_991])
+def test_the_least_budget_that_is_told_is_taken(whole: int) -> None:
+    with pytest.raises(UsageError) as error:
+        Budget.parse(f"{20 / whole:.6f}x").first_look(whole, None)
+    least = Budget.parse(str(error.value).rsplit(" ", 1)[1].rstrip("."))
+    assert (least.first_look(whole, None) or whole) >= 20
+
+
+def test_a_config_that_diverges_at_once_has_a_plan_without_times() -> None:
+    plan = plan_diagnosis(small_workload(config={"peak_lr": 1e30}), budget=Budget.parse("2h"))
+    assert plan.run_s is None
+    assert "nan" not in str(plan)
+
+
+def falls_below_zero(run: FunctionRun) -> None:
+    """As a likelihood does; the runs after the first one are ended early, as by patience."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    CALLS.append(len(CALLS))
+    for _ in range(60 if len(CALLS) == 1 else 40):
+        optimizer.zero_grad()
+        (-1 - weight.sum() + 4 + 0.001 * torch.randn(4).sum()).backward()
+        optimizer.step()
+
+
+CALLS: list[int] = []
+
+
+def test_a_run_that_ends_early_with_a_better_loss_below_zero_has_not_diverged(tmp_path: Path) -> None:
+    CALLS.clear()
+    wb.diagnose_function(falls_below_zero, tmp_path / "s", budget="3x")
+    record = wb.open(tmp_path / "s")
+    losses = record.steps.groupby("trial")["loss"].agg(["first", "last"])
+    assert len(losses) > 1
+    assert (losses["last"] < losses["first"]).all()
+    assert "diverged" not in set(record.trials["state"])
+
+
 @pytest.mark.parametrize("budget", ["1x", "3x", "9x"])
 def test_a_plan_costs_no_more_than_its_budget_and_says_what_stays_open(budget: str) -> None:
     plan = plan_diagnosis(small_workload(config={"total_steps": STEPS}), budget=Budget.parse(budget))

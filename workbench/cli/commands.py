@@ -46,21 +46,13 @@ def diagnose(args: argparse.Namespace) -> int:
         raise UsageError(
             "--note is empty: say in a few words why this is run, or leave --note out for a generated one."
         )
-    if args.steps is not None and args.steps < 1:
-        raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+    _check_steps(args)
     if "--" in args.words:
         words = args.words[args.words.index("--") + 1 :]
         with ended_like_ctrl_c():
             found = _program(args, words)
         return _show_diagnosis(found, args)
-    if args.rest:
-        raise UsageError(
-            f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains goes after --."
-        )
-    if args.workload is None:
-        raise UsageError(
-            "give a WORKLOAD, or a command that trains after --, as in `workbench diagnose -- python train.py`."
-        )
+    _check_workload(args)
     trainer = None
     if args.trainer == "parameter_server":
         from workbench.parameter_server.training.trainer import ParameterServerTrainer
@@ -84,6 +76,23 @@ def diagnose(args: argparse.Namespace) -> int:
         progress=True,
     )
     return _show_diagnosis(diagnosis, args)
+
+
+def _check_steps(args: argparse.Namespace) -> None:
+    if args.steps is not None and args.steps < 1:
+        raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
+
+
+def _check_workload(args: argparse.Namespace) -> None:
+    """Refuse what is not exactly one workload."""
+    if args.rest:
+        raise UsageError(
+            f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains goes after --."
+        )
+    if args.workload is None:
+        raise UsageError(
+            "give a WORKLOAD, or a command that trains after --, as in `workbench diagnose -- python train.py`."
+        )
 
 
 def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
@@ -116,9 +125,11 @@ def _program_plan(args: argparse.Namespace) -> str:
 
 def plan(args: argparse.Namespace) -> int:
     """Print what `diagnose` with the same arguments would train, what it would tell, and its price; train a few updates for the price."""
+    _check_steps(args)
     if "--" in args.words:
         print(_program_plan(args))
         return RAN
+    _check_workload(args)
     from workbench.playbook.plan import plan_diagnosis
     from workbench.studies.budget import Budget
     from workbench.train.trainer import Trainer

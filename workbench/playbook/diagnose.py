@@ -21,7 +21,7 @@ from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK, as_first_look
 from workbench.playbook.plan import SEARCH_RUNS, plan_diagnosis
-from workbench.record.folder import write_json
+from workbench.record.folder import read_json, write_json
 from workbench.record.read import StudyRecord, open_record
 from workbench.record.roles import Role
 from workbench.schedules import cap_steps, prepend_warmup
@@ -107,9 +107,7 @@ class _Walk:
         session.collect("architecture", lambda: collect_architecture(session.workload, session.config, session.device))
         session.collect("data", lambda: collect_data(session.workload, device=session.device))
         if session.budget.look:
-            session.facts(
-                **{FIRST_LOOK: {"steps": session.config.total_steps, "whole": session.workload.config.total_steps}}
-            )
+            session.facts(**{FIRST_LOOK: {"steps": session.config.total_steps, "whole": session.budget.whole}})
         session.facts(own_config=session.workload.config.to_dict())
         if diagnose_preflight(session.record)["data.nonfinite"].status == "fail":
             return
@@ -288,9 +286,16 @@ def diagnose(
     workload = load_workload(workload) if isinstance(workload, str) else workload
     check_workload(workload)
     limit = None if budget is None else Budget.parse(budget)
-    timed = limit is not None and limit.seconds < math.inf
+    begun = _first_look_in(out) if limit is not None and (limit.seconds < math.inf or limit.runs < 1) else None
+    timed = begun is None and limit is not None and limit.seconds < math.inf
     plan = plan_diagnosis(
-        workload, budget=limit, steps=steps, proof_seeds=proof_seeds, timed=timed, trainer=Trainer(device=device)
+        workload,
+        budget=limit,
+        steps=steps,
+        proof_seeds=proof_seeds,
+        timed=timed,
+        begun=begun,
+        trainer=Trainer(device=device),
     )
     if progress:
         print(plan, file=sys.stderr)
@@ -302,6 +307,7 @@ def diagnose(
     more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
     if plan.steps < plan.whole and limit is not None:
+        limit.whole = plan.whole
         steps, limit = plan.steps, replace(limit, runs=limit.runs * plan.whole / plan.steps, look=True)
     with open_session(
         workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
@@ -316,6 +322,14 @@ def diagnose(
 
     write_report(open_record(record.path), diagnosis, record.path / "report.html")
     return diagnosis
+
+
+def _first_look_in(out: str | Path | None) -> int | None:
+    """Return the updates of the runs of a first look that is in this folder already: a time is not measured anew to go on with it."""
+    if out is None or not (Path(out) / "study.json").exists():
+        return None
+    look = read_json(Path(out) / "study.json")["facts"].get(FIRST_LOOK)
+    return None if look is None else int(look["steps"])
 
 
 _Judges = Mapping[str, Callable[[StudyRecord], Diagnosis]]

@@ -89,6 +89,7 @@ def plan_diagnosis(
     proof_seeds: int = 3,
     trainer: Trainer | None = None,
     timed: bool = True,
+    begun: int | None = None,
 ) -> Plan:
     """Return what `diagnose` with the same arguments will train.
 
@@ -98,12 +99,13 @@ def plan_diagnosis(
         steps: length of a full trial; None is the baseline's.
         proof_seeds: as for `diagnose`.
         trainer: what times it.
+        begun: updates of the runs of a first look that is gone on with; None where none was begun.
         timed: measure what a run takes, by a few updates and one evaluation.
     """
     budget = budget or Budget()
     whole = at_length(workload.config, steps)
     run_s = run_seconds(workload, whole, trainer or Trainer()) if timed else None
-    short = budget.first_look(whole.total_steps, run_s)
+    short = begun or budget.first_look(whole.total_steps, run_s)
     length = short or whole.total_steps
     run_s = None if run_s is None else run_s * length / whole.total_steps
     runs = budget.runs * whole.total_steps / length
@@ -119,6 +121,7 @@ def plan_diagnosis(
 def plan_program(budget: Budget | None, *, seeds: int) -> Plan:
     """Return what the diagnosis of a program with the same arguments will run, in runs: only the first one shows their length."""
     budget = budget or Budget()
+    budget.check_whole()
     late = [f"{_LATE}, where a run takes longer than a third of {budget.text}"] if budget.seconds < math.inf else []
     stages, missing = _stages(budget, budget.runs, seeds, late)
     return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing))  # fmt: skip
@@ -157,6 +160,8 @@ def run_seconds(workload: Workload, config: TrainConfig, trainer: Trainer) -> fl
         evals = record.evals.drop_duplicates(["step", "split"])
         evaluation_s = float(evals["seconds"].sum()) / max(evals["step"].nunique(), 1)
     every = config.eval_interval
+    if not math.isfinite(update_s + evaluation_s):
+        return None
     return config.total_steps * update_s + (config.total_steps // every + 1) * evaluation_s
 
 

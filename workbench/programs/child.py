@@ -94,6 +94,8 @@ class Observed:
         self._patterns += [(name, re.compile(pattern)) for name, pattern in trial["patterns"].items()]
         for name in ("factor", "warmup_steps", "max_grad_norm", "stop_after", "stop_s"):
             setattr(self._change, name, trial.get(name))
+        if _world() > 1:  # the clocks of several processes differ: one would wait for another that has ended
+            self._change.stop_s = None
         self._change.constants = trial.get("constants") or {}
         self._change.unclipped = bool(trial.get("unclipped"))
         set_seeds(int(trial["seed"]))

@@ -60,10 +60,15 @@ class RayCommand(Command):
             call = self.cluster.submit(run_there, given, here, dict(trial), threads, cpus=threads or 1, gpus=self.gpus)  # fmt: skip
             ended = self.calls[call] = threading.Event()
             try:
+                if self.stopped.is_set():
+                    raise KeyboardInterrupt
                 found: Outcome = self.cluster.answer(call)
                 return found
             except WorkerLost as error:
                 lost = error
+            except BaseException:
+                self.cluster.cancel(call, force=False)
+                raise
             finally:
                 ended.set()
                 self.calls.pop(call)

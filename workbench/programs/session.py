@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from workbench.config import TrainConfig
 from workbench.curves.trial_curves import one_batch
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import UsageError
 from workbench.findings.first_look import FIRST_LOOK
 from workbench.programs.command import Outcome
 from workbench.programs.layout import FIRST_RUN
@@ -80,48 +81,50 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
 
 
 _NEAR_MISSES = 2
-"""Lines with a metric's words and a number that its pattern does not match, none that it does, after which a run is ended (rule of thumb)."""
+"""Lines with a metric's words and a number, none of which its pattern matches, after which a better pattern is told (rule of thumb)."""
+_LOOK_S = 2.0
 
 
 def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
-    """Return a pattern for what these lines print where they have the words of `pattern` and a number, and none matches it; else None."""
+    """Return a pattern for what these lines print where they begin with the words of `pattern` and a number, and none matches it; else None."""
     text = re.sub(r"\\.|\[[^]]*\]", " ", pattern.partition("(")[0])
     words = [re.escape(word) for word in re.findall(r"[A-Za-z0-9]+", text)]
     if not words or any(re.search(pattern, line) for line in lines):
         return None
-    near = re.compile(rf"({'[^A-Za-z0-9]{0,3}'.join(words)}[^A-Za-z0-9+-]{{0,5}})[+-]?\d", re.IGNORECASE)
+    near = re.compile(
+        rf"(?<![A-Za-z0-9_])({'[^A-Za-z0-9]{0,3}'.join(words)}[^A-Za-z0-9+-]{{0,5}})[+-]?\d", re.IGNORECASE
+    )
     found = [match[1] for match in map(near.search, lines) if match]
     return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if len(found) >= _NEAR_MISSES else None
 
 
 @contextmanager
-def _stopped_by_near_miss(given: Repeatable, told: Path) -> Iterator[None]:
-    """End the run in the block, and say so, once it prints the metric in another way than its pattern has it: nobody has to wait for its end."""
-    better: list[str] = []
+def _told_of_near_miss(given: Repeatable, told: Path) -> Iterator[None]:
+    """Say it once the run in the block prints the metric in another way than its pattern has it; whether it waits for the end is the person's choice."""
     done = threading.Event()
 
     def look() -> None:
-        pattern = next(iter(given.patterns.values()))
-        while not done.wait(0.5):
-            with suppress(OSError):
-                found = near_miss(pattern, (told / "output.txt").read_text(errors="replace").splitlines())
-                if found is not None:
-                    better.append(found)
-                    given.stop()
-                    return
+        pattern, lines, read = next(iter(given.patterns.values())), list[str](), 0
+        while not done.wait(_LOOK_S):
+            with suppress(OSError), (told / "output.txt").open(errors="replace") as file:
+                file.seek(read)
+                lines += [line for line in file.read().splitlines() if any(c.isdigit() for c in line)]
+                read = file.tell()
+            if any(re.search(pattern, line) for line in lines):
+                return
+            better = near_miss(pattern, lines)
+            if better is not None:
+                print(
+                    f"\nmetric={pattern!r} matches no line so far; for one with its words: {better!r}. Ctrl-C ends the run.",
+                    file=sys.stderr,
+                )
+                return
 
     watcher = threading.Thread(target=look, name="metric", daemon=True)
     if given.patterns:
         watcher.start()
     try:
         yield
-    except (WorkbenchError, KeyboardInterrupt):
-        if better:
-            pattern = next(iter(given.patterns.values()))
-            raise UsageError(
-                f"metric={pattern!r} matches no line so far, and lines with its words were printed, so the run was ended. Try {better[0]!r}."
-            ) from None
-        raise
     finally:
         done.set()
 
@@ -132,7 +135,8 @@ def open_program(
     note: str | None, **options: Any,
 ) -> Iterator[ProgramSession]:  # fmt: skip
     """Open a study of a command or a function: run it unchanged first, or read what an interrupted call has found."""
-    budget = _whole_runs(options.get("budget"))
+    budget: Budget = options.get("budget") or Budget()
+    budget.check_whole()
     settings = given.settings | {"steps": steps, "select": select, "mode": mode, "seeds": seeds}
     begun = unfinished(given.name, "program", {"workload": given.name, "settings": settings})
     path = Path(out) if out is not None else begun or default_folder(given.name, "program")
@@ -148,13 +152,13 @@ def open_program(
         try:
             with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
                 bar.status("the command as it is")
-                with _stopped_by_near_miss(given, scratch / "0" / "told"):
+                with _told_of_near_miss(given, scratch / "0" / "told"):
                     outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads, stop_s=budget.run_s)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if select == "train/loss" and LOGGED in _told(outcome):
             select = LOGGED
-        _check_metric(given, outcome, select)
+        _check_metric(given, outcome, select, budget)
         config = _config(outcome, select=select, select_mode=mode)
         full = one_batch(outcome.facts["loop"])
         cut = steps is None and bool(outcome.facts["stopped"]) and not outcome.facts["diverged"]
@@ -197,16 +201,6 @@ def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, 
     )  # fmt: skip
 
 
-def _whole_runs(budget: Budget | None) -> Budget:
-    """Return the budget, refused where it is a part of a run whose length nobody knows before it ends."""
-    if budget is not None and budget.runs < 1:
-        raise UsageError(
-            f"budget={budget.text!r} is less than one run of the program, whose length is not known before it ends. Give at least 1x; or a "
-            "time, as 10m, of which each run takes a third at most; or shorter runs: steps=... (--steps)."
-        )
-    return budget or Budget()
-
-
 def _note(given: Repeatable, outcome: Outcome | None) -> str:
     seeded = outcome.facts.get("seeded") if outcome is not None else None
     return f"diagnosis of `{given.shown}`" + (
@@ -227,11 +221,16 @@ def _told(outcome: Outcome) -> set[str]:
     return {"/".join(place_of(str(row["name"]))) for row in outcome.metrics}
 
 
-def _check_metric(command: Repeatable, outcome: Outcome, select: str) -> None:
+def _check_metric(command: Repeatable, outcome: Outcome, select: str, budget: Budget) -> None:
     metric = select.split("/", 1)[1]
     if select == "train/loss" or select in _told(outcome):
         return
     told = sorted({str(row["name"]) for row in outcome.metrics})
+    if budget.run_s is not None and outcome.facts["stopped"]:
+        raise UsageError(
+            f"the budget of {budget.text} ended the first run after {outcome.updates} updates and a third of it, before the metric {metric!r} was "
+            "told. Give more time, or leave metric (--metric) out: the training loss is compared then."
+        )
     if command.patterns:
         raise UsageError(
             f"metric={next(iter(command.patterns.values()))!r} matches no line with a number that the program printed in {outcome.updates} updates. It printed "

@@ -193,6 +193,13 @@ def replaced_constants(config: TrainConfig, own: TrainConfig) -> dict[str, Any]:
     return found | ({"betas": betas} if betas != [own.beta1, own.beta2] else {})
 
 
+def _rose(losses: Sequence[float]) -> bool:
+    """Tell whether the last tenth of losses lies above the largest of the first one by more than its size, whatever their sign."""
+    part = max(len(losses) // 10, 1)
+    first, last = max(losses[:part], default=math.nan), float(np.mean(losses[-part:] or [math.nan]))
+    return last - first > (_GIVEN_UP - 1.0) * abs(first)
+
+
 def write_outcome(
     writer: TrialWriter, config: TrainConfig, outcome: Outcome, *, own: TrainConfig | None = None
 ) -> None:
@@ -214,7 +221,7 @@ def write_outcome(
     elif crashed:
         event["said"] = " ".join(outcome.tail.split()[-40:])
     diverged = bool(losses) and not math.isfinite(losses[-1]) and not fault
-    given_up = updates < config.total_steps and bool(losses) and losses[-1] > _GIVEN_UP * max(losses[: max(updates // 10, 1)])  # fmt: skip
+    given_up = updates < config.total_steps and _rose(losses)
     if (crashed or given_up) and not fault and changed and updates and not diverged:
         columns = {name: [*values, math.nan if name != "lr" else values[-1]] for name, values in columns.items()}
         updates, diverged = updates + 1, True

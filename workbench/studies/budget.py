@@ -35,6 +35,7 @@ class Budget:
         seconds: of this call; `inf` where runs are what counts.
         reserved: baseline runs that are kept for the proof, while others ask.
         look: whether it pays for runs shorter than the baseline alone.
+        whole: updates of the baseline's own run, where a first look is shorter.
         ended: what could not be paid for, "" while all could.
     """
 
@@ -43,6 +44,7 @@ class Budget:
     seconds: float = math.inf
     reserved: float = 0.0
     look: bool = False
+    whole: int = 0
     ended: str = ""
     _began: float = field(default_factory=time.monotonic)
 
@@ -85,9 +87,21 @@ class Budget:
             least = _LOOK_RUNS * _LOOK_STEPS / steps
             raise UsageError(
                 f"budget={self.text!r} pays for {paid * steps:,.0f} updates of the baseline's {steps:,}, and a first look takes at least "
-                f"{_LOOK_RUNS:.0f} runs of {_LOOK_STEPS}. Give at least {min(2 * least, 1.0):.2g}x."
+                f"{_LOOK_RUNS:.0f} runs of {_LOOK_STEPS}. Give at least {min(math.ceil(200 * least) / 100, 1.0):g}x."
             )
         return short
+
+    def check_whole(self) -> None:
+        """Refuse a part of a run, for a training whose length nobody knows before it ends.
+
+        Raises:
+            UsageError: it is less than one baseline run.
+        """
+        if self.runs < 1:
+            raise UsageError(
+                f"budget={self.text!r} is less than one run of the program, whose length is not known before it ends. Give at least 1x; or a "
+                "time, as 10m, of which each run takes a third at most; or shorter runs: steps=... (--steps)."
+            )
 
     @property
     def run_s(self) -> float | None:
