@@ -63,6 +63,16 @@ def test_a_jump_is_told_at_its_real_step() -> None:
     assert (found.status, found.step) == ("warn", 202)
 
 
+@pytest.mark.parametrize(("lr", "first"), [
+    (2.0 ** (T // 50), 250), (0.1 + 0.3 * sum(k <= T for k in (300, 320, 340)), 300),
+], ids=["doubled every epoch", "late"])  # fmt: skip
+def test_steps_upwards_that_do_not_end_early_are_no_warmup(lr: np.ndarray, first: int) -> None:
+    """Each is more than a tenth of the peak from `first` on."""
+    found = diagnose(lr)["schedule.discontinuity"]
+    assert (found.status, found.step) == ("warn", first)
+    assert diagnose(lr, planned=lr)["schedule.discontinuity"].status == "ok"
+
+
 def test_a_restart_warns_unless_it_was_planned() -> None:
     lr = 0.5 * (1 + np.cos(np.pi * (T % 100) / 100))
     finding = diagnose(lr)["schedule.restarts"]

@@ -146,7 +146,7 @@ def first_layer(called: Sequence[tuple[nn.Module, Any]], names: Mapping[nn.Modul
     """Return the size of what reaches the first layer with weights: `called` are layers in the order of their calls, with their first argument.
 
     Returns:
-        "layer" (name and type) and `sizes_of`; "reason": it does not apply; "unseen": no layer with weights was called.
+        "layer" (name and type) and `sizes_of`; "reason": it does not apply; "unseen": no layer with weights was called, or with one row.
     """
     kinds = [module for module, _ in called]
     at = next((k for k, module in enumerate(kinds) if isinstance(module, WEIGHED)), len(kinds))
@@ -157,16 +157,18 @@ def first_layer(called: Sequence[tuple[nn.Module, Any]], names: Mapping[nn.Modul
     if any(isinstance(module, _NORMS) for module in kinds[: at + 2]):
         return {"reason": "the model normalises its inputs, or what its first layer makes of them"}
     module, values = called[at]
-    rows = values.detach().double().cpu()
+    rows = values.detach().cpu().double()  # not every accelerator has float64
     axis = 1 if isinstance(module, nn.modules.conv._ConvNd) and rows.dim() > 2 else rows.dim() - 1
     columns = rows.movedim(axis, -1).reshape(-1, rows.shape[axis]).numpy()
     return {"layer": [names.get(module, ""), type(module).__name__]} | sizes_of(columns)
 
 
 def sizes_of(rows: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the sizes of columns; a column that never varies has none."""
+    """Return the sizes of columns; a column that never varies has none, and of fewer than two rows nothing is known ("unseen")."""
+    if len(rows) < 2:
+        return {"unseen": True}
     values = np.where(np.isfinite(rows), rows, 0.0)
-    varies = np.flatnonzero(values.max(0) > values.min(0)) if len(values) else np.empty(0, dtype=np.int64)
+    varies = np.flatnonzero(values.max(0) > values.min(0))
     known = {"columns": values.shape[1], "constant": values.shape[1] - len(varies)}
     if not len(varies):
         return known | {"reason": "the inputs never vary"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -123,22 +124,32 @@ def _asleep(models: Iterable[nn.Module]) -> list[dict[str, Any]]:
     """Return name, numbers and "random" of frozen parameters that have two dimensions or more: whether they are as torch draws them for a new layer.
 
     That is evenly within 1/sqrt(fan in), or of a recurrent layer 1/sqrt(units), and trained weights are not. Other initialisations are not known.
+    Left out: a model that is frozen as a whole, beside a trained one of the same names and shapes, as a target network or a teacher is; and
+    parameters without values here, or whose type holds them in its own way, as quantised ones.
     """
-    found = []
+    parts: list[list[nn.Module]] = [[], []]
     for model in models:
+        parts[any(p.requires_grad for p in model.parameters())].append(model)
+    still, trained = parts
+    shapes = [_shapes(model) for model in trained]
+    found = []
+    for model in (*trained, *(model for model in still if _shapes(model) not in shapes)):
         for place, part in model.named_modules():
             known = isinstance(part, (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase))
             for name, p in part.named_parameters(recurse=False):
-                if not p.requires_grad and p.ndim > 1:
-                    fan = part.hidden_size if isinstance(part, nn.RNNBase) else p[0].numel()
-                    found.append(
-                        {
-                            "name": f"{place}.{name}".lstrip("."),
-                            "numbers": p.numel(),
-                            "random": known and _even(p, fan**-0.5),
-                        }
-                    )
+                if p.requires_grad or p.ndim < 2 or p.is_meta or not p.numel():
+                    continue
+                fan = part.hidden_size if isinstance(part, nn.RNNBase) else p.shape[1:].numel()
+                with contextlib.suppress(RuntimeError, TypeError, ValueError):  # as of values that are packed
+                    values = p.to_local() if hasattr(p, "to_local") else p  # a DTensor's own shard
+                    if type(values) in (Tensor, nn.Parameter):
+                        random = known and _even(values, fan**-0.5)
+                        found.append({"name": f"{place}.{name}".lstrip("."), "numbers": p.numel(), "random": random})
     return found
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: p.shape for name, p in model.named_parameters()}
 
 
 def _even(values: Tensor, bound: float, *, least: int = 64, sds: float = 1.95) -> bool:
@@ -149,7 +160,7 @@ def _even(values: Tensor, bound: float, *, least: int = 64, sds: float = 1.95) -
         sds: largest distance between the distributions, times the root of the number of values, that chance explains (0.1 % of cases are beyond).
     """
     shares = np.sort(
-        (values.detach().flatten()[:: values.numel() // _NUMBERS + 1].double().cpu().numpy() / bound + 1) / 2
+        (values.detach().flatten()[:: values.numel() // _NUMBERS + 1].cpu().double().numpy() / bound + 1) / 2
     )
     expected = (np.arange(shares.size) + 0.5) / max(shares.size, 1)
     inside = shares.size >= least and shares[0] > -1e-6 and shares[-1] < 1 + 1e-6

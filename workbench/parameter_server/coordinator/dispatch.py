@@ -264,7 +264,8 @@ class Dispatcher:
         """Tell of a server's death, once for each of its lives, also where no closure asks it anything (behaviours 61 to 63)."""
         while not self._stopped.wait(HEALTH_S):
             self._look_at_servers()
-            self._sweep()
+            with contextlib.suppress(Exception):  # what could not be freed costs memory; deaths are still to be told
+                self._sweep()
 
     def _look_at_servers(self) -> None:
         for index, first in self._servers.items():

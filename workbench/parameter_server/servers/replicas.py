@@ -81,8 +81,9 @@ def replica_of(
 
 def forget_replicas(cluster: str, name: str | None = None) -> None:
     """Drop the replicas of a cluster that ended, or of one placed module."""
-    for key in [key for key in _REPLICAS if key[0] == cluster and name in (None, key[1])]:
-        del _REPLICAS[key]
+    for key in list(_REPLICAS):  # workers that are threads make replicas meanwhile
+        if key[0] == cluster and name in (None, key[1]):
+            _REPLICAS.pop(key, None)
 
 
 def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.Parameter]:

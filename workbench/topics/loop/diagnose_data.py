@@ -29,7 +29,9 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
 
 def _scale(inputs: Facts) -> Finding:
     if dict(inputs).get("unseen"):
-        return DATA_CODES.not_measured("data.scale", "no layer of torch with weights was seen to take the inputs")
+        return DATA_CODES.not_measured(
+            "data.scale", "no layer of torch with weights was seen to take the inputs of two examples or more"
+        )
     return scale_finding({"scale": dict(inputs)})
 
 

@@ -29,6 +29,7 @@ def diagnose_schedule(
     planned: FloatArray | None = None,
     restarts_planned: bool = False,
     jump_frac: float = 0.1,
+    warmup_frac: float = 0.5,
     restart_frac: float = 0.25,
     decay_frac: float = 0.01,
     collapse_frac: float = 1e-3,
@@ -48,6 +49,8 @@ def diagnose_schedule(
         jump_frac: a change from one recorded step to the next that is larger than this share of the peak, beyond what the
             steps beside it change by in the same direction, is a jump (rule of thumb); the steps of a staircase downwards
             are none, nor are those of a warmup that rises once an epoch. Over a gap the share grows with its length.
+        warmup_frac: a rise by the epoch is a warmup where it ends within this share of the steps (rule of thumb: one-cycle policies
+            rise for 30 to 45 % of them).
         restart_frac: a climb of more than this share of the peak above the trough of a decay is a restart (rule of thumb).
         decay_frac: a fall by more than this share of the peak is a decay (rule of thumb).
         collapse_frac: at or below this share of the peak the lr counts as gone (rule of thumb).
@@ -68,8 +71,9 @@ def diagnose_schedule(
     plan = (steps[:0], lr[:0]) if planned is None else _at_steps(planned, steps)
     climbs = _climbs(steps, lr, restart_frac, decay_frac)
     surprising, matched = _unmatched(climbs, _climbs(*plan, restart_frac, decay_frac))
-    meant = {j["step"] for j in _jumps(*plan, jump_frac)}
-    others = [j for j in _jumps(steps, lr, jump_frac) if j["step"] not in meant]
+    warm = warmup_frac * max(curve.total_steps, int(steps[-1]) + 1)
+    meant = {j["step"] for j in _jumps(*plan, jump_frac, warm)}
+    others = [j for j in _jumps(steps, lr, jump_frac, warm) if j["step"] not in meant]
     jumps = [j for j in others if not any(_is_part(j, climb, restart_frac) for climb in surprising)]
     restarts = _restarts(climbs, climbs if restarts_planned else matched, evidence)
     if restarts_planned:
@@ -97,8 +101,8 @@ def _at_steps(planned: FloatArray, steps: IntArray) -> tuple[IntArray, FloatArra
     return steps[known], plan[steps][known]
 
 
-def _jumps(steps: IntArray, lr: FloatArray, jump_frac: float) -> list[dict[str, Any]]:
-    """Return steps at which the lr changes by more than its neighbourhood does, as shares of the peak."""
+def _jumps(steps: IntArray, lr: FloatArray, jump_frac: float, warm: float) -> list[dict[str, Any]]:
+    """Return steps at which the lr changes by more than its neighbourhood does, as shares of the peak; a warmup ends by step `warm`."""
     if lr.size < 2 or not lr.max() > 0:
         return []
     change, gap = np.diff(lr) / lr.max(), np.diff(steps)
@@ -106,7 +110,8 @@ def _jumps(steps: IntArray, lr: FloatArray, jump_frac: float) -> list[dict[str, 
     sign = np.sign(change)
     ramp = np.maximum(np.maximum(slope[:-2] * sign, slope[2:] * sign), 0.0) * gap  # a ramp goes on in its direction
     flat = (np.abs(padded[:-2]) < FLAT) & (np.abs(padded[2:]) < FLAT)
-    rises = (np.minimum(change, 0.0).cumsum() > -FLAT) & _in_epochs(steps[1:][np.abs(change) > FLAT])
+    rises = np.minimum(change, 0.0).cumsum() > -FLAT
+    rises &= _in_epochs(steps[1:][np.abs(change) > FLAT]) and steps[1:][rises & (change > FLAT)].max(initial=0) <= warm
     staircase = flat & ((change < 0) | rises)  # from one plateau to the next: a step decay, or a warmup in epochs
     begins = (np.arange(change.size) == 0) & ((lr[:-1] == 0) | (gap > 1))  # a ramp of one step, or not seen
     allowed = jump_frac * np.maximum(gap / np.median(gap), 1.0)  # what happened within a gap is not known
