@@ -232,8 +232,11 @@ def _check_metric(command: Repeatable, outcome: Outcome, select: str, budget: Bu
             "told. Give more time, or leave metric (--metric) out: the training loss is compared then."
         )
     if command.patterns:
+        pattern = next(iter(command.patterns.values()))
+        better = near_miss(pattern, outcome.tail.splitlines())
+        fits = f" {better!r} fits what it printed." if better else ""
         raise UsageError(
-            f"metric={next(iter(command.patterns.values()))!r} matches no line with a number that the program printed in {outcome.updates} updates. It printed "
+            f"metric={pattern!r} matches no line with a number that the program printed in {outcome.updates} updates.{fits} It printed "
             f"last: {' '.join(outcome.tail.split()[-30:])}"
         )
     raise UsageError(
