@@ -227,15 +227,15 @@ def test_an_alarm_is_settled_where_the_lr_it_names_is_not_adopted(
 CHANCE = 1.05
 
 
-def learned(ends, *, start=1.1, sd=0.05, rate=10.0, total=400, chance=CHANCE):
+def learned(ends, *, start=1.1, sd=0.05, rate=10.0, total=400, chance=CHANCE, scale=0.1, found=True):
     """`lr.nothing_learns` of runs from `start` to one end an lr, with the same noise of minibatches at every lr."""
     trials = []
-    for lr, end in zip((0.001, 0.004, 0.016, 0.064, 0.256), ends, strict=True):
+    for lr, end in zip((0.001, 0.004, 0.016, 0.064, 0.256), ends, strict=False):
         own = np.random.default_rng(int(1e6 * lr)).standard_normal(total)
         noise = sd * (0.9 * np.random.default_rng(0).standard_normal(total) + 0.4 * own)
         loss = end + (start - end) * np.exp(-np.arange(total) / rate) + noise
         trials.append(trial(loss, lr, columns={"loss_se": np.full(total, sd)}))
-    facts = {"chance_loss": chance, "initial_critical_lr": 0.1}
+    facts = {"chance_loss": chance, "initial_critical_lr": scale, "initial_critical_lr_found": found}
     return wb.lr_sweep.diagnose(record(trials, full_batch=False, facts=facts))["lr.nothing_learns"]
 
 
@@ -253,6 +253,16 @@ def test_a_loss_that_falls_at_no_lr_is_an_alarm_where_nobody_knows_what_guessing
     finding = learned([1.05, 1.05, 1.05, 1.051, 1.3], start=1.05, sd=sd, chance=None)
     assert (finding.status, "falls at no learning rate" in finding.summary) == (status, status == "warn")
     assert learned([1.05, 1.05, 0.9, 1.051, 1.3], start=1.05, chance=None).status == "ok"
+
+
+@pytest.mark.parametrize(("own", "tried", "status"), [
+    (0.016, 5, "warn"), (0.064, 5, "not_measured"), (0.001, 2, "not_measured"), (0.001, 3, "not_measured"),
+])  # fmt: skip
+def test_a_scripts_own_lr_is_no_scale_of_its_model(own, tried, status):
+    """Where no scale was found, lrs have to reach far above the script's own, over a wide range."""
+    ends = [1.05, 1.05, 1.05, 1.051, 1.05][:tried]
+    finding = learned(ends, start=1.05, sd=0.02, chance=None, scale=own, found=False)
+    assert (finding.status, "falls at no learning rate" in finding.summary) == (status, status == "warn")
 
 
 @pytest.mark.parametrize(("rate", "status"), [(200.0, "not_measured"), (100.0, "fail")])

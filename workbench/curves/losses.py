@@ -232,8 +232,21 @@ def _end(
     return (*mean_and_error([np.concatenate(quarters[2:]) for quarters in parts]), bool(falls and far))
 
 
-def _wide(record: RecordLike, table: SweepTable) -> bool:
-    """Tell whether the lrs reach up to where the loss stops falling: beyond the scale of the model, or to an unstable run."""
-    critical = record.facts.get("initial_critical_lr")
-    scaled = isinstance(critical, (int, float)) and table.points[-1].lr >= 0.25 * critical
-    return scaled or any(p.unstable for p in table.points) or table.points[-1].lr >= 64 * table.points[0].lr
+def _wide(record: RecordLike, table: SweepTable, *, span: float = 64.0, above: float = 16.0) -> bool:
+    """Tell whether the lrs reach up to where the loss stops falling: beyond the scale of the model, or to an unstable run.
+
+    Args:
+        span: between the smallest and the largest lr, where that scale was not found (rule of thumb: three steps of a sweep's grid),
+        above: and between the training's own lr, which the fact holds then, and the largest (rule of thumb: two steps).
+    """
+    top, scale = table.points[-1].lr, record.facts.get("initial_critical_lr")
+    far, own = top >= span * table.points[0].lr, 0.0
+    if isinstance(scale, (int, float)):
+        if record.facts.get("initial_critical_lr_found"):
+            far |= top >= 0.25 * scale
+        else:
+            own = scale
+    blown = any(
+        outcome in ("lasting", "divergent") for p in table.points for outcome in p.outcomes
+    )  # not: never trained
+    return blown or (far and top >= above * own)
