@@ -192,7 +192,7 @@ def test_nor_is_it_with_workers(name: str) -> None:
     plain = made()
     settings = {"collate_fn": plain.collate_fn, "num_workers": 2, "persistent_workers": True}
     batches = {"batch_size": None} if plain.batch_sampler is None else {"batch_sampler": plain.batch_sampler}
-    found = said(DataLoader(plain.dataset, **settings, **batches), step, max_workers=1)
+    found = said(DataLoader(plain.dataset, **settings, **batches), step, max_workers=1, seconds=5.0)
     accused = [f for f in found if f.code != "input.bound" and f.status != "ok"]
     assert not accused, accused
 

@@ -118,15 +118,18 @@ def test_a_block_is_the_one_of_torch(norm: str) -> None:
 
 @pytest.mark.slow
 def test_adam_breaks_the_post_norm_model_unless_its_lr_warms_up(tmp_path: Path) -> None:
-    """Without warmup it stays at the frequencies of single bytes, a loss of about 3.1."""
+    """Without warmup it learns hardly more than how often each byte occurs, the entropy of single bytes."""
     workload = source_text_post_norm()
+    counts = torch.bincount(torch.cat([workload.train_data[i][0].flatten() for i in range(len(workload.train_data))]))
+    frequencies = counts[counts > 0] / counts.sum()
+    alone = -float((frequencies * frequencies.log()).sum())
     config = workload.config.replace(peak_lr=0.004, total_steps=500, eval_every_steps=500)
     ends = []
     for warmup in (0, 200):
-        record = Trainer().run(workload, config.replace(warmup_steps=warmup), out=tmp_path / str(warmup))
+        record = Trainer(gradients="loop").run(workload, config.replace(warmup_steps=warmup), out=tmp_path / str(warmup))
         ends.append(float(record.steps["loss"].tail(50).mean()))
-    assert ends[0] > 2.95
-    assert ends[1] < ends[0] - 0.2
+    assert ends[0] > 0.9 * alone
+    assert ends[1] < 0.85 * alone
 
 
 def test_names_tell_the_variants_apart() -> None:
