@@ -126,7 +126,9 @@ def test_adam_breaks_the_post_norm_model_unless_its_lr_warms_up(tmp_path: Path) 
     config = workload.config.replace(peak_lr=0.004, total_steps=500, eval_every_steps=500)
     ends = []
     for warmup in (0, 200):
-        record = Trainer(gradients="loop").run(workload, config.replace(warmup_steps=warmup), out=tmp_path / str(warmup))
+        record = Trainer(gradients="loop").run(
+            workload, config.replace(warmup_steps=warmup), out=tmp_path / str(warmup)
+        )
         ends.append(float(record.steps["loss"].tail(50).mean()))
     assert ends[0] > 0.9 * alone
     assert ends[1] < 0.85 * alone
