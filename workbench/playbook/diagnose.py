@@ -275,8 +275,9 @@ def diagnose(
             confirmation run where it answers, and warmup as the one fix.
         proof_seeds: trials of the baseline and of a candidate that looks better, under seeds that had no part in choosing it,
             before it is recommended; with 1 the pair of runs that chose it decides.
-        budget: what it may cost: baseline runs, as "6x", or time, as "45m", "2h"; None is without a limit. The baseline is always run. A
-            proof under fresh seeds is planned from 8 baseline runs on. The same call on the same folder with more goes on from there.
+        budget: what it may cost: baseline runs, as "6x", or time, as "45m", "2h"; None is without a limit. Less than
+            one run, or a time that does not pay for one, is a first look in shorter runs. A proof under fresh seeds is planned from 8 runs on.
+            The same call on the same folder with more goes on from there.
         command: what reproduces this; None is this process's command line.
         progress: show one progress bar.
 
@@ -307,8 +308,8 @@ def diagnose(
     more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
     if plan.steps < plan.whole and limit is not None:
-        limit.whole = plan.whole
-        steps, limit = plan.steps, replace(limit, runs=limit.runs * plan.whole / plan.steps, look=True)
+        runs = limit.runs * plan.whole / plan.steps
+        steps, limit = plan.steps, replace(limit, runs=runs, look=True, whole=plan.whole)
     with open_session(
         workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
         executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress,

@@ -14,8 +14,10 @@ from workbench.studies.session import at_length
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
-SEARCH_RUNS = 4.0
-"""Baseline runs that learning rates and instability take, about: what the bundled workloads took (rule of thumb)."""
+SEARCH_RUNS = 12.0
+"""Baseline runs that learning rates and instability take, about: 7 where a run has 4,000 updates, 9 to 19 where it has a few hundred (measured)."""
+PROGRAM_RUNS = 4.0
+"""Those that they take for a program, whose sweep begins at its own lr: what own scripts took (rule of thumb)."""
 _TIMED = 16
 """Updates that are timed; the lower quartile of the later half counts: the first ones warm up, and other work only adds (rule of thumb)."""
 _LATE = "overfitting, the best checkpoint, and whatever goes wrong later than the updates that are run"
@@ -70,7 +72,7 @@ class Plan:
         limit = (
             f"; the budget of {self.budget} is the limit" if self.budget else "; there is no limit (--budget sets one)"
         )
-        lines.append(f"{self._priced(total)}  in all, one after the other{limit}")
+        lines.append(f"{self._priced(total)}  in all, {'at most' if self.budget else 'about'}{limit}")
         if self.unmeasured:
             lines.append(f"Not measured: {self.unmeasured}.")
         return "\n".join(lines)
@@ -111,7 +113,8 @@ def plan_diagnosis(
     runs = budget.runs * whole.total_steps / length
     if budget.seconds < math.inf and run_s:
         runs = budget.seconds / run_s
-    stages, missing = _stages(budget, runs, proof_seeds, [_LATE] if short else [])
+    stages, missing = _stages(budget, runs, proof_seeds, [_LATE] if short else [], search=SEARCH_RUNS)
+    stages.insert(0, Stage(name="before training", runs=0.0, tells="faults of data, model, loss and first updates"))
     return Plan(
         name=workload.name, budget=budget.text, steps=length, whole=whole.total_steps, run_s=run_s, stages=stages,
         unmeasured="; ".join(missing),
@@ -123,19 +126,18 @@ def plan_program(budget: Budget | None, *, seeds: int) -> Plan:
     budget = budget or Budget()
     budget.check_whole()
     late = [f"{_LATE}, where a run takes longer than a third of {budget.text}"] if budget.seconds < math.inf else []
-    stages, missing = _stages(budget, budget.runs, seeds, late)
+    stages, missing = _stages(budget, budget.runs, seeds, late, search=PROGRAM_RUNS)
     return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing))  # fmt: skip
 
 
-def _stages(budget: Budget, runs: float, proof_seeds: int, missing: list[str]) -> tuple[list[Stage], list[str]]:
+def _stages(
+    budget: Budget, runs: float, proof_seeds: int, missing: list[str], *, search: float
+) -> tuple[list[Stage], list[str]]:
     """Return the parts that so many runs pay for, and what stays unmeasured."""
     seeds = Budget(budget.text, runs).seeds(proof_seeds)
     proof = 2.0 * seeds if seeds > 1 else 0.0
-    search = SEARCH_RUNS if runs == math.inf else max(min(SEARCH_RUNS, runs - 1 - proof), 0.0)
-    stages = [
-        Stage(name="before training", runs=0.0, tells="faults of data, model, loss and first updates"),
-        Stage(name="baseline", runs=1.0, tells="faults that show while it trains"),
-    ]
+    search = max(min(search, runs - 1 - proof), 0.0)
+    stages = [Stage(name="baseline", runs=1.0, tells="faults that show while it trains")]
     if search:
         stages.append(Stage(name="search", runs=search, tells="best and unstable learning rate, warmup, clipping"))
     else:

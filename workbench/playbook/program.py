@@ -18,6 +18,7 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
+from workbench.playbook.plan import PROGRAM_RUNS
 from workbench.programs.command import Command, check_command
 from workbench.programs.on_ray import on_ray
 from workbench.programs.session import ProgramSession, metric_of, open_program
@@ -157,7 +158,7 @@ def walk(
 
 
 def _walk(session: ProgramSession, seeds: int) -> None:
-    session.plan(5.0 + 2.0 * (seeds if seeds > 1 else 0))  # what own scripts took (rule of thumb)
+    session.plan(1.0 + PROGRAM_RUNS + 2.0 * (seeds if seeds > 1 else 0))
     session.stage(1, 4, "baseline")
     session.trial(session.config, stage=Role.BASELINE)
     looked = diagnose_loop(session.record)

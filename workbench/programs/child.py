@@ -92,10 +92,10 @@ class Observed:
         """Seed the generators, and observe and change the program as the trial says from now on."""
         self._folder, self._trial, self._pid = Path(trial["folder"]), trial, os.getpid()
         self._patterns += [(name, re.compile(pattern)) for name, pattern in trial["patterns"].items()]
-        for name in ("factor", "warmup_steps", "max_grad_norm", "stop_after", "stop_s"):
-            setattr(self._change, name, trial.get(name))
-        if _world() > 1:  # the clocks of several processes differ: one would wait for another that has ended
-            self._change.stop_s = None
+        for name in ("factor", "warmup_steps", "max_grad_norm", "stop_after"):
+            setattr(self._change, name, trial[name])
+        # the clocks of several processes differ: one would wait for another that has ended
+        self._change.stop_s = trial.get("stop_s") if _world() == 1 else None
         self._change.constants = trial.get("constants") or {}
         self._change.unclipped = bool(trial.get("unclipped"))
         set_seeds(int(trial["seed"]))
