@@ -60,7 +60,9 @@ def draw_trial_loss(
         )
     lr = lr_of(record, trial)
     ratio = (
-        "" if np.isnan(relative_to) else f", {short(lr / relative_to)} x the best".replace("1 x the best", "the best")
+        ""
+        if np.isnan(relative_to)
+        else f", {short(lr / relative_to)} x the best".replace(", 1 x the best", ", the best")
     )
     name = label or f"lr {short(lr)}"
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]

@@ -395,6 +395,8 @@ def how_trained(lanes: pd.DataFrame) -> str:
     for way, rows in lanes.groupby("gradients", sort=True):
         faster = rows["faster"].dropna()
         gain = f", {faster.median():.2g} times as fast as plain autograd" if way == "vmap" and len(faster) else ""
-        reasons = sorted({str(reason).partition(": about")[0] for reason in rows["reason"]})
-        said.append(f"{len(rows)} {_WAYS[str(way)]}{gain} ({', '.join(reasons)}).")
+        why = ", ".join(
+            sorted({str(reason) for reason in rows["reason"] if ": about" not in str(reason)})
+        )  # not: too short to be timed
+        said.append(f"{len(rows)} {_WAYS[str(way)]}{gain}{f' ({why})' if why else ''}.")
     return " ".join(said)
