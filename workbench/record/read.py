@@ -395,8 +395,6 @@ def how_trained(lanes: pd.DataFrame) -> str:
     for way, rows in lanes.groupby("gradients", sort=True):
         faster = rows["faster"].dropna()
         gain = f", {faster.median():.2g} times as fast as plain autograd" if way == "vmap" and len(faster) else ""
-        why = ", ".join(
-            sorted({str(reason) for reason in rows["reason"] if ": about" not in str(reason)})
-        )  # not: too short to be timed
+        why = ", ".join(sorted({str(reason) for reason in rows["reason"] if ": about" not in str(reason)}))
         said.append(f"{len(rows)} {_WAYS[str(way)]}{gain}{f' ({why})' if why else ''}.")
     return " ".join(said)
