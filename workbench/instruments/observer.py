@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from workbench.instruments.batches import Draws
 from workbench.instruments.facts import LoopFacts
 from workbench.instruments.losses.attention import Attention
+from workbench.instruments.losses.graphs import note_scaled, unscaled
 from workbench.instruments.losses.guarded import looks
 from workbench.instruments.losses.passing import Passing
 from workbench.instruments.losses.pending import Pending, Samples, clippings_of, identities
@@ -55,7 +56,7 @@ class LoopObserver:
         self._entered: Optimizer | None = None  # its learning rates are changed already
         self._numbers = weakref.WeakKeyDictionary({optimizer: k for k, optimizer in enumerate(optimizers)})
         self.facts.given = len(optimizers)
-        self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
+        self._scales = False  # whether a GradScaler has taken part
         self.logged: dict[str, Value] = {}
         self._row: dict[str, Value] = {}
         self.norms: list[tuple[int, float, Tensor]] = []  # id of the first parameter, limit and norm of each clipping
@@ -120,11 +121,11 @@ class LoopObserver:
             self.facts.conversions.add(tensor, result, seconds)
 
     @looks
-    def scaled(self, loss: Any, result: Any) -> None:  # noqa: D102
+    def scaled(self, loss: Any, result: Any, scale: Callable[[Tensor], Tensor]) -> None:  # noqa: D102
         if TAPS.passing is not None:
             TAPS.passing.end(plain=False)
-        if isinstance(loss, Tensor) and isinstance(result, Tensor):
-            self._scaled = {id(result): (result, loss)}  # holding the result keeps its id its own
+        note_scaled(loss, result, scale)
+        self._scales = True
         self.facts.token("scale")
 
     @looks
@@ -133,7 +134,7 @@ class LoopObserver:
             self.norms, self._exit_norm, self._dropped = [], None, False
             self._pending.clear()
         given = losses if isinstance(losses, (list, tuple)) else [losses]
-        given = [self._scaled.pop(id(loss), (None, loss))[1] for loss in given]  # as they were before a GradScaler
+        given = [unscaled(loss) for loss in given] if self._scales else given
         plain = [self._read(loss.detach()) for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
         touched = self._touched() if self.attention.awake else ()
         self._pending.begins(plain, self.facts.backward_begins(given, touched, retained=retained))

@@ -13,6 +13,8 @@ from workbench.instruments.caller import own_line
 
 MAX_ORDERS = 40
 MAX_TOKENS = 400
+SCALED = "workbench scaled"
+"""Where the node of a loss that a GradScaler scaled says so."""
 _LINES = 3
 
 
@@ -197,19 +199,22 @@ def scalar_factor(losses: Any) -> float | None:
 
 
 def plain_part(losses: Any) -> tuple[Any, float | None]:
-    """Return the node of a loss's graph before it was multiplied or divided by numbers, and their product; both None without a graph."""
+    """Return the node of a loss's graph before it was multiplied or divided by numbers, other than a GradScaler's, and their product; both None without a graph."""
     loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
-    node = loss.grad_fn if isinstance(loss, Tensor) else None
+    node: Any = loss.grad_fn if isinstance(loss, Tensor) else None
     if node is None:
         return None, None
     factor = 1.0
     for _ in range(6):
         name = node.name()
+        parent = next((parent for parent, _ in node.next_functions if parent is not None), None)
+        if SCALED in node.metadata:
+            node = parent
+            continue
         other = getattr(node, "_saved_other", None) if name in ("DivBackward0", "MulBackward0") else None
         if not isinstance(other, Tensor) or other.numel() != 1 or other.requires_grad or other.device.type != "cpu":
             break
         value = float(other)
-        parent = next((parent for parent, _ in node.next_functions if parent is not None), None)
         if not value or not math.isfinite(value) or parent is None:
             return node, None
         factor *= 1.0 / value if name == "DivBackward0" else value

@@ -41,7 +41,7 @@ class Listener(Protocol):
     def step_ends(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def zeroed(self, owner: Optimizer | nn.Module) -> None: ...  # noqa: D102
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None: ...  # noqa: D102
-    def scaled(self, loss: Any, result: Any) -> None: ...  # noqa: D102
+    def scaled(self, loss: Any, result: Any, scale: Callable[[Tensor], Tensor]) -> None: ...  # noqa: D102
     def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def scheduled(self, scheduler: Any) -> None: ...  # noqa: D102
     def loader_begins(self, loader: Any, states: Tensor | None) -> None: ...  # noqa: D102
@@ -300,7 +300,8 @@ class Taps:
     def _scale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
         if scaler.is_enabled():
-            self._tell("scaled", args[0] if args else kwargs.get("outputs"), result)
+            given = args[0] if args else kwargs.get("outputs")
+            self._tell("scaled", given, result, functools.partial(original, scaler))
         return result
 
     def _unscale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:

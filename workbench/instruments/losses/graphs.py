@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from workbench.instruments.order import SCALED
 
 MAX_NODES = 50_000
 WALKS = 8
 """Backward passes whose whole graph is walked; every power of two of those that keep theirs is walked as well, to see it grow."""
 _DEPTH = 8
+_NEAR = 64
+"""Nodes of a loss's graph among which a GradScaler's is looked for (rule of thumb)."""
 _KEY, _UPDATE = "workbench", "workbench update"
 
 
@@ -103,6 +109,34 @@ def walked(roots: list[Any]) -> tuple[list[Tensor], set[Any]]:
             leaves.append(leaf)
         stack += [parent for parent, _ in node.next_functions if parent is not None]
     return leaves, seen
+
+
+def note_scaled(losses: Any, results: Any, scale: Callable[[Tensor], Tensor]) -> None:
+    """Note in the graphs of losses that a GradScaler scaled what they were; `scale` does it once more."""
+    several = isinstance(losses, (list, tuple))
+    for loss, result in zip(losses, results, strict=True) if several else [(losses, results)]:
+        node: Any = result.grad_fn if isinstance(result, Tensor) else None
+        if node is not None:
+            node.metadata[SCALED] = (loss, scale)
+
+
+def unscaled(loss: Any) -> Any:
+    """Return a loss as it was before a GradScaler scaled it, or the parts that it was made of since."""
+    node: Any
+    stack, seen = _nodes(loss), 0
+    while stack and seen < _NEAR:
+        node, seen = stack.pop(0), seen + 1
+        if SCALED in node.metadata:
+            before, scale = node.metadata[SCALED]
+            if node is loss.grad_fn:
+                return before
+            with torch.enable_grad():
+                whole: Tensor = loss / scale(torch.ones((), device=loss.device))
+            node = whole.grad_fn
+            node.metadata[SCALED] = (loss, scale)
+            return whole
+        stack += [parent for parent, _ in node.next_functions if parent is not None]
+    return loss
 
 
 def _stamped(nodes: set[Any], update: int) -> int:
