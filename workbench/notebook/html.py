@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import urllib.parse
@@ -62,11 +61,10 @@ def _parameters(cells: Any) -> str:
             declared |= {p.name: p.default for p in read_parameters(cell.source)}
         if {"parameters", "injected-parameters"} & set(tags):
             cells.cells.remove(cell)
-    rows = [("Set for this run", given), ("Defaults", {n: v for n, v in declared.items() if n not in given})]
+    chosen = {name: repr(value) for name, value in given.items()}
+    rows = [("Set for this run", chosen), ("Defaults", {n: v for n, v in declared.items() if n not in given})]
     lines = [
-        f"{head}: {', '.join(f'{n} = {shown_line(json.dumps(v, default=str))}' for n, v in values.items())}."
-        for head, values in rows
-        if values
+        f"{head}: {', '.join(f'{n} = {shown_line(v)}' for n, v in values.items())}." for head, values in rows if values
     ]
     return "\n".join(f"<p class='soft'>{escape(line)}</p>" for line in lines) + "\n"
 

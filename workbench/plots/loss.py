@@ -64,13 +64,13 @@ def draw_trial_loss(
         if np.isnan(relative_to)
         else f", {short(lr / relative_to)} x the best".replace(", 1 x the best", ", the best")
     )
-    name = label or f"lr {short(lr)}"
+    name, key = label or f"lr {short(lr)}", f"{index}.{trial}" if label.startswith("_") else str(index)
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
     smoothed = losses.copy()
     smoothed[finite] = running_median(losses[finite], min(losses.size // SHARE, WIDEST) | 1)
     if not np.array_equal(smoothed, losses, equal_nan=True):
         draw_curve(
-            ax, steps, losses, color=color, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1.9, label=f"_raw {index}"
+            ax, steps, losses, color=color, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1.9, label=f"_raw {key}"
         )
     line = draw_curve(
         ax,
@@ -82,7 +82,7 @@ def draw_trial_loss(
         zorder=2.5 - 0.01 * index,
         label=f"{name}{ratio}" + (f": {note}" if note else ""),
     )
-    line.set_gid(str(index))
+    line.set_gid(key)
     if not finite.all():
         last = int(np.flatnonzero(finite)[-1])
         ended = f"{name} diverged at step {int(steps[~finite][0]):,}"

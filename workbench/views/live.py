@@ -20,7 +20,7 @@ WHOLE_AGAIN = (0.5, 1.5, 4.0)
 """Seconds after which a page that was not ready yet is given all of it once more, in case it could not ask."""
 
 
-BELOW = 'You may reload or close this page: training continues, and wb.open("runs/...") shows all of it again.'
+BELOW = 'You may reload or close this page: training continues. "workbench watch runs/..." in a terminal follows it; wb.open("runs/...") shows all of it again.'
 """What stands below the view while the cell runs, and is what a page that was reloaded keeps of it."""
 
 

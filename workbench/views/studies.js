@@ -6,7 +6,7 @@ const STATES = {
   finished: "✓", complete: "✓", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(11em, 2fr)", workload: "8.5em", state: "8em", stage: "9em", trials: "4.5em", diverged: "6.5em", failed: "5em",
+  study: "minmax(15em, 2fr)", workload: "8.5em", state: "8em", stage: "9em", trials: "4.5em", diverged: "6.5em", failed: "5em",
   trial: "5.5em", best_value: "7.5em", select: "10em", best_lr: "5.5em", lr_best: "5.5em", lr_unstable: "7.5em", verdict: "9em",
   created: "10.5em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
@@ -78,6 +78,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
   function drawHead() {
     const template = ["2.4em", ...columns.map((name) => WIDTHS[name] || "8em")].join(" ");
     box.style.setProperty("--wb-columns", template);
+    box.style.setProperty("--wb-wide", `${template.match(/[\d.]+(?=em)/g).reduce((all, em) => all + Number(em), 0)}em`);
     head.style.gridTemplateColumns = template;
     head.replaceChildren(
       make("div", { role: "columnheader", "aria-label": "selected for comparing", title: "selected for comparing" }),
@@ -196,8 +197,8 @@ function grid({ label, height, id, onOpen, onMarked }) {
   return {
     node: box,
     set(names, values) {
-      columns = names;
       rows = values;
+      columns = names.filter((name) => !["diverged", "failed"].includes(name) || rows.some((row) => row[name])); // no zeros
       texts = new Map();
       figures = new Set(columns.filter((name) => rows.some((row) => typeof row[name] === "number")));
       if (sort && !columns.includes(sort.name)) sort = null;
@@ -388,7 +389,7 @@ function render({ model, el }) {
     });
     comparison.replaceChildren(
       make("h4", { textContent: names.join(" vs ") }), make("p", { textContent: said }),
-      make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)),
+      make("div", { className: "wb-wide", tabIndex: 0 }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines))),
       make("div", { className: "wb-picture" }), close,
     );
     drawCurves();

@@ -26,7 +26,7 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture
 
 STUDY_COLUMNS = [
-    "study", "workload", "state", "trials", "diverged", "failed", "best_value", "select", "best_lr", "lr_best", "lr_unstable", "verdict", "created", "note",
+    "study", "workload", "state", "verdict", "lr_best", "lr_unstable", "best_value", "select", "best_lr", "trials", "diverged", "failed", "created", "note",
 ]  # fmt: skip
 """What a row of the table of studies shows; `path`, `kind` and `reproduce` go with it unseen."""
 MOST_COMPARED = 6

@@ -106,13 +106,16 @@ def plot_loss_curves(
     with drawing(ax, size) as axes:
         best, trained = best_lr(diagnosis)
         chosen = trials is None and np.isfinite(best)
-        if trials is None:
-            trials = _trials_to_draw(record, trained)
-        curves = []
-        for index, trial in enumerate(trials):
+        if ours := trials is None:
+            trials = _trials_to_draw(record, best if len(trials_at(record, best)) else trained)
+        curves, lrs = [], list[float]()
+        for trial in trials:
+            lr = lr_of(record, trial)
+            label = f"_lr {short(lr)}" if ours and lr in lrs else ""  # another seed of one that the legend names
+            lrs += [] if lr in lrs else [lr]
             limit = number(field_of(record, trial, "max_grad_norm"))
             line = draw_trial_loss(
-                axes, record, trial, index=index if mark is None else 4, relative_to=best,
+                axes, record, trial, index=lrs.index(lr) if mark is None else 4, relative_to=best, label=label,
                 note=f"clipped above {short(limit)}" if np.isfinite(limit) else "",
                 behind=mark is not None and not np.isclose(lr_of(record, trial), mark, rtol=1e-9, atol=0.0),
             )  # fmt: skip

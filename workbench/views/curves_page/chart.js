@@ -133,7 +133,7 @@ class Chart {
       tiny = Math.min(tiny, clip);
       min = Math.min(min, clip);
     }
-    if (min === Infinity) return { log: true, min: 0.1, max: 1, floor: 0.1 };
+    if (min === Infinity) return { log: true, min: 0.1, max: 1, floor: 0.1, empty: true };
     const log = this.view.log && min >= 0 && tiny < Infinity;
     const sorted = (peaks.length ? peaks : gone).sort((a, b) => a - b);
     const middle = sorted.length ? sorted[sorted.length >> 1] : 0;
@@ -185,8 +185,8 @@ class Chart {
           y: { auto: false, distr: range.log ? 3 : 1, log: 10, range: () => [this.limits.min, this.limits.max] },
         },
         axes: [
-          { ...axis, size: 26, space: 60, values: (_, ticks) => (this.xTicks = ticks).map((v) => (v === null ? "" : count(v))) },
-          { ...axis, scale: "y", size: 56, space: 26, values: (_, ticks) => (this.yTicks = ticks).map((v) => (v === null ? "" : short(v))), ...(range.log ? { splits: () => this.ticks(), filter: (_, ticks) => ticks } : {}) },
+          { ...axis, size: 26, space: 60, values: (_, ticks) => (this.xTicks = ticks).map((v) => (v === null || this.limits.empty ? "" : count(v))) },
+          { ...axis, scale: "y", size: 56, space: 26, values: (_, ticks) => (this.yTicks = ticks).map((v) => (v === null || this.limits.empty ? "" : short(v))), ...(range.log ? { splits: () => this.ticks(), filter: (_, ticks) => ticks } : {}) },
         ],
         series: [{}, ...series],
         hooks: {

@@ -196,12 +196,20 @@ class View {
       !head.still && status.stage ? status.stage : "",
       `${total} trial${total === 1 ? "" : "s"}: ` + Object.entries(STATES).filter(([key]) => states[key]).map(([key, [, word]]) => `${states[key]} ${word}`).join(", "),
       `${count(status.steps)} steps`,
-      status.rate !== null && !head.still ? `${count(status.rate)} steps/s` : "",
+      status.rate !== null && !head.still ? `${count(status.rate)} steps/s${this.left(status)}` : "",
     ];
     if (!status.steps) said.splice(1, 3, "the first trials are being prepared; curves begin with their first recorded step");
     this.status.textContent = head.name ? said.filter(Boolean).join(" · ") : "data and model are being loaded; curves begin with the first trial";
     this.freeze.hidden = head.still;
     this.all.hidden = !this.chosen;
+  }
+
+  // Time until the trials that are known and not at their end have run, at the rate of now.
+  left({ rate }) {
+    const going = this.lanes.filter((lane) => ["running", "waiting"].includes(lane.info.state));
+    const steps = going.reduce((all, lane) => all + Math.max(0, lane.info.steps - lane.points.loss.n), 0);
+    if (!(rate > 0) || !steps) return "";
+    return steps / rate < 90 ? ` · ${Math.ceil(steps / rate)} s left` : ` · ${Math.round(steps / rate / 60)} min left`;
   }
 
   list(lanes) {
