@@ -24,7 +24,6 @@ HOME = {
     "sklearn": r"workloads\..+",
     "matplotlib": DRAWS,
     "optuna": r"ledger\.push",
-    "sqlalchemy": r"ledger\.push",
     "openpyxl": r"ledger\.studies",
     "pyarrow": r"record\..+",
     "papermill": r"notebook\.(runner|engine)",
@@ -71,7 +70,7 @@ def test_nobody_imports_the_top_package(graph: grimp.ImportGraph) -> None:
 def test_a_question_has_a_verdict_and_a_figure() -> None:
     names = {folder.name: {path.name for path in folder.glob("*.py")} for folder in _topics()}
     assert [name for name, files in names.items() if "diagnose.py" not in files and name != "predictions"] == []
-    assert {name for name, files in names.items() if "figures.py" not in files} == {"data", "one_batch"}
+    assert {name for name, files in names.items() if "figures.py" not in files} == {"data", "one_batch", "tracking"}
 
 
 def test_the_registry_has_every_question() -> None:

@@ -16,15 +16,6 @@ PANELS = {
         "wb.clipping.panel(one_trial(np.random.default_rng(0).lognormal(size=400)))"
     ),
     "warmup": "from tests.topics.test_warmup import GOOD, study as warmups\nwb.warmup.panel(warmups(*GOOD))",
-    "batch_norm": (
-        "from tests.helpers.simulated_norms import study as norms\n"
-        "wb.batch_norm.panel(norms({8: [0.6, 0.7], 32: [0.5, 0.45], 64: [0.5, 0.4], None: [0.5, 0.5]}))"
-    ),
-    "checkpoints": (
-        "from tests.helpers.simulated_checkpoints import evaluated, overfitted\n"
-        "wb.checkpoints.panel(evaluated([overfitted(seed=k, noise=0.05) for k in range(2)]))"
-    ),
-    "predictions": "from tests.helpers.evaluations import predicted\nwb.predictions.panel(predicted(20))",
 }
 
 

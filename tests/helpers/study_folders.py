@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.ledger.push import pusher
 from workbench.record.folder import read_json, write_json
 from workbench.record.write import StudyWriter
 
@@ -18,8 +17,8 @@ PLAIN = TrainConfig(peak_lr=0.1, total_steps=10, batch_size=4).to_dict()
 
 
 def opened(path: Path, **changes: Any) -> StudyWriter:
-    """Return the writer of a study with the baseline `PLAIN`, which is pushed where an address is configured."""
-    given = {"kind": "lr_sweep", "workload": "w", "config": PLAIN, "when_closed": pusher()}
+    """Return the writer of a study with the baseline `PLAIN`."""
+    given = {"kind": "lr_sweep", "workload": "w", "config": PLAIN}
     return StudyWriter.open(path, **(given | changes))
 
 

@@ -73,16 +73,14 @@ def test_a_crash_stops_none_of_the_others_and_each_run_has_its_row(notebook: Pat
 
 def test_the_same_call_into_the_same_folder_keeps_what_is_complete(notebook: Path) -> None:
     asked = [{"status": "ok"}, {"status": "crash"}]
-    run_notebooks(notebook, asked, out="mine", html=False)
-    again = run_notebooks(notebook, asked, out="mine", html=False)
+    run_notebooks(notebook, asked, out="mine")
+    again = run_notebooks(notebook, asked, out="mine")
     assert [run.kept for run in again.runs] == [True, False], "what crashed is tried again"
     assert [run.verdict for run in again.runs] == ["ok", None]
-    changed = run_notebooks(notebook, [{"status": "warn"}, *asked[1:]], out="mine", html=False)
+    changed = run_notebooks(notebook, [{"status": "warn"}, *asked[1:]], out="mine")
     assert [run.kept for run in changed.runs] == [False, False], "other parameters are another run"
     write_notebook(notebook, COUNT, CRASH, VERDICT, "'one cell more'")
-    assert not run_notebooks(notebook, [{"status": "warn"}], out="mine", html=False).runs[0].kept, (
-        "as is another notebook"
-    )
+    assert not run_notebooks(notebook, [{"status": "warn"}], out="mine").runs[0].kept, "as is another notebook"
     assert not list(Path("mine").glob("00*.html"))
 
 

@@ -1,4 +1,4 @@
-"""A parameters cell: names, types, values held against them; grids and files of values, and what is refused."""
+"""A parameters cell: names, types, values held against them; grids of values, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.errors import UsageError
-from workbench.notebook.parameters import NotebookParameter, check_values, parse_sweeps, read_parameters, read_rows
+from workbench.notebook.parameters import NotebookParameter, check_values, parse_sweeps, read_parameters
 
 
 def parameter(kind: str) -> NotebookParameter:
@@ -100,35 +100,6 @@ def test_values_are_of_the_declared_type(text: str, values: list[object]) -> Non
 def test_what_is_wrong_is_named(texts: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse_sweeps(MANY, texts)
-
-
-def test_a_file_holds_one_run_a_row(tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text('\ufeffsteps,name,lrs\n5,"x, y","[0.1, 0.2]"\n,z,\n\n')
-    assert read_rows(MANY, tmp_path / "r.csv") == [{"steps": 5, "name": "x, y", "lrs": [0.1, 0.2]}, {"name": "z"}]
-    (tmp_path / "r.json").write_text('[{"steps": 5, "lrs": [0.1]}, {}]')
-    assert read_rows(MANY, tmp_path / "r.json") == [{"steps": 5, "lrs": [0.1]}, {}]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("r.txt", "", "must end in .json or .csv"),
-        ("r.json", "{", "r.json: is not valid JSON"),
-        ("r.json", '{"steps": 1}', "list of objects"),
-        ("r.json", '[{}, {"steps": "1"}]', "row 2: parameter steps='1' must be of type int"),
-        ("r.csv", "steps\n", "holds no row"),
-        ("r.csv", "stps\n1\n", "r.csv: row 1: .*Did you mean 'steps'"),
-        ("r.csv", "steps,lrs\n1,0.1,0.2\n", "row 1: 3 cells under 2 names"),
-        ("r.csv", "steps\n1\nx\n", "row 2: parameter steps='x'"),
-        ("none.csv", None, "No such file"),
-        ("r.csv", b"\xff\xfe", "not UTF-8"),
-    ],
-)
-def test_a_file_that_is_wrong_says_where(name: str, content: Any, said: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(UsageError, match=said):
-        read_rows(MANY, tmp_path / name)
 
 
 DECLARED = read_parameters('workload: str = "quadratic"\ndevice: str = "cpu"\nprecision: str = ""')

@@ -165,6 +165,3 @@ def test_everything_is_in_the_page_and_nothing_outside_it(notebook: Path, caplog
     assert "<script" not in text
     assert "default-src 'none'" in text
     assert "<title>Is *this* &lt;it&gt;?</title>" in text
-    text = write_notebook_html(notebook, show_input=False).read_text()
-    assert "secret" not in text
-    assert "printed" in text

@@ -4,54 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import ipywidgets
 import numpy as np
-import pandas as pd
 import pytest
 
 import workbench as wb
-from tests.helpers.evaluations import predicted
 from tests.helpers.panels import pixels, said
 from tests.helpers.records import empty, one_trial, study
-from tests.helpers.server_facts import facts, served
-from tests.helpers.simulated_checkpoints import evaluated, overfitted
-from tests.helpers.simulated_norms import study as norms
 from tests.topics.test_warmup import GOOD
 from tests.topics.test_warmup import study as warmups
 from workbench.errors import UsageError
 from workbench.panels.controls import Answer, Slider, controls_panel
 from workbench.plots.render import Picture
 
-PREDICTED = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=predicted().predictions)
-NOTHING = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame())
 GRADIENTS = np.random.default_rng(0).lognormal(size=200)
 
 PANELS: dict[str, tuple[Callable[..., Any], Any]] = {
     "lr_sweep_panel": (wb.lr_sweep.panel, study()),
     "clipping_panel": (wb.clipping.panel, one_trial(GRADIENTS)),
     "warmup_panel": (wb.warmup.panel, warmups(*GOOD)),
-    "batch_norm_panel": (wb.batch_norm.panel, norms({8: [0.6, 0.7], 32: [0.5, 0.4], None: [0.5, 0.5]})),
-    "checkpoints_panel": (wb.checkpoints.panel, evaluated([overfitted(seed=k, noise=0.05) for k in range(2)])),
-    "predictions_panel": (wb.predictions.panel, PREDICTED),
-    "parameter_server_panel": (wb.ps.panel, served(facts(workers=1), facts(workers=3))),
 }
 EMPTY: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "curves_panel": (wb.curves_panel, empty(), "wb.lr_sweep.Study()"),
     "lr_sweep_panel": (wb.lr_sweep.panel, empty(), "wb.lr_sweep.Study()"),
     "clipping_panel": (wb.clipping.panel, empty(), "wb.clipping.Study()"),
     "warmup_panel": (wb.warmup.panel, empty(), "wb.warmup.Study()"),
-    "checkpoints_panel": (wb.checkpoints.panel, empty(), "wb.checkpoints.Study()"),
-    "predictions_panel": (wb.predictions.panel, NOTHING, "wb.Trainer(track="),
-    "parameter_server_panel": (wb.ps.panel, empty(), "wb.ps.Study()"),
 }
 MOVES = [
     ("lr_sweep_panel", "lr", 0.16), ("clipping_panel", "percentile", 50.0), ("warmup_panel", "steps", 5), ("warmup_panel", "lr", 0.02),
-    ("warmup_panel", "trace", "gradient norm"), ("batch_norm_panel", "hosts", 1), ("batch_norm_panel", "stat_examples", 8),
-    ("checkpoints_panel", "patience", 1), ("checkpoints_panel", "step", 500), ("checkpoints_panel", "trial", 1),
-    ("predictions_panel", "example", 8), ("predictions_panel", "step", 10), ("parameter_server_panel", "trial", 1),
+    ("warmup_panel", "trace", "gradient norm"),
 ]  # fmt: skip
 
 every_panel = pytest.mark.parametrize("name", PANELS)
@@ -133,7 +116,7 @@ def test_a_control_changes_words_and_picture_and_back_again(
     assert value != start
     widget.value = value
     assert widget.value == value
-    assert panel.picture.value != picture or name == "parameter_server_panel"
+    assert panel.picture.value != picture
     assert panel.words.value != words or control in {"trace"}
     widget.value = start
     assert panel.words.value == words
@@ -169,12 +152,3 @@ def test_an_answer_that_cannot_be_given_is_said_and_the_panel_goes_on() -> None:
     assert said(panel).endswith("It is 3.")
     assert panel.picture.value != picture
     panel.close()
-
-
-def test_what_a_record_calls_itself_is_text_on_the_page() -> None:
-    names = ["trial", "step", "split", "example", "prediction", "label", "loss"]
-    rows = [[0, step, "validation", 3, "<img src=x>", "<b>cat</b>", 1.0] for step in (0, 10)]
-    record = SimpleNamespace(trials=pd.DataFrame({"trial": [0]}), predictions=pd.DataFrame(rows, columns=names))
-    words = wb.predictions.panel(record, live=True).words.value
-    assert "<img" not in words
-    assert "&lt;b&gt;cat" in words

@@ -7,19 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from tests.helpers.evaluations import predicted
 from tests.helpers.panels import said
 from tests.helpers.records import LRS, one_trial, study
-from tests.helpers.simulated_checkpoints import evaluated
 from tests.helpers.simulated_records import record, trial
 from tests.topics.test_warmup import GOOD, short
 from tests.topics.test_warmup import study as warmups
-from workbench.topics.batch_norm.panel import batch_norm_panel
-from workbench.topics.checkpoints.panel import checkpoints_panel
 from workbench.topics.clipping.panel import clipping_panel
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.panel import lr_sweep_panel
-from workbench.topics.predictions.panel import predictions_panel
 from workbench.topics.warmup.panel import warmup_panel
 
 CURVATURE, STEPS = 10.0, 60
@@ -111,55 +106,3 @@ def test_the_nearest_trial_is_that_of_the_nearest_lr_and_then_length() -> None:
         panel.controls["steps"].value = steps
         assert nearest in said(panel)
         assert "lr 2 is 20 x the one that is unstable without warmup (0.1)" in said(panel)
-
-
-ARMS: dict[int | None, list[float]] = {8: [0.6, 0.7], 64: [0.5, 0.53], None: [0.5, 0.4]}
-
-
-@pytest.mark.parametrize(
-    ("hosts", "asked", "words"),
-    [
-        (1, 64, "256 examples on each: 1 statistic a step from 64 examples. No host needs another's"),
-        (4, 64, "64 examples on each: 4 statistics a step from 64 examples each. No host needs another's"),
-        (4, 16, "4 statistics a step from 16 examples each"),
-        (
-            16,
-            64,
-            "16 examples on each: 4 statistics a step from 64 examples each. A host has too few: synchronise 4 at a time",
-        ),
-        (16, 256, "1 statistic a step from 256 examples. A host has too few: synchronise 16 at a time"),
-    ],
-)
-def test_who_shares_a_statistic(hosts: int, asked: int, words: str) -> None:
-    panel = batch_norm_panel(batch_size=256, live=True)
-    panel.controls["hosts"].value, panel.controls["stat_examples"].value = hosts, asked
-    assert words in said(panel)
-    assert ("synchronise" in said(panel)) == (asked > 256 / hosts)
-
-
-CURVE = [2.0, 1.5, 1.6, 1.7, 1.0, 1.1, 1.2, 1.3, 1.4, 0.5, 0.6]
-"""Evaluated every 100 steps: best at 900; patience 2 ends at 300 with 1.5, patience 4 at 800 with 1.0, patience 5 never."""
-
-
-@pytest.mark.parametrize(
-    ("patience", "words"),
-    [
-        (2, "stops at step 300 of 1,000 and keeps 1.5 of step 100: it saves 70% of the steps and loses 66.7% of what was learned against the best of the full budget, 0.5 at step 900."),
-        (4, "stops at step 800 of 1,000 and keeps 1 of step 400: it saves 20% of the steps and loses 33.3%"),
-        (5, "never stops and keeps 0.5 of step 900, the best of the full budget: it saves 0% and loses nothing."),
-    ],
-)  # fmt: skip
-def test_what_patience_keeps_and_costs(patience: int, words: str) -> None:
-    panel = checkpoints_panel(evaluated([CURVE]), live=True)
-    panel.controls["patience"].value = patience
-    assert words in said(panel)
-
-
-@pytest.mark.parametrize(
-    ("step", "words"), [(10, "At step 10: 7 (wrong), loss 1."), (20, "At step 20: 4 (right), loss 0.6667.")]
-)
-def test_what_was_predicted_at_a_step(step: int, words: str) -> None:
-    panel = predictions_panel(predicted(), live=True)
-    panel.controls["step"].value = step
-    assert words in said(panel)
-    assert "The prediction changed 1 time; right from step 20 to the end." in said(panel)

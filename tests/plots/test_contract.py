@@ -16,7 +16,6 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,10 +33,6 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.style import why_not_measured
-from workbench.topics.batch_norm.replicas import statistics_layout
-from workbench.topics.checkpoints.early_stopping import stop_with_patience
-from workbench.topics.evaluation.sample_size import selection_gaps
-from workbench.topics.optimizers.rule_forms import explain_rule
 
 PACKAGE = Path(workbench.__file__).parent
 plots = SimpleNamespace(
@@ -74,11 +69,6 @@ SAMPLED = {
 SERVED = served(facts(workers=1), facts(workers=3))
 FIX = {"change": "workers", "value": 4, "predicted_s": 0.010, "before_s": 0.040, "after_s": 0.0125}
 PIPELINE = {"input_pipeline": pipeline(fix=FIX)}
-GAPS = selection_gaps((20, 50), rounds=(5,), repeats=3)
-TABLE = pd.DataFrame({"study": ["a", "b"], "trials": [3, 2], "best_value": [0.5, np.nan]})
-READ = pd.DataFrame(
-    {"files": ["sharded", "all"], "host": [0, 0], "bytes_read": [1e6, 4e6], "examples": [5, 5], "seconds": [1.0, 3.0]}
-)
 RECORD_FIGURES: dict[str, Draw] = {
     "plot_lr_sweep": lambda r, d, ax: plots.plot_lr_sweep(r, d, ax=ax),
     "plot_loop": lambda r, d, ax: plots.plot_loop(r, d, ax=ax),
@@ -99,19 +89,15 @@ RECORD_FIGURES: dict[str, Draw] = {
     "plot_warmup": lambda r, d, ax: plots.plot_warmup(r, d, ax=ax),
 }
 FIGURES: dict[str, Draw] = RECORD_FIGURES | {
-    "plot_batch_norm_layout": lambda r, d, ax: plots.plot_batch_norm_layout(statistics_layout(64, 4, 32), ax=ax),
-    "plot_patience": lambda r, d, ax: plots.plot_patience(stop_with_patience(r, 3), ax=ax),
     "plot_architecture": lambda r, d, ax: plots.plot_architecture(
         replace(r, facts={"architecture_depths": DEPTHS}), ax=ax
     ),
     "plot_class_recall": lambda r, d, ax: plots.plot_class_recall(replace(r, facts=SAMPLED), d, ax=ax),
     "plot_evaluation_sample": lambda r, d, ax: plots.plot_evaluation_sample(replace(r, facts=SAMPLED), d, ax=ax),
-    "plot_selection_gap": lambda r, d, ax: plots.plot_selection_gap(GAPS, ax=ax),
     "plot_batch_norm": lambda r, d, ax: plots.plot_batch_norm(NORMS, ax=ax),
     "plot_batch_norm_devices": lambda r, d, ax: plots.plot_batch_norm_devices(NORMS, ax=ax),
     "plot_hosts": lambda r, d, ax: plots.plot_hosts(job(), d, ax=ax),
     "plot_shards": lambda r, d, ax: plots.plot_shards(job(), ax=ax),
-    "plot_bytes_read": lambda r, d, ax: plots.plot_bytes_read(READ, ax=ax),
     "plot_server_load": lambda r, d, ax: plots.plot_server_load(SERVED, d, ax=ax),
     "plot_staleness": lambda r, d, ax: plots.plot_staleness(SERVED, d, ax=ax),
     "plot_throughput": lambda r, d, ax: plots.plot_throughput(SERVED, ax=ax),
@@ -122,10 +108,6 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_timed_evaluations": lambda r, d, ax: plots.plot_timed_evaluations(paused(), ax=ax),
     "plot_tuned_lr": lambda r, d, ax: plots.plot_tuned_lr(BATCHES, ax=ax),
     "plot_schedule": lambda r, d, ax: plots.plot_schedule(TrainConfig.from_dict(r.config), ax=ax),
-    "plot_studies": lambda r, d, ax: plots.plot_studies(TABLE, ax=ax),
-    "plot_rule_forms": lambda r, d, ax: plots.plot_rule_forms(
-        explain_rule(TrainConfig.from_dict(r.config | {"optimizer": "nadam"})), ax=ax
-    ),
 }
 
 every_figure = pytest.mark.parametrize("name", FIGURES)

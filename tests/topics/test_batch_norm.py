@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -14,13 +13,12 @@ from scipy import stats
 import workbench as wb
 from tests.helpers.simulated_norms import row, study
 from tests.helpers.simulated_records import record
-from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.plots.style import why_not_measured
 from workbench.record.json_values import to_json
 from workbench.topics.batch_norm.diagnose import NormArm, better_arms
-from workbench.topics.batch_norm.replicas import CODES, statistics_layout
+from workbench.topics.batch_norm.replicas import CODES
 
 
 def judged(*args: Any, **facts: Any) -> Diagnosis:
@@ -180,31 +178,6 @@ def test_another_norm_differs_where_seeds_agree(gains: list[float], said: str) -
     values = {"batch": [5.0, 7.0, 6.0], "layer": [b - g for b, g in zip([5.0, 7.0, 6.0], gains, strict=True)]}
     rows = [{"norm": n, "batch_size": 4, "lr": 0.1, "values": v, "mean": sum(v) / 3} for n, v in values.items()]
     assert said in judged(batch_norm_swap=rows)["batch_norm.small_batch"].summary
-
-
-# Whose examples make a statistic.
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "hosts", "asked"), list(itertools.product([64], [1, 2, 8], [2, 16, 64, 256, None]))
-)
-def test_it_is_what_dealing_the_examples_out_gives(batch_size: int, hosts: int, asked: int | None) -> None:
-    layout = statistics_layout(batch_size, hosts, asked)
-    each = batch_size // hosts
-    wanted = each if asked is None else min(asked, batch_size)
-    groups: list[int] = []  # join hosts until a statistic has what it asks for
-    for _ in range(hosts):
-        if groups and groups[-1] * each < wanted:
-            groups[-1] += 1
-        else:
-            groups.append(1)
-    assert layout.statistics == len(groups)
-    assert layout.hosts_each == groups[0]
-    assert layout.examples == wanted
-    assert ("merge them" in layout.words) == (len(groups) > 1)
-    assert (f"{layout.left_out:.0%} of the examples are in no" in layout.words) == (wanted < each * groups[0])
-    with pytest.raises(UsageError, match=f"cannot be split over hosts={hosts + 2}"):
-        statistics_layout(2 * (hosts + 2) + 1, hosts + 2, asked)
 
 
 # Figures.

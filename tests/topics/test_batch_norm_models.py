@@ -320,6 +320,16 @@ def test_rounding_in_a_dead_channel_is_no_difference(shift: float, scale: float,
     assert (found["variance_of_means"] == "ok") == (status == "ok")
 
 
+def test_a_checkpoint_from_others_is_read_without_running_what_is_in_it(tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (pytest.fail, ("it was run",))
+
+    torch.save({"model": Harm()}, tmp_path / "bad.pt")
+    with pytest.raises(CheckpointError, match=r"bad\.pt cannot be read: UnpicklingError"):
+        wb.batch_norm.audit(net(), checkpoint=tmp_path / "bad.pt")
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

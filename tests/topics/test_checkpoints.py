@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.findings.finding import Finding
 from workbench.record.json_values import dumps
 from workbench.topics.checkpoints.diagnose import CODES
-from workbench.topics.checkpoints.early_stopping import RULES, stop_with_patience
+from workbench.topics.checkpoints.early_stopping import RULES
 from workbench.train.checkpoint import load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.trainer import Trainer
@@ -219,18 +219,8 @@ def test_the_table_holds_what_can_be_counted() -> None:
     table = wb.checkpoints.early_stopping(evaluated([curve, other], [np.array(curve) + 1, other + 1])).set_index("rule")
     names = ["runs", "stopped", "steps_saved", "lost", "lost_frac", "worst_lost_frac", "test_lost"]
     assert table.loc["patience 3", names].tolist() == pytest.approx([2, 1, 0.3, 0.25, 0.25, 0.5, 0.25])
-    stopped = stop_with_patience(evaluated([curve, other]), 3)
-    assert stopped.row is not None
-    assert stopped.row["lost"] == pytest.approx(0.25)
-    run = stopped.runs[0]
-    assert (run.stop_step, run.kept_step, run.kept, run.best_step, run.best) == (400, 100, 0.5, 1000, 0.0)
-    assert (run.saved_frac, run.lost_frac) == pytest.approx((0.6, 0.5))
-    up = evaluated([[-v for v in curve]], metric="accuracy", select="validation/accuracy", select_mode="max")
-    assert stop_with_patience(up, 3).runs[0].kept == -0.5
     late = evaluated([[NAN, NAN, NAN, NAN, 2.0, 1.0, 0.5, 0.4]])
     assert wb.checkpoints.early_stopping(late).set_index("rule").loc["patience 3", "lost"] == math.inf
-    (run,) = stop_with_patience(late, 2).runs
-    assert (run.kept_step, "nothing finite to keep" in run.words) == (None, True)
 
 
 def with_test() -> Workload:

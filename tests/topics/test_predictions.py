@@ -23,8 +23,6 @@ def test_the_worst_comes_first_with_its_course() -> None:
     assert worst.steps.tolist() == [0, 10, 20, 30, 40]
     assert list(worst.predictions) == [7, 7, 4, 4, 4]
     assert list(worst.right) == [False, False, True, True, True]
-    assert (worst.changes, worst.right_since) == (1, 20)
-    assert (other.changes, other.right_since) == (0, 0)
 
 
 def test_what_is_not_finite_is_worst_of_all() -> None:
@@ -32,7 +30,7 @@ def test_what_is_not_finite_is_worst_of_all() -> None:
     table.loc[(table["example"] == 8) & (table["step"] == 40), "loss"] = np.inf
     table.loc[(table["example"] == 3) & (table["step"] == 40), "prediction"] = 9
     found = prediction_history(table)
-    assert [(one.example, one.changes, one.right_since) for one in found] == [(8, 0, 0), (3, 2, None)]
+    assert [one.example for one in found] == [8, 3]
     assert prediction_history(pd.DataFrame()) == []
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tests.helpers.study_folders import edited
 from tests.helpers.workloads import small_workload
 from workbench.findings.diagnosis import Diagnosis
 from workbench.ledger.table import study_row
-from workbench.plots.style import why_not_measured
 from workbench.record.read import StudyRecord
 from workbench.topics.tracking.diagnose import CODES, diagnose_tracking
-from workbench.topics.tracking.figures import plot_studies
 from workbench.train.trainer import Trainer
 
 
@@ -80,31 +74,3 @@ def test_what_it_takes_to_run_it_again(sound: Path, changes: dict[str, object], 
     edited(sound, **changes)
     found = diagnosed(sound)["tracking.reproduce"]
     assert (found.status, said in found.summary) == (status, True)
-
-
-ROWS = [("b", 3, 0.5, "2"), ("a" * 40, 7, 0.25, "1"), ("$c$", 1, math.nan, "3")]
-TABLE = pd.DataFrame(ROWS, columns=["study", "trials", "best_value", "created"])
-
-
-def blank() -> Axes:
-    return Figure().subplots()
-
-
-def points(ax: Axes) -> list[tuple[float, float]]:
-    (line,) = [line for line in ax.lines if line.get_label() == "best selected checkpoint"]
-    return [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
-
-
-def test_studies_stand_in_the_order_in_which_they_were_begun() -> None:
-    ax = plot_studies(TABLE, ax=blank())
-    assert points(ax) == [(0.25, 0), (0.5, 1)]
-    assert [text.get_text() for text in ax.texts] == ["0.25, 7 trials", "0.5, 3 trials", "no value, 1 trials"]
-    names = [text.get_text() for text in ax.get_yticklabels()]
-    assert names[0].endswith("…")
-    assert names[1:] == ["b", "$c$"]
-    assert points(plot_studies(TABLE.drop(columns="created"), ax=blank())) == [(0.5, 0), (0.25, 1)]
-
-
-def test_nothing_to_draw() -> None:
-    assert why_not_measured(plot_studies(TABLE.iloc[:0], ax=blank()))
-    assert why_not_measured(plot_studies(TABLE.iloc[2:], ax=blank()))

@@ -287,7 +287,7 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def studies(args: argparse.Namespace) -> int:
-    """List what was run, after writing a note or making the index again where that is asked for."""
+    """List what was run, after writing a note, or copying studies to a database, where that is asked for."""
     from workbench.ledger.studies import export_studies, list_studies, set_note
     from workbench.record.folder import runs_root
 
@@ -301,26 +301,25 @@ def studies(args: argparse.Namespace) -> int:
         rows = [[name, *map(_short, values)] for name, *values in found["rows"]]
         print(textwrap.fill(found["said"], 110), "", *_columns([("", *found["names"]), *rows]), sep="\n")
         return RAN
-    if args.ledger is None and not Path(args.dir).is_dir():
+    if not Path(args.dir).is_dir():
         raise UsageError(
             f"there is no folder {args.dir}: workbench diagnose makes one, or give another: workbench studies DIR."
         )
     extra = [name.strip() for name in args.columns.split(",") if name.strip()]
-    if args.rebuild:
-        from workbench.ledger.push import rebuild
+    if args.push:
+        from workbench.ledger.push import push_studies
 
-        rebuild(args.dir, ledger=args.ledger or None)
+        print(f"{push_studies(args.push, Path(args.dir))} studies are in the database.")
     known = [name for name in _SHOWN if name not in extra]
-    table = list_studies(args.dir, extra=[*extra, *known], ledger=args.ledger)
-    where = args.dir if args.ledger is None else "the shared ledger"
-    nothing = f"No studies in {where}: workbench diagnose makes one."
+    table = list_studies(args.dir, extra=[*extra, *known])
+    nothing = f"No studies in {args.dir}: workbench diagnose makes one."
     if args.tag:
         tag = f"#{args.tag.lstrip('#')}"
         table = table[[tag in str(tags).split() for tags in table["tags"]]]
-        nothing = f"No study in {where} has the tag {tag}: a tag is a word of a note that begins with #."
+        nothing = f"No study in {args.dir} has the tag {tag}: a tag is a word of a note that begins with #."
     print(_study_lines(table, extra, args.verbose) if len(table) else nothing)
     if args.export:
-        print(f"Table: {export_studies(args.export, args.dir, extra=extra, ledger=args.ledger)}")
+        print(f"Table: {export_studies(args.export, args.dir, extra=extra)}")
     return RAN
 
 

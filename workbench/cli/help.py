@@ -191,21 +191,17 @@ next: workbench run NOTEBOOK -p name=value""",
         options=(
             _option("notebook", "NOTEBOOK", "path, or a name in ./notebooks"),
             _option("-p", "NAME=VALUE", "may be repeated", long="--parameter", action="append", default=[]),
-            [
-                _option("--sweep", "NAME=V1,V2,...", action="append", default=[],
-                    help="one run per value; repeated: every combination; lists in brackets, 'lrs=[0.1],[0.1,0.2]'"),
-                _option("--parameters", "FILE", "one run per row of a .csv or .json file"),
-            ],
+            _option("--sweep", "NAME=V1,V2,...", action="append", default=[],
+                help="one run per value; repeated: every combination; lists in brackets, 'lrs=[0.1],[0.1,0.2]'"),
             _option("--out", "PATH", "a file.ipynb for the executed copy, or a folder for copies and summary "
                 "(default: a new one in runs/notebooks/)"),
-            _option("--no-input", None, "leave the code out of the HTML pages", action="store_true"),
             _FAIL_ON,
         ),
         description="""\
 Runs a notebook from top to bottom in this folder, keeps the executed copy and a page of it, and prints the verdicts.
---sweep and --parameters run it many times, one after the other, and put all verdicts into one table. Names, types and
-values are checked before anything runs. A name is looked up in ./notebooks, so it works in the folder that holds
-notebooks/ only; the path of an .ipynb file works anywhere.""",
+--sweep runs it many times, one after the other, and puts all verdicts into one table. Names, types and values are
+checked before anything runs. A name is looked up in ./notebooks, so it works in the folder that holds notebooks/
+only; the path of an .ipynb file works anywhere.""",
         epilog="""\
 examples:
   workbench run quickstart
@@ -213,7 +209,6 @@ examples:
   workbench run quickstart -p workload=mine.py:workload --fail-on fail    # in CI: 3 when it fails, 1 when it crashes
   workbench run lr_sweep --sweep workload=digits_mlp,digits_cnn --sweep steps=300,1000    # four runs, one table
   workbench run lr_sweep --sweep 'lrs=[0.1],[0.1,0.2]' --out runs/notebooks/lists         # a list stands in brackets
-  workbench run lr_sweep --parameters runs.csv --fail-on warn                             # one run a row
 
 A run that crashes stops none of the others; the exit code is 1 then, and 3 where all ran and a verdict reached --fail-on.
 Ctrl-C lets the cell that runs save what it has; the same command with the same --out folder keeps what is complete.
@@ -243,13 +238,11 @@ study that any process writes, and survives a restart of that process, of a note
         options=(
             _option("dir", "DIR", "folder of studies (default: the project's runs)", nargs="?"),
             _option("--verbose", None, "where each config is, and the command that reproduces the study", action="store_true"),
-            _option("--rebuild", None, "make the index again from the folders", action="store_true"),
             _option("--tag", "TAG", "only studies whose note has the word #TAG"),
             _option("--compare", "STUDY", "two or more studies beside each other: what differs, best values, noise of the seeds", nargs="+"),
             _option("--columns", "A,B", "further columns, such as workload,failed,created", default=""),
             _option("--export", "FILE", "write the table as .csv or .xlsx"),
-            _option("--ledger", "URL", "list a shared ledger (default: the one in WORKBENCH_LEDGER)", nargs="?",
-                const=""),
+            _option("--push", "URL", "copy the studies to a database that optuna-dashboard shows"),
             _option("--note", ("STUDY", "TEXT"), "write another note to a study, and list", nargs=2),
         ),
         description="""\
@@ -263,10 +256,9 @@ examples:
   workbench studies --columns workload,failed,created --export studies.xlsx
   workbench studies --note digits_cnn-lr_sweep-20260801-120000 "warmup did not help #warmup"    # a folder, or a name in runs/
   workbench studies --tag warmup
-  workbench studies --rebuild team/runs      # after folders were copied or deleted
-  WORKBENCH_LEDGER=postgresql://user@host/name workbench studies --ledger    # one ledger for several machines
+  workbench studies --push sqlite:///runs/studies.db    # or postgresql://user@host/name; then: optuna-dashboard URL
 
-The folders are the truth; the index runs/ledger.db can always be made again.""",
+The folders are the truth; a copy in a database can always be made again.""",
     ),
     "hosts": Command(
         line="is this training right on many hosts? A rehearsal on this machine",

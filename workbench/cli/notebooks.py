@@ -42,12 +42,12 @@ def describe(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run a notebook, once or once for each set of parameters, and print the verdicts."""
-    from workbench.notebook.parameters import parse_parameters, parse_sweeps, read_rows
+    from workbench.notebook.parameters import parse_parameters, parse_sweeps
     from workbench.notebook.runner import describe_notebook
 
     info = describe_notebook(args.notebook)
     values = parse_parameters(info.parameters, args.parameter)
-    rows = read_rows(info.parameters, args.parameters) if args.parameters else parse_sweeps(info.parameters, args.sweep)
+    rows = parse_sweeps(info.parameters, args.sweep)
     twice = sorted({name for row in rows for name in row if name in values})
     if twice:
         raise UsageError(f"parameter {twice[0]!r} is given by -p and for each run: leave one out.")
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from workbench.notebook.batch import run_notebooks
 
     batch = [{**values, **row} for row in rows]
-    runs = run_notebooks(info.path, batch, out=args.out, show_input=not args.no_input, progress=True)
+    runs = run_notebooks(info.path, batch, out=args.out, progress=True)
     print(runs)
     return FAILED if runs.crashed else _code([run.verdicts for run in runs.runs], args.fail_on)
 
@@ -66,7 +66,7 @@ def _run_one(args: argparse.Namespace, info: NotebookInfo, values: dict[str, Any
 
     out = None if args.out is None else Path(args.out)
     output = out / info.path.name if out is not None and out.suffix != ".ipynb" else out
-    done = run_notebook(info.path, values, output=output, show_input=not args.no_input, progress=True)
+    done = run_notebook(info.path, values, output=output, progress=True)
     verdicts = read_verdict(done, required=False)
     for verdict in verdicts:
         print(f"{verdict['workload'] or info.title}: {verdict['verdict']}")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from workbench.errors import RecordError, UsageError
-from workbench.ledger.push import VARIABLE, push_closed, pushed_rows
 from workbench.ledger.table import COLUMNS, check_extra, read_folders
 from workbench.record.folder import lock, runs_root, write_atomic, write_json
 from workbench.record.read import StudyRecord
@@ -19,12 +17,9 @@ from workbench.record.redact import redact
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute instead of show
 WIDEST = 60  # characters; longer texts wrap
-WAIT_S = 5.0  # for the ledger when a note is written (rule of thumb): a person waits, and the folder has the note
 
 
-def list_studies(
-    root: str | Path | None = None, *, extra: Sequence[str] = (), ledger: str | None = None
-) -> pd.DataFrame:
+def list_studies(root: str | Path | None = None, *, extra: Sequence[str] = ()) -> pd.DataFrame:
     """Return the six required columns of every study, one row a study (P5.1 to P5.7).
 
     Args:
@@ -32,32 +27,19 @@ def list_studies(
             cannot be read is a warning that names it.
         extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, diverged, unfinished, best_trial, best_step,
             best_lr, select, config_sha256, commit, tags, verdict, lr_best, lr_unstable.
-        ledger: address of a shared ledger; then its studies are listed, those of other machines as well, as they were when they
-            were last closed. "" takes the one in WORKBENCH_LEDGER.
 
     Raises:
-        RecordError: there is no such folder, or the ledger cannot be reached, or the extra `ledger` is not installed.
-        UsageError: there is no such column, `ledger` is no address, or it is "" and WORKBENCH_LEDGER is not set.
+        RecordError: there is no such folder.
+        UsageError: there is no such column.
     """
     check_extra(extra)
-    root = root or runs_root()
-    if ledger is None:
-        rows, problems = read_folders(Path(root))
-        for problem in problems:
-            logging.getLogger(__name__).warning("left out of the table: %s", problem)
-    elif not ledger and not os.environ.get(VARIABLE):
-        raise UsageError(
-            f"the shared ledger was asked for, and {VARIABLE} is not set: give its address, as in "
-            "--ledger postgresql://user@host/name, or leave it out for the folders here."
-        )
-    else:
-        rows = pushed_rows(Path(root), ledger or None)
+    rows, problems = read_folders(Path(root or runs_root()))
+    for problem in problems:
+        logging.getLogger(__name__).warning("left out of the table: %s", problem)
     return pd.DataFrame(rows, columns=[*COLUMNS, *extra])
 
 
-def export_studies(
-    path: str | Path, root: str | Path | None = None, *, extra: Sequence[str] = (), ledger: str | None = None
-) -> Path:
+def export_studies(path: str | Path, root: str | Path | None = None, *, extra: Sequence[str] = ()) -> Path:
     """Write the table of studies as .csv or .xlsx and return where (P5.1).
 
     Text that a spreadsheet would take for a formula, such as a note that begins with "=", stays text: quoted in CSV by a
@@ -74,17 +56,17 @@ def export_studies(
     kinds = {".csv": csv_text, ".xlsx": _xlsx}
     if target.suffix.lower() not in kinds:
         raise UsageError(f"{str(target)!r} must end in {' or '.join(kinds)}: that says which kind of file is written.")
-    write_atomic(target, kinds[target.suffix.lower()](list_studies(root, extra=extra, ledger=ledger)))
+    write_atomic(target, kinds[target.suffix.lower()](list_studies(root, extra=extra)))
     return target
 
 
 def set_note(path: str | Path, note: str) -> str:
-    """Write another note into a study's folder, and into its ledger; return it as it was written, on one line.
+    """Write another note into a study's folder; return it as it was written, on one line.
 
     Raises:
         UsageError: the note is empty (P5.4).
         RecordError: there is no study, it is damaged or of a newer version, another process is writing it, or it cannot be
-            written; then it is as it was. A ledger that cannot be written is a warning: the folder is the truth.
+            written; then it is as it was.
     """
     folder, said = Path(path), redact(" ".join(note.split()))
     if not said:
@@ -96,7 +78,6 @@ def set_note(path: str | Path, note: str) -> str:
         study = StudyRecord(folder).study
         if study.get("note") != said:
             write_json(folder / "study.json", study | {"note": said})
-            push_closed(folder, wait_s=WAIT_S, trials=False)
     return said
 
 

@@ -223,8 +223,6 @@ def run_notebooks(
     out: str | Path | None = None,
     cwd: str | Path | None = None,
     timeout_s: int | None = None,
-    html: bool = True,
-    show_input: bool = True,
     progress: bool = False,
 ) -> NotebookRuns:
     """Run a notebook once for each set of parameters, and return what came out, as a table of verdicts.
@@ -240,8 +238,6 @@ def run_notebooks(
             None is a new folder `runs/notebooks/<name>/`.
         cwd: folder that the notebooks run in; None is the current one.
         timeout_s: seconds that one cell may take; None is no limit.
-        html: whether pages of the runs are written.
-        show_input: whether these pages show the code.
         progress: say on standard error what each run came to.
 
     Raises:
@@ -267,7 +263,7 @@ def run_notebooks(
         takes_study = any(p.name == OUT and p.accepts("") for p in info.parameters)
         given = {OUT: f"runs/{folder.resolve().name}-{number:03d}", **row} if takes_study else row
         copy = folder / f"{number:03d}.ipynb"
-        options: dict[str, Any] = {"cwd": cwd, "timeout_s": timeout_s, "html": html, "show_input": show_input}
+        options: dict[str, Any] = {"cwd": cwd, "timeout_s": timeout_s}
         run = _run(info, number, row, given=given, copy=copy, options=options)
         done = replace(done, runs=(*done.runs, run))
         write_summary(done)

@@ -18,10 +18,8 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src
 """What the page may load: what is written in it. Scripts of an output do not run, and nothing goes to a network."""
 
 
-def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Path:
+def write_notebook_html(notebook: str | Path) -> Path:
     """Write a notebook, as it stands, as a page beside it, and return the page's path.
-
-    Without `show_input` text, outputs and pictures are left.
 
     Raises:
         NotebookError: the file is not a notebook.
@@ -38,7 +36,7 @@ def write_notebook_html(notebook: str | Path, *, show_input: bool = True) -> Pat
     head = _parameters(cells)
     quiet = logging.Logger("workbench.nbconvert", logging.ERROR)  # it warns of every figure that has no text of its own
     exporter: Any = HTMLExporter(template_name="basic", log=quiet)  # type: ignore[no-untyped-call]
-    exporter.exclude_input, exporter.exclude_input_prompt, exporter.exclude_output_prompt = not show_input, True, True
+    exporter.exclude_input_prompt, exporter.exclude_output_prompt = True, True
     body, _ = exporter.from_notebook_node(cells)
     title = next(
         (c.source.strip().partition("\n")[0].lstrip("# ") for c in cells.cells if c.cell_type == "markdown"), ""

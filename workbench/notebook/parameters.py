@@ -1,4 +1,4 @@
-"""What a notebook's parameters cell declares, whether given values fit it, and many sets of values: a grid, or rows of a file.
+"""What a notebook's parameters cell declares, whether given values fit it, and a grid of many sets of values.
 
 papermill passes on whatever it is given: an unknown name only logs a line, a value of the wrong type nothing at all.
 The cell is read as Python here, so that names, types and some values are known before a kernel starts.
@@ -7,13 +7,11 @@ The cell is read as Python here, so that names, types and some values are known 
 from __future__ import annotations
 
 import ast
-import csv
 import io
 import itertools
-import json
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -293,53 +291,3 @@ def split_values(text: str) -> list[str]:
             continue
         parts[-1] += sign
     return [part.strip() for part in parts]
-
-
-def read_rows(declared: Sequence[NotebookParameter], path: str | Path) -> list[dict[str, Any]]:
-    """Read a file of parameters, one run a row: a .json list of objects, or a .csv, an empty cell of which is the default."""
-    source = Path(path)
-    readers = {".json": _json_rows, ".csv": _csv_rows}
-    if source.suffix.lower() not in readers:
-        raise UsageError(f"{str(path)!r} must end in {' or '.join(readers)}: one run a row.")
-    try:
-        content = source.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {str(path)!r}: {error.strerror}. Give the path of a .json or .csv file."
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
-    where, rows = f"{path}", []
-    try:
-        for number, row in enumerate(readers[source.suffix.lower()](content), start=1):
-            where = f"{path}: row {number}"
-            if isinstance(row, dict):
-                check_parameters(declared, row)
-            rows.append(row if isinstance(row, dict) else parse_parameters(declared, row))
-            where = f"{path}"
-    except UsageError as error:
-        raise type(error)(f"{where}: {error}") from None
-    if not rows:
-        raise UsageError(f"{str(path)!r} holds no row, and so no run: write one row a run.")
-    return rows
-
-
-def _json_rows(content: str) -> list[dict[str, Any]]:
-    try:
-        rows = json.loads(content)
-    except ValueError as error:
-        raise UsageError(f"is not valid JSON ({error}).") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError('must be a list of objects, one run each: [{"seeds": 1}, {"seeds": 2}].')
-    return rows
-
-
-def _csv_rows(content: str) -> Iterator[list[str]]:
-    """Yield each row as `name=value` words; an empty cell is left out."""
-    names, *lines = [line for line in csv.reader(content.splitlines()) if any(cell.strip() for cell in line)] or [[]]
-    for number, line in enumerate(lines, start=1):
-        if len(line) != len(names):
-            raise UsageError(
-                f"row {number}: {len(line)} cells under {len(names)} names; quote a cell that holds a comma."
-            )
-        yield [f"{name.strip()}={cell.strip()}" for name, cell in zip(names, line, strict=True) if cell.strip()]

@@ -52,8 +52,6 @@ def run_notebook(
     output: str | Path | None = None,
     cwd: str | Path | None = None,
     timeout_s: int | None = None,
-    html: bool = True,
-    show_input: bool = True,
     progress: bool = False,
 ) -> Path:
     """Run a notebook with `parameters` and return the path of the executed copy; a page of it, .html, lies beside it.
@@ -66,8 +64,6 @@ def run_notebook(
         output: where the executed copy goes, overwriting it; None is a new folder `runs/notebooks/<name>/`.
         cwd: folder that the notebook runs in; None is the current one.
         timeout_s: seconds that one cell may take; None is no limit.
-        html: whether the page is written.
-        show_input: whether the page shows the code.
         progress: show a bar of the cells on standard error.
 
     Raises:
@@ -95,8 +91,8 @@ def run_notebook(
             f"{info.path.name} was stopped; {target} holds what it had. Studies on disk resume."
         ) from None
     finally:
-        if html and target.exists():
-            write_notebook_html(target, show_input=show_input)
+        if target.exists():
+            write_notebook_html(target)
     return target
 
 

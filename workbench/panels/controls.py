@@ -66,7 +66,6 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         self.words = ipywidgets.HTML()
         self.picture = ipywidgets.HTML(layout=ipywidgets.Layout(max_width="100%"))
         self._name, self._answer, self._alt, self._canvas = name, answer, alt, Redrawn(size=size)
-        self._at_close: list[Callable[[], object]] = []
         movable = {
             key: len(each.options) > 1 if isinstance(each, Choice) else each.low < each.high
             for key, each in controls.items()
@@ -92,14 +91,8 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
             return
         self.words.value, self.picture.value = _html(said.words), picture
 
-    def at_close(self, end: Callable[[], object]) -> None:
-        """Call this when the panel is closed."""
-        self._at_close.append(end)
-
     def close(self) -> None:
-        """Take the panel off the page, and end what works for it; a second call does nothing."""
-        while self._at_close:
-            self._at_close.pop()()
+        """Take the panel off the page; a second call does nothing."""
         for widget in (*self.controls.values(), self.words, self.picture):
             widget.close()
         super().close()

@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -48,10 +48,8 @@ class StudyWriter:
 
     writes = True
 
-    def __init__(
-        self, path: Path, lock: IO[str], *, created: bool = False, when_closed: Callable[[Path], None] | None = None
-    ) -> None:
-        self.path, self.lock, self.created, self._when_closed = path, lock, created, when_closed
+    def __init__(self, path: Path, lock: IO[str], *, created: bool = False) -> None:
+        self.path, self.lock, self.created = path, lock, created
         self.trained = False
         self.steps = PartWriter(path / "steps")
         self.evals = PartWriter(path / "evals")
@@ -71,7 +69,6 @@ class StudyWriter:
         note: str | None = None,
         command: str | None = None,
         call: str | None = None,
-        when_closed: Callable[[Path], None] | None = None,
     ) -> StudyWriter:
         """Create the folder with its `study.json`, or go on with the same study."""
         if note is not None and not note.strip():
@@ -123,16 +120,16 @@ class StudyWriter:
             ):  # what was paid for now reproduces it
                 write_json(path / "study.json", stored | {"command": redact(command)})
         tell("on_study", path, created=created)
-        return cls(path, held, created=created, when_closed=when_closed)
+        return cls(path, held, created=created)
 
     @classmethod
-    def reopen(cls, path: Path, *, when_closed: Callable[[Path], None] | None = None) -> StudyWriter:
+    def reopen(cls, path: Path) -> StudyWriter:
         """Open a study that is there, to add rows to it."""
         read_json(path / "study.json")
         held = lock(path)
         _go_on(path, held)
         tell("on_study", path, created=False)
-        return cls(path, held, when_closed=when_closed)
+        return cls(path, held)
 
     @property
     def record(self) -> StudyRecord:
@@ -224,7 +221,7 @@ class StudyWriter:
             self.path.rmdir()
 
     def close(self) -> None:
-        """Flush, join the parts into one, call `when_closed`, release the folder."""
+        """Flush, join the parts into one, release the folder."""
         tell("on_closed", self.path)
         with self.lock:
             if (self.path / "study.json").exists():
@@ -233,8 +230,6 @@ class StudyWriter:
                 study, held = read_json(self.path / "study.json"), inventory(self.path)
                 if study.get("holds") != held:
                     write_json(self.path / "study.json", study | {"holds": held})
-                if self._when_closed is not None:
-                    self._when_closed(self.path)
 
 
 def _go_on(path: Path, held: IO[str]) -> None:

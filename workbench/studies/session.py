@@ -22,7 +22,6 @@ from workbench.errors import (
     nearest,
 )
 from workbench.findings.audited import NOT_COLLECTED
-from workbench.ledger.push import pusher
 from workbench.progress import ProgressBar, progress_bar
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import Role
@@ -256,7 +255,6 @@ def open_session(
         note=options.get("note"),
         command=options.get("command"),
         call=options.get("call"),
-        when_closed=pusher(),
     )
     try:
         if not workload.minimised:

@@ -15,7 +15,6 @@ import torch
 
 from workbench.config import TrainConfig, code_name
 from workbench.errors import ConfigError
-from workbench.ledger.push import pusher
 from workbench.progress import Progress, progress_bar
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
@@ -261,7 +260,7 @@ def run_alone(
         call = call_on(workload, f"{source}.run({{workload}}, {source_of(config)}, out={out and str(out)!r})")
     folder = None if out is None else Path(out)
     about: dict[str, Any] = {"kind": "trial", "workload": workload.name, "config": config.to_dict()}
-    opened = partial(StudyWriter.open, folder, name=name, note=note, call=call, when_closed=pusher(), **about)
+    opened = partial(StudyWriter.open, folder, name=name, note=note, call=call, **about)
     study = open_together(hosts, opened)
     try:
         if hosts.main:  # in a new study, what is broken fails in its trial below

@@ -54,7 +54,7 @@ class StudiesTable:
         return html_table(names, _plain(self.table[names]).to_numpy().tolist()) + problems
 
 
-def studies_panel(folder: str | Path | None = None, *, ledger: str | None = None, live: bool | None = None) -> Any:
+def studies_panel(folder: str | Path | None = None, *, live: bool | None = None) -> Any:
     """Return the study browser over a folder; a table alone where nobody can use it.
 
     Type to filter; a click on a column's head sorts; a click on a row, or Enter, opens a study: its trials with the best first, its
@@ -63,23 +63,18 @@ def studies_panel(folder: str | Path | None = None, *, ledger: str | None = None
 
     Args:
         folder: of the studies, as in `list_studies`; None is the project's `runs`.
-        ledger: address of a shared ledger; "" takes the one in WORKBENCH_LEDGER. Studies of other machines are listed only.
         live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
 
     Returns:
         A widget, or a `StudiesTable`; a notebook shows either when it is the last line of a cell.
 
-    Raises:
-        RecordError: the ledger cannot be reached.
-        UsageError: `ledger` is no address.
-
     Source: P5.1 to P5.7 for the columns, P5.4 for the note.
     """
     root = Path(folder or runs_root())
-    table, problems = study_table(root, ledger=ledger)
+    table, problems = study_table(root)
     if not is_live(live):
         return StudiesTable(table, root, tuple(problems))
-    return StudiesWidget(root, ledger=ledger, found=(table, problems))
+    return StudiesWidget(root, found=(table, problems))
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
@@ -114,8 +109,8 @@ class StudiesWidget(anywidget.AnyWidget):
     drafts = traitlets.Dict().tag(sync=True)
     said = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, root: Path, *, ledger: str | None, found: tuple[pd.DataFrame, list[str]]) -> None:
-        self._root, self._ledger, self._asked = root, ledger, 0
+    def __init__(self, root: Path, *, found: tuple[pd.DataFrame, list[str]]) -> None:
+        self._root, self._asked = root, 0
         self._paths = _paths(found[0])
         super().__init__(folder=str(root), columns=STUDY_COLUMNS, **_rows(root, found))
         self.on_msg(self._answer)
@@ -126,7 +121,7 @@ class StudiesWidget(anywidget.AnyWidget):
 
     def read(self) -> None:
         """Read the folders anew, and the open study with them."""
-        found = study_table(self._root, ledger=self._ledger)
+        found = study_table(self._root)
         self._paths = _paths(found[0])
         for name, value in _rows(self._root, found).items():
             setattr(self, name, value)
@@ -185,8 +180,6 @@ class StudiesWidget(anywidget.AnyWidget):
 
     def _listed(self, path: str) -> str:
         """Return a path that the page names; a page reads and writes the studies that it lists, and no other folder."""
-        if not path:
-            raise UsageError("this study lies on another machine; the ledger knows its row only.")
         if path not in self._paths:
             raise UsageError(
                 f"{path} is not among the studies listed here; read them again, or give its folder to studies_panel."
@@ -196,7 +189,7 @@ class StudiesWidget(anywidget.AnyWidget):
 
 def _paths(table: pd.DataFrame) -> frozenset[str]:
     """The folders that a page may name, kept apart from the rows, which a page can change."""
-    return frozenset(map(str, table["path"].dropna())) - {""}
+    return frozenset(map(str, table["path"]))
 
 
 def _rows(root: Path, found: tuple[pd.DataFrame, list[str]]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import UsageError, WorkbenchError
-from workbench.ledger.studies import list_studies
-from workbench.ledger.table import EXTRA, read_folders, study_row
+from workbench.ledger.table import read_folders, study_row
 from workbench.playbook import diagnosis_of
 from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import Picture
@@ -39,15 +38,10 @@ _RUN = ("trial", "stage", "state", "best_value", "best_step", "steps_run", "seco
 _SWEEPS = ("lr_sweep", "instability", "diagnosis")
 
 
-def study_table(root: Path, *, ledger: str | None = None) -> tuple[pd.DataFrame, list[str]]:
+def study_table(root: Path) -> tuple[pd.DataFrame, list[str]]:
     """Return the table of studies, the newest first, and why some could not be read."""
-    if ledger is None:
-        rows, problems = read_folders(root) if root.is_dir() else ([], [])
-        table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "kind", "reproduce", "path"])
-    else:
-        table, problems = list_studies(root, extra=[name for name in EXTRA if name in STUDY_COLUMNS], ledger=ledger), []
-        folders = [Path(str(link)).parent for link in table["config"]]
-        table["path"] = [str(f) if (f / "study.json").exists() else "" for f in folders]
+    rows, problems = read_folders(root) if root.is_dir() else ([], [])
+    table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "kind", "reproduce", "path"])
     return table.sort_values("created", ascending=False, kind="stable", ignore_index=True), problems
 
 

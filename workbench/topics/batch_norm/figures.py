@@ -1,4 +1,4 @@
-"""How many examples make a batch-norm statistic and whose they are, and how far the devices of one batch lie apart."""
+"""How many examples make a batch-norm statistic, and how far the devices of one batch lie apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
@@ -17,7 +16,6 @@ from workbench.plots.style import (
     BAD,
     BASELINE,
     GOOD,
-    INK,
     PALETTE,
     Size,
     drawing,
@@ -28,21 +26,17 @@ from workbench.plots.style import (
 )
 from workbench.record.json_values import number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
-from workbench.topics.batch_norm.replicas import StatisticsLayout
 
 SHIFT = 0.05
 """How far the two series at one size are moved apart, as a share of it."""
-HATCHES = ("", "//", "..", "xx")
 OTHERS = {"layer": (PALETTE[4], ":"), "group": (PALETTE[9], "-.")}
 """How the lines of other norms look."""
-COLORS = (PALETTE[0], PALETTE[1], PALETTE[4], PALETTE[9])
 
 
 def plot_batch_norm(
     record: Record,
     diagnosis: Diagnosis | None = None,
     *,
-    mark: int | None = None,
     size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
@@ -50,7 +44,7 @@ def plot_batch_norm(
 
     Healthy: the whole batch, at the right, is as good as any smaller statistic, within the bars. Sick: it rises to the right (the
     noise of smaller statistics regularises: try the best one as `bn_stat_examples`) or steeply to the left (too few examples).
-    `mark` points out a number of examples, whether it was tried or not. One small mark a seed, bars of one standard error. Circles: a
+    One small mark a seed, bars of one standard error. Circles: a
     subsample of the batch gives the statistics of all of it. Squares: the batch is split over devices, each of which normalises its own part.
     Bands: another norm in the place of batch norm at the same batch size, each at the best of the same learning rates.
 
@@ -95,11 +89,6 @@ def plot_batch_norm(
         title = f"Batch norm at a total batch of {batch:,}"
         axes.set(xlabel="examples in a statistic", ylabel=str(record.config["select"]), title=title)
         ticks_at(axes, [int(row["statistic"]) for row in rows], margin=1.4)
-        if mark is not None:
-            left, right = axes.get_xlim()
-            name = f"{mark:,} examples{'' if left <= mark <= right else ': not tried'}"
-            axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=name)
-            axes.set_xlim(left, right)
         legend(axes)
     return axes
 
@@ -138,36 +127,6 @@ def plot_batch_norm_devices(
         ticks_at(axes, [int(row["devices"]) for row in rows], margin=1.4)
         if axes.dataLim.intervaly[0] > 0:
             log_scale(axes, "y")
-        legend(axes)
-    return axes
-
-
-def plot_batch_norm_layout(layout: StatisticsLayout, *, size: Size = "page", ax: Axes | None = None) -> Axes:
-    """Draw a row of examples for each host; those of one colour and hatch make one statistic together.
-
-    Healthy: rows of one colour that are long enough. Sick: short rows (each statistic is noisy), or many colours, where running
-    statistics differ from host to host. Pale examples are normalised and make no statistic.
-
-    Source: P6.3, P6.4, P6.6.
-    """
-    with drawing(ax, size, (6.2, 3.6)) as axes:
-        hosts = np.arange(layout.hosts)
-        group = hosts // layout.hosts_each
-        share = layout.examples / layout.hosts_each
-        for look in range(len(COLORS)):
-            mine = hosts[group % len(COLORS) == look]
-            if mine.size:
-                axes.barh(mine, share, height=0.8, color=COLORS[look], hatch=HATCHES[look], edgecolor=INK, linewidth=0.4,
-                          label="same hatch, same statistic" if look == 0 else None)  # fmt: skip
-        if layout.left_out:
-            rest: dict[str, Any] = {"color": BASELINE, "alpha": 0.25, "label": "in no statistic"}
-            axes.barh(hosts, layout.per_host - share, left=share, height=0.8, **rest)
-        axes.set(xlabel="examples on the host", ylabel="host")
-        title = f"{layout.statistics} statistic{'s' * (layout.statistics != 1)} of {layout.examples:,} examples"
-        axes.set_title(f"{title}, {layout.hosts_each} hosts together" if layout.hosts_each > 1 else title)
-        axes.set_ylim(layout.hosts - 0.4, -0.6)
-        axes.set_xlim(0, 1.02 * layout.per_host)
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes)
     return axes
 

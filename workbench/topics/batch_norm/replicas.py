@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.checks import check_integer
-from workbench.errors import UsageError
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.train.distributed.merge_statistics import MergedStatistics, merge_statistics
 
@@ -284,69 +281,3 @@ def _loss_range(row: _Row) -> float:
     """Return by which share the loss changes with the device whose statistics are used."""
     own = [float(v) for v in row["losses"]["own"]]
     return (max(own) - min(own)) / abs(float(row["losses"]["whole"])) if len(own) > 1 else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatisticsLayout:
-    """One batch norm layer in one step.
-
-    Attributes:
-        hosts: that the batch is split over.
-        per_host: examples on each.
-        hosts_each: hosts that share a statistic, and have to be synchronised for it.
-        examples: that each statistic is made of.
-        statistics: different ones in a step; with more than one, running statistics differ as well (P6.7, P6.8).
-        left_out: share of the examples that are normalised and make no statistic (P6.6).
-        words: all of it in a few sentences.
-    """
-
-    hosts: int
-    per_host: int
-    hosts_each: int
-    examples: int
-    statistics: int
-    left_out: float
-    words: str
-
-
-def statistics_layout(
-    batch_size: int, hosts: int, stat_examples: int | None, *, few_examples: int = 16
-) -> StatisticsLayout:
-    """Split a batch over hosts, evenly.
-
-    Args:
-        batch_size: examples of a step, over all hosts.
-        stat_examples: examples that a statistic should have, the virtual batch (about 64 in P6.4); None is what each host has.
-        few_examples: below which the noise of a statistic costs accuracy (Wu and He 2018, arXiv:1803.08494).
-    """
-    for name, value in (("batch_size", batch_size), ("hosts", hosts), ("stat_examples", stat_examples)):
-        if value is not None:
-            check_integer(name, value, error=UsageError)
-    if batch_size % hosts:
-        raise UsageError(
-            f"batch_size={batch_size} cannot be split over hosts={hosts} evenly: take a multiple of {hosts}."
-        )
-    per_host = batch_size // hosts
-    asked = per_host if stat_examples is None else stat_examples
-    together = min(hosts, math.ceil(asked / per_host))
-    examples, statistics = min(asked, per_host * together), math.ceil(hosts / together)
-    left_out, many = 1 - examples / (per_host * together), statistics != 1
-    made = f"{statistics} statistic{'s' * many} a step from {examples:,} examples{' each' * many}"
-    parts = [
-        f"A batch of {batch_size:,} on {hosts} host{'s' * (hosts != 1)} is {per_host:,} examples on each: {made}.",
-        f"A host has too few: synchronise {together} at a time (P6.3; wb.batch_norm.synchronise(model, group))."
-        if together > 1
-        else "No host needs another's examples for it.",
-    ]
-    if asked > batch_size:
-        parts.append(f"More than the whole batch, {asked:,}, cannot be had.")
-    if left_out:
-        parts.append(f"{left_out:.0%} of the examples are in no statistic (P6.6).")
-    if examples < few_examples:
-        parts.append(f"Below {few_examples} examples their noise costs accuracy.")
-    if many:
-        parts.append("Running statistics differ from host to host: merge them before a checkpoint (P6.7).")
-    return StatisticsLayout(
-        hosts=hosts, per_host=per_host, hosts_each=together, examples=examples, statistics=statistics, left_out=left_out,
-        words=" ".join(parts),
-    )  # fmt: skip

@@ -13,7 +13,6 @@ from workbench.topics.batch_norm.replicas import CODES
 
 if TYPE_CHECKING:
     from workbench.topics.batch_norm.collect import audit_batch_norm as audit
-    from workbench.topics.batch_norm.panel import batch_norm_panel as panel
     from workbench.topics.batch_norm.study import BatchNormStudy as Study
     from workbench.train.distributed.batch_norm import gather_running_statistics, merge_running_statistics
     from workbench.train.distributed.batch_norm import synchronise_batch_norm as synchronise
@@ -29,7 +28,6 @@ __all__ = [
     "gather_running_statistics",
     "merge_running_statistics",
     "merge_statistics",
-    "panel",
     "plot",
     "plot_devices",
     "replace",

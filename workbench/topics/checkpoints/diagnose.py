@@ -189,36 +189,6 @@ def resume_finding(facts: Mapping[str, Any] | None) -> Finding:
     )  # fmt: skip
 
 
-def checkpoint_finding(facts: Mapping[str, Any]) -> Finding:
-    """Judge what `audit_checkpoint` found of the parts of a training in a checkpoint."""
-    rows = list(facts["parts"])
-    missing = [row["part"] for row in rows if row["missing"]]
-    if facts["draws"] and not facts["random_state"]:
-        missing.append("random state")
-    there = [row["part"] for row in rows if not row["missing"]]
-    other = [row["part"] for row in rows if not row["missing"] and row["other_values"]]
-    known: dict[str, Any] = {
-        "value": float(len(missing)), "unit": "parts", "threshold": 0.0,
-        "evidence": {**facts, "missing": missing, "other_values": other},
-    }  # fmt: skip
-    if missing:
-        some = {row["part"]: row["names"] for row in rows if row["missing"] and row["where"] is not None}
-        said = ", ".join(f"{name} ({', '.join(some[name])})" if some.get(name) else name for name in missing)
-        advice = list(map(_how_to_keep, missing))
-        return CODES.finding(_RESUME, "fail", f"The checkpoint does not hold {said}.", advice=advice, **known)
-    if other and len(other) < len(there):
-        said = f"The checkpoint holds other values of {', '.join(other)} than the objects have, though the rest is the same."
-        advice = ["Save all parts at one moment, after the same update, from the objects that training uses."]
-        return CODES.finding(_RESUME, "warn", said, advice=advice, **known)
-    held = f"The checkpoint holds {', '.join(there)}"
-    if not facts["random_state"]:
-        said = f"{held}, but no random state: shuffling and random draws differ after a restart."
-        return CODES.finding(_RESUME, "warn", said, advice=[_RESUME_ADVICE["random state"]], **known)
-    older = ", with values of another step" if other else ""
-    said = f"{held} and random state{older}. audit_resume checks whether your code restores all of it, and the position in the data."
-    return CODES.finding(_RESUME, "ok", said, **known)
-
-
 def _how_to_keep(name: str) -> str:
     other = f"Save {name}, by its state_dict where it has one, and load it after the object was built."
     return next((advice for kind, advice in _RESUME_ADVICE.items() if name.endswith(kind)), other)

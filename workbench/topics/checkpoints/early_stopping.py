@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.curves.selection import SelectedRun, metric_sign, read_runs
+from workbench.curves.selection import SelectedRun, read_runs
 from workbench.curves.trial_curves import RecordLike
 
 Floats = NDArray[np.float64]
@@ -66,12 +65,8 @@ def _twice_as_long(costs: Floats, *, start: int) -> int | None:
     return None
 
 
-def _patience_rule(evaluations: int) -> StoppingRule:
-    return StoppingRule(f"patience {evaluations}", "rule of thumb", partial(_patience, evaluations=evaluations))
-
-
 RULES: tuple[StoppingRule, ...] = (
-    *map(_patience_rule, (1, 3, 10)),
+    *(StoppingRule(f"patience {n}", "rule of thumb", partial(_patience, evaluations=n)) for n in (1, 3, 10)),
     StoppingRule("patience 3, by 1 %", "rule of thumb", partial(_patience, evaluations=3, min_delta_frac=0.01)),
     StoppingRule("GL 2", "Prechelt 1998", partial(_generalisation_loss, percent=2.0)),
     StoppingRule("GL 5", "Prechelt 1998", partial(_generalisation_loss, percent=5.0)),
@@ -126,66 +121,3 @@ def _replay(run: SelectedRun, stop: int | None) -> tuple[int | None, float, floa
     if math.isinf(seen[kept]):
         return None, saved, math.inf
     return kept, saved, float(run.costs[kept] - run.costs[run.best]) / run.learned if run.learned > 0 else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoppedRun:
-    """One run, watched; values are those of the metric, whichever way is better.
-
-    Attributes:
-        steps, values: of its evaluations, shape (evaluations,).
-        stop_step: where it is stopped; None where it runs to the end.
-        kept_step, kept: of the checkpoint that is kept then; None and NaN where nothing finite was seen.
-        saved_frac: share of the steps that are not made.
-        lost_frac: what is lost against the best of the full budget, over what the run learned.
-    """
-
-    trial: int
-    total_steps: int
-    steps: NDArray[np.int64]
-    values: Floats
-    stop_step: int | None
-    kept_step: int | None
-    kept: float
-    best_step: int
-    best: float
-    saved_frac: float
-    lost_frac: float
-
-    @property
-    def words(self) -> str:
-        """All of it as a sentence."""
-        ends = "never stops" if self.stop_step is None else f"stops at step {self.stop_step:,} of {self.total_steps:,}"
-        if self.kept_step is None:
-            return f"Trial {self.trial} {ends}, with nothing finite to keep."
-        kept = f"keeps {self.kept:.4g} of step {self.kept_step:,}"
-        if self.kept_step == self.best_step:
-            return f"Trial {self.trial} {ends} and {kept}, the best of the full budget: it saves {self.saved_frac:.0%} and loses nothing."
-        lost = f"loses {self.lost_frac:.1%} of what was learned against the best of the full budget, {self.best:.4g} at step {self.best_step:,}"
-        return f"Trial {self.trial} {ends} and {kept}: it saves {self.saved_frac:.0%} of the steps and {lost}."
-
-
-class Patience(NamedTuple):
-    """A rule, what it does to each run that can be judged, and its row beside those of `early_stopping`."""
-
-    rule: StoppingRule
-    runs: Sequence[StoppedRun]
-    row: dict[str, Any] | None
-    select: str
-
-
-def stop_with_patience(record: RecordLike, evaluations: int, *, runs: Sequence[SelectedRun] | None = None) -> Patience:
-    """Replay a rule on the recorded runs: stop when so many evaluations in a row have brought no new best."""
-    sign, rule, stopped = metric_sign(record), _patience_rule(evaluations), []
-    judged = [run for run in (read_runs(record) if runs is None else runs) if run.judged]
-    for run in judged:
-        stop = rule.stop(run.costs)
-        kept, saved, share = _replay(run, stop)
-        stopped.append(StoppedRun(
-            trial=run.trial, total_steps=run.total_steps, steps=run.steps, values=sign * run.costs,
-            stop_step=None if stop is None else int(run.steps[stop]), kept_step=None if kept is None else int(run.steps[kept]),
-            kept=math.nan if kept is None else sign * float(run.costs[kept]), best_step=int(run.steps[run.best]),
-            best=sign * float(run.costs[run.best]), saved_frac=saved, lost_frac=share,
-        ))  # fmt: skip
-    row = _replay_rule(rule, judged) if judged else None
-    return Patience(rule, stopped, row, str(record.config.get("select", "metric")))

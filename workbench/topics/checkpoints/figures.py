@@ -12,25 +12,19 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.loss import fit_y
 from workbench.plots.style import (
     BAD,
     BASELINE,
     GOOD,
     INK,
     PALETTE,
-    PAPER,
     Size,
-    draw_curve,
-    drawable,
     drawing,
     legend,
     not_measured,
-    short,
 )
 from workbench.record.json_values import number
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
-from workbench.topics.checkpoints.early_stopping import Patience
 
 
 def plot_checkpoints(
@@ -71,41 +65,25 @@ def plot_checkpoints(
 
 
 def plot_early_stopping(
-    record: Record,
-    diagnosis: Diagnosis | None = None,
-    *,
-    stopped: Patience | None = None,
-    size: Size = "page",
-    ax: Axes | None = None,
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
 ) -> Axes:
     """Draw what each early-stopping rule saves and what it loses, replayed on the recorded curves.
 
     Healthy: bars at 0 with many steps saved, as where the curve has turned for good. Sick: long bars, the rule stopped before the
     best; a dash far beyond the bar is the run that it hurt most.
 
-    `stopped` is one more rule, as `stop_with_patience` returns it, at the top; its tick stays the same while its patience changes.
-
     Source: P4.6 (early stopping is not needed where the budget is set beforehand).
     """
     with drawing(ax, size, (6.8, 3.8)) as axes:
-        known = {row["rule"]: row for row in _evidence(record, diagnosis).get("early_stopping", ())}
-        if stopped is not None and stopped.row is not None:
-            known = {stopped.rule.name: stopped.row} | {k: v for k, v in known.items() if k != stopped.rule.name}
-        rows = [row for row in known.values() if np.isfinite(number(row["lost_frac"]))]
+        known = _evidence(record, diagnosis).get("early_stopping", ())
+        rows = [row for row in known if np.isfinite(number(row["lost_frac"]))]
         if not rows:
             return not_measured(axes, "no finished run has enough finite evaluations")
         places = np.arange(len(rows))
         lost, worst = (_column(rows, name) for name in ("lost_frac", "worst_lost_frac"))
-        own = np.array([stopped is not None and row["rule"] == stopped.rule.name for row in rows])
-        axes.barh(places[~own], lost[~own], height=0.6, color=PALETTE[0], label="mean over the runs")
-        if own.any():
-            axes.barh(places[own], lost[own], height=0.6, color=PALETTE[4], hatch="//", edgecolor=INK, linewidth=0.4)
+        axes.barh(places, lost, height=0.6, color=PALETTE[0], label="mean over the runs")
         axes.plot(worst, places, "|", color=BAD, markersize=13, markeredgewidth=2, linestyle="none", label="worst run")
-        names = [f"{row['rule']}\nsaves {number(row['steps_saved']):.0%} of the steps" for row in rows]
-        for place in places[own]:
-            axes.text(0.98, place, names[place].replace("\n", " "), transform=axes.get_yaxis_transform(), ha="right", va="center",
-                      fontsize=8.5, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
-        axes.set_yticks(places, ["▶ asked for" if mine else name for name, mine in zip(names, own, strict=True)])
+        axes.set_yticks(places, [f"{row['rule']}\nsaves {number(row['steps_saved']):.0%} of the steps" for row in rows])
         axes.tick_params(axis="y", labelsize=8)
         axes.invert_yaxis()
         top = float(worst.max()) or 0.01  # where nothing is lost, an axis that is not made of roundings
@@ -127,42 +105,3 @@ def _evidence(record: Record, diagnosis: Diagnosis | None) -> Mapping[str, Any]:
     if found is None and "trial" in record.evals and len(record.evals):
         found = diagnose_checkpoints(record)["checkpoints.best_not_last"]
     return {} if found is None else found.evidence
-
-
-def plot_patience(
-    stopped: Patience, *, trial: int | None = None, step: int | None = None, size: Size = "page", ax: Axes | None = None
-) -> Axes:
-    """Draw what was watched of one run, with the step at which patience ends and the checkpoint that is kept then.
-
-    Healthy: the star, the best of the full budget, lies before the line: nothing is lost. Sick: it lies behind the line, in the
-    part of the run that would not have been made.
-
-    `trial` None is the first that can be judged; `step` is that of a checkpoint to point out.
-
-    Source: P4.5 (retrospective selection), P4.6 (early stopping is not needed where the budget is set beforehand).
-    """
-    with drawing(ax, size, (6.8, 3.8)) as axes:
-        runs = [run for run in stopped.runs if trial is None or run.trial == trial]
-        if not runs:
-            return not_measured(axes, "no finished run has enough finite evaluations")
-        run = runs[0]
-        line = draw_curve(axes, run.steps.astype(float), run.values, color=GOOD, marker=".", label=f"trial {run.trial}")
-        axes.set(xlabel="step", title=f"Early stopping: {stopped.rule.name}")
-        axes.set_ylabel(stopped.select, parse_math=False)
-        fit_y(axes, [line])
-        axes.margins(x=0.02)
-        if run.stop_step is not None:
-            axes.axvspan(run.stop_step, run.total_steps, color=INK, alpha=0.08, linewidth=0)
-            axes.axvline(run.stop_step, color=BAD, linestyle="--", label=f"stops at step {run.stop_step:,}")
-        best, kept = drawable([run.best, run.kept])
-        label = f"best: {short(run.best)}"
-        axes.plot(run.best_step, best, "*", color=INK, markersize=13, linestyle="none", label=label, zorder=4)
-        if run.kept_step is not None:
-            axes.plot(run.kept_step, kept, "s", color=BAD, fillstyle="none", markersize=11, markeredgewidth=1.8, linestyle="none",
-                      label=f"kept: {short(run.kept)}", zorder=5)  # fmt: skip
-        if step is not None:
-            at = np.flatnonzero(run.steps == step)
-            value = f": {short(float(run.values[at[0]]))}" if at.size else ""
-            axes.axvline(step, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"step {step:,}{value}", zorder=1.5)
-        legend(axes)
-    return axes

@@ -1,7 +1,6 @@
-"""What a checkpoint loses: `audit_resume` goes on from it in fresh objects, `audit_checkpoint` reads it without running anything (P4.2).
+"""What a checkpoint loses: `audit_resume` goes on from it in fresh objects (P4.2).
 
 What is missing is found by putting back every part but one from a twin that was not stopped: where the traces part, that one is lost.
-In a file the state of a part is found by its names and shapes; one entry serves one part only, as averaged weights are not the model's.
 """
 
 from __future__ import annotations
@@ -11,18 +10,16 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from workbench.checks import check_integer
-from workbench.errors import CheckpointError, UsageError
+from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.checkpoints.diagnose import checkpoint_finding, resume_finding
+from workbench.topics.checkpoints.diagnose import resume_finding
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 
 Parts = MutableMapping[str, Any]
@@ -30,9 +27,6 @@ FLOOR_FACTOR = 10.0
 """A jump counts from this many times what two runs that were not stopped differ by (rule of thumb)."""
 OWN_SEED, OTHER_SEED = 1, 2
 """Global random state before `build`: twins share it, a resumed run starts in a process of its own."""
-WRAPPERS = ("module.", "_orig_mod.")
-"""What DistributedDataParallel and torch.compile put in front of the names of a model."""
-SHOWN = 5
 PLAIN = (bool, int, float, str, type(None), Tensor)
 RANDOM_STATE = "random state"
 
@@ -232,155 +226,3 @@ def _has_state(value: Any) -> bool:
 def _other_names(model: nn.Module) -> set[str]:
     """Return the names in the state dict that are no parameters: batch-norm statistics and other buffers."""
     return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
-
-
-def audit_checkpoint(checkpoint: Mapping[str, Any] | str | Path, parts: Mapping[str, Any]) -> Diagnosis:
-    """Tell what a checkpoint of your own does not hold: the optimizer, the schedule, batch-norm statistics, averages, random state.
-
-    Nothing is run. That your code also puts back what is there, and where it was in the data, only `audit_resume` can see.
-
-    Args:
-        checkpoint: what you give to `torch.save`, or the path of such a file, or of a .safetensors file.
-        parts: the objects that it was saved from, under any names, as they are at that moment: {"model": model, "optimizer":
-            optimizer, "scheduler": scheduler, ...}; a generator and plain counters as well.
-
-    Returns:
-        A diagnosis with the one code `checkpoints.resume_jump`: "fail" names what is missing, "warn" what has other values than the
-        object or whether random state alone is missing. Its evidence says under which key each part was found.
-
-    Raises:
-        UsageError: there are no parts, or none of them has a state.
-        CheckpointError: the file cannot be read, or holds objects that reading would have to run.
-
-    Source: P4.2 (what a run needs to go on).
-    """
-    if not isinstance(parts, Mapping) or not any(_can_be_lost(value) for value in parts.values()):
-        raise UsageError(
-            f"parts={str(parts)[:60]} must be a dict of what training is made of, such as {{'model': model, 'optimizer': optimizer}}."
-        )
-    found = checkpoint if isinstance(checkpoint, Mapping) else _load_file(Path(checkpoint))
-    entries = list(_entries(found, ""))
-    options = [(n, v, sorted(_matches(v, entries, n))) for n, v in parts.items() if _can_be_lost(v)]
-    options.sort(key=lambda one: one[2][0] if one[2] else _Match(2**62, True, 0, ""))  # who fits best chooses first
-    taken: set[str] = set()
-    rows = []
-    for name, value, matches in options:
-        match = next((m for m in matches if not taken & (m.taken or {m.where})), None)
-        if match is not None and not isinstance(value, (int, float)):
-            taken |= match.taken or {match.where}
-        rows += _part_rows(name, value, match)
-    rng = torch.get_rng_state()
-    modules = [m for v in parts.values() if isinstance(v, nn.Module) for m in v.modules()]
-    facts = {
-        "parts": sorted(rows, key=lambda row: row["part"]), "random_state": any(_same_form(rng, value) for _, value in entries),
-        "draws": any(isinstance(m, _DropoutNd) and m.p > 0 for m in modules),
-    }  # fmt: skip
-    return Diagnosis(findings=(checkpoint_finding(facts),))
-
-
-class _Match(NamedTuple):
-    """An entry of the checkpoint that may be the state of a part; the least of several fits best."""
-
-    gone: int
-    other_values: bool
-    renamed: int
-    where: str
-    names: tuple[str, ...] = ()
-    taken: frozenset[str] = frozenset()
-
-
-def _load_file(path: Path) -> Any:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"cannot read {path} without running what is in it ({str(error).splitlines()[0][:160]}). If you trust it, pass its content: "
-            "wb.checkpoints.audit(torch.load(path, weights_only=False), parts)."
-        ) from error
-
-
-def _part_rows(name: str, value: Any, match: _Match | None) -> list[dict[str, Any]]:
-    """Return one row for each part as `audit_resume` names them: parameters and buffers of a model apart."""
-    row = {"where": match.where if match else None, "other_values": bool(match and match.other_values)}
-    if not isinstance(value, nn.Module):
-        return [{"part": name, "missing": match is None, "names": [], **row}]
-    others = _other_names(value)
-    rows = []
-    for kind, names in (("parameters", set(value.state_dict()) - others), ("buffers", others)):
-        gone = sorted(names if match is None else names & set(match.names))
-        if names:
-            rows.append({"part": f"{name} {kind}", "missing": bool(gone), "names": gone[:SHOWN], **row})
-    return rows
-
-
-def _can_be_lost(value: Any) -> bool:
-    if isinstance(value, torch.optim.Optimizer):  # plain SGD at its first lr is made anew as it was
-        held = value.state_dict()
-        moved = any(group["lr"] != group.get("initial_lr", group["lr"]) for group in held["param_groups"])
-        return moved or any(held["state"].values())
-    if isinstance(value, nn.Module) or _has_state(value):
-        return bool(value.state_dict())
-    return isinstance(value, (torch.Generator, int, float)) and not isinstance(value, bool)
-
-
-def _entries(node: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield everything in a checkpoint with its place, from the outside in."""
-    yield where, node
-    if isinstance(node, nn.Module) or (_has_state(node) and not isinstance(node, Tensor)):
-        yield from _entries(dict(node.state_dict()), where)
-    elif isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _entries(value, f"{where}.{key}" if where else str(key))
-    elif isinstance(node, (list, tuple)):
-        for key, value in enumerate(node):
-            yield from _entries(value, f"{where}[{key}]")
-
-
-def _matches(value: Any, entries: list[tuple[str, Any]], name: str) -> Iterator[_Match]:
-    if isinstance(value, nn.Module):
-        state = dict(value.state_dict())
-        for where, node in entries:
-            if isinstance(node, Mapping):
-                yield from _matches_by_name(state, node, where)
-    elif isinstance(value, (int, float)):
-        for where, node in entries:
-            called = where.rpartition(".")[2] == name
-            at_top = not {".", "["} & set(where)  # a small number is somewhere in every optimizer
-            if isinstance(node, (int, float)) and not isinstance(node, bool) and (called or (at_top and node == value)):
-                yield _Match(int(not called), node != value, 0, where)
-    else:
-        own = value.get_state() if isinstance(value, torch.Generator) else dict(value.state_dict())
-        for where, node in entries:
-            if _same_form(own, node):
-                there = node if isinstance(own, Tensor) else {key: node[key] for key in own}
-                yield _Match(0, not same_values(own, there), 0, where)
-
-
-def _matches_by_name(state: Mapping[str, Any], node: Mapping[Any, Any], where: str) -> Iterator[_Match]:
-    """Yield how tensors of a model lie in an entry, under their names or with something in front of all of them."""
-    theirs = {str(key): value for key, value in node.items() if isinstance(value, Tensor)}
-    for front in {key[: -len(own)] for own in state for key in theirs if key.endswith(own)}:
-        there = [own for own in state if _same_form(state[own], theirs.get(front + own))]
-        if there:
-            other = any(not same_values(state[own].detach().cpu(), theirs[front + own].detach().cpu()) for own in there)
-            gone = tuple(sorted(set(state) - set(there)))
-            renamed = 0 if not front else 1 if front in WRAPPERS else 2
-            place = f"{where}{'.' * bool(where)}{front}*" if front else where
-            yield _Match(len(gone), other, renamed, place, gone, frozenset(f"{where}.{front}{own}" for own in there))
-
-
-def _same_form(one: Any, other: Any) -> bool:
-    """Whether a value of a checkpoint has the form of another: names, lengths, shapes."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-            return False
-        return one.shape == other.shape and one.is_floating_point() == other.is_floating_point()
-    if isinstance(one, Mapping):
-        return isinstance(other, Mapping) and all(key in other and _same_form(v, other[key]) for key, v in one.items())
-    if isinstance(one, (list, tuple)):
-        return isinstance(other, (list, tuple)) and len(one) == len(other) and all(map(_same_form, one, other))
-    return not isinstance(other, (Mapping, list, tuple))

@@ -13,8 +13,6 @@ from workbench.topics.checkpoints.figures import plot_early_stopping
 
 if TYPE_CHECKING:
     from workbench.topics.checkpoints.early_stopping import early_stopping
-    from workbench.topics.checkpoints.panel import checkpoints_panel as panel
-    from workbench.topics.checkpoints.resume import audit_checkpoint as audit
     from workbench.topics.checkpoints.resume import audit_resume
     from workbench.topics.checkpoints.study import CheckpointStudy as Study
     from workbench.topics.evaluation.offline import export_program, load_trained
@@ -23,13 +21,11 @@ else:
 
 __all__ = [
     "Study",
-    "audit",
     "audit_resume",
     "diagnose",
     "early_stopping",
     "export_program",
     "load_trained",
-    "panel",
     "plot",
     "plot_early_stopping",
 ]

@@ -36,8 +36,6 @@ from workbench.topics.evaluation.proxy import paired_checkpoints
 from workbench.topics.evaluation.sample_size import evaluation_sizes
 
 MAX_CLASSES = 30
-SHIFT = 1.06
-"""Factor by which points of different groups at the same number of examples are moved apart."""
 
 
 def _floats(table: pd.DataFrame, column: str) -> NDArray[np.float64]:
@@ -213,36 +211,6 @@ def plot_class_recall(
         axes.set_xlim(min(0.9, float(np.nanmin(low)) - 0.03), 1.01)
         axes.set(xlabel="recall", ylabel="class, rarest first")
         axes.set_title("Recall of each class, and the examples behind it")
-        legend(axes)
-    return axes
-
-
-def plot_selection_gap(gaps: pd.DataFrame, *, size: Size = "page", ax: Axes | None = None) -> Axes:
-    """Draw how far the validation accuracy of a chosen model lies above its accuracy on held-out examples.
-
-    Healthy: curves well below the differences that one cares for, falling with the size of the set. Sick: a set so small that the gap of
-    the best of many is as large as the improvements that it is used to find. Points are simulated with two standard errors; lines are
-    the closed form. `gaps` is what `selection_gaps` returns.
-
-    Source: P3.5.
-    """
-    with drawing(ax, size, (7.2, 4.4)) as axes:
-        if gaps.empty:
-            return not_measured(axes, "nothing was simulated")
-        groups = list(gaps.groupby(["how", "rounds"], sort=False))
-        for place, ((how, rounds), rows) in enumerate(groups):
-            color, marker = PALETTE[place % len(PALETTE)], "osD^vP"[place % 6]
-            x, shift = _floats(rows, "examples"), SHIFT ** (place - (len(groups) - 1) / 2)
-            axes.errorbar(
-                x * shift, _floats(rows, "gap"), yerr=2 * _floats(rows, "se"), linestyle="none", marker=marker, markersize=5,
-                color=color, capsize=2.5, label=f"{how}: {rounds:,}",
-            )  # fmt: skip
-            axes.plot(x, _floats(rows, "expected"), color=color, linestyle="-" if "best" in str(how) else "--")
-        axes.set_yscale("linear")
-        axes.margins(y=0.08)
-        log_scale(axes, "x")
-        axes.set(xlabel="validation examples", ylabel="validation - held-out accuracy\n(bars: ± 2 standard errors)")
-        axes.set_title("Simulated: how far selection makes the validation accuracy look better")
         legend(axes)
     return axes
 

@@ -15,7 +15,6 @@ from torch import nn
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import CheckpointError, RecordError, UsageError, WorkbenchError, WorkloadError
-from workbench.ledger.push import pusher
 from workbench.record.folder import read_json
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
@@ -62,7 +61,7 @@ def evaluate_offline(
         )
     if trials is None:
         trials = [int(number) for number in opened.trials.get("trial", [])]
-    with closing(StudyWriter.reopen(opened.path, when_closed=pusher())) as writer:
+    with closing(StudyWriter.reopen(opened.path)) as writer:
         evaluate_checkpoints(workload, writer, trials, splits=splits, batch_size=batch_size, device=device)
     return TrialRecord(opened.path, opened.number) if isinstance(opened, TrialRecord) else opened.reload()
 

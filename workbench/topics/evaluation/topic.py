@@ -11,7 +11,7 @@ from workbench.topics.evaluation.diagnose import diagnose_evaluation as diagnose
 from workbench.topics.evaluation.diagnose_generalisation import CODES as GENERALISATION_CODES
 from workbench.topics.evaluation.diagnose_sample import CODES as SAMPLE_CODES
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample as diagnose_sample
-from workbench.topics.evaluation.figures import plot_class_recall, plot_selection_gap
+from workbench.topics.evaluation.figures import plot_class_recall
 from workbench.topics.evaluation.figures import plot_evaluation as plot
 from workbench.topics.evaluation.figures import plot_evaluation_sample as plot_sample
 from workbench.topics.evaluation.figures import plot_timed_evaluations as plot_timed
@@ -20,7 +20,7 @@ from workbench.topics.evaluation.proxy import CODES as PROXY_CODES
 if TYPE_CHECKING:
     from workbench.topics.evaluation.check import check_evaluation as check
     from workbench.topics.evaluation.offline import evaluate_offline
-    from workbench.topics.evaluation.sample_size import detectable_difference, examples_needed, selection_gaps
+    from workbench.topics.evaluation.sample_size import detectable_difference, examples_needed
     from workbench.topics.evaluation.sample_size import evaluation_sizes as sizes
     from workbench.topics.evaluation.study import EvaluationSampleStudy as SampleStudy
     from workbench.topics.evaluation.study import EvaluationStudy as Study
@@ -43,9 +43,7 @@ __all__ = [
     "plot",
     "plot_class_recall",
     "plot_sample",
-    "plot_selection_gap",
     "plot_timed",
-    "selection_gaps",
     "sizes",
 ]
 

@@ -1,16 +1,15 @@
-"""What each rank does with its time, which examples it sees, and how much it reads."""
+"""What each rank does with its time, and which examples it sees."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import BAD, BASELINE, GOOD, INK, Size, drawing, legend, not_measured
+from workbench.plots.style import BAD, BASELINE, GOOD, Size, drawing, legend, not_measured
 from workbench.topics.hosts.diagnose_data import training_shards
 
 MAX_MARKS = 4000
@@ -84,37 +83,6 @@ def plot_shards(record: Any, *, size: Size = "page", ax: Axes | None = None) -> 
         title = f"Who trains on which of {shards.size:,} examples" if shards.size else "Who trains on which examples"
         axes.set(xlabel="position in the training data (first epoch)", ylabel="rank", title=title)
         axes.margins(x=0.01)
-        legend(axes)
-    return axes
-
-
-def plot_bytes_read(table: pd.DataFrame, *, size: Size = "page", ax: Axes | None = None) -> Axes:
-    """Draw the bytes that each host reads by `measure_file_shards`, with files shared out and with every host reading all of them.
-
-    Healthy: with shared files every host reads its part, together the data once. Sick: every host reads all data, and throws all but its
-    part away.
-
-    Returns:
-        The axes: two bars a host; the legend says how much all hosts read together. The seconds are in the table: on one machine hosts share
-        its cores and its files' cache, so they are no picture of many.
-
-    Source: P7.4.
-    """
-    with drawing(ax, size, (6.4, 3.0)) as axes:
-        if not len(table) or not np.isfinite(table["bytes_read"].to_numpy(dtype=np.float64)).any():
-            return not_measured(axes, "the table has no host that read anything")
-        ways = (("sharded", GOOD, "each its own files"), ("all", BASELINE, "every host all files"))
-        for offset, (way, color, said) in enumerate(ways):
-            rows = table[table["files"] == way].sort_values("host")
-            if len(rows):
-                label = f"{said}: {rows['bytes_read'].sum() / 1e6:,.3g} MB together"
-                place = rows["host"] + 0.38 * offset - 0.19
-                axes.barh(place, rows["bytes_read"] / 1e6, height=0.36, color=color, label=label)
-        hosts = sorted(table["host"].unique())
-        axes.set_yticks(hosts, [str(host) for host in hosts])
-        axes.set_ylim(max(hosts) + 0.6, min(hosts) - 0.6)
-        axes.set(xlabel="read (MB)", ylabel="host", title="What each host reads in one epoch")
-        axes.tick_params(colors=INK)
         legend(axes)
     return axes
 

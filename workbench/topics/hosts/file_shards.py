@@ -1,25 +1,19 @@
-"""`shard_files`, `measure_file_shards`: which files each host reads, and what it costs when every host reads all of them (P7.4).
-
-Run as `python -m workbench.topics.hosts.file_shards SPEC` it is one host that reads record files.
-"""
+"""`shard_files`, `measure_file_shards`: which files each host reads, and what it costs when every host reads all of them (P7.4)."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
-import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from workbench.checks import check_integer
-from workbench.errors import ClusterError, DataError, UsageError
+from workbench.errors import DataError, UsageError
 
-if TYPE_CHECKING:
-    import pandas as pd
+RECORD_BYTES = 4096
+"""Of a record, as long as a small image or a line of text (rule of thumb)."""
 
 
 def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:
@@ -58,87 +52,36 @@ def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:
     return [sorted(share) for share in shares]
 
 
-def measure_file_shards(
-    paths: Sequence[str | Path], *, hosts: int = 4, record_bytes: int = 4096, timeout_s: float = 120.0
-) -> pd.DataFrame:
-    """Read files on several processes at once, each its own files, then each all of them, and return what it took.
+def measure_file_shards(paths: Sequence[str | Path], *, hosts: int = 4) -> pd.DataFrame:
+    """Read files as each host would: its own files, then all of them; one host after the other, as on machines of their own.
 
     Records have a fixed size, and each one that is read is checked by its checksum, as readers of record files do. A host that reads
     all files keeps every `hosts`-th record, so that either way each record is trained on once.
-
-    Args:
-        hosts: processes.
-        timeout_s: for one way of reading.
 
     Returns:
         One row for each way and host: files ("sharded", "all"), host, bytes_read, examples, seconds.
 
     Raises:
-        UsageError: an argument is out of its range.
+        UsageError: `hosts` is below 1, or a path comes twice.
         DataError: a file is missing, or there are fewer files than hosts.
-        ClusterError: a process did not read to the end.
 
     Source: P7.4 (sharded files usually improve performance: the claim that this measures).
     """
-    check_integer("record_bytes", record_bytes, error=UsageError)
-    import pandas as pd
-
     shares = shard_files(paths, hosts)
     every = sorted(path for share in shares for path in share)
-    own = [{"files": share, "keep": [0, 1]} for share in shares]
-    rows = _read("sharded", own, record_bytes, timeout_s)
-    rows += _read("all", [{"files": every, "keep": [host, hosts]} for host in range(hosts)], record_bytes, timeout_s)
+    rows = [{"files": "sharded", "host": host, **_read(share, 0, 1)} for host, share in enumerate(shares)]
+    rows += [{"files": "all", "host": host, **_read(every, host, hosts)} for host in range(hosts)]
     return pd.DataFrame(rows)
 
 
-def _read(way: str, parts: list[dict[str, Any]], record_bytes: int, timeout_s: float) -> list[dict[str, Any]]:
-    """Start a process for each part, let all of them begin at once, and return what each read."""
-    from workbench.topics.hosts.launch import package_environment
-
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with contextlib.ExitStack() as stack:
-        readers = []
-        for part in parts:
-            spec = json.dumps(
-                {**part, "files": [str(p.resolve()) for p in part["files"]], "record_bytes": record_bytes}
-            )
-            command = [sys.executable, "-m", "workbench.topics.hosts.file_shards", spec]
-            reader = stack.enter_context(subprocess.Popen(command, env=package_environment(), text=True, **pipes))
-            stack.callback(reader.kill)
-            readers.append(reader)
-        for reader in readers:
-            reader.stdout.readline()  # type: ignore[union-attr]  # it is ready
-        rows = []
-        try:
-            for reader in readers:
-                print("go", file=reader.stdin, flush=True)
-            for host, reader in enumerate(readers):
-                out, error = reader.communicate(timeout=timeout_s)
-                if reader.returncode:
-                    raise ClusterError(f"process {host} could not read its files: {error.strip().splitlines()[-1:]}.")
-                rows.append({"files": way, "host": host, **json.loads(out)})
-        except (subprocess.TimeoutExpired, BrokenPipeError) as error:
-            said = f"reading ({way} files) did not end within {timeout_s:g} s, or a process ended early."
-            raise ClusterError(said) from error
-    return rows
-
-
-def read_records(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Read every record of the "files", and keep those of "keep", [host, hosts], of all records in their order."""
-    start, size = time.perf_counter(), int(spec["record_bytes"])
-    first, every = spec["keep"]
-    read = kept = seen = 0
-    for name in spec["files"]:
-        with Path(name).open("rb") as file:
-            while record := file.read(size):
-                read += len(record)
+def _read(files: Sequence[Path], first: int, every: int) -> dict[str, float]:
+    """Read all records of some files, of which every so many are kept."""
+    start, read, seen, kept = time.perf_counter(), 0, 0, 0
+    for path in files:
+        with path.open("rb") as file:
+            while record := file.read(RECORD_BYTES):
                 zlib.crc32(record)
+                read += len(record)
                 kept += seen % every == first
                 seen += 1
     return {"bytes_read": read, "examples": kept, "seconds": time.perf_counter() - start}
-
-
-if __name__ == "__main__":
-    print("ready", flush=True)
-    sys.stdin.readline()
-    print(json.dumps(read_records(json.loads(sys.argv[1]))), flush=True)

@@ -20,7 +20,6 @@ from workbench.errors import UnknownNameError, UsageError, nearest
 from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Status
-from workbench.ledger.push import pusher
 from workbench.record.folder import default_folder, write_atomic, write_json
 from workbench.record.json_values import dumps
 from workbench.record.read import StudyRecord
@@ -88,7 +87,7 @@ class HostsStudy:
         writer = StudyWriter.open(
             None if out is None else Path(out), kind="hosts", workload=workload.name, config=config.to_dict(),
             settings={"hosts": self.hosts, "steps": self.steps}, name=name, note=note or f"{workload.name} on {self.hosts} ranks", command=command,
-            call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"), when_closed=pusher(),
+            call=call_on(workload, f"{self!r}.run({{workload}}, out={out and str(out)!r})"),
         )  # fmt: skip
         try:
             if "hosts" not in writer.record.facts:

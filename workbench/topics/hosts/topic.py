@@ -9,8 +9,8 @@ from workbench.lazy import lazily
 from workbench.topics.hosts.diagnose import diagnose_hosts as diagnose
 from workbench.topics.hosts.diagnose import host_areas as areas
 from workbench.topics.hosts.diagnose_update import CODES
-from workbench.topics.hosts.figures import plot_bytes_read, plot_shards
 from workbench.topics.hosts.figures import plot_hosts as plot
+from workbench.topics.hosts.figures import plot_shards
 
 if TYPE_CHECKING:
     from workbench.topics.hosts.file_shards import measure_file_shards, shard_files
@@ -30,7 +30,6 @@ __all__ = [
     "diagnose",
     "measure_file_shards",
     "plot",
-    "plot_bytes_read",
     "plot_shards",
     "read",
     "self_test",

@@ -1,4 +1,4 @@
-"""Loaders with one thing changed, drained without a step: what each is worth (P1.5 to P1.9); and the formats of files, compared (P1.3)."""
+"""Loaders with one thing changed, drained without a step: what each is worth (P1.5 to P1.9); and plain against compressed files (P1.3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from workbench.checks import check_integer
@@ -20,8 +19,8 @@ from workbench.topics.input.loaders import closed, is_stream, timed_loader
 from workbench.topics.input.timed_loop import fetch_parts, run_loop
 from workbench.workloads.items import content_hash, example_hashes, item_arrays, length_of, without
 
-STORAGES = ("npy", "npz", "npz_compressed")
-"""NumPy's formats: one array a file, mapped into memory; an archive as it is; an archive deflated by zlib."""
+SHARD_EXAMPLES, READINGS = 256, 5
+"""Examples of a file, and readings of each format, of which the median is taken (rule of thumb)."""
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 
 
@@ -186,16 +185,8 @@ def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) 
     return found | {"same": more == one or 0 < one - more <= lost}
 
 
-def compare_storage(
-    data: Any,
-    folder: str | Path,
-    *,
-    examples: int = 4096,
-    shard_examples: int = 256,
-    batch_size: int = 64,
-    repeats: int = 5,
-) -> pd.DataFrame:
-    """Store the same examples in each format and read them back through a `DataLoader`, turn and turn about.
+def compare_storage(data: Any, folder: str | Path, *, examples: int = 4096) -> pd.DataFrame:
+    """Store the same examples as plain and as compressed files, and read them back, turn and turn about.
 
     Files that have just been written are in the system's memory: what is compared is unpacking, not the disk. On a disk or a
     network that gives `read_bytes_per_s` less, the smaller files win.
@@ -204,68 +195,38 @@ def compare_storage(
         data: a map-style dataset of tensors, arrays and numbers; where it has fewer `examples`, it is gone through again.
         folder: for the files; made, and what of the same names is there is written again.
         examples: to store.
-        repeats: readings of each format; medians are taken.
 
     Returns:
-        One row a format: storage, files, bytes, bytes_per_example, examples_per_s, cpu_us_per_example, and read_bytes_per_s: from
-        which speed of the disk on the format, and not the disk, sets the pace.
+        One row a format: storage ("plain", "compressed": NumPy's archive as it is, and deflated by zlib), files, bytes_per_example,
+        examples_per_s, and read_bytes_per_s: from which speed of the disk on the format, and not the disk, sets the pace.
 
     Raises:
-        ConfigError: a number is below 1.
+        ConfigError: `examples` is below 1.
         DataError: an item holds what cannot be stored.
 
     Source: P1.3 (a small footprint on disk can slow the input pipeline).
     """
-    numbers = {"examples": examples, "shard_examples": shard_examples, "batch_size": batch_size, "repeats": repeats}
-    for name, value in numbers.items():
-        check_integer(name, value)
-    rows = [item_arrays(data[index % len(data)], index) for index in range(examples)]
-    stacked = [np.stack([row[k] for row in rows]) for k in range(len(rows[0]))]
-    stored = {storage: _store(stacked, storage, Path(folder) / storage, shard_examples) for storage in STORAGES}
-    seconds: dict[str, list[tuple[float, float]]] = {storage: [] for storage in STORAGES}
-    for _, (storage, files) in itertools.product(range(repeats), stored.items()):
-        began, worked = time.perf_counter(), time.process_time()
-        read = sum(len(batch[0]) for batch in DataLoader(_Shards(storage, files), batch_size=batch_size))
-        seconds[storage].append((time.perf_counter() - began, time.process_time() - worked))
-        assert read == examples
-    table = []
+    check_integer("examples", examples)
+    items = [item_arrays(data[index % len(data)], index) for index in range(examples)]
+    stored: dict[str, list[Path]] = {"plain": [], "compressed": []}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for start in range(0, examples, SHARD_EXAMPLES):
+        arrays = [np.stack(column) for column in zip(*items[start : start + SHARD_EXAMPLES], strict=True)]
+        for (storage, files), save in zip(stored.items(), (np.savez, np.savez_compressed), strict=True):
+            files.append(Path(folder) / f"{storage}-{start:08d}.npz")
+            save(files[-1], *arrays)
+    seconds: dict[str, list[float]] = {storage: [] for storage in stored}
+    for _, (storage, files) in itertools.product(range(READINGS), stored.items()):
+        began = time.perf_counter()
+        for file in files:
+            with np.load(file) as archive:
+                _ = [archive[name] for name in archive.files]
+        seconds[storage].append(time.perf_counter() - began)
+    rows = []
     for storage, files in stored.items():
-        size = sum(file.stat().st_size for file in files)
-        wall_s, cpu_s = (float(value) for value in np.median(np.array(seconds[storage]), axis=0))
-        rate = examples / wall_s
-        table.append(
-            {"storage": storage, "files": len(files), "bytes": size, "bytes_per_example": size / examples,
-             "examples_per_s": rate, "cpu_us_per_example": 1e6 * cpu_s / examples, "read_bytes_per_s": rate * size / examples}
-        )  # fmt: skip
-    return pd.DataFrame(table)
-
-
-def _store(stacked: list[NDArray[Any]], storage: str, folder: Path, shard_examples: int) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    files: list[Path] = []
-    for start in range(0, len(stacked[0]), shard_examples):
-        shard = [array[start : start + shard_examples] for array in stacked]
-        if storage == "npy":
-            for k, array in enumerate(shard):
-                files.append(folder / f"{start:08d}.{k}.npy")
-                np.save(files[-1], array)
-        else:
-            files.append(folder / f"{start:08d}.npz")
-            (np.savez if storage == "npz" else np.savez_compressed)(files[-1], *shard)
-    return files
-
-
-class _Shards(IterableDataset[Any]):
-    """Examples of the files of one format, one file after the other."""
-
-    def __init__(self, storage: str, files: list[Path]) -> None:
-        self.storage, self.files = storage, files
-
-    def __iter__(self) -> Iterator[Any]:
-        for _, shard in itertools.groupby(self.files, key=lambda file: file.name.partition(".")[0]):
-            if self.storage == "npy":
-                arrays = [np.load(file, mmap_mode="r") for file in shard]
-            else:
-                with np.load(next(shard)) as archive:
-                    arrays = [archive[name] for name in archive.files]
-            yield from zip(*(np.array(array) for array in arrays), strict=True)
+        each, rate = (
+            sum(file.stat().st_size for file in files) / examples,
+            examples / float(np.median(seconds[storage])),
+        )
+        rows.append({"storage": storage, "files": len(files), "bytes_per_example": each, "examples_per_s": rate, "read_bytes_per_s": rate * each})  # fmt: skip
+    return pd.DataFrame(rows)

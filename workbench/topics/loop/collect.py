@@ -24,7 +24,6 @@ from workbench.instruments.observer import LoopObserver
 from workbench.instruments.parameters import described
 from workbench.instruments.rows import Value
 from workbench.instruments.taps import TAPS
-from workbench.ledger.push import pusher
 from workbench.programs.own_config import own_config, own_threshold
 from workbench.record.folder import read_json, write_json
 from workbench.record.read import TrialRecord
@@ -144,7 +143,7 @@ class WatchedRun:
         fields = self._config({})
         label = type(self._models[0]).__name__
         self._writer = StudyWriter.open(
-            self._out and _free(self._out), kind="watch", workload=label, config=fields, settings={"every": self._every, "share": self._share}, when_closed=pusher(),
+            self._out and _free(self._out), kind="watch", workload=label, config=fields, settings={"every": self._every, "share": self._share},
             note=self._given["note"] or f"watched training of {label}", name=self._given["name"],
         )  # fmt: skip
         self.path = self._writer.path

@@ -145,10 +145,9 @@ def _mismatch(study: JudgedStudy, noise: Mapping[str, float]) -> Finding:
     if odd.own.verdict.is_lasting != odd.twin.verdict.is_lasting:
         words = ["unstable without recovery" if side.verdict.is_lasting else "stable" for side in (odd.own, odd.twin)]
         how = f"{words[0]} here, {words[1]} there."
-    if causes := mine.get("causes") or ():
+    if mine.get("first_step") is not None:
         how += (
-            f" The updates part at step {mine['first_step']}, torch's {mine['first_ratio']:.3g} times the playbook's; "
-            f"the largest cause is the {causes[0]['name']}."
+            f" The updates part at step {mine['first_step']}, torch's {mine['first_ratio']:.3g} times the playbook's."
         )
     return CODES.finding(
         code, "warn",

@@ -1,10 +1,10 @@
-"""Update rules side by side: the learning rates that each of them trains with, and where its two forms part."""
+"""Update rules side by side: the learning rates that each of them trains with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +21,6 @@ from workbench.plots.style import (
     INK,
     PALETTE,
     Size,
-    draw_curve,
     drawing,
     legend,
     log_scale,
@@ -31,12 +30,7 @@ from workbench.plots.style import (
 from workbench.record.json_values import number
 from workbench.topics.optimizers.diagnose import diagnose_optimizers
 
-if TYPE_CHECKING:  # it needs torch, which no figure does
-    from workbench.topics.optimizers.rule_forms import FloatArray, RuleForms
-
 BAR, THIN = 0.5, 0.2
-LEAST = 1e-12
-"""Smallest relative difference that is drawn: below is rounding."""
 
 
 def plot_optimizers(
@@ -111,33 +105,3 @@ def _legend_handles(rows: Sequence[Mapping[str, Any]], own: str) -> list[Any]:
     if any(math.isfinite(number(row["unstable"])) for row in rows):
         handles.append(mark("x", "unstable from here", BAD, markersize=8, markeredgewidth=2))
     return [*handles, Line2D([], [], color=BASELINE, linewidth=1.2, label="uncertainty of the edge")]
-
-
-def plot_rule_forms(forms: RuleForms, *, size: Size = "page", ax: Axes | None = None) -> Axes:
-    """Draw how far the updates of the playbook's form and of torch's lie apart, step by step, and what each cause does alone.
-
-    Healthy: all lines lie far below the band at the top, so the form does not matter. Sick: the black line runs within the band;
-    the coloured line beside it is the reason, and where it comes down the difference ends. Both axes are logarithmic.
-
-    Source: F7.4 to F7.6 (where the two forms part).
-    """
-    with drawing(ax, size, (6.8, 3.8)) as axes:
-        if forms.first_step is None:
-            return not_measured(axes, f"{forms.optimizer} is the same in both forms")
-        at = np.arange(1, len(forms.playbook) + 1, dtype=np.float64)
-
-        def draw(differences: FloatArray, label: str, **look: Any) -> None:
-            shown = np.where(differences > LEAST, differences, np.nan)  # a logarithmic axis cannot show 0
-            draw_curve(axes, at, shown, label=label, **look)
-
-        draw(forms.apart, "both forms as they are", color=INK, linewidth=2.2, linestyle="-")
-        for cause in forms.causes:
-            draw(cause.apart, f"{cause.name} alone")
-        label = f"apart by more than {forms.material_frac:.0%}"
-        axes.axhspan(forms.material_frac, 2.0, color=BAD, alpha=0.1, linewidth=0, label=label)
-        title = f"{forms.optimizer}: playbook's form and torch's"
-        axes.set(xlabel="step, from 1", ylabel="relative difference", title=title)
-        log_scale(axes, "x", "y")
-        axes.set_ylim(float(np.clip(0.3 * np.min(forms.apart[forms.apart > 0]), 1e-9, 1e-4)), 3.0)
-        legend(axes)
-    return axes

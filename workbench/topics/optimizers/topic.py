@@ -10,7 +10,6 @@ from workbench.topics.optimizers.constants import CODES as REPLACED_CODES
 from workbench.topics.optimizers.diagnose import CODES, better_rule
 from workbench.topics.optimizers.diagnose import diagnose_optimizers as diagnose
 from workbench.topics.optimizers.figures import plot_optimizers as plot
-from workbench.topics.optimizers.figures import plot_rule_forms
 
 if TYPE_CHECKING:
     from workbench.topics.optimizers.rule_forms import explain_rule
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
-__all__ = ["Study", "better_rule", "diagnose", "explain_rule", "plot", "plot_rule_forms"]
+__all__ = ["Study", "better_rule", "diagnose", "explain_rule", "plot"]
 
 TOPIC = Topic(
     name="optimizers",

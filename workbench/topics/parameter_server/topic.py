@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from workbench.parameter_server.training.trainer import ParameterServerTrainer as Trainer
     from workbench.parameter_server.workers.closure import RemoteValue
     from workbench.parameter_server.workers.worker import PerWorkerValues
-    from workbench.topics.parameter_server.panel import parameter_server_panel as panel
     from workbench.topics.parameter_server.study import ParameterServerStudy as Study
     from workbench.topics.parameter_server.study import audit_parameter_server as audit
 else:
@@ -73,7 +72,6 @@ __all__ = [
     "evaluate_distributed",
     "get_current_worker_index",
     "merge_buffers",
-    "panel",
     "plot",
     "plot_staleness",
     "plot_throughput",

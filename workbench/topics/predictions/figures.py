@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from workbench.errors import UsageError
-from workbench.plots.style import BAD, GOOD, INK, PALETTE, Size, drawing, legend, log_scale, not_measured
+from workbench.plots.style import BAD, GOOD, INK, Size, drawing, legend, log_scale, not_measured
 
 MAX_SHOWN = 12  # predictions written out beside the curve; more would overlap
 MAX_CHARACTERS = 28
@@ -29,19 +28,6 @@ class ExampleHistory:
     losses: NDArray[np.float64]  # its loss at each, shape (evaluations,)
     predictions: Sequence[Any]  # what was predicted at each
     right: Sequence[bool | None]
-
-    @property
-    def changes(self) -> int:
-        """How often the prediction changed from one evaluation to the next."""
-        each = [np.asarray(prediction) for prediction in self.predictions]
-        return sum(a.shape != b.shape or bool((a != b).any()) for a, b in itertools.pairwise(each))
-
-    @property
-    def right_since(self) -> int | None:
-        """Step from which on the prediction stayed the label to the end; None where the last one is not."""
-        wrong = [k for k, right in enumerate(self.right) if right is not True]
-        first = wrong[-1] + 1 if wrong else 0
-        return int(self.steps[first]) if first < len(self.steps) else None
 
 
 def prediction_history(predictions: pd.DataFrame, *, trial: int | None = None) -> list[ExampleHistory]:
@@ -82,7 +68,6 @@ def plot_predictions(
     trial: int | None = None,
     data: Any = None,
     image_shape: Sequence[int] = (),
-    step: int | None = None,
     size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
@@ -124,8 +109,6 @@ def plot_predictions(
             at = right == wanted
             if at.any():
                 axes.plot(steps[at], values[at], linestyle="none", marker=marker, color=color, label=name)
-        if step is not None:
-            axes.axvline(step, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"step {step:,}", zorder=1.5)
         written = _write(axes, steps, values, one.predictions)
         left_out = 0 < written < len(steps)
         said = f"step (a number is a prediction: {written} of {len(steps)} are written)" if left_out else "step"
