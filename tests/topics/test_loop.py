@@ -25,7 +25,7 @@ from workbench.findings.diagnosis import Diagnosis, read_diagnosis
 LOOPS = Path(__file__).parents[1] / "own_loops"
 EVERY = sorted(path.stem for path in LOOPS.glob("*.py") if path.stem != "__init__")
 SLOW = ("averaged", "compiled", "ddp", "sharded")
-OWN = ("loop.", "loss.", "clipping.", "data.")
+OWN = ("loop.", "loss.", "units.", "clipping.", "data.")
 
 
 class Fault(NamedTuple):
@@ -162,6 +162,11 @@ FAULTS = [
     fault("loss.broadcast", "checkpointed", ("mse_loss(prediction, y[pick])", "mse_loss(prediction, y[pick, 0])"), at="mse_loss"),
     fault("loss.broadcast", "ddp", ("mse_loss(model(inputs), targets)", "mse_loss(model(inputs)[:, 0], targets)"), at="mse_loss"),
     fault("loss.broadcast", "checkpointed", ("mse_loss(prediction, y[pick])", "huber_loss(prediction, y[pick, 0])"), at="huber_loss"),
+    fault("loss.broadcast", "checkpointed", ("nn.functional.mse_loss(prediction, y[pick])", "((prediction - y[pick, 0]) ** 2).mean()"), at="prediction - y"),
+    fault("loss.broadcast", "rnn", ("criterion(prediction.squeeze(-1), yb)", "(yb - prediction).abs().mean()"), at="yb - prediction"),
+    # dropout that drops nearly all, and gradients of which clipping leaves the signs
+    fault("units.dropped", "digits_mlp", ("nn.Dropout(0.1)", "nn.Dropout(0.95)"), at="model(inputs)"),
+    fault("clipping.aggressive", "digits_mlp", (STEP, "torch.nn.utils.clip_grad_value_(model.parameters(), 1e-6); " + STEP), at="clip_grad_value_"),
     # the model is shown what it has to predict
     fault("loop.sees_target", "nano_gpt", ("is_causal=True", "is_causal=False"), at="F.cross_entropy"),
     fault("loop.sees_target", "nano_gpt", ("y = F.scaled_dot_product_attention(q, k, v, is_causal=True)", "y = (q @ k.mT).tril().softmax(1) @ v"), at="F.cross_entropy"),

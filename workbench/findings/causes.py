@@ -19,7 +19,7 @@ _PLACES = (
     "loop.batch_dependence", "loop.eval_mode_in_training", "loop.train_mode_in_eval", "loop.*",
     "loss.broadcast", "loss.double_softmax", "loss.output_range", "loss.unbounded", "loss.*",
     "init.constant_output", "init.loss", "init.*",
-    "units.equal", "units.dead", "units.saturated", "units.*",
+    "units.equal", "units.dropped", "units.dead", "units.saturated", "units.*",
     "gradients.vanishing", "gradients.exploding", "gradients.*",
     "input.unused_features", "loop.overfit_one_batch",
     "schedule.collapse", "schedule.discontinuity", "schedule.restarts", "schedule.*", "warmup.over_cap",
@@ -92,6 +92,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loss.floor": (),
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
     "init.*": _LEARNS,
+    "units.dropped": ("loop.no_gradient", "loop.no_update", *_LEARNS),
     "units.*": (
         "loop.no_gradient", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
     ),

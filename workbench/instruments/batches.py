@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,6 +33,40 @@ class Draws:
         self.ahead: deque[list[Any]] = deque()  # chosen by the sampler and not handed out yet
         self.current: list[Any] | None = None
         self.exhausted = False
+
+
+def noted(batches: Iterator[list[Any]], draws: Draws) -> Iterator[list[Any]]:
+    """Iterate over what a sampler chooses, and note it."""
+    for batch in batches:
+        draws.ahead.append(list(batch))
+        yield batch
+
+
+class TimedIterator:
+    """A loader's iterator that says how long each batch was waited for, and which examples it holds."""
+
+    def __init__(self, batches: Iterator[Any], loader: Any, draws: Draws, tell: Callable[..., None]) -> None:
+        self._batches, self._loader, self._draws, self._told = batches, loader, draws, tell
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        began, draws = time.perf_counter(), self._draws
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            draws.exhausted = True
+            raise
+        draws.current = draws.ahead.popleft() if draws.ahead else None
+        self._told("drew", self._loader, time.perf_counter() - began, draws, batch)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # torch's iterators have one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
 
 
 class Batches:

@@ -27,6 +27,14 @@ def is_costly(tensor: Any, result: Any) -> bool:
     return True
 
 
+def pairs_all(one: Any, other: Any) -> bool:
+    """Tell whether broadcasting pairs each of so many examples with all of them, as (64, 1) with (64,), which nobody asks for who gives both an axis."""
+    if type(one) is not Tensor or type(other) is not Tensor or one.dim() == other.dim():
+        return False
+    short, long = sorted((one.shape, other.shape), key=len)
+    return bool(short) and 1 < short[0] == long[0] and long[-len(short)] == 1
+
+
 class Conversions:
     """Adds up the conversions of training steps by the line that asks for them; those of evaluations do not count."""
 

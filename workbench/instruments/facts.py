@@ -182,6 +182,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "schedulers": lambda facts: facts.schedulers.to_dict(),
     "loaders": lambda facts: facts.loaders.to_dict(),
     "criteria": lambda facts: facts.criteria.to_dict(),
+    "dropped": lambda facts: facts.criteria.dropped,
     "floor": lambda facts: facts.criteria.floor(),
     "answers": lambda facts: facts.answers.to_dict(),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),

@@ -334,6 +334,7 @@ class LoopObserver:
     def _describe(self, number: int, optimizer: Optimizer, grads: Sequence[Tensor], scale: Tensor | None) -> None:
         self._fill(number, optimizer, self._losses_of(number, optimizer), grads, scale)
         if number == 0 and self.looks_now:
+            self.facts.order.clipped_values(grads)
             self._snapshot.take(optimizer, self.updates, self.facts.names)
 
     def _losses_of(self, number: int, optimizer: Optimizer) -> Sequence[Value]:

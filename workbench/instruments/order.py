@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
@@ -35,6 +37,8 @@ class Order:
         self._sites: set[str] = set()  # lines of the backward passes of this update
         self._touched: set[int] = set()  # optimizers whose gradients something changed since their last step
         self._limits: Counter[str] = Counter()
+        self._value_limit: float | None = None  # of this update
+        self._at_limit: list[Tensor] = []
         self._steps: dict[int, _Steps] = {}
         self._factors: list[float | None] = []
         self.scaled = False  # whether a GradScaler took part since the last update
@@ -88,6 +92,17 @@ class Order:
         token = "clip" if kind == "clip_grad_norm_" else "clip_value"
         self.add(token, line=line)
         self._limits[f"{token} {float(limit):g}"] += 1
+        self._value_limit = limit if kind == "clip_grad_value_" else self._value_limit
+
+    def clipped_values(self, gradients: Iterable[Tensor]) -> None:
+        """Take in the gradients of an update: which share of their values that are not 0 lies at the limit of `clip_grad_value_`."""
+        limit, self._value_limit = self._value_limit, None
+        if limit is None or len(self._at_limit) >= MAX_TOKENS:
+            return
+        counts = [torch.stack([(g.abs() >= limit).sum(), (g != 0).sum()]) for g in gradients if type(g) is Tensor]
+        if counts:
+            at, values = torch.stack([each.to(counts[0].device) for each in counts]).sum(0)
+            self._at_limit.append(at / values.clamp(min=1))
 
     def step(self, number: int, *, empty: bool, line: bool, altered: bool = False) -> None:
         """Take in that an optimizer's step begins.
@@ -155,6 +170,7 @@ class Order:
             "open": _folded(self._tokens),
             "lines": {token: max(seen, key=lambda line: seen[line]) for token, seen in self._lines.items() if seen},
             "limits": dict(self._limits.most_common(10)),
+            "at_limit": median(float(share) for share in self._at_limit) if self._at_limit else None,
             "backwards": self.backwards,
             "optimizers": {str(number): steps.to_dict() for number, steps in self._steps.items()},
         }

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from workbench.instruments.batches import Draws
-from workbench.instruments.conversions import METHODS, dispatched, is_costly
+from workbench.instruments.batches import Draws, TimedIterator, noted
+from workbench.instruments.conversions import METHODS, dispatched, is_costly, pairs_all
 from workbench.instruments.workers import asked_workers
 
 
@@ -82,6 +82,10 @@ CRITERIA = (
     "binary_cross_entropy_with_logits",
 )
 """Functions of `torch.nn.functional` that compare outputs with targets; the loss modules of `torch.nn` call them."""
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+"""Functions of `torch.nn.functional` that the modules of these names call."""
+PAIRED = {"__sub__": "A difference", "sub": "A difference", "__mul__": "A product", "mul": "A product"}
+"""Functions and methods that losses written by hand are made of, and what they give."""
 
 
 class Taps:
@@ -188,6 +192,11 @@ class Taps:
                 begun = len(self._undo)
                 for name in CRITERIA:
                     self._replace(F, name, functools.partial(self._compare, name))
+                for name in DROPOUTS:
+                    self._replace(F, name, self._drop)
+                for name, gives in PAIRED.items():
+                    for whose in (Tensor, torch) if hasattr(torch, name) else (Tensor,):
+                        self._replace(whose, name, functools.partial(self._pair, gives))
                 for name in METHODS:
                     self._replace(Tensor, name, self._convert)
                 for owner, name in ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__")):
@@ -325,13 +334,13 @@ class Taps:
                 batches = original(loader)
         finally:
             self._opening = (None, None)
-        return _TimedIterator(batches, loader, draws, self._tell)
+        return TimedIterator(batches, loader, draws, self._tell)
 
     def _sample(self, original: Any, sampler: BatchSampler) -> Any:
         """Note what the sampler of an iteration that begins will choose; one that changes what its base chooses does not tell."""
         batches, (wanted, draws) = original(sampler), self._opening
         plain = type(sampler).__iter__ is BatchSampler.__iter__
-        return _noted(batches, draws) if plain and draws is not None and sampler is wanted else batches
+        return noted(batches, draws) if plain and draws is not None and sampler is wanted else batches
 
     def _convert(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -349,6 +358,23 @@ class Taps:
         self.hooked = self.hooked or not isinstance(owner, Tensor) or not owner.is_leaf
         return original(owner, *args, **kwargs)
 
+    def _drop(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        if (
+            self.passing is None
+            and isinstance(p, (int, float))
+            and p > 0.5
+            and (args[2] if len(args) > 2 else kwargs.get("training", True))
+        ):
+            self._tell("compared", "dropout", None, p, None)
+        return dispatched(original, *args, **kwargs)
+
+    def _pair(self, gives: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = dispatched(original, *args, **kwargs)
+        if self.passing is None and len(args) == 2 and pairs_all(*args):
+            self._tell("compared", gives, *args, result)
+        return result
+
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         loss = dispatched(original, *args, **kwargs)
         if self.passing is not None:
@@ -357,39 +383,6 @@ class Taps:
         target = args[1] if len(args) > 1 else kwargs.get("target")
         self._tell("compared", name, inputs, target, loss)
         return loss
-
-
-def _noted(batches: Iterator[list[Any]], draws: Draws) -> Iterator[list[Any]]:
-    for batch in batches:
-        draws.ahead.append(list(batch))
-        yield batch
-
-
-class _TimedIterator:
-    """A loader's iterator that says how long each batch was waited for, and which examples it holds."""
-
-    def __init__(self, batches: Iterator[Any], loader: Any, draws: Draws, tell: Callable[..., None]) -> None:
-        self._batches, self._loader, self._draws, self._told = batches, loader, draws, tell
-
-    def __iter__(self) -> _TimedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        began, draws = time.perf_counter(), self._draws
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            draws.exhausted = True
-            raise
-        draws.current = draws.ahead.popleft() if draws.ahead else None
-        self._told("drew", self._loader, time.perf_counter() - began, draws, batch)
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # torch's iterators have one
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
 
 
 TAPS = Taps()

@@ -29,7 +29,7 @@ from workbench.record.roles import Role
 from workbench.studies.budget import Budget, BudgetSpent
 from workbench.studies.session import executor_of
 from workbench.topics.batch_norm.diagnose import diagnose_seen_batches
-from workbench.topics.clipping.diagnose import diagnose_clipping, tried_only
+from workbench.topics.clipping.diagnose import clipped_values, diagnose_clipping, tried_only
 from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.loop.diagnose import diagnose_loop
@@ -296,7 +296,9 @@ def judge_program(record: StudyRecord) -> Diagnosis:
 
 def _own_clipping(record: RecordLike) -> Diagnosis:
     """Return what the program's own clipping takes from it, where it was run without and trains stably there; else there is nothing to hold it against."""
-    own, rows = record.config, clipped_runs(record)
+    own, rows, values = record.config, clipped_runs(record), clipped_values(record)
+    if own["max_grad_norm"] is None and values is not None:
+        return Diagnosis.of(record, [values])
     known = any(row["twin_lasting"] is False and row["max_grad_norm"] == own["max_grad_norm"] for row in rows)
     return Diagnosis.of(record, [diagnose_clipping(record)["clipping.aggressive"]] if known else [])
 
@@ -305,7 +307,7 @@ def _costly(record: RecordLike) -> list[str]:
     """Return the lines of the program that a run with something usual in their place has shown to cost what training learns."""
     costly, where = [each for rows in replaced(record).values() for each in rows if each.costs], _built(record)
     told = [f"{each.field}: {each.own:g} -> {each.usual:g}{where}" for each in costly]
-    if any(f.status in ("warn", "fail") for f in _own_clipping(record)):
+    if record.config["max_grad_norm"] is not None and any(f.status in ("warn", "fail") for f in _own_clipping(record)):
         told.append(_clip_line(record, diagnose_clipping(record)["clipping.threshold"].value, ", or leave it out"))
     return told
 

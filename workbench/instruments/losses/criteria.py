@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
+from workbench.instruments.losses.graphs import behind_weights
 from workbench.instruments.order import plain_part
 from workbench.instruments.surroundings import has_values
+from workbench.instruments.taps import PAIRED
 
 MAX_CALLS, MAX_BOUNDS = 20, 200
 _FAR = 4
@@ -30,16 +32,32 @@ class Criteria:
         self._bounds: list[tuple[float, Tensor]] = []
         self._last = ""  # line of the loss function that was called last
         self._calls: dict[str, dict[str, Any]] = {}
+        self._crossed: list[
+            tuple[Any, str, dict[str, Any]]
+        ] = []  # node of each since the last backward pass, and what it would be called
         self._values: dict[str, list[Tensor]] = {}
+        self.dropped: dict[str, Any] = {"p": 0.0, "line": ""}  # the highest rate of a dropout
         self.settled = False
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:
         """Take in a call; only those that are trained on count, and of these not the ones within `torch.func`, whose tensors have no values."""
-        if self.settled or not all(map(has_values, (inputs, target, loss))):
+        if name == "dropout" and target > self.dropped["p"] and torch.is_grad_enabled():
+            self.dropped = {"p": float(target), "line": own_line()}
+        if self.settled or name == "dropout" or not all(map(has_values, (inputs, target, loss))):
             return
-        if name in _ELEMENTWISE and not _trained(inputs) and _trained(target):
+        by_hand = name in PAIRED.values()
+        if (name in _ELEMENTWISE or by_hand) and not _trained(inputs) and _trained(target):
             inputs, target = target, inputs  # mse_loss(x, model(x)): the same either way round
         if not _trained(inputs):
+            return
+        if by_hand:
+            if (
+                not _trained(target) and len(self._crossed) < MAX_CALLS
+            ):  # else outputs are compared with each other, as where they are ranked
+                shapes = [list(inputs.shape), list(target.shape)]
+                self._crossed.append(
+                    (loss.grad_fn, name, {"calls": 1, "line": own_line(), "broadcast": shapes, "classes": None})
+                )
             return
         row = self._calls.setdefault(name, {"calls": 0, "line": own_line(), "broadcast": None, "classes": None})
         row["calls"] += 1
@@ -74,6 +92,10 @@ class Criteria:
 
     def trained(self, losses: Any) -> None:
         """Take in a loss that `backward` is called on: follow its graph through what has one part with a gradient."""
+        if self._crossed:
+            crossed, self._crossed = self._crossed, []
+            near = behind_weights(losses)
+            self._calls |= {name: row for node, name, row in crossed if node in near}
         loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
         node, factor = (
             plain_part(loss) if not self.settled and isinstance(loss, Tensor) and loss.numel() == 1 else (None, None)

@@ -17,6 +17,8 @@ WALKS = 8
 _DEPTH = 8
 _NEAR = 64
 """Nodes of a loss's graph among which a GradScaler's is looked for (rule of thumb)."""
+_WEIGHS = ("Addmm", "Mm", "Bmm", "Addbmm", "Baddbmm", "Mv", "Convolution", "Embedding", "ScaledDot")
+"""How the names of nodes begin that give what layers with weights give."""
 _KEY, _UPDATE = "workbench", "workbench update"
 
 
@@ -137,6 +139,18 @@ def unscaled(loss: Any) -> Any:
             return whole
         stack += [parent for parent, _ in node.next_functions if parent is not None]
     return loss
+
+
+def behind_weights(losses: Any) -> set[Any]:
+    """Return the nodes of a graph that no product with weights, nor lookup, stands behind: what is done to the outputs of the last layer."""
+    seen: set[Any] = set()
+    stack = _nodes(losses)
+    while stack and len(seen) < MAX_NODES:
+        node = stack.pop()
+        if node not in seen and not node.name().startswith(_WEIGHS):
+            seen.add(node)
+            stack += [parent for parent, _ in node.next_functions if parent is not None]
+    return seen
 
 
 def _stamped(nodes: set[Any], update: int) -> int:

@@ -83,10 +83,33 @@ def diagnose_clipping(
     return Diagnosis.of(study, [*findings, nonfinite_norms(study)])
 
 
+def clipped_values(record: RecordLike, *, aggressive_frac: float = 0.5) -> Finding | None:
+    """Return `clipping.aggressive` of a loop that clips its gradients value by value; None of another one."""
+    order = record.facts.get("loop", {}).get("order", {})
+    share, line = order.get("at_limit"), order.get("lines", {}).get("clip_value")
+    if share is None:
+        return None
+    say = partial(CODES.finding, "clipping.aggressive", value=share, unit="share of values", threshold=aggressive_frac)
+    shown = f"In the median update {share:.0%} of the gradient's values are clipped one by one{f' ({line})' if line else ''}"
+    if share < aggressive_frac:
+        return say("ok", f"{shown}.")
+    fix = "Raise clip_value, or clip the norm, which keeps the direction: torch.nn.utils.clip_grad_norm_."
+    return say(
+        "warn",
+        f"{shown}: little but their signs is left, and every step is as long as the limit makes it.",
+        advice=[fix],
+    )
+
+
 def tried_only(record: RecordLike) -> Diagnosis:
     """Return the diagnosis of runs with a clipping that nobody trains with: no alarms, but for what they say of the gradients."""
     found, trials = diagnose_clipping(record), ("clipping.cures", "clipping.aggressive", "clipping.masks_lr")
-    return replace(found, findings=tuple(replace(f, status="ok", advice=()) if f.code in trials else f for f in found))
+    values = clipped_values(record)
+    kept = [
+        values if values and f.code == values.code else replace(f, status="ok", advice=()) if f.code in trials else f
+        for f in found
+    ]
+    return replace(found, findings=tuple(kept))
 
 
 def _named(lr: float) -> str:

@@ -49,6 +49,7 @@ def diagnose_loop(
     conversion_share: float = 0.1,
     least_lr: float = 0.1,
     frozen_frac: float = 0.05,
+    most_dropped: float = 0.9,
 ) -> Diagnosis:
     """Judge what was seen of a loop.
 
@@ -67,6 +68,8 @@ def diagnose_loop(
         conversion_share: share of the time of an update that conversions of one line may take that could be left out (rule of thumb).
         least_lr: share of the largest learning rate that an update has to have for its parameters to be judged by it (rule of thumb).
         frozen_frac: share of a model's parameters that may be frozen as they were drawn, as random features (rule of thumb).
+        most_dropped: rate of dropout from which a network hardly learns (Srivastava et al. 2014, figure 9a: the training error rises, too,
+            where a tenth of the units is left).
 
     Returns:
         Each code of `CODES` once, with the line of the person's own file where one is to blame.
@@ -98,7 +101,7 @@ def diagnose_loop(
     findings = [
         *(finding for codes, judge in judges for finding in where_known(CODES, codes, judge)),
         *data_findings(record, facts, conversion_share=conversion_share, least_updates=least_updates),
-        *loss_findings(facts, floor_share=floor_share),
+        *loss_findings(facts, floor_share=floor_share, most_dropped=most_dropped),
     ]
     if lost := facts.get("lost"):
         reason = f"{', '.join(lost)} could not be determined for this loop, an error in this package"

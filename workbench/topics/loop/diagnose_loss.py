@@ -11,7 +11,7 @@ from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.loop.known import where_known
 
 LOSS_CODES = Codes({
-    "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1",
+    "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "units.dropped": "F2.4",
 })  # fmt: skip
 _OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
 _TWICE_SIGMOID = math.log1p(math.exp(-1.0))
@@ -20,12 +20,13 @@ Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
 
-def loss_findings(facts: Facts, *, floor_share: float) -> list[Finding]:
+def loss_findings(facts: Facts, *, floor_share: float, most_dropped: float) -> list[Finding]:
     """Return the findings of `LOSS_CODES`; see `diagnose_loop`."""
     return [
         *where_known(LOSS_CODES, ("loss.broadcast", "loss.double_softmax"), lambda: _criteria(facts["criteria"])),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(facts["floor"], floor_share)),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
+        *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
     ]
 
 
@@ -58,6 +59,17 @@ def _floor(found: Facts, share: float) -> Finding:
             "ok", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}, too small a part of it to matter."
         )
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
+
+
+def _dropped(found: Facts, most: float) -> Finding:
+    p = found["p"]
+    say: Say = partial(LOSS_CODES.finding, "units.dropped", value=p, unit="share of units", threshold=most)
+    if p < most:
+        return say("ok", f"Dropout leaves more than {1 - most:.0%} of the units in each pass.")
+    return say(
+        "fail", f"Dropout sets {p:.0%} of the values to zero in each pass{_at(found)}: too few are left to learn from.",
+        advice=["p is the share that is dropped, not the one that is kept: 0.1 to 0.5 is usual."],
+    )  # fmt: skip
 
 
 def _answers(found: Facts | None) -> Finding:

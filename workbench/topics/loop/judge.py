@@ -16,7 +16,7 @@ from workbench.record.folder import write_json
 from workbench.record.read import open_record
 from workbench.topics.batch_norm.diagnose import diagnose_seen_batches
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
-from workbench.topics.clipping.diagnose import diagnose_clipping
+from workbench.topics.clipping.diagnose import clipped_values, diagnose_clipping
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.loop.diagnose import diagnose_loop
 from workbench.topics.schedule.diagnose import CODES as SCHEDULE
@@ -63,7 +63,9 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
         yield from diagnose_instability(study)
     yield from diagnose_schedule(study, restarts_planned=True)
     clipped = diagnose_clipping(study)
-    if study.config.get("max_grad_norm") is None:
+    if study.config.get("max_grad_norm") is None and (values := clipped_values(record)) is not None:
+        yield values
+    elif study.config.get("max_grad_norm") is None:
         yield CLIPPING.finding("clipping.aggressive", "ok", "Does not apply: gradients are not clipped by their norm.")
     elif "grad_norm" not in steps:
         reason = "no gradient norm was recorded, as of parameters that are spread over processes"

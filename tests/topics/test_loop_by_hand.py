@@ -1,0 +1,123 @@
+"""What a loop does without asking torch for a loss function or a layer of its own, found beside a healthy twin: `wb.watch` is silent on that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import workbench as wb
+from workbench.findings.diagnosis import Diagnosis
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def watched(
+    out: Path, loss: Loss, model: nn.Module, x: Tensor, y: Tensor, updates: int = 12, clip: float | None = None
+) -> Diagnosis:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=out) as run:
+        for k in range(updates):
+            pick = torch.arange(16) + k
+            optimizer.zero_grad()
+            loss(model(x[pick]), y[pick]).backward()
+            if clip is not None:
+                nn.utils.clip_grad_value_(model.parameters(), clip)
+            optimizer.step()
+    return run.diagnose()
+
+
+def huber(p: Tensor, y: Tensor) -> Tensor:
+    d = torch.sub(p, y).abs()
+    return torch.where(d < 1, 0.5 * d * d, d - 0.5).sum()
+
+
+def entropy(p: Tensor, y: Tensor) -> Tensor:
+    p = p.sigmoid()
+    return -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()
+
+
+def pinball(p: Tensor, y: Tensor) -> Tensor:
+    q, e = torch.tensor([0.1, 0.5, 0.9]).view(-1, 1), y - p.unsqueeze(2)
+    return torch.maximum(q * e, (q - 1) * e).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets", "mended"),
+    [
+        (lambda p, y: ((p - y) ** 2).mean(), (1,), (), lambda y: y[:, None]), (lambda p, y: (y - p).abs().mean(), (), (1,), lambda y: y[:, 0]),
+        (huber, (1,), (), lambda y: y[:, None]), (entropy, (1,), (), lambda y: y[:, None]), (pinball, (3,), (), lambda y: y[:, None, None]),
+        (lambda p, y: p.sub(y).square().mean(), (1, 4, 5), (4, 5), lambda y: y[:, None]),
+    ],
+    ids=["squared", "absolute", "huber", "entropy", "quantiles", "maps"],
+)  # fmt: skip
+def test_a_loss_by_hand_that_pairs_each_output_with_every_target_is_found_and_its_twin_is_not(
+    loss: Loss, outputs: tuple[int, ...], targets: tuple[int, ...], mended: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    last = nn.Unflatten(1, outputs) if outputs else nn.Flatten(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, math.prod(outputs)), last)
+    x, y = torch.randn(40, 4), torch.rand(40, *targets)
+    found = watched(tmp_path / "faulty", loss, model, x, y)["loss.broadcast"]
+    assert (found.status, Path(__file__).name in found.summary) == ("fail", True)
+    assert watched(tmp_path / "healthy", loss, model, x, mended(y))["loss.broadcast"].status != "fail"
+
+
+class _Scaled(nn.Module):
+    """Spreads one number over as many features as a batch has examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 1), nn.Linear(16, 1)
+        self.register_buffer("scales", torch.arange(16.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.first(x) * self.scales).sin())  # type: ignore[operator, no-any-return]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda p, y: F.softplus(p - p.squeeze(1)).mean(),  # outputs with each other: a ranking
+        lambda p, y: (p - y[None, :]).square().mean(),  # asked for by an axis
+        lambda p, y: (p.squeeze(1) - y).square().mean(),
+    ],
+)
+def test_pairs_that_are_meant_rouse_nothing(loss: Loss, tmp_path: Path) -> None:
+    found = watched(tmp_path / "run", loss, _Scaled(), torch.randn(40, 4), torch.rand(40))["loss.broadcast"]
+    assert found.status != "fail"
+
+
+class _Dropped(nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.layer, self.p = nn.Linear(4, 1), p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(F.dropout(self.layer(x), self.p, self.training), 0.99, training=False)
+
+
+@pytest.mark.parametrize(("p", "status"), [(0.0, "ok"), (0.8, "ok"), (0.9, "fail"), (1.0, "fail")])
+def test_dropout_is_judged_where_it_drops(p: float, status: str, tmp_path: Path) -> None:
+    found = watched(tmp_path / "run", F.mse_loss, _Dropped(p), torch.randn(40, 4), torch.rand(40, 1))["units.dropped"]
+    assert (found.status, "F.dropout" not in found.summary) == (status, True)
+
+
+@pytest.mark.parametrize(("clip", "status", "scale"), [(1e-6, "warn", 1.0), (10.0, "ok", 1.0), (1e-6, "ok", 0.0)])
+def test_clipping_value_by_value_is_judged_by_what_it_leaves(
+    clip: float, status: str, scale: float, tmp_path: Path
+) -> None:
+    x, y = torch.randn(40, 4), torch.rand(40, 1)
+    found = watched(tmp_path / "run", lambda p, y: scale * F.mse_loss(p, y), nn.Linear(4, 1), x, y, clip=clip)
+    assert found["clipping.aggressive"].status == status
+
+
+def test_gradients_that_are_not_finite_are_no_clipped_ones(tmp_path: Path) -> None:
+    loss: Loss = lambda p, y: p.sum() * float("nan")  # noqa: E731
+    found = watched(tmp_path / "run", loss, nn.Linear(4, 1), torch.randn(40, 4), torch.rand(40, 1), clip=0.1)
+    assert found["clipping.aggressive"].status != "warn"
