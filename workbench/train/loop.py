@@ -153,7 +153,7 @@ class TrainingLoop:
         with explained(self.workload, f"at step {self.step}"):
             return self._choose(
                 self.workload, configs, self.stack, self.streams, steps=max(c.total_steps for c in configs) - self.step,
-                watched=watched, before=common_backend(self.lanes), excused=self._excused, own=self.own,
+                watched=watched, study=self.study, before=common_backend(self.lanes), excused=self._excused, own=self.own,
             )  # fmt: skip
 
     def _excused(self, row: int, error: Exception, batches: MicroBatches, training: bool) -> bool:

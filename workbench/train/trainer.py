@@ -79,9 +79,9 @@ class Trainer:
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
         gradients: how lanes get theirs. "loop" is plain autograd, one lane after the other; "vmap" one traced program for
             many lanes, or for one; "auto" measures a few steps of each and takes the faster, or plain autograd where the model
-            cannot be traced or training is over in about a second. What was found for a stack is used for later ones of its
-            kind, and for the same training on this machine (`gradient_backends.json` in $WORKBENCH_CACHE, or ~/.cache/workbench); a
-            trial that is resumed keeps its way. The record says which, and why.
+            cannot be traced or the stack makes fewer than 1,000 updates. Measured is the processor time of one thread, and of ways of about
+            the same cost a fixed order takes one, so that it is the same on a busy machine. What was found holds for the study, whose record
+            says it, and for later ones of this model, batch and processor (`gradient_backends.json` in $WORKBENCH_CACHE, or ~/.cache/workbench).
         memory_gb: bound on the memory that the lanes of a stack take, in units of 1e9 bytes. None is four fifths of what is
             free when they begin (rule of thumb). Weights, gradients and optimizer state take half of it at most, which says
             how many lanes are in a stack; the others train in further stacks, one after the other. Activations, measured on

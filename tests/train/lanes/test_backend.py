@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from workbench.record.write import StudyWriter
 from workbench.train.gradients import LaneLoss, LoopGradients
 from workbench.train.hooks import Activations, Hook, Run, Step
 from workbench.train.lanes import backend
-from workbench.train.lanes.backend import Arrangement, Verdict, recall, remember
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.vmap_gradients import VmapGradients, verify
 from workbench.train.stacked_weights import LaneStack
@@ -52,9 +53,13 @@ class Breaks(Hook):
             raise RuntimeError("planted")
 
 
-def sweep(given: Workload, out: Path, *, lanes: int = 3, way: str = "auto", hooks: Sequence[Hook] = ()) -> StudyRecord:
+def sweep(
+    given: Workload, out: Path, *, lanes: int = 3, way: str = "auto", hooks: Sequence[Hook] = (), more: Mapping[str, Any] | None = None
+) -> StudyRecord:  # fmt: skip
     study = StudyWriter.open(out, kind="lr_sweep", workload=given.name, config=given.config.to_dict())
-    configs = [given.config.replace(peak_lr=0.01 * (k + 1)) for k in range(lanes)]
+    configs = [given.config.replace(**{"peak_lr": 0.01 * (k + 1), **(more or {})}) for k in range(lanes)]
+    if more:
+        configs = [config.replace(shared_seed=k) for k, config in enumerate(configs)]
     try:
         Trainer(gradients=way, hooks=hooks).run_trials(given, configs, study, stage="lr_sweep")  # type: ignore[arg-type]
     finally:
@@ -70,14 +75,12 @@ def events(record: StudyRecord, trial: int) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def always_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(backend, "WORTH_SECONDS", 0.0)
-    monkeypatch.setattr(backend, "TIMED_SECONDS", 0.0)
-    backend._lasting.clear()
+    monkeypatch.setattr(backend, "WORTH_UPDATES", 0)
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
-    """Plant how long a step takes by plain autograd, per lane, and by a traced program."""
+    """Plant how long a step of all lanes takes by plain autograd, and by a traced program."""
 
     def plant(loop: float, vmap: float) -> None:
         monkeypatch.setattr(
@@ -87,19 +90,62 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
     return plant
 
 
-@pytest.mark.parametrize(("loop", "vmap", "taken"), [(1.0, 2.9, "vmap"), (1.0, 3.1, "loop")])
-def test_the_faster_way_is_taken_and_recorded(
-    tmp_path: Path, timed: Callable[[float, float], None], loop: float, vmap: float, taken: str
+@pytest.mark.parametrize(
+    ("vmap", "taken", "why"),
+    [
+        (2.9, "vmap", "the fastest here"),
+        (3.7, "vmap", "about as fast as the others here"),
+        (3.8, "loop", "the fastest here"),
+    ],
+)
+def test_the_faster_way_is_taken_and_recorded_and_of_about_the_same_the_traced_one(
+    tmp_path: Path, timed: Callable[[float, float], None], vmap: float, taken: str, why: str
 ) -> None:
-    timed(loop, vmap)
+    timed(3.0, vmap)
     record = sweep(small_workload(), tmp_path / "run")
     assert list(record.trials["gradients"]) == [taken] * 3
     assert list(record.trials["lanes"]) == [3] * 3
     row = record.lanes.iloc[0]
     assert row["loop_ms"] == 1.0, "per lane"
-    assert row["step_ms"] == pytest.approx(min(3.0, vmap) / 3)
-    assert row["faster"] == pytest.approx(3.0 / min(3.0, vmap))
-    assert row["reason"] == "the fastest here"
+    step_ms = 3.0 if taken == "loop" else vmap
+    assert row["step_ms"] == pytest.approx(step_ms / 3)
+    assert row["faster"] == pytest.approx(3.0 / step_ms)
+    assert row["reason"] == why
+
+
+CLOCKS: dict[str, Callable[[float], float]] = {
+    "200 times as fast": lambda seconds: 200 * seconds,
+    "backwards": lambda seconds: 1e6 - seconds,
+    "stopped": lambda _: 5.0,
+    "busy": lambda seconds: seconds + 0.05 * int(seconds / 0.002),  # others take their turn every 2 ms
+}
+
+
+def shown(clock: Callable[[float], float], now: Callable[[], float]) -> float:
+    return clock(now())
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_clock_and_the_number_of_threads_decide_neither_the_way_nor_a_digit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    def trained(name: str) -> tuple[list[Any], list[float]]:
+        monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"{name} cache"))
+        record = sweep(small_workload(), tmp_path / name, lanes=lanes)
+        return record.lanes[["gradients", "lanes_per_call"]].to_numpy().tolist(), record.steps["loss"].tolist()
+
+    plain = trained("plain")
+    assert plain[0] == [["vmap", lanes]] * lanes
+    for name, clock in CLOCKS.items():
+        with monkeypatch.context() as patch:
+            for each in ("perf_counter", "monotonic", "process_time", "thread_time"):
+                patch.setattr(time, each, partial(shown, clock, getattr(time, each)))
+            assert trained(name) == plain, name
+    torch.set_num_threads(2)
+    try:
+        assert trained("two threads")[0] == plain[0]
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_a_model_that_cannot_be_traced_still_sweeps_and_no_bit_of_it_is_disturbed_by_measuring(tmp_path: Path) -> None:
@@ -127,14 +173,18 @@ def test_asked_for_explicitly_it_is_refused_with_the_reason(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("first", "taken"), [((1.0, 0.1), "vmap"), ((0.1, 1.0), "loop")])
 def test_a_resumed_trial_goes_on_in_the_same_way_and_digits_whatever_is_faster_now(
-    tmp_path: Path, timed: Callable[[float, float], None], first: tuple[float, float], taken: str
+    tmp_path: Path,
+    timed: Callable[[float, float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    first: tuple[float, float],
+    taken: str,
 ) -> None:
     given = small_workload(config={"checkpoint_every_steps": 8})
     timed(*first)
     whole = sweep(given, tmp_path / "whole", lanes=1)
     with pytest.raises(RuntimeError, match="planted"):
         sweep(given, tmp_path / "run", lanes=1, hooks=[Breaks()])
-    backend._lasting.clear()
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "another"))
     timed(*reversed(first))
     record = sweep(given, tmp_path / "run", lanes=1)
     assert record.trials["steps_run"].tolist() == [given.config.total_steps]
@@ -143,13 +193,19 @@ def test_a_resumed_trial_goes_on_in_the_same_way_and_digits_whatever_is_faster_n
     assert record.steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
-def test_a_short_training_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "WORTH_SECONDS", 1e9)
-    record = sweep(small_workload(), tmp_path / "short")
+def test_a_short_training_is_not_measured_but_goes_the_way_of_its_study(
+    tmp_path: Path, timed: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = small_workload()
+    timed(1.0, 0.1)
+    monkeypatch.setattr(backend, "WORTH_UPDATES", 3 * given.config.total_steps)
+    sweep(given, tmp_path / "long")
+    short = given.replace(config=given.config.replace(total_steps=given.config.total_steps - 1))
+    record = sweep(short, tmp_path / "short")
     assert set(record.lanes["gradients"]) == {"loop"}
     assert record.lanes["reason"][0].startswith("too short to measure: about")
-    sweep(small_workload(), tmp_path / "vmap", way="vmap")
-    assert not backend._lasting, "what a short training took is not for long ones"
+    record = sweep(given, tmp_path / "long", more={"peak_lr": 0.5, "total_steps": 5})
+    assert list(record.lanes["gradients"]) == ["vmap"] * 6
 
 
 def test_a_program_that_fails_later_hands_over_to_plain_autograd(
@@ -190,46 +246,65 @@ def test_what_cannot_be_evaluated_together_is_evaluated_alone_with_the_reason_in
     np.testing.assert_allclose(record.evals["value"], whole.evals["value"], rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("measured_on", "arrangement", "asked_for", "recalled"),
-    [
-        (8, (1, 2), 3, True),  # a call for each lane, for fewer lanes
-        (8, (1, 2), 1, False),  # for one there is nothing to spread over the cores
-        (3, (1, 2), 8, False),  # for more, sharing a call may pay
-        (8, (8, 1), 3, False),
-        (8, (8, 1), 5, True),  # about as many
-        (8, None, 3, False),
-    ],
-)
-def test_what_is_known_for_another_number_of_lanes(
-    measured_on: int, arrangement: tuple[int, int] | None, asked_for: int, recalled: bool
-) -> None:
-    verdict = Verdict(None if arrangement is None else Arrangement(*arrangement), "planted", {"loop": 1.0})
-    remember(("kind",), verdict, lanes=measured_on, steps=1)
-    assert (recall(("kind",), lanes=asked_for, steps=2) is not None) == recalled
-    assert recall(("another kind",), lanes=measured_on, steps=1) is None
-    own = verdict._replace(reason="own")
-    remember(("kind",), own, lanes=asked_for, steps=1)
-    assert recall(("kind",), lanes=asked_for, steps=2).reason == "own", "an exact match is preferred"
+CONTENTS = {
+    "no JSON": b"[broken",
+    "no text": b"\xff\x00\x80",
+    "a list": b"[1, 2]",
+    "another program's": b'{"version": 3}',
+    "a folder": None,
+}
 
 
 @pytest.mark.parametrize(("first", "taken"), [((1.0, 0.1), "vmap"), ((0.1, 1.0), "loop")])
 def test_a_command_given_twice_takes_the_same_arithmetic_whatever_is_faster_now(
-    tmp_path: Path, timed: Callable[[float, float], None], first: tuple[float, float], taken: str
+    tmp_path: Path,
+    timed: Callable[[float, float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    first: tuple[float, float],
+    taken: str,
 ) -> None:
-    given = small_workload()
+    given, other = small_workload(), "loop" if taken == "vmap" else "vmap"
     for number, times in enumerate((first, first[::-1])):
-        backend._lasting.clear()  # another process
         timed(*times)
         record = sweep(given, tmp_path / str(number))
         assert set(record.lanes["gradients"]) == {taken}
-        assert record.lanes["loop_ms"][0] == pytest.approx(first[0]), "what was measured then is recorded again"
-    backend._lasting.clear()
+        assert record.lanes["loop_ms"][0] == pytest.approx(first[0] / 3), "what was measured then is recorded again"
     longer = given.replace(config=given.config.replace(total_steps=41))
-    assert set(sweep(longer, tmp_path / "longer").lanes["gradients"]) == {"loop" if taken == "vmap" else "vmap"}
-    (tmp_path / "cache" / "gradient_backends.json").write_text("[broken")
-    backend._lasting.clear()
-    assert set(sweep(given, tmp_path / "broken").lanes["gradients"]) == {"loop" if taken == "vmap" else "vmap"}
+    assert set(sweep(longer, tmp_path / "longer").lanes["gradients"]) == {taken}
+    monkeypatch.delenv("WORKBENCH_CACHE")
+    for name, content in CONTENTS.items():
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        file = tmp_path / name / "workbench" / "gradient_backends.json"
+        file.parent.mkdir(parents=True)
+        file.mkdir() if content is None else file.write_bytes(content)
+        assert set(sweep(given, tmp_path / f"{name} run").lanes["gradients"]) == {other}, name
+    record = sweep(given, tmp_path / "0", more={"peak_lr": 0.5})  # of a study that measured before
+    assert list(record.lanes["gradients"]) == [taken] * 6
+
+
+def test_a_choice_that_somebody_edited_is_measured_again(tmp_path: Path, timed: Callable[[float, float], None]) -> None:
+    file = tmp_path / "cache" / "gradient_backends.json"
+    timed(1.0, 0.1)
+    sweep(small_workload(), tmp_path / "run")
+    stored = json.loads(file.read_text())
+    del stored["crc32"]
+    ((key, choice),) = stored.items()
+    times = choice[2]
+    for number, bad in enumerate(
+        (
+            [7, *choice[1:]],
+            [choice[0], "<b>", *choice[2:]],
+            [*choice[:3], 0],
+            [*choice[:2], None, 3],
+            [*choice[:2], {**times, "loop": "x"}, 3],
+            5,
+        )
+    ):
+        file.write_text(json.dumps({key: bad}))
+        timed(0.1, 1.0)
+        record = sweep(small_workload(), tmp_path / str(number))
+        assert set(record.lanes["gradients"]) == {"loop"}, bad
+        assert record.lanes["reason"][0] == "the fastest here"
 
 
 def test_failing_before_a_resumed_trial_begins_keeps_its_best_checkpoints(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from workbench.studies.executors.shipping import Shipment, pack_shipment, packed
 from workbench.studies.executors.worker import Ended, pack_chunk, train_chunk
 from workbench.train.batches import resolve_device
 from workbench.train.lane import SHARED, check_lanes
+from workbench.train.lanes.backend import FACT
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 
@@ -220,6 +221,9 @@ class _Sweep:
             if self._stop_by is None:
                 self._again(task, str(lost))
             return
+        if found := ended.facts.get(FACT):  # later chunks go the same way
+            known = self.inbox.study.record.facts.get(FACT, {})
+            self.inbox.study.add_facts(**{FACT: {**found, **known}})
         if ended.state == "failed" and self._error is None:
             self._error = _error_of(ended, task.place)
         elif ended.state == "stopped" and self._stop_by is None:  # asked by another than this process

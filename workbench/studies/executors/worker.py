@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,12 +43,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker's last word about a chunk: whether it was done, stopped or raised, and the error's class, message, notes and traceback."""
+    """A worker's last word about a chunk: whether it was done, stopped or raised, the error's class, message, notes and traceback, and its facts."""
 
     state: Literal["done", "stopped", "failed"] = "done"
     kind: str = ""
     said: str = ""
     details: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def pack_chunk(study: StudyWriter, numbers: Sequence[int], *, key: str, stage: str, configs: bytes) -> Chunk:
@@ -162,9 +163,9 @@ def train_chunk(shipment: Shipment, chunk: Chunk, mailbox: Any, locate: Callable
                     trainer.run_trials(workload, configs, study, stage=chunk.stage, progress=teller.advance)
             finally:
                 teller.tell()
+            return Ended(facts=study.record.facts)
     except (StudyInterrupted, KeyboardInterrupt):
         return Ended("stopped")
     except BaseException as error:
         notes = [*getattr(error, "__notes__", ()), "".join(traceback.format_exception(error)).rstrip()]
         return Ended("failed", type(error).__name__, str(error), "\n".join(notes))
-    return Ended()

@@ -2,15 +2,13 @@
 
 A pass stays where it gains 1.2 times on a row of `tests/benchmarks/bench_lanes.py` (CPU, torch 2.13, one thread; the time of a step
 without it over the time with it): `_tidy` 1.36 and `_transpose_products` 1.41 on MLPs, `_widen_softmax` 1.58 on one of 32 lanes,
-`_channels_last` 1.33 on `digits_cnn`, `_use_onednn` 1.22 on `source_text`; `_add_inside`, `_mask_by_numbers` and
+`_channels_last` 1.33 on `digits_cnn`; `_add_inside`, `_mask_by_numbers` and
 `_reuse_memory` together 1.02 to 1.2 on rows of 8 and 32 lanes. The table of all is in docs/findings.md.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import timeit
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -56,7 +54,6 @@ IN_PLACE: dict[Any, Any] = {
 """Elementwise operation -> the same in the memory of its first argument."""
 LEAST = 4096  # rule of thumb: below so many elements new memory costs nothing
 NARROW = 16  # measured: floats in the widest register; a product or softmax over fewer columns is taken value by value
-LARGE = 4e6  # measured: floating-point operations of a product from which on oneDNN's longer way in pays
 
 
 def clean_up(graph: fx.Graph, refresh: Callable[[], Any], *, lanes: int, device: torch.device) -> None:
@@ -70,7 +67,6 @@ def clean_up(graph: fx.Graph, refresh: Callable[[], Any], *, lanes: int, device:
         _transpose_products,
         *([_channels_last] if lanes == 1 else []),
         _widen_softmax,
-        _use_onednn,
     ):
         change(graph)
         refresh()
@@ -288,35 +284,6 @@ def _laid_out(graph: fx.Graph, node: Any, order: list[int]) -> fx.Node:
     ).contiguous:
         return permuted
     return _call(graph, aten.clone.default, permuted, memory_format=torch.contiguous_format)
-
-
-def _use_onednn(graph: fx.Graph) -> None:
-    """Let oneDNN compute large products of two matrices, where it is the faster library."""
-    for node in list(graph.nodes):
-        if not is_call(node, aten.mm.default, aten.addmm.default) or node.kwargs or meta(node).dtype != torch.float32:
-            continue
-        *bias, left, right = node.args
-        (rows, inner), columns = meta(left).shape, meta(node).shape[1]
-        if (bias and meta(bias[0]).shape != (columns,)) or 2 * rows * inner * columns < LARGE:
-            continue
-        if _onednn_is_faster():
-            with graph.inserting_before(node):
-                weight = _call(graph, aten.t.default, right, of=right)
-                linear = torch.ops.mkldnn._linear_pointwise.default
-                new = _call(graph, linear, left, weight, bias[0] if bias else None, "none", [], "")
-            _replace(node, new)
-
-
-@functools.cache
-def _onednn_is_faster(*, share: float = 0.8) -> bool:
-    """Time one product both ways: on processors that MKL holds back oneDNN takes half the time."""
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not available or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    left, weight = torch.ones(512, 64), torch.ones(256, 64)
-    mkl = functools.partial(torch.mm, left, weight.t())
-    onednn = functools.partial(torch.ops.mkldnn._linear_pointwise, left, weight, None, "none", [], "")
-    return min(timeit.repeat(onednn, number=1, repeat=20)) < share * min(timeit.repeat(mkl, number=1, repeat=20))
 
 
 def _reuse_memory(graph: fx.Graph) -> None:
