@@ -68,7 +68,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster and not browser and not gpu"
 ifneq ($(NOTEBOOKS),)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) notebooks/*.py build/notebooks
-	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=120 \
+	$(BIN)/python -m pytest -q -p tests.notebooks.shapes --nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS:%=build/%)
 endif
 
