@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
-from tests.helpers.workloads import Having
 from workbench.topics.optimizers.constants import diagnose_replaced, staleness
 from workbench.topics.optimizers.rule_ranges import read_ranges
 from workbench.workloads.analytic import quadratic
@@ -63,7 +62,7 @@ def statuses(diagnosis):
 def test_equal_rules_raise_no_alarm():
     diagnosis = wb.optimizers.diagnose(study(*MOMENTUM, *ADAM, evals=checkpoints(range(8), [0.5] * 8)))
     assert statuses(diagnosis) == {
-        "better": "ok", "rule_mismatch": "ok", "stale_second_moment": "ok", "weight_decay_shrinks": "ok",
+        "better": "ok", "rule_mismatch": "ok", "stale_second_moment": "ok",
     }  # fmt: skip
     assert wb.optimizers.better_rule(study(*MOMENTUM, *ADAM)) is None
 
@@ -169,33 +168,6 @@ def test_a_rise_that_a_shorter_memory_takes_away_is_the_memorys():
     tried += [trial(late, 0.04, optimizer="adam", **JUMP), twin(falling(), 0.04, beta2=0.99)]
     finding = wb.optimizers.diagnose(study(*tried, optimizer="adam", peak_lr=0.01))["optimizers.stale_second_moment"]
     assert (finding.status, "above every learning rate that trains" in finding.summary) == ("ok", True)
-
-
-def decaying(loss_without, norm, *, evals=()):
-    """A run with weight decay 0.1 whose weights end at `norm`, beside one without whose weights end at 1."""
-    norms = {"columns": {"param_norm": np.full(TOTAL, norm)}}
-    with_decay = [trial(falling(0.3), lr, optimizer="momentum", weight_decay=0.1, **norms) for lr in (0.1, 0.2)]
-    without = {
-        "stage": "optimizers_twin",
-        "weight_decay": 0.0,
-        "columns": {"param_norm": np.r_[np.full(TOTAL - 1, 1.0), np.nan]},
-    }
-    return study(*with_decay, trial(loss_without, 0.1, **without), weight_decay=0.1, evals=evals)
-
-
-@pytest.mark.parametrize(("norm", "loss", "evals", "status", "said"), [
-    (0.2, falling(), (), "warn", "0.2 times as large as without it, and without it training is better by 0.3"),
-    (0.2, falling(0.3), (), "ok", "costs nothing"), (0.8, falling(), (), "ok", "0.8 times as large"),
-    (0.2, falling(), (0.4, 0.9), "ok", "costs nothing"),  # a regulariser may raise the training loss for good reason
-    (0.2, falling(0.3), (0.9, 0.4), "warn", "training is better by 0.5"),
-])  # fmt: skip
-def test_weight_decay_is_held_against_the_same_run_without(norm, loss, evals, status, said):
-    rows = checkpoints((0, 2), evals) if evals else ()
-    finding = wb.optimizers.diagnose(decaying(loss, norm, evals=rows))["optimizers.weight_decay_shrinks"]
-    assert (finding.status, finding.value) == (status, pytest.approx(norm))
-    assert said in finding.summary
-    (pair,) = finding.evidence["pairs"]
-    assert pair["accumulated_decay"] == pytest.approx(TOTAL * 0.1 * 0.1 / (1 - 0.9))
 
 
 def test_a_decay_that_was_replaced_by_none_is_held_against_the_same_run_without():
@@ -326,25 +298,3 @@ def test_a_second_moment_out_of_date_is_told_from_an_unstable_lr(tmp_path: Path)
     healthy, record = run(pulled(10_000, lr), tmp_path / "t", optimizers=("adam",), lrs=lrs, seeds=1)
     assert healthy["optimizers.stale_second_moment"].status == "ok"
     assert count(record, beta2=0.9) == 0
-
-
-def apart() -> nn.Module:
-    """1/2 |theta - 1|^2: weight decay w moves the minimum to 1 / (1 + w)."""
-    theta = nn.Parameter(torch.zeros(4, dtype=torch.float64))
-    return Having(lambda m, batch: 0.5 * (m.theta - 1).square().sum().expand(len(batch)), theta=theta)
-
-
-@pytest.mark.parametrize(("decay", "status"), [(3.0, "warn"), (0.1, "ok")])
-def test_weight_decay_shrinks_by_what_the_formula_says(tmp_path: Path, decay: float, status: str) -> None:
-    workload = quadratic(optimizer="sgd", peak_lr=0.1, total_steps=200).replace(build_model=apart)
-    workload = workload.replace(loss=lambda outputs, batch: outputs, config=workload.config.replace(weight_decay=decay))
-    diagnosis, record = run(workload, tmp_path / "s", optimizers=("sgd",), lrs=(0.02, 0.1), seeds=1)
-    finding = diagnosis["optimizers.weight_decay_shrinks"]
-    assert finding.status == status
-    assert finding.value == pytest.approx(1 / (1 + decay), rel=0.02)
-    assert record.facts["optimizers"]["forms"] == {}
-    assert record.steps["param_norm"].notna().any()
-    pair = finding.evidence["pairs"][0]
-    assert pair["accumulated_decay"] == pytest.approx(200 * pair["lr"] * decay)
-    if status == "warn":
-        assert pair["selected_gain"] == pytest.approx(0.5 * 4 * (decay / (1 + decay)) ** 2, rel=0.05)

@@ -41,7 +41,7 @@ ODD = {
         [trial([2.3, math.nan], lr, columns={"grad_norm": np.ones(2)}) for lr in LRS], max_grad_norm=1.0
     ),
 }
-OK = ("warmup.over_cap", "optimizers.rule_mismatch", "optimizers.weight_decay_shrinks")  # of a baseline without them
+OK = ("warmup.over_cap", "optimizers.rule_mismatch")  # of a baseline without them
 LOST = {"stability.early": "fail", "stability.divergent": "fail", "stability.early_recovers": "ok", "clipping.nonfinite": "ok"}  # fmt: skip
 STABLE = {code: "ok" for code in STABILITY if code != "stability.headroom"}
 SAID: dict[str, dict[str, str]] = {

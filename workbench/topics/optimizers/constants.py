@@ -23,7 +23,7 @@ from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, 
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
-from workbench.topics.optimizers.rule_ranges import Twin, read_twins, rule_view, rules_in
+from workbench.topics.optimizers.rule_ranges import rule_view, rules_in
 
 CODES = Codes({"optimizers.constants": "F7.7", "optimizers.weight_decay_shrinks": "F7.7"})
 _CONSTANTS, _DECAY = CODES
@@ -251,33 +251,7 @@ def _rises(item: TrialVerdict, field: str, memory: float, before_steps: int) -> 
             yield StaleMoment(item, rise, field, memory, low + at, float(window[at]))
 
 
-REACHES_ALL = ("sgd", "momentum", "nesterov", "adamw")
-"""Rules whose decay takes the same share of every weight; the others divide it by the size of the gradients first."""
-
-
-def decay_pairs(record: RecordLike) -> list[tuple[Twin, float | None, float | None]]:
-    """Return every run with weight decay that has a twin without, in order of the twin's number."""
-    twins = [twin for twin in read_twins(record, "weight_decay") if twin.after == 0]
-    return [(twin, _norm_ratio(twin), accumulated(twin.own.curve)) for twin in twins]
-
-
-def accumulated(curve: TrialCurve) -> float | None:
-    """Return the sum of lr * weight_decay over a run, momentum counted: without gradients weights would shrink to exp of minus that."""
-    name = str(curve.config["optimizer"])
-    if name not in REACHES_ALL:
-        return None
-    longer = 1.0 / (1.0 - float(curve.config["momentum"])) if name in ("momentum", "nesterov") else 1.0
-    lrs = curve.steps["lr"].to_numpy(dtype=np.float64)
-    return float(np.nansum(lrs) * float(curve.config["weight_decay"]) * longer)
-
-
-def _norm_ratio(twin: Twin) -> float | None:
-    own, other = (last_norm(verdict.curve, finite=True) for verdict in (twin.own, twin.twin))
-    return own / other if math.isfinite(own) and other > 0 else None
-
-
-def last_norm(curve: TrialCurve, *, finite: bool = False) -> float:
-    """Return the last norm of the weights that was recorded, or the last finite one; NaN without one."""
+def last_norm(curve: TrialCurve) -> float:
+    """Return the last norm of the weights that was recorded; NaN without one."""
     norms = curve.steps["param_norm"].dropna().tolist() if "param_norm" in curve.steps.columns else []
-    known = [norm for norm in norms if math.isfinite(norm) or not finite]
-    return float(known[-1]) if known else math.nan
+    return float(norms[-1]) if norms else math.nan

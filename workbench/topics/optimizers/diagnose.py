@@ -1,4 +1,4 @@
-"""`diagnose_optimizers`: is another rule better, and are the forms of the baseline's, its memory or its decay the trouble (F2.3, F7)."""
+"""`diagnose_optimizers`: is another rule better, and are the forms of the baseline's or its memory the trouble (F2.3, F7)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.curves.judged import JudgedStudy, judged
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
-from workbench.topics.optimizers.constants import MEMORY_FIELD, StaleMoment, decay_pairs, stale_moments
+from workbench.topics.optimizers.constants import MEMORY_FIELD, StaleMoment, stale_moments
 from workbench.topics.optimizers.rule_ranges import (
     Contest,
     RuleRange,
@@ -24,7 +24,6 @@ from workbench.topics.optimizers.rule_ranges import (
 
 CODES = Codes({
     "optimizers.better": "F2.3", "optimizers.rule_mismatch": "F7.4", "optimizers.stale_second_moment": "F7.5",
-    "optimizers.weight_decay_shrinks": "F7.7",
 })  # fmt: skip
 ONE_FORM = ("sgd", "momentum", "nesterov")
 
@@ -39,7 +38,6 @@ def diagnose_optimizers(
     false_adoption: float = 0.1,
     wider_decades: float = 0.3,
     stale_ratio: float = 2.3,
-    shrink_ratio: float = 0.5,
 ) -> Diagnosis:
     """Hold the update rules of a study against each other, and look for what goes wrong with one of them.
 
@@ -56,17 +54,13 @@ def diagnose_optimizers(
             2; under another seed the edge of a network moves by up to a fifth).
         stale_ratio: by which factor a step is longer than steady gradients make it, for its second moment to be out of date
             (Wortsman et al. 2023, arXiv:2304.13013, for single tensors; here a rule of thumb).
-        shrink_ratio: weights shrink where weight decay leaves less than this share of their norm (rule of thumb).
     """
     study = judged(record)
     noise = {"noise_sds": noise_sds, "material_frac": material_frac}
     ranges = read_ranges(study, trains_frac=trains_frac)
     held = contest(study, ranges, gain_frac=gain_frac, false_adoption=false_adoption)
     wider = wider_than(study, ranges, wider_decades=wider_decades, **noise)
-    findings = (
-        _better(study, ranges, held, wider), _mismatch(study, noise), _stale(study, ranges, stale_ratio),
-        _shrinks(study, shrink_ratio, noise),
-    )  # fmt: skip
+    findings = (_better(study, ranges, held, wider), _mismatch(study, noise), _stale(study, ranges, stale_ratio))
     return Diagnosis.of(study, findings)
 
 
@@ -219,32 +213,3 @@ def _harmless(study: JudgedStudy, ranges: Mapping[str, RuleRange], hit: StaleMom
 def _cures(twin: Twin) -> bool:
     healed = twin.own.verdict.is_lasting and not twin.twin.verdict.is_lasting
     return healed or (not twin.twin.verdict.rises and not twin.twin.verdict.high)
-
-
-def _shrinks(study: JudgedStudy, shrink_ratio: float, noise: Mapping[str, float]) -> Finding:
-    """Say whether weight decay shrinks the weights of the baseline's rule, and whether that costs anything."""
-    code, own = "optimizers.weight_decay_shrinks", study.config.get("optimizer")
-    decay = float(study.config.get("weight_decay") or 0.0)
-    make = partial(CODES.finding, code, unit="norm of the weights / that without decay", threshold=shrink_ratio)
-    if not decay:
-        return make("ok", "No weight decay is set, so none can shrink the weights.")
-    pairs = decay_pairs(study)
-    rows = [twin.to_dict() | {"norm_ratio": ratio, "accumulated_decay": sum_} for twin, ratio, sum_ in pairs]
-    evidence = {"pairs": rows, "weight_decay": decay}
-    mine = [(ratio, twin) for twin, ratio, _ in pairs if twin.optimizer == own and ratio is not None]
-    if not mine:
-        reason = f"no run of {own} without weight decay was trained beside one with it"
-        return CODES.not_measured(code, reason, evidence=evidence)
-    ratio, twin = min(mine, key=lambda pair: pair[0])
-    lr, gain = twin.own.curve.lr, twin.gain if twin.selected_gain is None else twin.selected_gain
-    make = partial(make, evidence=evidence, value=ratio)
-    start = f"At lr {lr:.4g} weight decay {decay:g} leaves the weights {ratio:.3g} times as large as without it"
-    if ratio > shrink_ratio:
-        return make("ok", f"{start}.")
-    if gain <= twin.bar(**noise):
-        return make("ok", f"{start}, and costs nothing.")
-    return make(
-        "warn", f"{start}, and without it training is better by {gain:.3g}.",
-        advice=["Lower weight_decay: what it takes is the sum of lr * weight_decay over the steps, so a larger lr, a longer run and "
-                "momentum ask for less of it."],
-    )  # fmt: skip

@@ -162,7 +162,6 @@ class Twin:
     Attributes:
         gain, gain_se: mean training loss of the trial less that of the control run over the last tenth of the steps, and its
             standard error: above 0 the control run is better.
-        selected_gain: the same of the selected metric of the best checkpoints; None where it was not evaluated.
     """
 
     field: str
@@ -172,7 +171,6 @@ class Twin:
     twin: TrialVerdict
     gain: float
     gain_se: float
-    selected_gain: float | None
 
     @property
     def optimizer(self) -> str:
@@ -181,13 +179,9 @@ class Twin:
 
     def differs(self, *, noise_sds: float, material_frac: float) -> bool:
         """Tell whether one alone is stable, or they end at different losses by more than the noise."""
-        bar = self.bar(noise_sds=noise_sds, material_frac=material_frac)
-        return self.own.verdict.is_lasting != self.twin.verdict.is_lasting or abs(self.gain) > bar
-
-    def bar(self, *, noise_sds: float, material_frac: float) -> float:
-        """Return the smallest difference of the training loss that counts."""
         noise = self.gain_se if math.isfinite(self.gain_se) else 0.0
-        return max(noise_sds * noise, material_frac * self.own.verdict.progress)
+        bar = max(noise_sds * noise, material_frac * self.own.verdict.progress)
+        return self.own.verdict.is_lasting != self.twin.verdict.is_lasting or abs(self.gain) > bar
 
     def to_dict(self) -> dict[str, Any]:
         """Return both as JSON values."""
@@ -195,7 +189,7 @@ class Twin:
             "optimizer": self.optimizer, "lr": self.own.curve.lr, "field": self.field, "before": self.before,
             "after": self.after, "trial": self.own.curve.trial, "twin": self.twin.curve.trial,
             "outcome": self.own.verdict.outcome, "twin_outcome": self.twin.verdict.outcome, "gain": self.gain,
-            "gain_se": self.gain_se, "selected_gain": self.selected_gain, "progress": self.own.verdict.progress,
+            "gain_se": self.gain_se, "progress": self.own.verdict.progress,
         }  # fmt: skip
 
 
@@ -217,10 +211,8 @@ def read_twins(record: RecordLike, field: str) -> list[Twin]:
         numbers = [int(own["trial"]), int(twin["trial"])]
         first, second = judge([curves[n] for n in numbers], rule_view(record, str(own["optimizer"])).full_length)
         gain, se = paired_difference(first.curve, second.curve)
-        values = [list(selected_by_seed(record, [n]).values()) for n in numbers]
         found.append(Twin(
             field=field, before=plain_cell(own[field]), after=plain_cell(twin[field]), own=first, twin=second, gain=gain, gain_se=se,
-            selected_gain=metric_sign(record) * (values[0][0] - values[1][0]) if all(values) else None,
         ))  # fmt: skip
     return found
 

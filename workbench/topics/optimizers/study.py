@@ -27,7 +27,6 @@ from workbench.topics.optimizers.constants import shorter, stale_moments
 from workbench.topics.optimizers.diagnose import ONE_FORM, matters
 from workbench.topics.optimizers.rule_forms import explain_rule
 from workbench.topics.optimizers.rule_ranges import RuleRange, ends_next, read_ranges, rival, rule_view
-from workbench.train.hooks import Norms
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 
@@ -96,14 +95,7 @@ class OptimizersStudy(Study):
                 f"workload {session.workload.name!r} has a step of its own, whose optimizers cannot be exchanged for rules by name: "
                 "diagnose it with each factory, optimizer=lambda model, lr: ..., and compare the records."
             )
-        trainer = session.trainer
-        if session.config.weight_decay and not any(isinstance(hook, Norms) for hook in trainer.hooks):
-            every = max(1, session.config.total_steps // 50)
-            session.trainer = dataclasses.replace(trainer, hooks=(*trainer.hooks, Norms(every=every)))
-        try:
-            _Race(self, session).run()
-        finally:
-            session.trainer = trainer
+        _Race(self, session).run()
 
 
 class _Race:
@@ -201,14 +193,13 @@ class _Race:
         ]
 
     def _twins(self, ranges: Mapping[str, RuleRange]) -> list[TrialRequest]:
-        """Return the other form of every rule that has two, and, where weights decay, the same without."""
+        """Return the other form of every rule that has two."""
         best = [
             self.configs[n].replace(peak_lr=r.best_lr) for n, r in ranges.items() if n in self.configs and r.best_lr
         ]
         told = [*best, *([self.session.config] if self.session.config not in best else [])]
         two = [c for c in told if not callable(c.optimizer) and c.optimizer not in ONE_FORM]
         twins = [c.replace(rules="torch" if c.rules == "playbook" else "playbook") for c in two]
-        twins += [c.replace(weight_decay=0.0) for c in told if c.weight_decay]
         return [TrialRequest(Role.OPTIMIZERS_TWIN, config) for config in twins]
 
     def _memories(self, ranges: Mapping[str, RuleRange]) -> list[TrialRequest]:
