@@ -31,7 +31,7 @@ from workbench.record.read import TrialRecord, open_record
 from workbench.record.tables import read_parts
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
-from workbench.train.hooks import Activations, Hook, Norms, Pause, Run, Step, Timing, UpdateRatios
+from workbench.train.hooks import Hook, Norms, Pause, Run, Step, Timing
 from workbench.train.stacked_weights import build_model
 from workbench.train.trainer import Trainer
 
@@ -116,8 +116,7 @@ class Nosy(Hook):
 def test_hooks_only_observe_and_measure_what_they_say(tmp_path: Path) -> None:
     plain = Trainer(hooks=[Norms(every=1000), Timing()]).run(small_workload(), out=tmp_path / "plain")
     workload, nosy = small_workload(), Nosy()
-    every = [Norms(every=5), UpdateRatios(every=1), Activations(every=1), nosy]
-    observed = Trainer(hooks=every).run(workload, out=tmp_path / "observed")
+    observed = Trainer(hooks=[Norms(every=5), nosy]).run(workload, out=tmp_path / "observed")
     steps = observed.steps
     assert plain.steps["loss"].tolist() == steps["loss"].tolist()
     assert plain.evals["value"].tolist() == observed.evals["value"].tolist()
@@ -129,12 +128,6 @@ def test_hooks_only_observe_and_measure_what_they_say(tmp_path: Path) -> None:
     assert steps["param_norm"][0] == pytest.approx(size)
     assert steps["update_norm"][0] == pytest.approx(0.05 * steps["grad_norm"][0])
     assert steps["update_norm"].notna().tolist() == [k % 5 == 0 for k in range(40)]
-    first = model[0].weight
-    ((batch, _),) = next(train_batches(workload, workload.config, CPU))
-    squared(model(batch[0]), batch).mean().backward()
-    assert steps["update_ratio/0.weight"][0] == pytest.approx(0.05 * float(first.grad.norm() / first.detach().norm()))
-    hidden = model[1](model[0](batch[0])).detach()
-    assert steps["activation_rms/1"][0] == pytest.approx(float(hidden.square().mean().sqrt()))
     assert (steps["step_time_s"] > steps["data_wait_s"]).all()
 
 

@@ -36,8 +36,6 @@ METRICS: dict[str, tuple[str, str]] = {
         "per server: sent and received for an update, mean since it was asked last; on a cadence",
     ),
     "server_requests": ("requests", "per server: answered for an update, mean since it was asked last; on a cadence"),
-    "activation_rms": ("1", "per module: root mean square of its output; on a cadence"),
-    "activation_zero_frac": ("1", "per module: share of outputs that are exactly 0; on a cadence"),
 }
 """Names of `.steps` -> unit, and what is measured when; a per-tensor or per-module metric is `name/where`. A hook of the user's own writes `user/name`."""
 

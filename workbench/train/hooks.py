@@ -15,13 +15,12 @@ Hooks add columns to the record; losses are bitwise equal with and without them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
@@ -31,7 +30,7 @@ from workbench.record.read import StudyRecord, TrialRecord
 if TYPE_CHECKING:
     from workbench.workloads.base import Workload
 
-__all__ = ["Activations", "Hook", "Norms", "Timing", "UpdateRatios"]
+__all__ = ["Hook", "Norms", "Timing"]
 
 
 @dataclass
@@ -156,79 +155,6 @@ class Norms(Hook):
         if step.index % self.every == 0:
             step.record("update_norm", torch.linalg.vector_norm(step.update, dim=1))
             step.record("param_norm", torch.linalg.vector_norm(step.params, dim=1))
-
-
-class UpdateRatios(Hook):
-    """Records `update_ratio/<parameter>`: norm of the update / norm of the tensor before it, lr included, at every so many steps.
-
-    Healthy: around 1e-3 (rule of thumb) and alike across layers. Much smaller: the layer hardly learns; near 1: it is
-    overwritten in one step. A tensor of zeros gives inf.
-    """
-
-    def __init__(self, every: int = 20) -> None:
-        self.every = check_integer("every", every, hint=": measure at every n-th step")
-        self._slices: Mapping[str, slice] = {}
-
-    def on_start(self, run: Run) -> None:
-        """Learn where each parameter lies."""
-        self._slices = run.parameter_slices
-
-    def on_step(self, step: Step) -> None:
-        """Measure on the cadence."""
-        if step.index % self.every:
-            return
-        for name, where in self._slices.items():
-            moved, size = (torch.linalg.vector_norm(t[:, where], dim=1) for t in (step.update, step.params))
-            step.record(f"update_ratio/{name}", moved / size)
-
-
-class Activations(Hook):
-    """Records `activation_rms/<module>` and `activation_zero_frac/<module>` for every leaf module, at every so many steps.
-
-    Healthy: sizes alike from layer to layer and over time. A size that grows with depth or time points to missing normalisation, a
-    zero share near 1 to dead units. Attached at start and removed at the end; attaching twice is the same as once.
-    """
-
-    def __init__(self, every: int = 20) -> None:
-        self.every = check_integer("every", every, hint=": measure at every n-th step")
-        self._handles: list[RemovableHandle] = []
-        self._values: dict[str, dict[int, Tensor]] = {}
-
-    def on_start(self, run: Run) -> None:
-        """Attach to the leaf modules."""
-        self._detach()
-        for trial, model in zip(run.trials, run.models, strict=True):
-            for name, module in model.named_modules():
-                if name and not list(module.children()):
-                    self._handles.append(module.register_forward_hook(self._observer(run, trial, name)))
-
-    def on_step(self, step: Step) -> None:
-        """Store what the forward pass of this step showed."""
-        for name, values in self._values.items():
-            step.record(name, torch.stack([values[trial] for trial in step.trials]))
-        self._values.clear()
-
-    def on_end(self, record: TrialRecord | StudyRecord) -> None:  # noqa: ARG002
-        """Detach."""
-        self._detach()
-
-    def _observer(self, run: Run, trial: int, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def observe(module: nn.Module, _: Any, output: Any) -> None:
-            if run.step % self.every or not module.training or not isinstance(output, Tensor):
-                return
-            if output.is_floating_point():
-                values = output.detach().float()
-                rms, zero_frac = values.square().mean().sqrt(), (values == 0).float().mean()
-                self._values.setdefault(f"activation_rms/{name}", {})[trial] = rms
-                self._values.setdefault(f"activation_zero_frac/{name}", {})[trial] = zero_frac
-
-        return observe
-
-    def _detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._values.clear()
 
 
 class Pause(Hook):

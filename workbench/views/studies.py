@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from html import escape
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from workbench.ledger.studies import set_note
 from workbench.plots.svg import is_live
 from workbench.record.folder import runs_root
 from workbench.record.json_values import to_json
-from workbench.report.templates import table as html_table
 from workbench.views.studies_data import (
     JUDGED,
     STUDY_COLUMNS,
@@ -31,29 +29,6 @@ from workbench.views.studies_data import (
 )
 
 
-@dataclass(frozen=True, repr=False)
-class StudiesTable:
-    """The studies of a folder, the newest first, as a table that stays as it is: for a notebook that nobody is looking at."""
-
-    table: pd.DataFrame
-    folder: Path
-    problems: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        """Return the table as text, without the column of commands, or what to run where it is empty."""
-        if not len(self.table):
-            return "\n".join([nothing(self.folder), *self.problems])
-        shown = self.table[[name for name in STUDY_COLUMNS if name in self.table]]
-        return "\n".join([shown.to_string(index=False, float_format="{:.4g}".format), *self.problems])
-
-    def _repr_html_(self) -> str:
-        problems = "".join(f"<p>{escape(problem)}</p>" for problem in self.problems)
-        if not len(self.table):
-            return f"<p>{escape(nothing(self.folder))}</p>{problems}"
-        names = [name for name in [*STUDY_COLUMNS, "reproduce"] if name in self.table]
-        return html_table(names, _plain(self.table[names]).to_numpy().tolist()) + problems
-
-
 def studies_panel(folder: str | Path | None = None, *, live: bool | None = None) -> Any:
     """Return the study browser over a folder; a table alone where nobody can use it.
 
@@ -66,14 +41,16 @@ def studies_panel(folder: str | Path | None = None, *, live: bool | None = None)
         live: None asks the environment: `WORKBENCH_LIVE=0` means that nobody is looking.
 
     Returns:
-        A widget, or a `StudiesTable`; a notebook shows either when it is the last line of a cell.
+        A widget, or the table as a frame; a notebook shows either when it is the last line of a cell.
 
     Source: P5.1 to P5.7 for the columns, P5.4 for the note.
     """
     root = Path(folder or runs_root())
     table, problems = study_table(root)
     if not is_live(live):
-        return StudiesTable(table, root, tuple(problems))
+        for problem in problems if len(table) else [nothing(root), *problems]:
+            logging.getLogger(__name__).warning("%s", problem)
+        return table[STUDY_COLUMNS]
     return StudiesWidget(root, found=(table, problems))
 
 

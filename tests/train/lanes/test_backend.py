@@ -22,7 +22,7 @@ from workbench.errors import ConfigError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.train.gradients import LaneLoss, LoopGradients
-from workbench.train.hooks import Activations, Hook, Run, Step
+from workbench.train.hooks import Hook, Run, Step
 from workbench.train.lanes import backend
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.vmap_gradients import VmapGradients, verify
@@ -161,14 +161,24 @@ def test_a_model_that_cannot_be_traced_still_sweeps_and_no_bit_of_it_is_disturbe
     assert record.trial(1).steps["loss"].tolist() == alone.steps["loss"].tolist()
 
 
+class Watching(Hook):
+    """Looks at the forward pass."""
+
+    def on_start(self, run: Run) -> None:
+        self.handle = run.model.register_forward_hook(lambda *_: None)
+
+    def on_end(self, record: object) -> None:
+        self.handle.remove()
+
+
 def test_asked_for_explicitly_it_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gradients='vmap' cannot train 'small': .*Use gradients='auto'"):
         sweep(small_workload(build_model=Branches), tmp_path / "run", way="vmap")
-    with pytest.raises(ConfigError, match="the hook Activations watches the forward pass"):
-        sweep(small_workload(), tmp_path / "hook", way="vmap", hooks=[Activations()])
-    record = sweep(small_workload(), tmp_path / "auto", hooks=[Activations()])
+    with pytest.raises(ConfigError, match="the hook Watching watches the forward pass"):
+        sweep(small_workload(), tmp_path / "hook", way="vmap", hooks=[Watching()])
+    record = sweep(small_workload(), tmp_path / "auto", hooks=[Watching()])
     assert set(record.lanes["gradients"]) == {"loop"}
-    assert record.lanes["reason"][0] == "the hook Activations watches the forward pass"
+    assert record.lanes["reason"][0] == "the hook Watching watches the forward pass"
 
 
 @pytest.mark.parametrize(("first", "taken"), [((1.0, 0.1), "vmap"), ((0.1, 1.0), "loop")])
