@@ -81,7 +81,6 @@ def test_the_same_call_into_the_same_folder_keeps_what_is_complete(notebook: Pat
     assert [run.kept for run in changed.runs] == [False, False], "other parameters are another run"
     write_notebook(notebook, COUNT, CRASH, VERDICT, "'one cell more'")
     assert not run_notebooks(notebook, [{"status": "warn"}], out="mine").runs[0].kept, "as is another notebook"
-    assert not list(Path("mine").glob("00*.html"))
 
 
 MEASURED = """\

@@ -61,7 +61,8 @@ def test_it_is_question_imports_parameters_study_diagnosis_figure(path: Path) ->
     assert all(isinstance(node, ast.AnnAssign) for node in ast.parse(parameters.source).body)
     assert all(parameter.help for parameter in describe_notebook(path).parameters)
     assert any(VERDICT_MIME in output.get("data", {}) for output in diagnosis.outputs)
-    assert any("image/png" in output.get("data", {}) for output in figure.outputs)
+    if path.stem != "10_tracking":  # what is found there is a table
+        assert any("image/png" in output.get("data", {}) for output in figure.outputs)
     assert any(output.get("text") or "text/markdown" in output.get("data", {}) for output in figure.outputs)
     for cell in (cell for cell in cells if cell.cell_type == "code"):
         marks = [line for line in cell.source.splitlines() if "NBVAL_" in line]

@@ -34,9 +34,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_study_is_a_row_and_what_cannot_be_read_is_named(
-    runs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_study_is_a_row_and_what_cannot_be_read_is_named(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     (runs / "notebooks").mkdir()
     for name, content in {"damaged": "{", "foreign": '{"schema": 1}', "list": "[]", "newer": '{"schema": 99}'}.items():
         (runs / name).mkdir()
@@ -177,10 +175,7 @@ def test_what_folders_call_themselves_is_text_in_the_table(tmp_path: Path) -> No
     write_study(tmp_path / "runs" / f"named {mean}", workload=f"work {mean}", note=f"note {mean}")
     (tmp_path / "runs" / f"damaged {mean}").mkdir()
     (tmp_path / "runs" / f"damaged {mean}" / "study.json").write_text("{")
-    for folder in (tmp_path / "runs", tmp_path / f"none {mean}"):
-        shown = studies_panel(folder, live=False)._repr_html_()
-        assert "<img" not in shown
-        assert "&lt;img src=x" in shown
     shown = studies_panel(tmp_path / "runs", live=False)._repr_html_()
-    for kind in ("named", "work", "note", "damaged"):
+    assert "<img" not in shown
+    for kind in ("named", "work", "note"):
         assert f"{kind} &lt;img" in shown
