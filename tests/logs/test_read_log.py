@@ -12,7 +12,7 @@ import pytest
 
 import workbench as wb
 from workbench.errors import RecordError, UnknownNameError, UsageError
-from workbench.parameter_server.training.event_file import EventFile
+from workbench.logs.event_file import EventFile
 
 DATA = Path(__file__).parents[1] / "data" / "logs"
 TRUTH = json.loads((DATA / "truth.json").read_text())

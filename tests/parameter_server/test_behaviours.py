@@ -14,7 +14,7 @@ from torch import nn
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
 
@@ -54,15 +54,14 @@ def test_what_was_split_is_stored_whole_and_loads_without_a_cluster(
     assert torch.equal(plain(torch.ones(2, 3)), net(torch.ones(2, 3)))
 
 
-@pytest.mark.parametrize(("reduction", "expected"), [("sum", -6.0), ("mean", -2.0)])
-def test_gradients_are_reduced_as_named_and_reads_are_never_cached(
-    strategy: ParameterServerStrategy, coordinator: ClusterCoordinator, reduction: str, expected: float
+def test_gradients_are_applied_in_full_and_reads_are_never_cached(
+    strategy: ParameterServerStrategy, coordinator: ClusterCoordinator
 ) -> None:
     """Behaviour 79: three workers' gradients of 1 at lr 1, twice each; a second read sees what was written since the first."""
     net = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(net.weight)
     config = TrainConfig(peak_lr=1.0, total_steps=9, batch_size=1, optimizer="sgd")
-    placed = strategy.place(net, config, reduction=reduction)  # type: ignore[arg-type]
+    placed = strategy.place(net, config)
 
     def push() -> None:
         with placed.step() as module:
@@ -71,7 +70,7 @@ def test_gradients_are_reduced_as_named_and_reads_are_never_cached(
     for _ in range(6):
         coordinator.schedule(push)
     coordinator.join()
-    assert float(placed.module().weight.detach()) == pytest.approx(expected)
+    assert float(placed.module().weight.detach()) == pytest.approx(-6.0)
     count = strategy.variable(1.0)
 
     def read_write_read() -> tuple[float, float]:

@@ -15,11 +15,11 @@ from tests.helpers.killed_programs import sigkill
 from tests.helpers.workloads import small_workload
 from tests.parameter_server.conftest import MakeCluster
 from workbench.errors import CheckpointError, UsageError
+from workbench.logs.event_file import EventFile, crc32c
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.training.event_file import EventFile, crc32c
 from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.train.checkpoint import load_checkpoint, load_model
 

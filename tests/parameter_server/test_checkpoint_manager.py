@@ -17,7 +17,7 @@ from tests.parameter_server.conftest import MakeCluster
 from workbench.config import OptimizerName, TrainConfig
 from workbench.errors import CheckpointError, RecordError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager, load_placed

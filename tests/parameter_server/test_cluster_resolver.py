@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +158,9 @@ def test_an_evaluator_may_know_the_cluster_and_stays_outside() -> None:
         ClusterResolver.from_json(json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}}))
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "{", "[1]", "null", '"worker"', '{"task": 1, "task": 2}'])
+@pytest.mark.parametrize("text", ["", "nonsense", "{", "[1]", "null", '"worker"'])
 def test_what_is_no_such_json(text: str) -> None:
-    with pytest.raises(UsageError, match=r"here: .*(this is no JSON|must be an object|'task' stands there twice)"):
+    with pytest.raises(UsageError, match=r"here: .*(this is no JSON|must be an object)"):
         ClusterResolver.from_json(text, source="here")
 
 
@@ -195,18 +194,3 @@ def test_one_file_serves_all_machines(tmp_path: Path) -> None:
     for name in ("bytes.json", "absent.json"):
         with pytest.raises(UsageError, match=rf"{name}: cannot be read"):
             ClusterResolver.from_file(tmp_path / name)
-
-
-def test_a_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("yaml")
-    path = tmp_path / "cluster.yaml"
-    lines = [f"  {job}: [{', '.join(addresses)}]" for job, addresses in TUTORIAL.items()]
-    path.write_text("\n".join(["cluster:", *lines, "task: {type: worker, index: 1}"]))
-    found = ClusterResolver.from_file(path)
-    assert (found.cluster_spec, found.task) == (ClusterSpec.from_dict(TUTORIAL), Task("worker", 1))
-    path.write_text("cluster: [")
-    with pytest.raises(UsageError, match=rf"{path}: this is no YAML"):
-        ClusterResolver.from_file(path)
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(UsageError, match="reading YAML needs PyYAML. Install it, or write the same as JSON"):
-        ClusterResolver.from_file(path)

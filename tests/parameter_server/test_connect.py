@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -87,6 +88,28 @@ def test_a_machine_that_cannot_be_reached_is_given_up_sooner(monkeypatch: pytest
     monkeypatch.setattr(ray_node, "UNREACHABLE_S", 0.3)
     with pytest.raises(ClusterError, match="Is the address right"):
         reach((NOWHERE, 2222), 3600.0)
+
+
+def test_a_name_that_becomes_known_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T9.2: on Kubernetes a task may start before its own name, and the chief's, can be looked up."""
+    known, real, asked = time.monotonic() + 0.5, socket.getaddrinfo, [0]
+
+    def late(host: str, *args: Any, **kwargs: Any) -> Any:
+        asked[0] += 1
+        if time.monotonic() < known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return real("127.0.0.1", *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    monkeypatch.setattr(ray_node, "UNREACHABLE_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as chief:
+        reach(("chief-0.train", chief.getsockname()[1]), 10.0)
+    assert asked[0] > 1
+    known = time.monotonic() + 0.5
+    assert own_address("worker-0.train", 0, 10.0) == "127.0.0.1"
+    known = math.inf
+    with pytest.raises(ClusterError, match="chief-0.train:1 was not reached in .*its name is not known here"):
+        reach(("chief-0.train", 1), 0.3)
 
 
 def test_what_nobody_else_can_reach() -> None:

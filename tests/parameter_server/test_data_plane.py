@@ -19,11 +19,14 @@ import cloudpickle
 import pytest
 import torch
 
+from tests.helpers.held import pull
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.servers import shared_memory
-from workbench.parameter_server.servers.links import RayPlane, ServerLink, pull
+from workbench.parameter_server.servers.links import RayPlane, ServerLink
 from workbench.parameter_server.servers.server import Grad, Place, Push, Take
-from workbench.parameter_server.servers.shared_memory import (
+from workbench.parameter_server.workers.closure import Packed, from_wire, to_bytes, to_wire
+from workbench.ray import shared_memory
+from workbench.ray.cluster import NotYet
+from workbench.ray.shared_memory import (
     BlockReader,
     SharedBlock,
     SharedMemory,
@@ -35,8 +38,6 @@ from workbench.parameter_server.servers.shared_memory import (
     shared_memory_missing,
     unpack,
 )
-from workbench.parameter_server.workers.closure import Packed, from_wire, to_bytes, to_wire
-from workbench.ray.cluster import NotYet
 
 needs_memory = pytest.mark.skipif(shared_memory_missing() is not None, reason="no memory to share here")
 
@@ -91,7 +92,7 @@ def test_another_process_sees_and_writes_the_same_memory() -> None:
     """And a process that ended is seen to have, though nobody has asked after it yet."""
     memory = SharedMemory(64)
     program = (
-        "from workbench.parameter_server.servers.shared_memory import Where, attach, machine\n"
+        "from workbench.ray.shared_memory import Where, attach, machine\n"
         f"content = attach({memory.where!r}); content[0] = content[1] + 1; print(machine())"
     )
     memory.content[1] = 41

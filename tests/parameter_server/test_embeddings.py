@@ -17,7 +17,7 @@ from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.string_lookup import StringLookup
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.row_rules import RowRule
 from workbench.parameter_server.strategy import ParameterServerStrategy

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
+from tests.helpers.held import held
 from tests.helpers.killed_programs import sigkill
 from tests.helpers.workloads import small_workload, squared
 from tests.parameter_server.conftest import MakeCluster
@@ -27,12 +28,11 @@ from workbench.parameter_server.data.datasets import DatasetCreator, InputContex
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers import links as planes
 from workbench.parameter_server.servers import replicas
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.callbacks import Callback
-from workbench.parameter_server.training.metrics import AdditiveMetric
-from workbench.parameter_server.training.steps import Stepped
+from workbench.parameter_server.training.steps import AdditiveMetric, Stepped
 from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.train.batches import train_batches
 from workbench.train.stacked_weights import build_model
@@ -448,13 +448,14 @@ def test_two_strategies_on_one_cluster_do_not_disturb_each_other(lone_cluster: C
 def test_what_fit_gave_the_workers_is_forgotten_afterwards(lone_cluster: Cluster) -> None:
     """Behaviour 36: the runner stays, as long as the model; datasets go with the call."""
     gc.collect()
-    before = lone_cluster.engine.held(0)
-    model = StrategyModel(small_workload(), ParameterServerStrategy(lone_cluster))
+    strategy = ParameterServerStrategy(lone_cluster)
+    (before,) = held(ClusterCoordinator(strategy))
+    model = StrategyModel(small_workload(), strategy)
     for _ in range(3):
         model.fit(steps_per_epoch=3, verbose=0)
         model.predict(torch.zeros(5, 3, dtype=torch.float64))
     gc.collect()
-    assert lone_cluster.engine.held(0) == before + 1
+    assert held(ClusterCoordinator(strategy)) == [before + 1]
 
 
 def test_the_gradient_is_that_of_the_weighted_mean(strategy: ParameterServerStrategy) -> None:

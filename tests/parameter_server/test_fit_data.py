@@ -21,7 +21,7 @@ from workbench.parameter_server.data.datasets import DatasetCreator, DatasetReci
 from workbench.parameter_server.data.feed import Batching, as_data, evaluation_feed, training_feed
 from workbench.parameter_server.errors import OutOfRangeError
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.training.metrics import AdditiveMetric
+from workbench.parameter_server.training.steps import AdditiveMetric
 from workbench.parameter_server.training.strategy_model import StrategyModel
 
 X = torch.arange(24.0, dtype=torch.float64)[:, None].expand(24, 3).contiguous()

@@ -19,7 +19,7 @@ from workbench.errors import ConfigError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
 from workbench.parameter_server.errors import ClosureInputError, UnavailableError
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
@@ -430,8 +430,6 @@ def test_what_stands_in_a_wrong_place_is_named(says: str, kind: type, call: Any,
         call(nn.Linear(3, 1), tmp_path)
 
 
-def test_a_partitioner_and_a_reduction_are_known_ones(cluster: Cluster, strategy: ParameterServerStrategy) -> None:
+def test_a_partitioner_is_a_function(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"variable_partitioner=2 must be a function .* FixedShardsPartitioner\(2\)"):
         ParameterServerStrategy(cluster, variable_partitioner=2)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="reduction='max'"):
-        strategy.place(nn.Linear(3, 1), config(), reduction="max")  # type: ignore[arg-type]

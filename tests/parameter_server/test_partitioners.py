@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workbench.errors import UsageError
-from workbench.parameter_server.servers.partitioners import (
+from workbench.parameter_server.servers.layout import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
@@ -32,7 +32,8 @@ SHAPES = [*itertools.product(range(1, 14), (1, 3)), *((rows,) for rows in range(
         (MinSizePartitioner(min_shard_bytes=4, max_shards=2), (6, 1), [2, 1]),
         (MinSizePartitioner(min_shard_bytes=4, max_shards=10), (6, 1), [6, 1]),
         (MinSizePartitioner(max_shards=8), (131072,), [2]),  # 256 KiB each
-        (MinSizePartitioner(max_shards=8), (131071,), [1]),
+        (MinSizePartitioner(max_shards=8), (131073,), [3]),
+        (MinSizePartitioner(max_shards=8), (65536,), [1]),
         (MinSizePartitioner(), (131072,), [1]),
         (MinSizePartitioner(1, 2), (5, 0), [1, 1]),
         (MaxSizePartitioner(max_shard_bytes=4), (6, 1), [6, 1]),
@@ -80,11 +81,12 @@ def shard_bytes(shape: tuple[int, ...], shards: int, itemsize: int) -> list[int]
 @pytest.mark.parametrize("dtype", [F32, torch.float64])
 @pytest.mark.parametrize("limit", [1, 4, 9, 12, 24, 30, 1000])
 @pytest.mark.parametrize("most", [1, 3, 20])
-def test_no_shard_is_smaller_or_larger_than_was_asked_for(limit: int, most: int, dtype: torch.dtype) -> None:
-    """Behaviour 69: as many shards as possible with at least that much in each, as few as possible with at most that much."""
+def test_a_shard_for_each_limit_begun_and_none_that_is_larger(limit: int, most: int, dtype: torch.dtype) -> None:
+    """Behaviour 69: as many shards as the limit is begun, at most one a row; or as few as possible with at most that much in each."""
     for shape in SHAPES:
         bytes_of = {n: shard_bytes(shape, n, dtype.itemsize) for n in range(1, shape[0] + 1)}
-        most_fit = max((n for n in bytes_of if n <= most and min(bytes_of[n]) >= limit), default=1)
+        begun = len(range(0, sum(bytes_of[1]), limit))
+        most_fit = max(n for n in bytes_of if n == 1 or n <= min(most, begun))
         assert MinSizePartitioner(limit, most)(shape, dtype) == [most_fit, *(1 for _ in shape[1:])]
         fewest_fit = min((n for n in bytes_of if max(bytes_of[n]) <= limit), default=shape[0])
         assert MaxSizePartitioner(limit, most)(shape, dtype)[0] == min(fewest_fit, most)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.helpers.held import held
 from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import (
@@ -202,24 +203,21 @@ def test_a_dataset_in_place_of_its_iterator(coordinator: ClusterCoordinator) -> 
         coordinator.schedule(next, args=(dataset,))
 
 
-def test_iterators_come_and_go_without_a_trace(
-    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
-) -> None:
+def test_iterators_come_and_go_without_a_trace(coordinator: ClusterCoordinator) -> None:
     """Behaviour 36."""
-    held = strategy.cluster.engine.held
     gc.collect()  # what other tests left on this cluster goes now, not in between
-    before = [held(worker) for worker in range(3)]
+    before = held(coordinator)
     for _ in range(10):
         iterators = iter(coordinator.create_per_worker_dataset(numbers))
         assert len(coordinator.fetch([coordinator.schedule(draw, args=(iterators,)) for _ in range(11)])) == 11
     coordinator.join()
-    assert [held(worker) for worker in range(3)] != before
+    assert held(coordinator) != before
     del iterators
     gc.collect()
     until = time.monotonic() + 5
-    while [held(worker) for worker in range(3)] != before and time.monotonic() < until:
+    while held(coordinator) != before and time.monotonic() < until:
         time.sleep(0.02)
-    assert [held(worker) for worker in range(3)] == before
+    assert held(coordinator) == before
 
 
 def test_a_distributed_dataset_needs_a_coordinator(

@@ -20,7 +20,7 @@ from workbench.parameter_server.context import Alive, Run, Token
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import NonFiniteError
 from workbench.parameter_server.servers import replicas
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.servers.variable import Variable
@@ -145,10 +145,10 @@ def test_a_server_forgets_the_writes_of_what_ended_and_of_nothing_else() -> None
         "the versions of the first run"
     )
     assert runtime.read("counts")[0].item() == 20_004
-    assert len(runtime._blocks["counts"].written[0]) == 2, "those that may run again"
+    assert len(runtime._blocks["counts"].written[0]._counts) == 2, "those that may run again"
     add(20_001, 0, 40_003, 20_001)
     assert add(20_000, 0, 40_002, 0, 20_000) == 20_005, "what is left of a closure that ended elsewhere changes nothing"
-    assert len(runtime._blocks["counts"].written[0]) == 1
+    assert len(runtime._blocks["counts"].written[0]._counts) == 1
 
 
 class Tuned(nn.Module):

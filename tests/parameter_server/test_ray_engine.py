@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.held import pull
 from workbench import __version__
 from workbench.config import TrainConfig
 from workbench.errors import ClusterError, UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, UnavailableError
-from workbench.parameter_server.servers.links import pull
 from workbench.parameter_server.servers.server import Place, Push
 from workbench.parameter_server.strategy import ParameterServerStrategy
 

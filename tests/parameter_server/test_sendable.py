@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 import torch
 
-from workbench.parameter_server.engines.sendable import SendOnce
+from workbench.parameter_server.engines.ray_task import SendOnce
 from workbench.parameter_server.workers.closure import Closure
 
 RATE = 1.0

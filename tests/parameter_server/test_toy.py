@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.parameter_server.cluster.cluster import Cluster
-from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
-from workbench.parameter_server.servers.placed import PlacedModule
-from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.toy import (
+from notebooks.three_words import (
     CONFIG,
     FEATURES,
     LABELS,
@@ -28,6 +23,11 @@ from workbench.parameter_server.toy import (
     step,
     toy_workload,
 )
+from workbench.parameter_server.cluster.cluster import Cluster
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
+from workbench.parameter_server.servers.placed import PlacedModule
+from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.evaluation import evaluate_direct, evaluate_distributed
 from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.topics.evaluation.offline import export_program

@@ -15,11 +15,11 @@ import workbench as wb
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import ConfigError, StudyInterrupted, UsageError
 from workbench.parameter_server.context import WorkerContext, on_worker
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.training.steps import WorkerTrial
-from workbench.parameter_server.training.trainer import ParameterServerTrainer
+from workbench.parameter_server.training.trainer import ParameterServerTrainer, PlacedRun
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.trainer import Trainer
@@ -135,16 +135,14 @@ def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     """With one worker and data in memory: as if nothing had been."""
     made = workload(optimizer="adam")
     whole = ALONE.run(made, out=tmp_path / "whole")
-    from workbench.parameter_server.training import placed_run
-
-    real = placed_run.PlacedRun._write_rows
+    real = PlacedRun._write_rows
 
     def stops(self: Any, updates: Any, loads: Any) -> bool:
         if self.step >= 20:
             raise KeyboardInterrupt
         return real(self, updates, loads)
 
-    monkeypatch.setattr(placed_run.PlacedRun, "_write_rows", stops)
+    monkeypatch.setattr(PlacedRun, "_write_rows", stops)
     with pytest.raises((KeyboardInterrupt, StudyInterrupted)):
         ALONE.run(made, out=tmp_path / "s")
     monkeypatch.undo()

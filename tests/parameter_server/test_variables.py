@@ -13,7 +13,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
 from workbench.parameter_server.strategy import ByRows, ParameterServerStrategy, variable

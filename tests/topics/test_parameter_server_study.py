@@ -17,7 +17,7 @@ from workbench.findings.audited import Audit
 from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import Dispatcher
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.trainer import ParameterServerTrainer

@@ -6,9 +6,9 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from workbench.parameter_server.errors import CancelledError
 
@@ -39,29 +39,15 @@ class Token(NamedTuple):
     write: int  # of the closure's writes to this block, from 0
 
 
-class Flag(Protocol):
-    """What can be looked at, like a `threading.Event`."""
-
-    def is_set(self) -> bool: ...  # noqa: D102
-
-
 @dataclass
 class WorkerContext:
-    """What code on a worker may know about itself.
-
-    Attributes:
-        index: of the worker.
-        cancel: set when the running closure shall stop.
-        run: the closure that runs; None where none does.
-        builds_dataset: whether a dataset function runs, which must not create variables (T5.4).
-        spent: seconds by `PARTS`, which `taking` adds to; None where nobody takes the time.
-    """
+    """What code on a worker may know about itself."""
 
     index: int
-    cancel: Flag = field(default_factory=threading.Event)
-    run: Run | None = None
-    builds_dataset: bool = False
-    spent: dict[str, float] | None = None
+    cancelled: Callable[[], bool] = bool  # whether the running closure shall stop
+    run: Run | None = None  # the closure that runs
+    builds_dataset: bool = False  # a dataset function runs, which must not create variables (T5.4)
+    spent: dict[str, float] | None = None  # seconds by `PARTS`, where somebody takes the time
     _writes: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def token(self, server: int, block: str) -> Token | None:
@@ -102,7 +88,7 @@ def check_cancelled() -> None:
     A closure that computes for long between them calls it now and then, so that nothing runs on after an error.
     """
     here = current_worker()
-    if here is not None and here.cancel.is_set():
+    if here is not None and here.cancelled():
         raise CancelledError
 
 
@@ -133,12 +119,7 @@ def taking(part: str) -> Iterator[None]:
         here.spent = spent
 
 
-@contextlib.contextmanager
-def building_dataset() -> Iterator[None]:
-    """Let the code inside know that a dataset function runs."""
-    here = current_worker() or WorkerContext(-1)
-    before, here.builds_dataset = here.builds_dataset, True
-    try:
-        yield
-    finally:
-        here.builds_dataset = before
+def building_dataset() -> contextlib.AbstractContextManager[None]:
+    """Let the code inside know that a dataset function runs, where it runs on a worker."""
+    here = current_worker()
+    return contextlib.nullcontext() if here is None else on_worker(replace(here, builds_dataset=True))

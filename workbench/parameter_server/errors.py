@@ -24,12 +24,7 @@ class ClosureInputError(WorkbenchError):
 
 
 class NotHeldError(ClosureInputError):
-    """A worker does not hold what a closure needs.
-
-    Attributes:
-        worker: its index.
-        resource: id of what it should hold.
-    """
+    """The worker of this index does not hold what a closure needs, by the id of the resource."""
 
     def __init__(self, worker: int, resource: int) -> None:
         super().__init__(worker, resource)  # these two make it again where it was pickled
@@ -42,12 +37,7 @@ class NotHeldError(ClosureInputError):
 
 
 class GivenUpError(ClusterError):
-    """A function cost every worker that ran it its life.
-
-    Attributes:
-        function: its name.
-        workers: that died, in order.
-    """
+    """A function cost every worker that ran it its life; `workers` are those that died, in order."""
 
     def __init__(self, function: str, workers: Sequence[int]) -> None:
         super().__init__(function, list(workers))  # these two make it again where it was pickled
@@ -71,12 +61,7 @@ class OutOfRangeError(WorkbenchError):
 
 
 class UnavailableError(ClusterError):
-    """A task of the cluster does not answer.
-
-    Attributes:
-        job: "worker" or "ps". A worker's death is recovered from, a server's ends training (T10.1, T10.2).
-        index: of the task.
-    """
+    """A task of the cluster does not answer: a worker's death is recovered from, that of a "ps" ends training (T10.1, T10.2)."""
 
     def __init__(self, job: Job, index: int, why: str = "its process is gone") -> None:
         super().__init__(job, index, why)  # these three make it again where it was pickled

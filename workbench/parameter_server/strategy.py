@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
-from workbench.parameter_server.servers.lay_out import lay_out
-from workbench.parameter_server.servers.partitioners import check_placeable, num_shards, split_rows
+from workbench.parameter_server.servers.layout import check_placeable, lay_out, num_shards, split_rows
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.tables import Embeddings
@@ -36,15 +34,9 @@ _SCOPES = threading.local()
 
 @dataclass(frozen=True)
 class ByRows:
-    """Initial values that are made shard by shard.
+    """Initial values of a variable of this shape and dtype, that are made shard by shard."""
 
-    Attributes:
-        rows: (first row, shape) -> values of one shard.
-        shape: of the whole.
-        dtype: of the whole.
-    """
-
-    rows: Callable[[int, tuple[int, ...]], Tensor]
+    rows: Callable[[int, tuple[int, ...]], Tensor]  # from first row and shape of a shard to its values
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
 
@@ -130,7 +122,7 @@ class ParameterServerStrategy(OneReplica):
         self.cluster, self.exactly_once = cluster, exactly_once
         self._partitioner = variable_partitioner
         self._servers = itertools.cycle(range(cluster.num_ps))
-        self._coordinator: weakref.ref[Any] | None = None
+        self.coordinator: Callable[[], Any] = lambda: None  # returns that of this strategy, where it has one
 
     def __reduce__(self) -> tuple[type[StrategyOnWorker], tuple[int]]:
         """Travel to a worker as what can be used there."""
@@ -190,7 +182,6 @@ class ParameterServerStrategy(OneReplica):
         config: TrainConfig,
         *,
         name: str | None = None,
-        reduction: Literal["sum", "mean"] = "sum",
         embeddings: Embeddings = None,
     ) -> PlacedModule:
         """Let the parameters of a module live on the servers, updated there (T1.1).
@@ -202,8 +193,6 @@ class ParameterServerStrategy(OneReplica):
             config: optimizer, its constants, lr schedule and max_grad_norm of the updates. Parts of a model that shall have different
                 ones are placed one by one.
             name: unique; None counts.
-            reduction: "sum" applies every push in full, as plain asynchronous training does, so that updates per second grow with
-                the workers; "mean" divides each by the number of workers.
             embeddings: how each trained `nn.Embedding` and `nn.EmbeddingBag` is kept. A worker asks for the rows of its batch and
                 sends their gradient alone; it never holds the table, and the module that it computes with has no such parameter. None does so
                 for tables of 256 KiB and more, and updates them as the config's optimizer updates a whole parameter, rows that the
@@ -213,41 +202,26 @@ class ParameterServerStrategy(OneReplica):
         Raises:
             UsageError: the module or the config is none that servers can train; see `check_placeable`.
         """
-        if reduction not in ("sum", "mean"):
-            raise UsageError(f"reduction={reduction!r} is not known. Allowed: 'sum', 'mean'.")
         refuse_on_worker("a placed module")
         check_placeable(module, config)
         self.cluster.sweep()
         name = self.cluster.unique(name or type(module).__name__.lower())
-        placed = lay_out(
-            module, config, embeddings, self._shards, self._servers, name=name, cluster=self.cluster.id,
-            exactly_once=self.exactly_once, scale=1.0 / self.num_workers if reduction == "mean" else 1.0,
-        )  # fmt: skip
+        parts, tables = lay_out(module, embeddings, self._shards, self._servers, name=name, cluster=self.cluster.id)
+        placed = PlacedModule(
+            module, config, parts, tables, name=name, cluster=self.cluster.id, exactly_once=self.exactly_once
+        )
         self.cluster.frees(placed, placed.name, [*placed.all_places, placed.settings])
         return placed
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None
     ) -> Callable[[], Any]:
-        """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3).
-
-        Raises:
-            UsageError: there are `options`; see `DatasetCreator`.
-        """
+        """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3)."""
         refuse_input_options("options", options)
         return DistributedDataset(dataset_fn, self.num_workers)
 
-    def coordinator(self) -> Any:
-        """Return the coordinator of this strategy, None where there is none."""
-        return None if self._coordinator is None else self._coordinator()
-
-    def coordinated_by(self, coordinator: Any) -> None:
-        """Note who coordinates."""
-        self._coordinator = weakref.ref(coordinator)
-
     def _shards(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[tuple[int, int]]:
-        count = 1 if self._partitioner is None or not shape else num_shards(self._partitioner, shape, dtype)
-        return split_rows(shape[0], count) if shape and count > 1 else [(0, shape[0] if shape else 1)]
+        return split_rows(shape[0], num_shards(self._partitioner, shape, dtype)) if shape else [(0, 1)]
 
 
 def variable(value: Any, *, name: str | None = None) -> Variable | ShardedVariable | WorkerVariable:

@@ -1,1 +1,1 @@
-"""Start, join and secure a Ray cluster."""
+"""Start, join and secure a Ray cluster; memory that its processes on one machine share."""

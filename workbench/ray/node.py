@@ -37,17 +37,17 @@ class RayNode:
         self._node, self._leave = node, leave
 
     @classmethod
-    def start(cls, host: str, port: int, resource: str) -> Self:
-        """Begin a cluster that others join at host:port."""
-        ip = own_address(host, port)
+    def start(cls, host: str, port: int, resource: str, *, wait_s: float = 0.0) -> Self:
+        """Begin a cluster that others join at host:port; a name that is not known yet is waited for."""
+        ip = own_address(host, port, wait_s)
         return cls._up(ip, resource, head=True, gcs_server_port=port, _system_config={"worker_niceness": 0, **HEALTH})
 
     @classmethod
     def join(cls, head: tuple[str, int], host: str, port: int, resource: str, *, wait_s: float) -> Self:
         """Join the cluster at `head` as soon as it is there."""
-        ip = own_address(host, port)
         until = time.monotonic() + wait_s
-        reach(head, wait_s)
+        ip = own_address(host, port, wait_s)
+        reach(head, until - time.monotonic())
         while True:  # its port is open before it answers
             try:
                 return cls._up(ip, resource, head=False, gcs_address=_joined(head), node_manager_port=port)
@@ -150,14 +150,19 @@ class RayNode:
         self._leave.close()
 
 
-def own_address(host: str, port: int) -> str:
-    """Return the number of an address of this machine on which a port is free."""
-    try:
-        family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ClusterError(
-            f"{host}:{port}: the name {host!r} is not known here ({error.strerror}). Give its address."
-        ) from error
+def own_address(host: str, port: int, wait_s: float = 0.0) -> str:
+    """Return the number of an address of this machine on which a port is free; a name may become known as late as that."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+            break
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise ClusterError(
+                    f"{host}:{port}: the name {host!r} is not known here ({error.strerror}). Give its address."
+                ) from error
+            time.sleep(POLL_S)
     with socket.socket(family, kind) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -182,6 +187,8 @@ def reach(address: tuple[str, int], wait_s: float) -> None:
         try:
             socket.create_connection((host.strip("[]"), port), timeout=CONNECT_S).close()
             return
+        except socket.gaierror as error:  # names of containers and pods become known as these start
+            allowed, why = wait_s, f"its name is not known here ({error.strerror}). Is it right?"
         except ConnectionRefusedError:
             allowed = wait_s
             why = "the machine is there, and nothing listens on that port. Was the chief started?"

@@ -35,9 +35,7 @@ _DESCRIPTION = "cluster"  # under which the chief writes down what it takes for 
 class Cluster:
     """Workers and parameter servers that are up; as a context manager it ends with the block, and leaves nothing behind.
 
-    Args:
-        identity: of the cluster; None makes one.
-        leave: called at the end, with whether all is done; after an error other processes wait for the coordinator to come again.
+    `leave` is called at the end, with whether all is done; after an error other processes wait for the coordinator to come again.
     """
 
     def __init__(
@@ -104,11 +102,7 @@ class Cluster:
         self._ends.append(end)
 
     def shutdown(self, *, done: bool = True) -> None:
-        """End every worker and server; a second call does nothing.
-
-        Args:
-            done: False lets processes of other machines wait for a coordinator that begins anew.
-        """
+        """End every worker and server; where not all is `done` processes of other machines wait for a coordinator that begins anew."""
         self.engine.close()
         while self._ends:
             self._ends.pop()()
@@ -179,21 +173,17 @@ def connect_to_cluster(
         raise UsageError(f"{resolver.source}: this process is {resolver.task}, which {does}; only the chief connects.")
     spec = resolver.cluster_spec
     assert spec is not None
-    node = RayNode.start(*resolver.chief_address, "workbench-chief")
-    try:
+    node = RayNode.start(*resolver.chief_address, "workbench-chief", wait_s=wait_s)
+    with contextlib.ExitStack() as undone:
+        undone.callback(node.close)
         node.write(_DESCRIPTION, json.dumps(spec.to_dict()))
         ray = node.connect()
-        try:
-            _wait_for_tasks(ray, resolver, wait_s)
-            engine = RayEngine(
-                len(spec.worker), len(spec.ps), cluster=identity, data_plane=data_plane, ray=ray, resource=_offered
-            )
-        except BaseException:
-            ray.close()
-            raise
-    except BaseException:
-        node.close()
-        raise
+        undone.callback(ray.close)
+        _wait_for_tasks(ray, resolver, wait_s)
+        engine = RayEngine(
+            len(spec.worker), len(spec.ps), cluster=identity, data_plane=data_plane, ray=ray, resource=_offered
+        )
+        undone.pop_all()
 
     def leave(done: bool) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,19 +22,14 @@ _MEANT = {"coordinator": "chief", "master": "chief", "workers": "worker", "serve
 
 @dataclass(frozen=True)
 class Task:
-    """One process of a cluster.
-
-    Attributes:
-        type: "chief" (the coordinator, so called for historical reasons), "worker", "ps" or "evaluator" (T1.11).
-        index: among the tasks of its type, from 0.
+    """One process of a cluster; an unknown type is never taken for the coordinator's (T9.5).
 
     Raises:
-        UnknownNameError: no such type; it is never taken for the coordinator's (T9.5).
-        UsageError: the index is no number from 0, or not 0 where there is one such task at most.
+        UsageError: no such type, or an index that is no number from 0, or not 0 where there is one such task at most.
     """
 
-    type: TaskType
-    index: int = 0
+    type: TaskType  # "chief" is the coordinator, so called for historical reasons (T1.11)
+    index: int = 0  # among the tasks of its type
 
     def __post_init__(self) -> None:
         """Check."""
@@ -56,18 +50,13 @@ class Task:
 class ClusterSpec:
     """The addresses of all tasks of a training cluster, of which an evaluator is none: it never connects (T1.8, T1.10).
 
-    Attributes:
-        worker: "host:port" of each worker, one at least.
-        ps: "host:port" of each parameter server, one at least.
-        chief: "host:port" of the coordinator; empty where the process that makes the cluster coordinates it.
-
     Raises:
         UsageError: no worker, no parameter server, more than one coordinator, what is no address, or one given twice.
     """
 
-    worker: tuple[str, ...]
+    worker: tuple[str, ...]  # "host:port" of each
     ps: tuple[str, ...]
-    chief: tuple[str, ...] = ()
+    chief: tuple[str, ...] = ()  # none where the process that makes the cluster coordinates it
 
     def __post_init__(self) -> None:
         """Check counts and addresses."""
@@ -152,18 +141,13 @@ def split_address(address: str) -> tuple[str, int]:
 class ClusterResolver:
     """What a process knows about the cluster.
 
-    Attributes:
-        cluster_spec: addresses of the training cluster; None for an evaluator that was not told (T1.10, T9.4).
-        task: this process; None where nobody said, as for a notebook that makes its own cluster.
-        source: where this was read, in words.
-
     Raises:
         UsageError: the task is none of the cluster (T1.8), or is no evaluator and has no cluster (T1.9).
     """
 
-    cluster_spec: ClusterSpec | None = None
-    task: Task | None = None
-    source: str = "given in Python"
+    cluster_spec: ClusterSpec | None = None  # None for an evaluator that was not told (T1.10, T9.4)
+    task: Task | None = None  # this process; None where nobody said, as for a notebook that makes its own cluster
+    source: str = "given in Python"  # where this was read, in words
 
     def __post_init__(self) -> None:
         """Check that the task is one of the cluster."""
@@ -245,18 +229,13 @@ class ClusterResolver:
 
     @classmethod
     def from_file(cls, path: str | Path, *, task: Task | None = None, source: str | None = None) -> ClusterResolver:
-        """Read a file: YAML where its name ends in .yaml or .yml (this needs PyYAML), else JSON.
-
-        One file serves all machines where each process is told its `task` apart. Raises `UsageError` where it cannot be understood.
-        """
+        """Read a JSON file. One serves all machines where each process is told its `task` apart."""
         path, source = Path(path).expanduser(), source or str(path)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{source}: cannot be read ({error}). Give the path of a JSON or YAML file.") from error
-        if path.suffix.lower() not in (".yaml", ".yml"):
-            return cls.from_json(text, task=task, source=source)
-        return _resolved(_yaml(text, source), task, source)
+            raise UsageError(f"{source}: cannot be read ({error}). Give the path of a JSON file.") from error
+        return cls.from_json(text, task=task, source=source)
 
     @classmethod
     def from_json(cls, text: str, *, task: Task | None = None, source: str = "the given JSON") -> ClusterResolver:
@@ -266,28 +245,22 @@ class ClusterResolver:
         JSON, or describes no cluster that could train.
         """
         try:
-            config = json.loads(text, object_pairs_hook=_no_key_twice)
+            config = json.loads(text)
         except (json.JSONDecodeError, TypeError) as error:
             raise UsageError(f"{source}: this is no JSON ({error}): {str(text)[:60]!r}. Example: {_EXAMPLE}") from error
+        if not isinstance(config, Mapping):
+            raise UsageError(
+                f"{source}: it must be an object with a cluster and a task, not {config!r}. Example: {_EXAMPLE}"
+            )
+        try:
+            task = _task(config) if task is None else task
+            jobs = config.get("cluster")
+            if task.type == "evaluator" and isinstance(jobs, Mapping):
+                jobs = {job: addresses for job, addresses in jobs.items() if job != "evaluator"}  # its own address
+            spec = ClusterSpec.from_dict(jobs) if jobs or (jobs is not None and task.type != "evaluator") else None
         except UsageError as error:
-            raise UsageError(f"{source}: {error}") from None
-        return _resolved(config, task, source)
-
-
-def _resolved(config: Any, task: Task | None, source: str) -> ClusterResolver:
-    if not isinstance(config, Mapping):
-        raise UsageError(
-            f"{source}: it must be an object with a cluster and a task, not {config!r}. Example: {_EXAMPLE}"
-        )
-    try:
-        task = _task(config) if task is None else task
-        jobs = config.get("cluster")
-        if task.type == "evaluator" and isinstance(jobs, Mapping):
-            jobs = {job: addresses for job, addresses in jobs.items() if job != "evaluator"}  # its own address
-        spec = ClusterSpec.from_dict(jobs) if jobs or (jobs is not None and task.type != "evaluator") else None
-    except UsageError as error:
-        raise type(error)(f"{source}: {error}") from None
-    return ClusterResolver(spec, task, source)
+            raise type(error)(f"{source}: {error}") from None
+        return cls(spec, task, source)
 
 
 def _task(config: Mapping[str, Any]) -> Task:
@@ -319,25 +292,3 @@ def _suggestion(name: Any) -> str:
     lower = str(name).lower()
     meant = _MEANT.get(lower) or (lower if lower in TASK_TYPES else None)
     return f" Did you mean {meant!r}?" if meant else ""
-
-
-def _yaml(text: str, source: str) -> Any:
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError as error:
-        raise UsageError(f"{source}: reading YAML needs PyYAML. Install it, or write the same as JSON.") from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(
-            f"{source}: this is no YAML ({error}). Write the same as JSON, for example {_EXAMPLE}"
-        ) from error
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UsageError(f"the key {twice!r} stands there twice, and one of its values would be lost. Join them.")
-    return found

@@ -21,9 +21,6 @@ class LoopClock:
 
     Time between two functions counts when it is shorter than `PAUSE_S`: a loop that fetches one result after the other, or computes
     between them, keeps its workers waiting.
-
-    Args:
-        now: seconds of a clock that never goes back.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -76,14 +73,12 @@ class ClosureQueue:
     @property
     def waiting(self) -> int:
         """How many closures wait for any worker."""
-        with self._lock:
-            return len(self._waiting)
+        return len(self._waiting)
 
     @property
     def in_flight(self) -> int:
         """How many closures run."""
-        with self._lock:
-            return self._in_flight
+        return self._in_flight
 
     @property
     def alive(self) -> Alive:
@@ -97,14 +92,10 @@ class ClosureQueue:
             return self._clock.seconds(), self._waits
 
     def put(self, closure: Closure, tag: int | None = None) -> None:
-        """Append a closure; blocks while the queue is full.
-
-        Args:
-            tag: the only worker that may run it; None is any.
+        """Append a closure, for the worker `tag` alone or for any; blocks while the queue is full.
 
         Raises:
             Exception: the first error of a closure that failed before; this one is cancelled then.
-            UsageError: the queue was stopped.
         """
         if tag is not None:
             with self._changed:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ONLY_ONE = threading.Lock()
+Values = TypeVar("Values", bound=PerWorkerValues)
 
 WATCHDOG_S = 600.0
 """Rule of thumb: longer than a function should take, shorter than a person waits in vain."""
@@ -101,7 +102,7 @@ class ClusterCoordinator:
                 on_stall=on_stall, sweep=strategy.cluster.sweep,
             )  # fmt: skip
             self._finalizer = weakref.finalize(self, self._dispatcher.stop)
-            strategy.coordinated_by(self)
+            strategy.coordinator = weakref.ref(self)
             strategy.cluster.ends_with(self._finalizer)
             return self
 
@@ -174,18 +175,17 @@ class ClusterCoordinator:
 
     def per_worker(self, make: Callable[..., Any], *, what: str = "values") -> PerWorkerValues:
         """Let every worker hold what `make()` returns there."""
-        resource = self._dispatcher.build_everywhere(make)
+        return self._held(PerWorkerValues, make, what)
+
+    def _held(self, kind: type[Values], make: Callable[..., Any], what: str) -> Values:
         forget = partial(_forget, weakref.ref(self._dispatcher))
-        return PerWorkerValues(resource, what, self.strategy.num_workers, forget)
+        return kind(self._dispatcher.build_everywhere(make), what, self.strategy.num_workers, forget)
 
     def per_worker_variable(self, value: Any) -> PerWorkerVariable:
-        """Give every worker a variable of its own: updates land on the worker that runs the function alone (behaviour 38).
-
-        Args:
-            value: initial value of each.
-        """
-        values = self.per_worker(partial(WorkerVariable, value), what="variables")
-        return PerWorkerVariable(values, self._dispatcher.on_every_worker)
+        """Give every worker a variable of its own: updates land on the worker that runs the function alone (behaviour 38)."""
+        made = self._held(PerWorkerVariable, partial(WorkerVariable, value), "variables")
+        made.on_every_worker = self._dispatcher.on_every_worker
+        return made
 
     def on_every_worker(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> list[Any]:
         """Run a function once on each worker, before what waits, and return the results by the workers' indices.
@@ -218,13 +218,8 @@ def merge_buffers(coordinator: ClusterCoordinator, placed: PlacedModule) -> dict
     """Bring the buffers of all workers' replicas together, and give them to the coordinator's, from which `placed.module()` is made.
 
     Parameters are on the servers, buffers are each worker's own: without this call a module with batch norm is evaluated, exported and
-    saved with the statistics that it had before training. Call it after `join`; `StrategyModel.fit` does so by itself.
-
-    Args:
-        placed: module that was trained.
-
-    Returns:
-        The merged buffers by name; see `merged_buffers`.
+    saved with the statistics that it had before training. Call it after `join`; `StrategyModel.fit` does so by itself. It returns the
+    merged buffers by name; see `merged_buffers`.
 
     Source: P6.7, P7.3.
     """

@@ -29,7 +29,7 @@ from workbench.parameter_server.errors import (
     UnavailableError,
 )
 from workbench.parameter_server.workers.closure import Closure, map_structure
-from workbench.parameter_server.workers.worker import Call, PerWorkerValues, PerWorkerVariable
+from workbench.parameter_server.workers.worker import Call, PerWorkerValues
 
 if TYPE_CHECKING:
     from workbench.parameter_server.engines.ray_engine import RayEngine
@@ -147,8 +147,14 @@ class Dispatcher:
         """Run what the dispatcher asked of one worker itself; it is asked again when the worker is back."""
         while not self._stopped.is_set():
             try:
-                own, call = closure.function, closure.call
-                closure.output.set_value(own(*closure.args) if call is None else self._execute(worker, closure, call))
+                if closure.call is None:
+                    closure.output.set_value(closure.function(*closure.args))
+                else:
+                    given = replace(closure.call, run=self._run_of(closure), scheduled=False)
+                    ((value, error),) = self.engine.execute(worker, [given], threading.Event())
+                    if error is not None:
+                        raise error
+                    closure.output.set_value(value)
             except UnavailableError as error:
                 given_up = self._given_up(closure, worker) if error.job == "worker" else error
                 if given_up is None and self._recover(worker):
@@ -282,17 +288,10 @@ class Dispatcher:
         if make is not None:
             self.engine.build(worker, resource, make)
 
-    def _execute(self, worker: int, closure: Closure, call: Call) -> Any:
-        given = replace(call, run=self._run_of(closure), scheduled=False)
-        ((value, error),) = self.engine.execute(worker, [given], threading.Event())
-        if error is not None:
-            raise error
-        return value
-
 
 def referred(value: Any) -> Any:
     """Return what stands for a container of per-worker values in a call; anything else is itself."""
-    return value.ref if isinstance(value, (PerWorkerValues, PerWorkerVariable)) else value
+    return value.ref if isinstance(value, PerWorkerValues) else value
 
 
 def _refuse(error: GivenUpError) -> None:
@@ -300,18 +299,15 @@ def _refuse(error: GivenUpError) -> None:
 
 
 def _start_delays(workers: int) -> list[float]:
-    delay, most = (_env_seconds(name) for name in (START_DELAY_ENV, START_DELAY_MAX_ENV))
-    return [min(worker * (delay or 0.0), math.inf if most is None else most) for worker in range(workers)]
-
-
-def _env_seconds(name: str) -> float | None:
-    given = os.environ.get(name)
-    try:
-        found = None if given is None else float(given)
-    except ValueError:
-        found = -1.0
-    if found is not None and not 0 <= found < math.inf:
-        raise UsageError(
-            f"{name}={given!r} must be a number of seconds of at least 0. Unset it, or set it to such as 0.5."
-        )
-    return found
+    seconds = []
+    for name, without in ((START_DELAY_ENV, 0.0), (START_DELAY_MAX_ENV, math.inf)):
+        given = os.environ.get(name)
+        try:
+            seconds.append(without if given is None else float(given))
+        except ValueError:
+            seconds.append(-1.0)
+        if given is not None and not 0 <= seconds[-1] < math.inf:
+            raise UsageError(
+                f"{name}={given!r} must be a number of seconds of at least 0. Unset it, or set it to such as 0.5."
+            )
+    return [min(worker * seconds[0], seconds[1]) for worker in range(workers)]

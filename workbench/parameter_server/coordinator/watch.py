@@ -17,12 +17,7 @@ from workbench.errors import UsageError
 class WatchDog(threading.Thread):
     """A thread that looks whether closures still finish, from its making to `stop`.
 
-    After `timeout_s` without progress it logs the stacks of all threads as a warning, calls `on_stall`, and begins to wait anew.
-
-    Args:
-        timeout_s: without a closure finished, in seconds.
-        on_stall: called in the thread of the watch; what it raises is logged.
-        busy: returns whether there is anything to finish; while there is not, no time passes.
+    After `timeout_s` without progress while `busy()` it logs the stacks of all threads, calls `on_stall`, and begins to wait anew.
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class CoordinatorMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(closures_executed=0, closures_failed=0, remote_value_fetch=0, worker_failures=0)
         self._busy_s: Counter[int] = Counter()
         self._closures: Counter[int] = Counter()
         self._recovery_s: list[float] = []
@@ -104,8 +99,7 @@ class CoordinatorMetrics:
 
     def report(self) -> dict[str, Any]:
         """Return closures_executed, closures_failed, remote_value_fetch, worker_failures, and by worker closures and busy_s."""
-        names = ("closures_executed", "closures_failed", "remote_value_fetch", "worker_failures")
         with self._lock:
-            return {name: self._counts[name] for name in names} | {
+            return dict(self._counts) | {
                 "closures": dict(self._closures), "busy_s": dict(self._busy_s), "recovery_s": list(self._recovery_s),
             }  # fmt: skip

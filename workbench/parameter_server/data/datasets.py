@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
-import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +21,13 @@ from workbench.parameter_server.workers.worker import WorkerIterator
 
 @dataclass(frozen=True)
 class InputContext:
-    """What a dataset function is told about where it runs.
+    """What a dataset function is told about where it runs."""
 
-    Attributes:
-        num_input_pipelines: of the whole cluster; usually one a worker.
-        input_pipeline_id: this one, from 0.
-        num_replicas_in_sync: replicas that share one step's batch: the devices of one worker, as workers do not wait for each other.
-    """
-
-    num_input_pipelines: int = 1
-    input_pipeline_id: int = 0
-    num_replicas_in_sync: int = 1
+    num_input_pipelines: int = 1  # of the whole cluster; usually one a worker
+    input_pipeline_id: int = 0  # this one, from 0
+    num_replicas_in_sync: int = (
+        1  # that share one step's batch: the devices of one worker, as workers do not wait for each other
+    )
 
     def __post_init__(self) -> None:
         """Check; raise `UsageError`."""
@@ -47,11 +40,7 @@ class InputContext:
             )
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the examples that one replica takes of each step's batch.
-
-        Raises:
-            UsageError: the batch cannot be shared out evenly.
-        """
+        """Return the examples that one replica takes of each step's batch; raises `UsageError` where they are not all as many."""
         replicas = self.num_replicas_in_sync
         each, left = divmod(check_integer("global_batch_size", global_batch_size, error=UsageError), replicas)
         if left:
@@ -77,11 +66,7 @@ class DatasetCreator:
     input_options: Any = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be called with a context.
-
-        Raises:
-            UsageError: it is a dataset already, or takes no argument, or needs more than one; there are input options.
-        """
+        """Refuse what cannot be called with a context, and input options."""
         refuse_input_options("input_options", self.input_options)
         if not callable(self.dataset_fn):
             raise UsageError(
@@ -96,11 +81,7 @@ class DatasetCreator:
             )
 
     def __call__(self, context: InputContext) -> Any:
-        """Return the dataset of one worker.
-
-        Raises:
-            UsageError: the function returned nothing that batches could be read from.
-        """
+        """Return the dataset of one worker; raises `UsageError` where it is nothing that batches could be read from."""
         dataset = self.dataset_fn(context)
         if not _iterable(dataset):
             raise UsageError(
@@ -110,18 +91,19 @@ class DatasetCreator:
         return dataset
 
 
+@dataclass(frozen=True)
 class DistributedDataset:
     """Calls `dataset_fn` with an `InputContext` on each worker (T7.3)."""
 
-    def __init__(self, dataset_fn: Callable[[InputContext], Any], num_workers: int) -> None:
-        self._dataset_fn, self._num_workers = dataset_fn, num_workers
+    dataset_fn: Callable[[InputContext], Any]
+    num_workers: int
 
     def __call__(self) -> Any:
         """Return this worker's dataset."""
         here = current_worker()
         if here is None:
             return iter(self)
-        return self._dataset_fn(InputContext(self._num_workers, here.index, 1))
+        return self.dataset_fn(InputContext(self.num_workers, here.index, 1))
 
     def __iter__(self) -> Iterator[Any]:
         """Refuse: nobody would run it on the workers (behaviour 37)."""
@@ -131,16 +113,16 @@ class DistributedDataset:
         )
 
 
+@dataclass(frozen=True)
 class DatasetRecipe:
     """Makes a worker's dataset, by a function without arguments or as a copy of an iterable."""
 
-    def __init__(self, source: Callable[[], Iterable[Any]] | Iterable[Any]) -> None:
-        self._source = source
+    source: Callable[[], Iterable[Any]] | Iterable[Any]
 
     def __call__(self) -> Iterable[Any]:
         """Return the dataset; runs on the worker."""
         with _without_parameters():
-            made = self._source() if callable(self._source) else self._source
+            made = self.source() if callable(self.source) else self.source
         if not _iterable(made):
             raise UsageError(
                 f"A dataset function returned {type(made).__name__}; it has to return something to iterate over: a DataLoader, a "
@@ -149,15 +131,15 @@ class DatasetRecipe:
         return made
 
 
+@dataclass(frozen=True)
 class IteratorRecipe:
     """Makes a worker's iterator, from the start of its dataset; what a function returns may be used up, so that it is called anew."""
 
-    def __init__(self, dataset: DatasetRecipe) -> None:
-        self._dataset = dataset
+    dataset: DatasetRecipe
 
     def __call__(self) -> WorkerIterator:
         """Return the iterator; runs on the worker."""
-        return WorkerIterator(_later(iter(self._dataset())))
+        return WorkerIterator(_later(iter(self.dataset())))
 
 
 def _later(items: Iterator[Any]) -> Iterator[Any]:
@@ -191,11 +173,7 @@ def _refuse_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> 
 
 
 def as_dataset_recipe(source: Any) -> DatasetRecipe:
-    """Check what `create_per_worker_dataset` was given.
-
-    Raises:
-        UsageError: it is a live iterator, or a function that holds one, which cannot be in several places (T7.6, behaviour 34).
-    """
+    """Check what `create_per_worker_dataset` was given: a live iterator cannot be in several places (T7.6, behaviour 34)."""
     if isinstance(source, Iterator):
         raise UsageError(
             f"The dataset is an iterator that is under way ({type(source).__name__}): it cannot be on every worker. "
@@ -243,12 +221,9 @@ def refuse_input_options(name: str, given: Any) -> None:
 
 
 def refuse_captured(function: Callable[..., Any]) -> None:
-    """Refuse a function that would take along from the coordinator what cannot be in several places.
+    """Refuse a function that would take along from the coordinator a live iterator or a torch optimizer (behaviour 34).
 
     Looked at are its free variables and, where it is a script's or a notebook's own, the globals that it names.
-
-    Raises:
-        ClosureInputError: a live iterator, or a torch optimizer (behaviour 34).
     """
     try:
         found = inspect.getclosurevars(inspect.unwrap(function))
@@ -263,67 +238,3 @@ def refuse_captured(function: Callable[..., Any]) -> None:
             )
         if isinstance(value, Optimizer):
             raise ClosureInputError(f"The function uses {name!r}, {NO_OPTIMIZER}")
-
-
-DatasetFn = Callable[[InputContext], Iterable[Any]]
-
-
-def count_visits(dataset_fn: DatasetFn, num_workers: int, *, take: int | None = None) -> dict[Any, int]:
-    """Return how often each example comes when every worker reads its own dataset once.
-
-    Args:
-        dataset_fn: as for `DatasetCreator`; here its datasets yield examples that can be told apart, such as their ids, or batches
-            of them (lists, tuples, tensors).
-        num_workers: of the cluster: it is called once for each, with that worker's context.
-        take: batches of each worker; None reads to the end, which an endless dataset does not have.
-
-    Returns:
-        Example -> visits, in the order of the examples where they have one.
-
-    Raises:
-        UsageError: `num_workers` is below 1.
-
-    Source: T4.5.
-    """
-    visits: Counter[Any] = Counter()
-    for worker in range(check_integer("num_workers", num_workers, error=UsageError)):
-        for batch in itertools.islice(iter(dataset_fn(InputContext(num_workers, worker))), take):
-            examples = batch.tolist() if hasattr(batch, "tolist") else batch
-            visits.update(examples if isinstance(examples, (list, tuple)) else [examples])
-    try:
-        return dict(sorted(visits.items()))
-    except TypeError:  # examples of several kinds
-        return dict(visits)
-
-
-def shuffle_then_shard(examples: Sequence[Any], seed: int | None = None) -> DatasetFn:
-    """Return a dataset function that shuffles, then takes every n-th: each worker cuts its share out of an order of its own.
-
-    Without a common seed some examples are read by several workers and others by none, anew in each epoch (T4.5).
-    """
-    return lambda context: _shuffled(examples, seed)[context.input_pipeline_id :: context.num_input_pipelines]
-
-
-def shard_then_shuffle(examples: Sequence[Any], seed: int | None = None) -> DatasetFn:
-    """Return a dataset function that takes every n-th, then shuffles: every example is read once, whatever the seeds."""
-    return lambda context: _shuffled(examples[context.input_pipeline_id :: context.num_input_pipelines], seed)
-
-
-def endless_batches(examples: Sequence[Any], batch_size: int, seed: int | None = None) -> DatasetFn:
-    """Return a dataset function that shuffles all examples anew for every pass, without end, on each worker for itself.
-
-    A number of steps that evaluates such data, wherever they run, counts some examples twice and others never (T8.5).
-    """
-
-    def dataset_fn(_: InputContext) -> Iterator[list[Any]]:
-        while True:
-            order = _shuffled(examples, seed)
-            yield from (order[at : at + batch_size] for at in range(0, len(order), batch_size))
-
-    return dataset_fn
-
-
-def _shuffled(examples: Sequence[Any], seed: int | None) -> list[Any]:
-    order = list(examples)
-    random.Random(seed).shuffle(order)
-    return order

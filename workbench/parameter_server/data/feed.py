@@ -36,17 +36,11 @@ SHARDS_PER_WORKER = 5
 
 @dataclass(frozen=True)
 class Feed:
-    """Batches for the workers.
+    """Batches for the workers."""
 
-    Attributes:
-        make: called on each worker, returns its source.
-        plans: what goes with each step, or each share; from a step on, without end in training.
-        steps_per_epoch: where the data's length says it.
-    """
-
-    make: Callable[[], Any]
-    plans: Callable[[int], Iterator[Any]]
-    steps_per_epoch: int | None = None
+    make: Callable[[], Any]  # called on each worker, returns its source
+    plans: Callable[[int], Iterator[Any]]  # what goes with each step, from a step on, or with each share
+    steps_per_epoch: int | None = None  # where the data's length says it
 
 
 class IndexedBatches:
@@ -70,15 +64,11 @@ class IndexedBatches:
 
 @dataclass(frozen=True)
 class Batching:
-    """Cuts a torch dataset of examples into shuffled batches; anything else is taken for batches as it is.
-
-    Attributes:
-        seed: mixed with the worker's index; None keeps the order and the incomplete last batch.
-    """
+    """Cuts a torch dataset of examples into shuffled batches; anything else is taken for batches as it is."""
 
     batch_size: int
     collate: Collate | None
-    seed: int | None
+    seed: int | None  # mixed with the worker's index; None keeps the order and the incomplete last batch
 
     def __call__(self, made: Any) -> Iterable[Any]:
         """Return something to iterate over, batch by batch."""
@@ -94,12 +84,7 @@ class Batching:
 
 
 class Stream:
-    """Batches of a dataset that the worker makes itself, begun anew where it ends (T7.5).
-
-    Args:
-        recipe: makes the dataset; what it makes is iterated over again and again, unless it is an iterator.
-        share: takes every n-th batch alone, of n workers; None takes all.
-    """
+    """Batches of a dataset that the worker makes itself, begun anew where it ends (T7.5); with `share` workers every so many-th alone."""
 
     def __init__(self, recipe: DatasetRecipe, batching: Batching, share: int | None = None) -> None:
         here = current_worker()
@@ -132,21 +117,13 @@ def _endless(data: Iterable[Any], first: int, every: int) -> Iterator[Any]:
 
 
 class Shards:
-    """A finite dataset that is made for each share of it.
-
-    Args:
-        source: a `DatasetCreator`, asked for its share by an `InputContext`; or how to make all of it, as one share.
-    """
+    """A finite dataset that is made for each share of it: a `DatasetCreator` is asked by an `InputContext`, a recipe makes all as one share."""
 
     def __init__(self, source: DatasetCreator | DatasetRecipe, batching: Batching) -> None:
         self._source, self._batching = source, batching
 
     def batches(self, plan: InputContext) -> Iterator[Any]:
-        """Yield the batches of a share.
-
-        Raises:
-            UsageError: the dataset has no length, so that nobody knows whether it ends (behaviour 87).
-        """
+        """Yield the batches of a share; raises `UsageError` where nobody knows whether it ends (behaviour 87)."""
         recipe = self._source if isinstance(self._source, DatasetRecipe) else DatasetRecipe(partial(self._source, plan))
         made = self._batching(recipe())
         return itertools.islice(iter(made), _finite_length(made))
@@ -175,9 +152,6 @@ def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
     """Return arrays and tensors, alone, in pairs or as x and y, as a dataset, and a function as a recipe; other data as it is.
 
     Floating NumPy arrays become float64 for that precision, and torch's default dtype for any other.
-
-    Raises:
-        UsageError: lengths differ; `y` beside something that is no array; a live iterator.
     """
     columns = [data] if y is None else [data, y]
     if y is None and isinstance(data, tuple) and data and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
@@ -224,9 +198,6 @@ def training_feed(data: Any, config: TrainConfig, collate: Collate | None, *, nu
 
     A dataset with indices is read once an epoch by all workers together: the coordinator draws the order, as the trainer does. A
     stream that is given as it is, is shared out batch by batch. What a function makes, each worker reads for itself (T7.4).
-
-    Args:
-        data: from `as_data`.
     """
     batching = Batching(config.batch_size, collate, config.per_host_seed)
     if not _indexed(data):
@@ -249,16 +220,7 @@ def training_feed(data: Any, config: TrainConfig, collate: Collate | None, *, nu
 def evaluation_feed(
     data: Any, batch_size: int, collate: Collate | None, *, num_workers: int, shards: int | None, steps: int | None
 ) -> Feed:
-    """Return the shares of a finite dataset that hold each example once; or `steps` batches of whatever the data gives.
-
-    Args:
-        data: from `as_data`.
-        shards: how many shares; None is 5 a worker.
-        steps: None is every example exactly once.
-
-    Raises:
-        UsageError: the dataset has no length, and `steps` is not given (behaviour 87).
-    """
+    """Return the shares of a finite dataset, 5 a worker or so many, that hold each example once; or `steps` batches of whatever the data gives."""
     batching = Batching(batch_size, collate, None)
     shards = shards or SHARDS_PER_WORKER * num_workers
     if not _indexed(data):

@@ -17,12 +17,13 @@ from torch import Tensor
 from workbench.checks import check_integer
 from workbench.errors import UnknownNameError, UsageError
 
-SHOWN = 5  # words of the vocabulary in a message
+UNKNOWN = "[UNK]"
+"""What `decode` gives for an unknown word's id."""
 
 
 @dataclass(frozen=True)
 class StringLookup:
-    """A vocabulary and the ids of its words: first the mask, then the unknown words, then the vocabulary in its order.
+    """A vocabulary and the ids of its words: first the unknown words, then the vocabulary in its order.
 
     Seven words and one id for unknown ones are ids 0 to 7; two labels without an unknown one are 0 and 1 (T5.5). Make
     it once, outside the dataset function, and use it inside (T5.4). It can be pickled, and holds no state that changes.
@@ -31,110 +32,75 @@ class StringLookup:
         vocabulary: different words, one at least.
         num_oov_indices: ids for words that are not in the vocabulary. None of them is an error for 0; among more than
             one a word always has the same, by its CRC-32, in every process.
-        mask_token: the word that stands for nothing, id 0; None is no such word.
-        oov_token: what `decode` gives for an unknown word's id.
+
+    Raises:
+        UsageError: the vocabulary is empty, has a word twice or something that is no word.
     """
 
     vocabulary: tuple[str, ...]
     num_oov_indices: int = 1
-    mask_token: str | None = None
-    oov_token: str = "[UNK]"
 
     def __post_init__(self) -> None:
-        """Check the vocabulary.
-
-        Raises:
-            UsageError: it is empty, has a word twice or something that is no word, or holds one of the special ones.
-        """
+        """Check the vocabulary."""
         given: Any = self.vocabulary
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UsageError(f"vocabulary={given!r} must be a list of words.")
         object.__setattr__(self, "vocabulary", tuple(_as_lists(given)))
-        odd = [word for word in self.vocabulary if not isinstance(word, str)]
+        odd = [word for word in self.vocabulary if not isinstance(word, str) or word == UNKNOWN]
         if odd or not self.vocabulary:
             raise UsageError(
-                f"vocabulary must hold one word at least, and words only; {odd[:SHOWN] or 'nothing'} given."
+                f"vocabulary must hold one word at least, and words only, none of them {UNKNOWN!r}; {odd[:5] or 'nothing'} given."
             )
         check_integer("num_oov_indices", self.num_oov_indices, low=0, error=UsageError)
         twice = [word for word, count in Counter(self.vocabulary).items() if count > 1]
         if twice:
-            raise UsageError(f"vocabulary has {twice[:SHOWN]} more than once, and a word has one id. Keep each once.")
-        special = [self.mask_token, *([self.oov_token] if self.num_oov_indices else [])]
-        taken = [word for word in special if word in self.vocabulary]
-        if taken:
-            raise UsageError(
-                f"vocabulary holds {taken}, which mask_token and oov_token stand for. Take it out, or name another token."
-            )
+            raise UsageError(f"vocabulary has {twice[:5]} more than once, and a word has one id. Keep each once.")
 
     def shuffled(self, seed: int) -> StringLookup:
         """Return the same words in a random order, so that the frequent ones do not share a shard (T13.4)."""
-        order = list(self.vocabulary)
-        random.Random(seed).shuffle(order)
-        return replace(self, vocabulary=tuple(order))
+        return replace(self, vocabulary=tuple(random.Random(seed).sample(self.vocabulary, len(self.vocabulary))))
 
     def __len__(self) -> int:
         """Return the number of ids, which is the number of rows that an embedding needs."""
-        return self._first + len(self.vocabulary)
+        return self.num_oov_indices + len(self.vocabulary)
 
     @cached_property
     def table(self) -> dict[str, int]:
         """Word to id; unknown words are not in it."""
-        known = {word: self._first + place for place, word in enumerate(self.vocabulary)}
-        return known if self.mask_token is None else {self.mask_token: 0, **known}
-
-    @cached_property
-    def inverse(self) -> dict[int, str]:
-        """Id to word; `oov_token` for those of unknown words."""
-        unknown = dict.fromkeys(range(self._first - self.num_oov_indices, self._first), self.oov_token)
-        return {**unknown, **{number: word for word, number in self.table.items()}}
+        return {word: place for place, word in enumerate(self.vocabulary, self.num_oov_indices)}
 
     def __call__(self, words: Any) -> Tensor:
-        """Return the ids, int64, in the shape in which the words were given: none for a word, (n,) for a list of n.
-
-        Raises:
-            UnknownNameError: a word is unknown, and `num_oov_indices` is 0.
-            UsageError: lists of unequal length, or something that is no word.
-        """
+        """Return the ids, int64, in the shape in which the words were given: none for a word, (n,) for a list of n."""
         try:
             return torch.tensor(self._ids(_as_lists(words)), dtype=torch.int64)
-        except UsageError:
-            raise
         except (TypeError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
             raise UsageError(
                 f"words must be a word, or lists of equal length of them, not {str(words)[:80]!r} ({error})."
             ) from error
 
     def decode(self, ids: Any) -> Any:
-        """Return the words of ids, in lists of their shape.
-
-        Raises:
-            UsageError: there is no such id.
-        """
+        """Return the words of ids, in lists of their shape; raises `UsageError` where there is no such id."""
         values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
         if isinstance(values, (list, tuple)):
             return [self.decode(value) for value in values]
-        if values not in self.inverse:
+        if not 0 <= values < len(self):
             raise UsageError(f"id {values!r} is none of this lookup. Allowed: 0 to {len(self) - 1}.")
-        return self.inverse[values]
-
-    @property
-    def _first(self) -> int:
-        """Id of the vocabulary's first word."""
-        return (self.mask_token is not None) + self.num_oov_indices
+        place = values - self.num_oov_indices
+        return self.vocabulary[place] if place >= 0 else UNKNOWN
 
     def _ids(self, words: Any) -> Any:
         if not isinstance(words, str):
             return [self._ids(word) for word in words]
         found = self.table.get(words)
         if found is None and not self.num_oov_indices:
-            some = ", ".join(map(repr, self.vocabulary[:SHOWN])) + (", ..." if len(self.vocabulary) > SHOWN else "")
+            some = ", ".join(map(repr, self.vocabulary[:5])) + ", ..." * (len(self.vocabulary) > 5)
             raise UnknownNameError(
                 f"the word {words!r} is not in the vocabulary of {len(self.vocabulary)} words ({some}), and num_oov_indices=0 "
                 "leaves no id for unknown ones. Add the word, or give num_oov_indices=1."
             )
-        if found is None:
-            found = self._first - self.num_oov_indices + zlib.crc32(words.encode()) % self.num_oov_indices
-        return found
+        return zlib.crc32(words.encode()) % self.num_oov_indices if found is None else found
 
 
 def _as_lists(words: Any) -> Any:

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from workbench import __version__
 from workbench.parameter_server.context import Run
-from workbench.parameter_server.engines.sendable import Deleted, Dropped, Sent
+from workbench.parameter_server.engines.ray_task import Deleted, Dropped, Hello, Sent
 from workbench.parameter_server.servers.links import Plane, RayPlane, connector, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import Push, ServerRuntime
-from workbench.parameter_server.servers.shared_memory import (
+from workbench.parameter_server.workers.closure import from_wire, map_structure, to_bytes, to_wire
+from workbench.parameter_server.workers.worker import Call, WorkerRuntime
+from workbench.ray.cluster import RayCluster
+from workbench.ray.shared_memory import (
     Located,
     SharedBlock,
     Where,
@@ -30,21 +33,8 @@ from workbench.parameter_server.servers.shared_memory import (
     shared_memory_missing,
     unpack,
 )
-from workbench.parameter_server.workers.closure import from_wire, map_structure, to_bytes, to_wire
-from workbench.parameter_server.workers.worker import Call, WorkerRuntime
-from workbench.ray.cluster import RayCluster
 
 SEVERAL_S = 0.005  # rule of thumb: what others may have to wait because a function turned out to be long
-
-
-class Hello(NamedTuple):
-    """How a process introduces itself."""
-
-    life: str  # another one each time that it was started
-    pid: int
-    machine: str  # see `shared_memory.machine`
-    version: str  # of this package
-    no_memory: str | None  # why it cannot share memory
 
 
 class Request(NamedTuple):
@@ -83,13 +73,7 @@ class _Actor:
 
 
 class WorkerActor(_Actor):
-    """A worker that is called through Ray, one call at a time; `cancel` and `hello` are answered meanwhile.
-
-    Args:
-        cluster: id.
-        servers: names of the servers' actors.
-        plane: how it reaches them.
-    """
+    """A worker that is called through Ray, one call at a time; `cancel` and `hello` are answered meanwhile."""
 
     def __init__(self, index: int, cluster: str, servers: Sequence[str], plane: Plane) -> None:
         super().__init__()
@@ -121,11 +105,6 @@ class WorkerActor(_Actor):
 
         return self._outcome(work)[1]
 
-    def held(self, drop: Sequence[Dropped]) -> int:
-        """Forget resources and return how many there are."""
-        self._forget(drop)
-        return self._runtime.held()
-
     def cancel(self, ticket: int) -> None:
         """Ask a request to stop."""
         running = self._running
@@ -143,7 +122,7 @@ class WorkerActor(_Actor):
         self._running = (request.ticket, flag)
         begun = time.perf_counter()
         try:
-            value = to_wire(self._runtime.execute(call, flag))
+            value = to_wire(self._runtime.execute(call, flag.is_set))
         finally:
             self._running = None
         return Outcome("done", value, seconds=time.perf_counter() - begun)
@@ -180,12 +159,7 @@ def _pickled(error: BaseException, pack: Callable[[Any], bytes]) -> bytes:
 
 
 class ServerActor(_Actor):
-    """A server that is called through Ray, one call at a time.
-
-    Args:
-        readers: processes that may read its blocks where they lie: workers and coordinator.
-        may_share: whether blocks lie in memory that others can see.
-    """
+    """A server that is called through Ray, one call at a time; so many `readers` may read its blocks where they lie."""
 
     def __init__(self, index: int, readers: int, may_share: bool) -> None:
         super().__init__()

@@ -8,14 +8,14 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.parameter_server.context import Alive, Run
 from workbench.parameter_server.engines.ray_actors import Outcome, Request, ServerActor, WorkerActor
-from workbench.parameter_server.engines.ray_task import POLL_S, START_S, RayTask
-from workbench.parameter_server.engines.sendable import Deleted, SendOnce, Sent
+from workbench.parameter_server.engines.ray_task import POLL_S, START_S, Deleted, RayTask, SendOnce, Sent
 from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.links import CONTROL, PLANES, DataPlane, Plane, RayPlane, connector
@@ -36,17 +36,12 @@ class RayEngine:
     """Workers and servers as actors. One that dies is started again by Ray, empty; who was killed by `kill` is left alone until `restart`.
 
     Args:
-        num_workers: at least 1.
-        num_ps: at least 1.
-        cluster: id of the cluster.
         data_plane: how values travel: "shm" within one machine, "plasma" by Ray's object store between any two; "auto" takes the first that the places of both ends allow, and `plane.why` tells it.
         address: of a Ray cluster that is there, see `RayCluster.connect`; None takes the one of this process, or starts one here.
         ray: the cluster itself, in place of its address; it is left at the end.
         resource: what the machine of a task offers, see `RayCluster.place`; None lets Ray choose the machines.
-        grace_s: how long a cancelled closure may take to notice before its worker is ended.
 
     Raises:
-        UsageError: a number or name that is not allowed.
         ClusterError: there is no cluster, its processes do not start, or have another version of this package.
     """
 
@@ -99,7 +94,6 @@ class RayEngine:
             raise
 
     def check_sendable(self, closure: Closure) -> None:
-        """See `ThreadEngine`."""
         self._sent.check(closure)
 
     def at_once(self, worker: int) -> int:
@@ -107,7 +101,6 @@ class RayEngine:
         return AT_ONCE if self._tasks["worker", worker].seconds < BRIEF_S else 1
 
     def execute(self, worker: int, calls: Sequence[Call], cancel: threading.Event) -> list[Ended]:
-        """See `ThreadEngine`."""
         task, ticket = self._task("worker", worker), next(self._tickets)
         first, last = 0.0, 0.0  # when it was asked to stop
 
@@ -141,12 +134,11 @@ class RayEngine:
         return found
 
     def build(self, worker: int, resource: int, make: Callable[[], Any]) -> None:
-        """See `ThreadEngine`."""
         task = self._task("worker", worker)
         try:
             sendable = self._sent.packed(make)
         except TypeError as error:
-            sendable = self._sent.packed(_Refusal(str(error)))
+            sendable = self._sent.packed(partial(_refuse, TypeError(str(error))))
         call = self._ray.call(task.actor, "build", task.life, resource, sendable.content)
         self._result(task, Outcome(*pickle.loads(task.wait(call))))
 
@@ -160,13 +152,7 @@ class RayEngine:
         for worker in range(self.num_workers):
             self._tasks["worker", worker].drop.append(Deleted(cluster, name))
 
-    def held(self, worker: int) -> int:
-        """See `ThreadEngine`."""
-        task = self._task("worker", worker)
-        return int(task.wait(self._ray.call(task.actor, "held", task.take_drop())))
-
     def wait_for_worker(self, worker: int, timeout_s: float) -> bool:
-        """See `ThreadEngine`."""
         task = self._tasks["worker", worker]
         until = time.monotonic() + timeout_s
         if not task.released.wait(timeout_s):
@@ -189,7 +175,6 @@ class RayEngine:
         return gone
 
     def incarnation(self, job: Job, index: int) -> int:
-        """See `ThreadEngine`."""
         return self._tasks[job, index].incarnation
 
     def pid(self, job: Job, index: int) -> int:
@@ -197,7 +182,6 @@ class RayEngine:
         return self._tasks[job, index].pid
 
     def kill(self, job: Job, index: int) -> None:
-        """See `ThreadEngine`."""
         self._tasks[job, index].kill()
 
     def restart(self, job: Job, index: int) -> None:
@@ -217,7 +201,6 @@ class RayEngine:
         task.released.set()
 
     def close(self) -> None:
-        """See `ThreadEngine`."""
         if self._closed:
             return
         self._closed = True
@@ -282,12 +265,5 @@ class RayEngine:
                 task.drop.append(Sent(number))
 
 
-class _Refusal:
-    """Stands for a dataset's function that could not be sent, and says so where it is needed."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def __call__(self) -> Any:
-        """Refuse."""
-        raise TypeError(self._why)
+def _refuse(error: TypeError) -> None:
+    raise error

@@ -6,11 +6,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from workbench.checks import check_integer
-from workbench.parameter_server.context import Flag
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.links import DataPlane
 from workbench.parameter_server.servers.replicas import forget_replicas
@@ -98,9 +97,9 @@ class ThreadEngine:
         thread, gone, runtime = task.thread, task.gone, task.runtime
         assert thread is not None
         ended: Future[Any] = Future()
-        thread.work.put((ended, lambda: runtime.execute(calls[0], _Either(cancel, gone))))
+        thread.work.put((ended, lambda: runtime.execute(calls[0], lambda: cancel.is_set() or gone.is_set())))
         until: float | None = None
-        while not _is_done(ended):
+        while not wait([ended], POLL_S).done:
             if cancel.is_set():
                 until = until or time.monotonic() + self.grace_s
                 if time.monotonic() > until and not gone.is_set():
@@ -126,10 +125,6 @@ class ThreadEngine:
     def forget(self, cluster: str, name: str) -> None:
         """Drop the replicas of a placed module everywhere."""
         forget_replicas(cluster, name)
-
-    def held(self, worker: int) -> int:
-        """Return how many resources a worker holds."""
-        return int(self._task("worker", worker).runtime.held())
 
     def wait_for_worker(self, worker: int, timeout_s: float) -> bool:
         """Wait until a worker answers (again); a new one holds no resources."""
@@ -169,17 +164,6 @@ class ThreadEngine:
         return task
 
 
-class _Either:
-    """Set where one of two flags is: a closure stops when it is cancelled, and when its worker is cut off."""
-
-    def __init__(self, *flags: Flag) -> None:
-        self._flags = flags
-
-    def is_set(self) -> bool:
-        """Return whether one of them is."""
-        return any(flag.is_set() for flag in self._flags)
-
-
 class _Thread(threading.Thread):
     """Does what is put into `work`, one thing after the other, until that is None."""
 
@@ -197,12 +181,3 @@ class _Thread(threading.Thread):
             except BaseException as error:
                 ended.set_exception(error)
             del given, ended, work
-
-
-def _is_done(ended: Future[Any]) -> bool:
-    """Wait a little and return whether it has ended."""
-    try:
-        ended.exception(POLL_S)
-    except TimeoutError:
-        return False
-    return True

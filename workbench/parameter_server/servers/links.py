@@ -15,7 +15,9 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.server import DirectPlane, Grad, Place, Push, Take
-from workbench.parameter_server.servers.shared_memory import (
+from workbench.parameter_server.workers.closure import from_wire, to_wire
+from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
+from workbench.ray.shared_memory import (
     BlockReader,
     SharedMemory,
     Witness,
@@ -24,8 +26,6 @@ from workbench.parameter_server.servers.shared_memory import (
     pack,
     shared_memory_missing,
 )
-from workbench.parameter_server.workers.closure import from_wire, to_wire
-from workbench.ray.cluster import NotYet, RayCluster, WorkerLost
 
 Plane = Literal["auto", "shm", "plasma"]
 PLANES = ("auto", "shm", "plasma")
@@ -163,13 +163,7 @@ class ServerLink:
 
 
 def connector(names: Sequence[str], plane: Plane, reader: int) -> Callable[[int], ServerLink]:
-    """Return what makes the link to a server by its index; it raises `UnavailableError` where that is gone.
-
-    Args:
-        names: of the servers' actors.
-        plane: "auto" takes shared memory where it can.
-        reader: which of the processes this is: a worker by its index, the coordinator comes after them.
-    """
+    """Return what makes the link to a server, of actors of these names; `reader` is a worker's index, and for the coordinator their number."""
     ray = RayCluster.joined()
 
     def connect(server: int) -> ServerLink:
@@ -231,21 +225,17 @@ class RayPlane:
                 link.close()
 
     def pull_into(self, places: Sequence[Place], take: Take) -> list[int]:
-        """See `DirectPlane`."""
         return self._all(places, lambda link, blocks, at: link.pull_into(blocks, lambda k, values: take(at[k], values)))
 
     def push(self, places: Sequence[Place], grads: Sequence[Grad], pushes: Sequence[Push]) -> list[int]:
-        """See `DirectPlane`."""
         return self._all(
             places, lambda link, blocks, at: link.push(blocks, [grads[k] for k in at], [pushes[k] for k in at])
         )
 
     def pull_rows(self, places: Sequence[Place], rows: Sequence[Tensor], width: int) -> list[tuple[Tensor, int]]:
-        """See `DirectPlane`."""
         return self._all(places, lambda link, blocks, at: link.pull_rows(blocks, [rows[k] for k in at], width))
 
     def ask(self, server: int, method: str, *arguments: Any) -> Any:
-        """See `DirectPlane`."""
         with self._link(server) as link:
             return link.ask(method, *arguments)
 
@@ -316,14 +306,3 @@ def plane_of(cluster: str) -> DataPlane:
             "coordinator, and in functions that are given to schedule, while the cluster is up."
         )
     return _PLANES[cluster]
-
-
-def pull(plane: DataPlane, places: Sequence[Place]) -> list[Tensor]:
-    """Return copies of the values of blocks, each flat."""
-    found: dict[int, Tensor] = {}
-
-    def take(k: int, values: Tensor) -> None:
-        found[k] = values.clone()
-
-    plane.pull_into(places, take)
-    return [found[k] for k in range(len(places))]

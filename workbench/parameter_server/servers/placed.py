@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
+from workbench.parameter_server.servers.layout import Part, check_fits, cut, joined, pieces, scatter, trained_parameters
 from workbench.parameter_server.servers.links import DataPlane, plane_of
-from workbench.parameter_server.servers.partitioners import trained_parameters
-from workbench.parameter_server.servers.placed_state import Part, check_fits, cut, joined, pieces, scatter
 from workbench.parameter_server.servers.replicas import (
     Replica,
     ReplicaBuffers,
@@ -37,22 +36,15 @@ from workbench.parameter_server.servers.tables import (
     replaced,
     without_tables,
 )
+from workbench.parameter_server.servers.variable import split_ids
 
 
 class PlacedModule:
     """Parameters in one block a server, tables of embeddings in blocks of their own; `step` is one update by whoever calls it, on a worker or on the coordinator.
 
-    Made by `ParameterServerStrategy.place`. A worker makes its replica when it first needs one. Parameters that need no gradient stay
+    Made by `ParameterServerStrategy.place`, whose servers get its initial values. A worker makes its replica when it first needs one. Parameters that need no gradient stay
     in the module and are no server's. Buffers, such as the running statistics of batch norm, are each worker's own and start as the
     module's; `merge_buffers` brings them together.
-
-    Args:
-        module: with its initial values.
-        parts: server -> what it holds, in the order in which it lies there; without the tables.
-        tables: that are kept row by row.
-        cluster: id of the cluster.
-        exactly_once: whether a push that is repeated is applied once.
-        scale: factor on gradients.
     """
 
     def __init__(
@@ -60,12 +52,11 @@ class PlacedModule:
         module: nn.Module,
         config: TrainConfig,
         parts: Mapping[int, Sequence[Part]],
+        tables: Sequence[Table],
         *,
-        tables: Sequence[Table] = (),
         name: str,
         cluster: str,
         exactly_once: bool = True,
-        scale: float = 1.0,
     ) -> None:
         self.config, self.name, self.cluster = config, name, cluster
         self.parts = {server: list(held) for server, held in sorted(parts.items())}
@@ -73,10 +64,11 @@ class PlacedModule:
         self.tables = {table.parameter: table for table in tables}
         self.settings = Place(self.all_places[0].server, f"{name}{SETTINGS}")
         self._noted: dict[str, Any] = {"config": config, "frozen": {}, "buffers": {}, "restored": 0}
-        self.exactly_once, self.scale = exactly_once, scale
+        self.exactly_once = exactly_once
         self._shapes = {key: parameter.shape for key, parameter in trained_parameters(module).items()}
         self._module = without_tables(module, self.tables)
         self._knows_statistics = False
+        self._create(module)
 
     def __repr__(self) -> str:
         """Say how many values lie where."""
@@ -109,8 +101,7 @@ class PlacedModule:
             self._plane.ask(place.server, "delete", place.block)
         forget_replicas(self.cluster, self.name)
 
-    def create(self, module: nn.Module) -> None:
-        """Give the servers the initial values, which are the module's."""
+    def _create(self, module: nn.Module) -> None:
         values = {key: parameter.detach().reshape(-1) for key, parameter in trained_parameters(module).items()}
         for place, held in zip(self.all_places, self.stretches(), strict=True):
             table = self.tables.get(held[0].parameter)
@@ -187,12 +178,9 @@ class PlacedModule:
         versions: Sequence[int],
         looked_up: Mapping[str, Taken | None] = types.MappingProxyType({}),
     ) -> list[int]:
-        """Send flat gradients by the parameters' names as they are; returns the new versions of the blocks.
+        """Send flat gradients of all parameters as they are, and of rows that were looked up; returns the new versions of the blocks.
 
-        Args:
-            grads: for every parameter.
-            versions: of the blocks, as they were pulled: the gradients' staleness is counted from them.
-            looked_up: gradients of tables' rows, by the parameters' names; every shard is told of each update, also without rows.
+        Their staleness is counted from `versions`, those that were pulled. Every shard of a table is told of each update, also without rows.
         """
         check_cancelled()
         here = current_worker()
@@ -200,7 +188,7 @@ class PlacedModule:
         def push(place: Place, version: int, rows: Tensor | None = None) -> Push:
             token = here.token(*place) if here is not None and self.exactly_once else None
             worker = -1 if here is None else here.index
-            return Push(version, worker, token, self.scale, None if rows is None else rows.numpy())
+            return Push(version, worker, token, None if rows is None else rows.numpy())
 
         given: list[Sequence[Tensor]] = [pieces(held, grads) for held in self.parts.values()]
         pushes = [push(place, version) for place, version in zip(self.places, versions, strict=True)]
@@ -208,7 +196,9 @@ class PlacedModule:
             none = torch.empty((0, table.shape[1]), dtype=table.dtype)
             taken = looked_up.get(key) or Taken(torch.empty(0, dtype=torch.int64), none, [0] * len(table.shards))
             at = 0
-            for shard, rows, pulled in zip(table.shards, table.split(taken.ids), taken.versions, strict=True):
+            for shard, rows, pulled in zip(
+                table.shards, split_ids(taken.ids, table.shards), taken.versions, strict=True
+            ):
                 given.append([taken.rows[at : at + len(rows)].reshape(-1)])
                 pushes.append(push(shard.place, pulled, rows))
                 at += len(rows)

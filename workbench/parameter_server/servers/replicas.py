@@ -58,14 +58,7 @@ def replica_of(
     config: TrainConfig,
     restored: int,
 ) -> Replica:
-    """Return the replica of whoever asks, worker or coordinator; where there is none, `module` is copied.
-
-    Args:
-        parameters: names of those that are placed.
-        blocks: in how many they lie.
-        config: of the updates.
-        restored: how often the module was restored.
-    """
+    """Return the replica of whoever asks, worker or coordinator; where there is none, `module` is copied."""
     here = current_worker()
     key = (cluster, name, None if here is None else here.index)
     if key not in _REPLICAS:
@@ -87,11 +80,7 @@ def forget_replicas(cluster: str, name: str | None = None) -> None:
 
 
 def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.Parameter]:
-    """Return the placed parameters of a module by name, after its backward pass, sparse gradients made dense.
-
-    Raises:
-        UsageError: one has a gradient that is on no server.
-    """
+    """Return the placed parameters of a module by name, sparse gradients made dense; raises `UsageError` where another one got a gradient."""
     named = dict(module.named_parameters())
     elsewhere = [key for key, parameter in named.items() if key not in placed and parameter.grad is not None]
     if elsewhere:
@@ -107,12 +96,7 @@ def with_gradients(module: nn.Module, placed: Collection[str]) -> dict[str, nn.P
 
 
 def check_gradients(parameters: Mapping[str, nn.Parameter], name: str) -> None:
-    """Look at what is to be sent.
-
-    Raises:
-        UsageError: no parameter has a gradient.
-        NonFiniteError: one is NaN or infinite, which one push would make every value on the servers.
-    """
+    """Refuse to send no gradient at all, and one that is NaN or infinite, which would make every value on the servers so."""
     if all(parameter.grad is None for parameter in parameters.values()):
         raise UsageError(
             "No parameter has a gradient, so there is nothing to send. Call loss.backward() inside of `with placed.step() as module`, on "
@@ -132,50 +116,23 @@ def check_gradients(parameters: Mapping[str, nn.Parameter], name: str) -> None:
         )
 
 
-class Portable(NamedTuple):
-    """A module without its parametrizations, and what it takes to put them back."""
-
-    plain: nn.Module  # each parametrized tensor a plain one
-    # path of the submodule, name of the tensor, what is applied to it in order
-    parametrizations: list[tuple[str, str, list[nn.Module]]]
-    state: dict[str, Any]  # of the module with them
-    frozen: set[str]  # names of parameters that need no gradient
-
-
-def portable(module: nn.Module) -> nn.Module | Portable:
-    """Return what can be pickled in place of a module: itself, unless some of its tensors are parametrized, as by weight norm."""
+def portable(module: nn.Module) -> nn.Module:
+    """Return what can be pickled in place of a module: itself, or a copy whose parametrized parts, as by weight norm, have the classes of before."""
     if not any(parametrize.is_parametrized(part) for part in module.modules()):
         return module
-    # torch takes parametrizations off the class, which a copy shares: so the copy is made without them
-    memo: dict[int, Any] = {}
-    found = []
-    for path, part in module.named_modules():
-        if not parametrize.is_parametrized(part):
-            continue
-        shell: nn.Module = object.__new__(parametrize.type_before_parametrizations(part))
-        own = {key: value for key, value in part._modules.items() if key != "parametrizations"}
-        shell.__dict__ |= copy.deepcopy(part.__dict__ | {"_modules": own}, memo)
-        memo[id(part)] = shell
-        held: Any = part.parametrizations
-        for name, applied in held.items():
-            shell._parameters[name] = nn.Parameter(getattr(part, name).detach().clone())
-            found.append((path, name, copy.deepcopy(list(applied), memo)))
-    plain = copy.deepcopy(module, memo)
-    frozen = {key for key, parameter in module.named_parameters() if not parameter.requires_grad}
-    return Portable(plain, found, {key: value.clone() for key, value in module.state_dict().items()}, frozen)
+    module = copy.deepcopy(module)
+    for part in module.modules():
+        part.__class__ = parametrize.type_before_parametrizations(part)
+    return module
 
 
-def unpacked(given: nn.Module | Portable) -> nn.Module:
+def unpacked(module: nn.Module) -> nn.Module:
     """Undo `portable`."""
-    if not isinstance(given, Portable):
-        return given
-    module = given.plain
-    for path, name, applied in given.parametrizations:
-        for each in applied:
-            parametrize.register_parametrization(module.get_submodule(path), name, each, unsafe=True)
-    module.load_state_dict(given.state)
-    for key, parameter in module.named_parameters():
-        parameter.requires_grad_(key not in given.frozen)
+    for part in list(module.modules()):
+        if parametrize.is_parametrized(part):
+            parametrize._inject_new_class(part)
+            for name in part.parametrizations:  # type: ignore[union-attr]
+                parametrize._inject_property(part, name)
     return module
 
 
@@ -196,11 +153,7 @@ def merged_buffers(start: Mapping[str, Tensor], replicas: Mapping[int, ReplicaBu
 
     Parameters are on the servers and newer than any replica; buffers are made by forward passes, and each worker's are its own. Running means
     and variances become those of the examples of all workers, each weighed by the updates that it has made; counters add up; of
-    anything else the values of the worker that made most updates stand.
-
-    Args:
-        start: buffers that every replica began with, by name.
-        replicas: worker -> its buffers; workers without an update have no say.
+    anything else the values of the worker that made most updates stand. Workers without an update have no say.
 
     Source: P6.7, P7.3.
     """

@@ -63,9 +63,7 @@ class RowRule:
 class RowUpdater:
     """Updates a flat table in place, with its slots as flat tensors of the same length; its methods beside `update` are those of `UpdateRule`.
 
-    Args:
-        rule: None is the config's own optimizer on the whole table, in which rows that the batch did not have get a gradient of 0.
-        width: of a row.
+    Without a rule it is the config's own optimizer on the whole table, in which rows that the batch did not have get a gradient of 0.
     """
 
     def __init__(self, config: TrainConfig, rule: RowRule | None, values: Tensor, width: int) -> None:

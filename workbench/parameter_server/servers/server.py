@@ -32,7 +32,6 @@ class Push:
     pulled: int  # version of the block when its values were read: the gradient's staleness is counted from it
     worker: int = 0
     token: Token | None = None  # the same for a push that is sent again; None is applied every time
-    scale: float = 1.0  # factor on the gradient, such as 1 / workers
     rows: NDArray[np.int64] | None = None  # of a table that the gradient is for, each once; None is the whole block
 
 
@@ -58,8 +57,7 @@ class Written:
     def before(self, token: Token, version: int) -> int | None:
         """Return the version that came of this write when it was made before; None where it is to be made.
 
-        Args:
-            version: of the block: what is left of a closure that ended elsewhere is told it, and changes nothing.
+        What is left of a closure that ended elsewhere is told the block's version, and changes nothing.
         """
         closure, alive = token.run.closure, token.run.alive
         if alive.stamp > self._alive.stamp:
@@ -78,10 +76,6 @@ class Written:
         """Note a write."""
         self._counts[token.run.closure] = token.write + 1
         self._versions.setdefault(token.run.closure, deque(maxlen=VERSIONS)).append(version)
-
-    def __len__(self) -> int:
-        """Return how many closures it remembers."""
-        return len(self._counts)
 
     def _ended(self, closure: int) -> bool:
         return closure <= self._alive.newest and closure not in self._alive.closures
@@ -116,11 +110,7 @@ class Block:
 
 
 class ServerRuntime:
-    """Blocks by name. A call touches one block under its lock: no call sees another one half done.
-
-    Args:
-        memory: makes the memory that a block's values lie in, from its name, number of elements and dtype; None is plain memory.
-    """
+    """Blocks by name, in plain memory or in what `memory` makes. A call touches one block under its lock: no call sees another one half done."""
 
     def __init__(self, index: int, memory: Callable[[str, int, torch.dtype], Tensor] | None = None) -> None:
         self.index = index
@@ -182,14 +172,12 @@ class ServerRuntime:
             lr = block.lr(block.version)
             if isinstance(block.updater, RowUpdater):
                 assert push.rows is not None
-                block.updater.update(
-                    block.values, torch.from_numpy(push.rows.copy()), grad * push.scale, block.version, lr
-                )
+                block.updater.update(block.values, torch.from_numpy(push.rows.copy()), grad, block.version, lr)
                 block.staleness.update([block.version - push.pulled] if len(push.rows) else [])
                 block.apply_s += time.perf_counter() - begun
                 return
             update = block.updater.update(
-                block.values[None], grad[None] * push.scale if push.scale != 1.0 else grad[None],
+                block.values[None], grad[None],
                 torch.full((1, 1), lr, dtype=block.values.dtype), block.version, [lr],
             )  # fmt: skip
             block.values -= update[0]

@@ -11,24 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import UsageError
-from workbench.parameter_server.context import check_cancelled, taking
-from workbench.parameter_server.servers.links import plane_of
 from workbench.parameter_server.servers.row_rules import ROW_RULES, RowRule, RowRuleName
-from workbench.parameter_server.servers.server import Place
-from workbench.parameter_server.servers.variable import checked_rows, place_among
+from workbench.parameter_server.servers.variable import Shard, checked_rows, place_among, pull_rows
 
 TABLE_BYTES = 256 * 2**10
 """Smaller tables travel whole: a request for rows costs more (rule of thumb)."""
 
 Embeddings = Literal["whole"] | RowRuleName | RowRule | None
-
-
-class Shard(NamedTuple):
-    """A stretch of a table's rows."""
-
-    place: Place
-    first: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -43,31 +32,14 @@ class Table:
     rule: RowRule | None
     padding_idx: int | None
 
-    def split(self, ids: Tensor) -> list[Tensor]:
-        """Return the rows of each shard, counted from its first, of ids in rising order."""
-        ends = torch.searchsorted(ids, torch.tensor([each.first + each.size for each in self.shards])).tolist()
-        begins = [0, *ends[:-1]]
-        return [ids[b:e] - each.first for b, e, each in zip(begins, ends, self.shards, strict=True)]
-
     def padding_in(self, shard: Shard) -> tuple[int, int]:
         """Return where in a shard's flat values the row that stands for padding lies; an empty stretch where it does not."""
         row = -1 if self.padding_idx is None else self.padding_idx - shard.first
         return (row * self.shape[1], (row + 1) * self.shape[1]) if 0 <= row < shard.size else (0, 0)
 
     def pull(self, ids: Tensor) -> tuple[Tensor, list[int]]:
-        """Return rows, shape (ids, width), and the versions of the shards that hold some; 0 for the others."""
-        check_cancelled()
-        rows = self.split(ids)
-        asked = [k for k, each in enumerate(rows) if len(each)]
-        with taking("pull_s"):
-            found = plane_of(self.cluster).pull_rows(
-                [self.shards[k].place for k in asked], [rows[k] for k in asked], self.shape[1]
-            )
-        versions = [0] * len(rows)
-        for k, (_, version) in zip(asked, found, strict=True):
-            versions[k] = version
-        values = [each for each, _ in found]
-        return torch.cat(values) if values else torch.empty((0, self.shape[1]), dtype=self.dtype), versions
+        """See `pull_rows`."""
+        return pull_rows(self.cluster, self.shards, ids, self.shape[1], self.dtype)
 
 
 class Taken(NamedTuple):
@@ -100,7 +72,9 @@ class RemoteTable:
         kind = nn.Embedding if isinstance(self, nn.Embedding) else nn.EmbeddingBag
         made: Any = kind.__new__(kind)
         own = {key: value for key, value in self.__dict__.items() if key not in ("table", "taken", "_rows")}
-        made.__dict__ |= own | {"_parameters": {"weight": nn.Parameter(self._whole()[0])}}
+        made.__dict__ |= own | {
+            "_parameters": {"weight": nn.Parameter(self.table.pull(torch.arange(self.table.shape[0]))[0])}
+        }
         return made  # type: ignore[no-any-return]
 
     @property
@@ -144,9 +118,6 @@ class RemoteTable:
             rows.requires_grad_()
             self.__dict__["taken"].append(Taken(ids, rows, versions))
         return rows
-
-    def _whole(self) -> tuple[Tensor, list[int]]:
-        return self.table.pull(torch.arange(self.table.shape[0]))
 
 
 class RemoteEmbedding(RemoteTable, nn.Embedding):  # type: ignore[override]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, current_worker, taking
-from workbench.parameter_server.servers.links import plane_of, pull
+from workbench.parameter_server.servers.links import plane_of
 from workbench.parameter_server.servers.server import Place
 
 IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -35,6 +36,34 @@ def place_among(ids: Tensor, padding_idx: int | None) -> int | None:
     """Return where an id is among those that were looked up; None where it is not."""
     found = [] if padding_idx is None else (ids == padding_idx).nonzero().flatten().tolist()
     return int(found[0]) if found else None
+
+
+class Shard(NamedTuple):
+    """A stretch of rows."""
+
+    place: Place
+    first: int
+    size: int
+
+
+def split_ids(ids: Tensor, shards: Sequence[Shard]) -> list[Tensor]:
+    """Return the rows of each shard, counted from its first, of ids in rising order."""
+    ends = torch.searchsorted(ids, torch.tensor([each.first + each.size for each in shards])).tolist()
+    return [ids[b:e] - each.first for b, e, each in zip([0, *ends[:-1]], ends, shards, strict=True)]
+
+
+def pull_rows(
+    cluster: str, shards: Sequence[Shard], ids: Tensor, width: int, dtype: torch.dtype
+) -> tuple[Tensor, list[int]]:
+    """Return the rows with these ids, in rising order, shape (ids, width), and the versions of the shards that hold some; 0 for the others."""
+    check_cancelled()
+    rows, versions = split_ids(ids, shards), [0] * len(shards)
+    asked = [k for k, each in enumerate(rows) if len(each)]
+    with taking("pull_s"):
+        found = plane_of(cluster).pull_rows([shards[k].place for k in asked], [rows[k] for k in asked], width)
+    for k, (_, version) in zip(asked, found, strict=True):
+        versions[k] = version
+    return torch.cat([torch.empty((0, width), dtype=dtype), *(values for values, _ in found)]), versions
 
 
 def _row_ids(key: Any) -> Tensor | None:
@@ -74,18 +103,32 @@ class RemoteTensor:
     def read(self) -> Tensor:
         """Return the newest values, shape `shape`, in this process's memory."""
         check_cancelled()
+        found = [torch.empty(each.shape, dtype=self.dtype) for each in self.variables]
         with taking("pull_s"):
-            pulled = pull(plane_of(self.variables[0].cluster), [each.place for each in self.variables])
-        found = [values.reshape(each.shape) for values, each in zip(pulled, self.variables, strict=True)]
+            plane_of(self.variables[0].cluster).pull_into(
+                [each.place for each in self.variables], lambda k, values: found[k].view(-1).copy_(values)
+            )
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows with these ids, shape (*rows.shape, *shape[1:]); nothing else is sent (T3.7, behaviour 75)."""
-        raise NotImplementedError
+        """Return the rows with these ids, shape (*rows.shape, *shape[1:]); each is sent once, and nothing else (T3.7, behaviour 75)."""
+        ids, where = torch.unique(checked_rows(rows, len(self), self.name), return_inverse=True)
+        firsts = itertools.accumulate(map(len, self.variables), initial=0)
+        shards = [Shard(each.place, first, len(each)) for each, first in zip(self.variables, firsts, strict=False)]
+        cluster, width = self.variables[0].cluster, self.shape[1:].numel()
+        found = pull_rows(cluster, shards, ids.long(), width, self.dtype)[0][where]
+        return found.reshape((*where.shape, *self.shape[1:]))
 
     def _write(self, values: Tensor, how: str) -> None:
         """Assign, add or subtract values of shape `shape`."""
-        raise NotImplementedError
+        check_cancelled()
+        shards, here = self.variables, current_worker()
+        parts = torch.split(values, [len(each) for each in shards]) if len(shards) > 1 else [values]
+        for each, part in zip(shards, parts, strict=True):
+            token = here.token(*each.place) if here is not None and each.exactly_once else None
+            flat = part.reshape(-1).contiguous()
+            with taking("push_s"):
+                plane_of(each.cluster).ask(each.place.server, "write", each.place.block, flat, how, token)
 
     def read_for_fetch(self) -> Tensor:
         """Return the values where a function returns the variable itself."""
@@ -223,22 +266,6 @@ class Variable(RemoteTensor):
         """The variable itself, as the only shard."""
         return [self]
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """See `RemoteTensor`."""
-        check_cancelled()
-        rows, width = checked_rows(rows, len(self), self.name), self.shape[1:].numel()
-        with taking("pull_s"):
-            ((found, _),) = plane_of(self.cluster).pull_rows([self.place], [rows.reshape(-1).long()], width)
-        return found.reshape((*rows.shape, *self.shape[1:]))
-
-    def _write(self, values: Tensor, how: str) -> None:
-        check_cancelled()
-        here = current_worker()
-        token = here.token(*self.place) if here is not None and self.exactly_once else None
-        flat = values.reshape(-1).contiguous()
-        with taking("push_s"):
-            plane_of(self.cluster).ask(self.place.server, "write", self.place.block, flat, how, token)
-
 
 class ShardedVariable(RemoteTensor):
     """Rows that are shared out over several variables, the first ones first ("div").
@@ -270,27 +297,9 @@ class ShardedVariable(RemoteTensor):
             shapes = [tuple(each.shape) for each in shards]
             raise UsageError(f"The shards of {name!r} have shapes {shapes}: they may differ in the first axis alone.")
         self.name, self.variables, self.dtype = name, shards, shards[0].dtype
-        self.offsets = [0]
-        for each in shards:
-            self.offsets.append(self.offsets[-1] + each.shape[0])
-        self.shape = torch.Size((self.offsets[-1], *shards[0].shape[1:]))
+        self.shape = torch.Size((sum(map(len, shards)), *shards[0].shape[1:]))
 
     def __repr__(self) -> str:
         """Name it, and how many rows lie where."""
         where = ", ".join(f"{each.shape[0]} rows on ps {each.server}" for each in self.variables)
         return f"ShardedVariable({self.name!r}, shape={tuple(self.shape)}, {self.dtype}: {where})"
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """See `RemoteTensor`; one request for each shard that holds one of the rows."""
-        rows = checked_rows(rows, len(self), self.name)
-        flat = rows.reshape(-1)
-        found = torch.empty(flat.numel(), *self.shape[1:], dtype=self.dtype)
-        for each, offset in zip(self.variables, self.offsets, strict=False):
-            held = (flat >= offset) & (flat < offset + each.shape[0])
-            if held.any():
-                found[held] = each.gather(flat[held] - offset)
-        return found.reshape((*rows.shape, *self.shape[1:]))
-
-    def _write(self, values: Tensor, how: str) -> None:
-        for each, offset in zip(self.variables, self.offsets, strict=False):
-            each._write(values[offset : offset + each.shape[0]], how)

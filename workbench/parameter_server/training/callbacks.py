@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError, nearest
+from workbench.logs.event_file import EventFile
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager, delete_whole
-from workbench.parameter_server.training.event_file import EventFile
 
 Logs = Mapping[str, float]
 
@@ -67,12 +67,7 @@ class History:
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
-    """Return the callbacks, after checking that each of their hooks is one that is called.
-
-    Raises:
-        UsageError: one is no `Callback`, or has a hook that does not exist; hooks at the beginning of a step do not, because steps
-            begin on the workers.
-    """
+    """Return the callbacks; raises `UsageError` where one is none, or has a hook that is never called, such as at the beginning of a step."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise UsageError(

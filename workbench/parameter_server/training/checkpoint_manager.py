@@ -14,7 +14,7 @@ from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
-from workbench.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 
 ASIDE = ".kept"
 
@@ -27,11 +27,7 @@ def packed_state(state: Mapping[str, Any], model: Mapping[str, Tensor]) -> dict[
 
 
 def load_placed(placed: PlacedModule, checkpoint: Checkpoint) -> None:
-    """Give the servers what a checkpoint of `CheckpointManager` or of a trial holds of a module.
-
-    Raises:
-        CheckpointError: it does not hold the slots of the module's optimizer: of another one, or written before both had one format.
-    """
+    """Give the servers what a checkpoint of `CheckpointManager` or of a trial holds of a module; raises `CheckpointError` where slots differ."""
     slots: dict[str, dict[str, Tensor]] = {}
     for name, value in _within("optimizer", checkpoint.trainer).items():
         slot, _, key = name.partition("/")
@@ -68,17 +64,11 @@ def _within(folder: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint said.
-
-    Attributes:
-        path: its folder.
-        steps: updates that it holds.
-        epoch: how many epochs it holds; None where `save` was not told.
-    """
+    """What a checkpoint said."""
 
     path: Path
-    steps: int
-    epoch: int | None
+    steps: int  # updates that it holds
+    epoch: int | None  # how many epochs it holds; None where `save` was not told
 
 
 class CheckpointManager:
@@ -134,7 +124,7 @@ class CheckpointManager:
     @property
     def latest(self) -> Path | None:
         """The newest checkpoint, None where there is none."""
-        return next(iter(self.checkpoints), None)
+        return latest_checkpoint(self.directory)
 
     def save(self, *, epoch: int | None = None, steps: int | None = None) -> Path:
         """Write a checkpoint, delete what is more than `max_to_keep`, and return its folder.
@@ -169,10 +159,7 @@ class CheckpointManager:
         return path
 
     def restore(self, path: str | Path | None = None) -> Restored | None:
-        """Load a checkpoint into the servers; None where there is none yet.
-
-        Args:
-            path: its folder; None is the newest.
+        """Load the checkpoint in this folder, or the newest, into the servers; returns None where there is none yet.
 
         Raises:
             CheckpointError: it is damaged, or does not match what is to be restored, in a name, a shape or the optimizer (T10.6).

@@ -14,8 +14,7 @@ from workbench.parameter_server.data.feed import as_data, evaluation_feed
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.executor import ClusterExecutor, Executor, LocalExecutor
-from workbench.parameter_server.training.metrics import AdditiveMetric, total
-from workbench.parameter_server.training.steps import StepRunner
+from workbench.parameter_server.training.steps import AdditiveMetric, StepRunner, total
 from workbench.workloads.base import Workload
 
 Where = Literal["workers", "coordinator"]
@@ -28,12 +27,7 @@ class InlineEvaluation:
     dies loses its shard alone, which another one takes over: each example counts exactly once (behaviour 86). "coordinator" pulls
     the model and evaluates here, for small models and data (T8.3).
 
-    Args:
-        held: what stands for the runner on the workers; None lets them make one.
-        data: anything that `fit` takes; `y` are targets beside arrays.
-        batch_size: examples in a forward pass, for datasets and arrays.
-        steps: so many batches of an endless dataset instead of each example once (T8.4).
-        shards: None is 5 a worker.
+    Args: those of `evaluate_distributed`, and `held`, which stands for the runner on the workers; None lets them make one.
     """
 
     def __init__(
@@ -66,12 +60,7 @@ class InlineEvaluation:
         self._held = runner if self._here else executor.hold(runner.itself) if held is None else held
 
     def run(self) -> dict[str, float]:
-        """Return loss and metrics by name; call it while nothing trains.
-
-        Raises:
-            UsageError: a dataset that a function made has no length (behaviour 87).
-            Exception: the first error of a function.
-        """
+        """Return loss and metrics by name; call it while nothing trains."""
         return self._runner.metrics.result(total(self._results(StepRunner.evaluate)))
 
     def predict(self) -> list[Any]:
@@ -108,9 +97,6 @@ def evaluate_distributed(
         metrics: additive ones, beside the workload's.
         steps: so many batches of an endless dataset; None is each example exactly once.
         shards: None is 5 a worker.
-
-    Raises:
-        UsageError: the dataset has no length, and `steps` is not given (behaviour 87).
     """
     how: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "shards": shards}
     return InlineEvaluation(ClusterExecutor(strategy), _runner(placed, workload, metrics), data, y, **how).run()

@@ -9,16 +9,15 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from workbench.config import TrainConfig
 from workbench.parameter_server.context import WorkerContext, on_worker
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.servers.lay_out import lay_out
+from workbench.parameter_server.servers.layout import check_placeable, lay_out
 from workbench.parameter_server.servers.links import forget_plane, set_plane
-from workbench.parameter_server.servers.partitioners import check_placeable
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import BufferLog, forget_replicas
 from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
@@ -38,15 +37,14 @@ class LocalExecutor:
 
     num_workers = 1
 
-    def place(
-        self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"], embeddings: Embeddings  # noqa: ARG002
-    ) -> PlacedModule:  # fmt: skip
-        """Place a module here; a single worker's mean is its sum. Its values go when nobody holds the placed module any more."""
+    def place(self, module: nn.Module, config: TrainConfig, embeddings: Embeddings) -> PlacedModule:
+        """Place a module here. Its values go when nobody holds the placed module any more."""
         check_placeable(module, config)
         identity, runtime = uuid.uuid4().hex, ServerRuntime(0)
         set_plane(identity, DirectPlane(lambda _: runtime))
         whole = lambda shape, _: [(0, shape[0] if shape else 1)]  # noqa: E731
-        placed = lay_out(module, config, embeddings, whole, itertools.repeat(0), name="module", cluster=identity)
+        parts, tables = lay_out(module, embeddings, whole, itertools.repeat(0), name="module", cluster=identity)
+        placed = PlacedModule(module, config, parts, tables, name="module", cluster=identity)
         for forget in (forget_plane, forget_replicas):
             weakref.finalize(placed, forget, identity)
         return placed
@@ -71,11 +69,9 @@ class ClusterExecutor:
         self.strategy, self.num_workers = strategy, strategy.num_workers
         self.coordinator = ClusterCoordinator(strategy)
 
-    def place(
-        self, module: nn.Module, config: TrainConfig, reduction: Literal["sum", "mean"], embeddings: Embeddings
-    ) -> PlacedModule:
+    def place(self, module: nn.Module, config: TrainConfig, embeddings: Embeddings) -> PlacedModule:
         """Let the parameters of a module live on the servers."""
-        return self.strategy.place(module, config, reduction=reduction, embeddings=embeddings)
+        return self.strategy.place(module, config, embeddings=embeddings)
 
     def hold(self, make: Callable[[], Any]) -> Any:
         """Let every worker make a value of its own, and return what stands for it among the arguments of a task."""

@@ -20,12 +20,7 @@ TOTALS = ("requests", "bytes_in", "bytes_out", "apply_s")
 def load_facts(
     coordinator: ClusterCoordinator, placed: PlacedModule | None = None, *, seconds: float, asked: int | str = 1
 ) -> dict[str, Any]:
-    """Return JSON values on one trial, or on a training loop of your own.
-
-    Args:
-        placed: the module that was trained; None where variables alone are on the servers.
-        seconds: that it took.
-        asked: steps_per_closure as it was asked for.
+    """Return JSON values on one trial, or on a training loop of your own; `asked` is steps_per_closure as it was asked for.
 
     Returns:
         seconds, workers, steps (updates; closures where no module is placed), servers (each: bytes_in, bytes_out, requests, apply_s and the same by block, with the parameters that lie in it),

@@ -11,8 +11,8 @@ import torch
 
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
-from workbench.parameter_server.training.event_file import EventFile
-from workbench.train.checkpoint import Checkpoint, load_checkpoint
+from workbench.logs.event_file import EventFile
+from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
 from workbench.train.evaluation import evaluate
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -21,19 +21,12 @@ from workbench.workloads.base import Workload
 
 @dataclass(frozen=True)
 class SidecarEvaluation:
-    """What one checkpoint is worth.
+    """What one checkpoint is worth."""
 
-    Attributes:
-        checkpoint: its folder, which may be deleted by now.
-        epoch: how many epochs it holds; None where its writer did not say.
-        steps: updates that it holds.
-        values: loss and metrics by name.
-    """
-
-    checkpoint: Path
-    epoch: int | None
-    steps: int
-    values: dict[str, float]
+    checkpoint: Path  # its folder, which may be deleted by now
+    epoch: int | None  # how many epochs it holds; None where its writer did not say
+    steps: int  # updates that it holds
+    values: dict[str, float]  # loss and metrics by name
 
 
 class SidecarEvaluator:
@@ -80,12 +73,7 @@ class SidecarEvaluator:
         self.poll_s, self.timeout_s, self.log_dir = poll_s, timeout_s, log_dir
 
     def run(self) -> list[SidecarEvaluation]:
-        """Evaluate until the last epoch's checkpoint, and return everything that was evaluated.
-
-        Raises:
-            TimeoutError: no new checkpoint came in time: training ended early, or stands still.
-            CheckpointError: a checkpoint does not fit the workload's model.
-        """
+        """Evaluate until the last epoch's checkpoint, and return all; raises `TimeoutError` where no new checkpoint comes in time."""
         return list(self)
 
     def __iter__(self) -> Iterator[SidecarEvaluation]:
@@ -102,16 +90,12 @@ class SidecarEvaluator:
                     file.scalar(f"evaluation_{name}_vs_iterations", value, checkpoint.step)
             yield SidecarEvaluation(path, checkpoint.meta.get("epoch"), checkpoint.step, values)
 
-    def _is_last(self, checkpoint: Checkpoint) -> bool:
-        done = checkpoint.step if self.epochs is None else checkpoint.meta.get("epoch") or 0
-        return done >= (self.epochs or self.steps or 0)
-
     def _checkpoints(self) -> Iterator[tuple[Path, Checkpoint]]:
         """Yield the newest checkpoint whenever it is another one, until that of the last epoch."""
         seen: str | None = None
         waited_from = time.monotonic()
         while True:
-            newest = max(self.directory.glob("step-*"), key=lambda path: path.name, default=None)
+            newest = latest_checkpoint(self.directory)
             if newest is not None and newest.name != seen:
                 seen = newest.name
                 try:
@@ -121,7 +105,8 @@ class SidecarEvaluator:
                         raise
                     continue  # deleted under its hands: look for the newer one at once
                 yield newest, checkpoint
-                if self._is_last(checkpoint):
+                done = checkpoint.step if self.epochs is None else checkpoint.meta.get("epoch") or 0
+                if done >= (self.epochs or self.steps or 0):
                     return
                 waited_from = time.monotonic()
                 continue

@@ -1,4 +1,4 @@
-"""What a worker does: steps of `fit`, evaluation and prediction by `StepRunner` (T4.1), updates of a trial by `WorkerTrial` (T1.2)."""
+"""What a worker does: steps of `fit`, evaluation and prediction by `StepRunner` (T4.1), updates of a trial by `WorkerTrial` (T1.2); metrics as sums (T8.4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,6 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import quicken_batch_norm
-from workbench.parameter_server.training.metrics import AdditiveMetric, MetricSet, State, total
 from workbench.parameter_server.training.work_time import Update
 from workbench.train.batches import DataStream, to_device
 from workbench.train.evaluation import eval_mode
@@ -26,38 +26,26 @@ from workbench.train.forward import autocast, per_example
 from workbench.train.gradients import LoopGradients
 from workbench.train.stacked_weights import LaneStack
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
-from workbench.workloads.base import Workload
+from workbench.workloads.base import PerExample, Workload
 from workbench.workloads.checks import check_loss_shape, check_weights
 
 CPU = torch.device("cpu")
 
 
 class Stepped(NamedTuple):
-    """What a train step returns.
+    """What a train step returns."""
 
-    Attributes:
-        outputs: of the model, for the metrics.
-        losses: (examples,).
-        weights: (examples,), or None for ones.
-    """
-
-    outputs: Any
-    losses: Tensor
-    weights: Tensor | None = None
+    outputs: Any  # of the model, for the metrics
+    losses: Tensor  # (examples,)
+    weights: Tensor | None = None  # (examples,); None is ones
 
 
 class Made(NamedTuple):
-    """What one function returns that trains.
+    """What one function returns that trains."""
 
-    Attributes:
-        updates: what each of them says of itself: sums of its metrics in `fit`, an `Update` in a trial.
-        worker: who made them.
-        buffers: of its replica afterwards, {} where the model has none.
-    """
-
-    updates: list[Any]
-    worker: int
-    buffers: dict[str, Tensor]
+    updates: list[Any]  # what each of them says of itself: sums of its metrics in `fit`, an `Update` in a trial
+    worker: int  # who made them
+    buffers: dict[str, Tensor]  # of its replica afterwards, {} where the model has none
 
 
 TrainStep = Callable[[PlacedModule, Any, Workload], Stepped]
@@ -91,14 +79,64 @@ def examples_of(batch: Any) -> int:
     return len(parts) if nested is None else examples_of(nested)
 
 
-class StepRunner:
-    """Runs steps on the placed module with this worker's batches; its methods are sent to workers.
+State = dict[str, Tensor]
+"""Sums by name, in float64; two states are joined by adding them."""
 
-    Args:
-        workload: loss, weights, forward and metrics; its datasets take their own way to the workers.
-        metrics: additive ones, beside the workload's.
-        step: one update.
-    """
+
+@dataclass(frozen=True)
+class AdditiveMetric:
+    """A metric that is no mean over examples, but a function of sums over them."""
+
+    state: Callable[[Any, Any, Tensor], Tensor]  # outputs, batch, weights (examples,) -> sums of any fixed shape
+    result: Callable[[Tensor], float]  # of the sum of all states
+
+
+class MetricSet:
+    """Loss, metrics of one value per example, of which weighted means are taken, and additive metrics, as one state."""
+
+    def __init__(self, per_example: Mapping[str, PerExample], additive: Mapping[str, AdditiveMetric]) -> None:
+        taken = sorted({"loss", "weight", *per_example} & set(additive))
+        if taken:
+            raise UsageError(f"metrics={taken} are taken: by the loss, by its weights, or by a metric of the workload.")
+        for name, metric in additive.items():
+            if not isinstance(metric, AdditiveMetric):
+                raise UsageError(
+                    f"metric {name!r} is {type(metric).__name__}; give an AdditiveMetric, or put a function of one value per "
+                    "example into the workload's metrics."
+                )
+        self._per_example, self._additive = dict(per_example), dict(additive)
+
+    @torch.no_grad()
+    def state(self, outputs: Any, batch: Any, losses: Tensor, weights: Tensor | None) -> State:
+        """Return the sums over one batch, of losses (examples,) and weights (examples,), None for ones."""
+        weigh = (torch.ones_like(losses) if weights is None else weights).detach().double()
+        sums = {"weight": weigh.sum()}
+        for name, metric in {"loss": None, **self._per_example}.items():
+            values = losses if metric is None else metric(outputs, batch)
+            check_loss_shape(values, losses.numel(), what="the loss" if metric is None else f"metric {name!r}")
+            sums[name] = torch.where(weigh > 0, values.detach().double() * weigh, 0.0).sum()
+        return sums | {
+            name: each.state(outputs, batch, weigh).detach().double() for name, each in self._additive.items()
+        }
+
+    def result(self, state: State) -> dict[str, float]:
+        """Return the value of the loss and of each metric; raises `UsageError` where no batch is in it."""
+        if not state:
+            raise UsageError("There is no batch to take metrics of: the dataset is empty.")
+        values = {name: float(state[name] / state["weight"]) for name in ("loss", *self._per_example)}
+        return values | {name: metric.result(state[name]) for name, metric in self._additive.items()}
+
+
+def total(states: Iterable[State]) -> State:
+    """Return the sum of states; that of none is empty."""
+    found: State = {}
+    for state in states:
+        found = {name: found[name] + value if found else value for name, value in state.items()} or found
+    return found
+
+
+class StepRunner:
+    """Runs steps on the placed module with this worker's batches; its methods are sent to workers, the workload's datasets take their own way."""
 
     def __init__(
         self,

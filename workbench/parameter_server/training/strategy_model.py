@@ -21,8 +21,15 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.callbacks import Callback, History, check_callbacks
 from workbench.parameter_server.training.evaluation import InlineEvaluation, Where
 from workbench.parameter_server.training.executor import ClusterExecutor, Executor, LocalExecutor, Task, trained
-from workbench.parameter_server.training.metrics import AdditiveMetric, State, total
-from workbench.parameter_server.training.steps import CPU, StepRunner, TrainStep, train_step
+from workbench.parameter_server.training.steps import (
+    CPU,
+    AdditiveMetric,
+    State,
+    StepRunner,
+    TrainStep,
+    total,
+    train_step,
+)
 from workbench.progress import progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -44,8 +51,7 @@ class StrategyModel:
         config: of the updates; None is the workload's. total_steps is the length of the lr schedule, which stays at its end.
         metrics: additive ones, beside the workload's means.
         train_step: one update; see `TrainStep`.
-        reduction: "sum" applies each worker's gradient in full, "mean" a share of it; see `ParameterServerStrategy.place`.
-        embeddings: how tables are kept and updated; see there.
+        embeddings: how tables are kept and updated; see `ParameterServerStrategy.place`.
 
     Attributes:
         placed: the module on the servers.
@@ -65,7 +71,6 @@ class StrategyModel:
         config: TrainConfig | None = None,
         metrics: Mapping[str, AdditiveMetric] | None = None,
         train_step: TrainStep = train_step,
-        reduction: Literal["sum", "mean"] = "sum",
         embeddings: Embeddings = None,
     ) -> None:
         if not isinstance(workload, Workload):
@@ -88,7 +93,7 @@ class StrategyModel:
         with isolated_rng():
             module = build_model(workload, self.config, CPU)
         quicken_batch_norm(module, self.executor.num_workers)
-        self.placed = self.executor.place(module, self.config, reduction, embeddings)
+        self.placed = self.executor.place(module, self.config, embeddings)
         self._runner = StepRunner(self.placed, workload, metrics or {}, train_step)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
 
@@ -223,9 +228,6 @@ class StrategyModel:
             steps: so many batches of an endless dataset instead.
             shards: functions that share it; None is 5 a worker.
             where: "coordinator" evaluates in this process, for small models and data.
-
-        Raises:
-            UsageError: the dataset has no length, and `steps` is not given (behaviour 87).
         """
         data = self.workload.validation_data if data is None else data
         size = self.config.evaluation_batch if batch_size is None else batch_size

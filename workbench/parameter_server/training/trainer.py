@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
+from workbench.parameter_server.servers.replicas import BufferLog
 from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
-from workbench.parameter_server.training.placed_run import PlacedRun
-from workbench.progress import Progress
+from workbench.parameter_server.training.checkpoint_manager import load_placed, packed_state
+from workbench.parameter_server.training.executor import ClusterExecutor, Task, trained
+from workbench.parameter_server.training.load import load_facts, server_loads
+from workbench.parameter_server.training.steps import GENERATORS, WorkerTrial, train_steps
+from workbench.parameter_server.training.work_time import PARTS, Update, WorkTime, closure_size
+from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
+from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
-from workbench.train.evaluation import check_track, tracked_examples
+from workbench.train.checkpoint import Checkpoint
+from workbench.train.evaluation import Evaluation, TrackedExamples, check_track, evaluate_each, tracked_examples
+from workbench.train.example_values import evaluation_batch
 from workbench.train.hooks import Hook
-from workbench.train.lane import Lane, check_lanes
+from workbench.train.lane import Lane, check_lanes, record_evaluation
 from workbench.train.rng import isolated_rng
+from workbench.train.stacked_weights import LaneStack
 from workbench.train.steps.own_step import check_own_step
 from workbench.train.trainer import run_alone
 from workbench.workloads.base import Workload
+
+STRETCH = 256
+"""Updates between two writes where no evaluation is due (rule of thumb); an interrupt is noticed as late as this."""
+MEASURED = 4
+"""Updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +130,7 @@ class ParameterServerTrainer:
         with isolated_rng(), self._cluster() as cluster:
             for config, writer in left:
                 PlacedRun(
-                    workload, Lane(config, writer), study=study, splits=self.evaluate_also, tracked=tracked, hooks=self.hooks,
-                    strategy=ParameterServerStrategy(cluster, variable_partitioner=self.variable_partitioner),
-                    steps_per_closure=self.steps_per_closure, progress=progress,
+                    self, workload, Lane(config, writer), study=study, cluster=cluster, tracked=tracked, progress=progress,
                 ).train()  # fmt: skip
         return [writer.record for writer in writers]
 
@@ -123,3 +138,222 @@ class ParameterServerTrainer:
         if self.cluster is not None:
             return contextlib.nullcontext(self.cluster)
         return create_in_process_cluster(self.workers, self.servers, engine=self.engine)
+
+
+class PlacedRun:
+    """A trial from its first step, or its newest checkpoint, to its end.
+
+    for each stretch up to the next evaluation or checkpoint:
+        schedule its updates, steps_per_closure at a time      any worker takes any of them
+        join, write their rows in the order in which the servers applied them
+        evaluate and checkpoint on the coordinator
+    """
+
+    def __init__(
+        self,
+        trainer: ParameterServerTrainer,
+        workload: Workload,
+        lane: Lane,
+        *,
+        study: StudyWriter,
+        cluster: Cluster,
+        tracked: TrackedExamples | None,
+        progress: Progress | None,
+    ) -> None:
+        self.workload, self.lane, self.study = workload, lane, study
+        self.strategy = ParameterServerStrategy(cluster, variable_partitioner=trainer.variable_partitioner)
+        self._executor = ClusterExecutor(self.strategy)
+        splits = {"validation", *trainer.evaluate_also}
+        self._evaluates: dict[str, Any] = {"splits": splits, "tracked": tracked, "hooks": trainer.hooks}
+        self._asked, self._progress = trainer.steps_per_closure, progress
+        self._time = WorkTime(cluster.num_workers)
+        self._costs: tuple[float, list[float]] | None = None
+        self._stack = LaneStack(workload, [lane.config], torch.device("cpu"))
+        self._model = self._stack.models[0]
+        names = zip(self._stack.names, self._stack.slices, strict=True)
+        self._values = {name: self._stack.values[0, where] for name, where in names}
+        self.step = lane.start_step
+        self._buffers = BufferLog({})
+        self._served: dict[tuple[str, int], float] = {}
+        self._accounted_at = time.perf_counter()
+
+    def train(self) -> None:
+        """Train to the end; leave a readable, resumable record whatever happens."""
+        config, number = self.lane.config, self.lane.number
+        coordinator = self._executor.coordinator
+        placed = self.strategy.place(
+            self._model, config.replace(max_grad_norm=None), name=f"trial_{number}", embeddings="whole"
+        )
+        try:
+            if self.lane.start is not None:
+                self._model.load_state_dict(self.lane.start.model)
+                load_placed(placed, self.lane.start)
+            cluster = self.strategy.cluster
+            self.lane.begin(
+                lanes=1, gradients="parameter_server", workers=cluster.num_workers, servers=cluster.num_ps,
+                engine=cluster.engine.name, data_plane=cluster.engine.plane.name, steps_per_closure=self._asked,
+            )  # fmt: skip
+            self._buffers = BufferLog(dict(self._model.named_buffers()))
+            frozen = {k: v for k, v in self._model.named_parameters() if not v.requires_grad}
+            local = {k: v.detach().clone() for k, v in [*self._model.named_buffers(), *frozen.items()]}
+            make = partial(WorkerTrial, self.workload, config, self.step, cluster.num_workers, local)
+            trial = coordinator.per_worker(make, what="trials")
+            with catch_interrupt() as stop:
+                self._train(trial, placed, stop)
+            facts = load_facts(coordinator, placed, seconds=self.lane.seconds, asked=self._asked)
+            known = self.study.record.facts.get("parameter_server") or {}
+            self.study.add_facts(parameter_server=known | {str(number): facts | self._time.to_dict()})
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                self._write()
+            state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            with contextlib.suppress(RecordError):
+                self.lane.writer.event("ended", state=state, error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            placed.delete()
+        if stop.requested and self.step < config.total_steps:
+            raise StudyInterrupted(
+                f"stopped after step {self.step} of {config.total_steps}; everything is saved in {self.study.path}, and the same "
+                "call resumes from there."
+            )
+
+    def _train(self, trial: Any, placed: Any, stop: StopRequest) -> None:
+        self._on_cadence(placed)
+        while self.step < self.lane.config.total_steps and not stop.requested:
+            until = self._until()
+            size = self._closure_size(until - self.step)
+            begun = time.perf_counter()
+            tasks = [(train_steps, (trial, placed, min(size, until - at))) for at in range(self.step, until, size)]
+            updates = self._stretch(tasks)
+            if self.step:  # the first update of all makes the replicas
+                self._time.add(time.perf_counter() - begun, len(tasks), updates)
+            self.step = until
+            if self._write_rows(updates, server_loads(self._executor.coordinator)):
+                return
+            self._on_cadence(placed)
+        if stop.requested and self.step < self.lane.config.total_steps:
+            self._read(placed)
+            self._checkpoint(placed)
+            self._write()
+            self.lane.end("stopped", step=self.step)
+
+    def _until(self) -> int:
+        """Return the step up to which updates are scheduled at once."""
+        if not self.step:
+            return 1
+        until = min(self.lane.next_due(self.step), self.step + STRETCH)
+        measuring = self._asked == "auto" and not self._time.updates
+        return min(until, self.step + MEASURED * self.strategy.num_workers) if measuring else until
+
+    def _closure_size(self, updates: int) -> int:
+        if self._asked != "auto":
+            return self._asked
+        if not self._time.updates:
+            return 1
+        if self._costs is None:
+            self._costs = self._time.dispatch_s, self._time.step_s
+        return closure_size(*self._costs, updates)
+
+    def _write_rows(self, updates: Sequence[Update], loads: Sequence[dict[str, Any]]) -> bool:
+        """Write the rows of a stretch; True where the loss is not finite any more, which ends the trial."""
+        bad = next((k for k, update in enumerate(updates) if not np.isfinite(update.loss)), None)
+        if bad is not None and updates[bad].step == 0:
+            raise WorkloadError(
+                f"workload {self.workload.name!r}: the loss is not finite at step 0, before any update. Look at the data, at the "
+                "model's initialisation, and at logarithms or divisions in the loss."
+            )
+        columns = self._columns(updates if bad is None else updates[: bad + 1])
+        steps = columns["step"]
+        for server, load in enumerate(loads):  # traffic an update since the stretch before, at the last step
+            for name, now in (("bytes", load["bytes_in"] + load["bytes_out"]), ("requests", load["requests"])):
+                column = columns[f"server_{name}/{server}"] = np.full(len(steps), np.nan, np.float32)
+                column[-1:] = (now - self._served.get((name, server), 0)) / max(1, len(steps))
+                self._served[name, server] = now
+        self.study.steps.add(columns)
+        if self._progress is not None:
+            self._progress(len(updates))
+        if bad is None:
+            return False
+        self._write()
+        self._account()
+        self.lane.end("diverged", step=self.step, diverged_at=int(steps[-1]))
+        return True
+
+    def _stretch(self, tasks: Sequence[Task]) -> list[Update]:
+        """Return the updates of these functions in the servers' order; while somebody looks on, show those before the first gap."""
+        updates: list[Update] = []
+        shown_at = time.perf_counter()
+        with contextlib.closing(trained(self._executor, tasks, self._buffers)) as results:  # type: ignore[type-var]
+            for _, made in results:
+                updates += made
+                if early_wanted() and time.perf_counter() - shown_at >= SHOW_SECONDS:
+                    updates.sort()
+                    ends = (k for k, update in enumerate(updates) if update.step != self.step + k)
+                    shown = updates[: next(ends, len(updates))]
+                    bad = next((k + 1 for k, update in enumerate(shown) if not np.isfinite(update.loss)), len(shown))
+                    self.study.steps.show(self._columns(shown[:bad]))
+                    shown_at = time.perf_counter()
+        return sorted(updates)
+
+    def _columns(self, updates: Sequence[Update]) -> dict[str, Any]:
+        """Return the rows of these updates, but for what the servers say."""
+
+        def column(name: str, dtype: type) -> Any:
+            return np.array([getattr(update, name) for update in updates], dtype)
+
+        steps = column("step", np.int64)
+        columns: dict[str, Any] = {"trial": np.full(len(updates), self.lane.number, np.int32), "step": steps}
+        columns |= {name: column(name, np.float64) for name in ("loss", "loss_se")} | {"lr": self.lane.lrs[steps]}
+        columns |= {"grad_norm": column("grad_norm", np.float64), "clipped": column("clipped", np.int8)}
+        spent = {name: column(name, np.float32) for name in PARTS}
+        late = np.maximum(0, column("staleness_steps", np.float32))
+        return columns | spent | {
+            "step_time_s": sum(spent.values()), "staleness_steps": late, "worker": column("worker", np.float32)
+        }  # fmt: skip
+
+    def _on_cadence(self, placed: Any) -> None:
+        """Evaluate and checkpoint where this step calls for it."""
+        lane, step = self.lane, self.step
+        evaluates, saves = lane.evaluation_due(step), lane.checkpoint_due(step)
+        if evaluates or saves:
+            self._read(placed)
+        if evaluates:
+            record_evaluation(self.workload, self.study, [lane], step, self._evaluate, **self._evaluates)
+        if saves:
+            self._checkpoint(placed)
+        if evaluates or saves:
+            self._write()
+        if step == lane.config.total_steps:
+            self._account()
+            lane.end("complete", step=step)
+
+    def _read(self, placed: Any) -> None:
+        """Bring the coordinator's model up to date: parameters from the servers, buffers from the workers."""
+        placed.pull_into(self._values)
+        merged = self._buffers.merged()
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(merged[name])
+
+    def _evaluate(self, split: str, tracked: TrackedExamples | None) -> list[list[Evaluation]]:
+        config, device = self.lane.config, self._stack.device
+        with GENERATORS, self._stack.untouched():
+            size = evaluation_batch(self.workload, config, device)
+            how: dict[str, Any] = {"batch_size": size, "device": device, "precision": config.precision}
+            return evaluate_each(self.workload, [self._model], split=split, tracked=tracked, **how)
+
+    def _checkpoint(self, placed: Any) -> None:
+        self._account()
+        model = {name: tensor.detach().cpu().clone() for name, tensor in self._model.state_dict().items()}
+        state = placed.state_dict() | {"buffers": {}}  # those of the coordinator's model are in `model`
+        meta = {"evaluated": self.lane.evaluated_at == self.step, "seconds": self.lane.seconds, "optimizer": {}}
+        self.lane.checkpoints.add(Checkpoint(self.step, model, packed_state(state, model), meta), self.lane.selected)
+
+    def _write(self) -> None:
+        self.study.flush()
+        self.lane.checkpoints.write(self.lane.selected)
+
+    def _account(self) -> None:
+        now = time.perf_counter()
+        self.lane.seconds += now - self._accounted_at
+        self._accounted_at = now

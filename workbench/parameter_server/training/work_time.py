@@ -14,44 +14,23 @@ SIZES = 32
 
 
 class Update(NamedTuple):
-    """What one update was like, as the worker that made it saw it.
+    """What one update was like, as the worker that made it saw it."""
 
-    Attributes:
-        step: how many updates the servers had applied before it.
-        worker: who made it.
-        loss: weighted mean over the batch, before the update.
-        loss_se: its standard error.
-        grad_norm: before clipping.
-        clipped: whether the gradient was shortened.
-        staleness_steps: updates of others between reading the parameters and applying this one.
-        data_wait_s: time that the worker waited for its batch.
-        pull_s: time to read the parameters.
-        compute_s: time for forward and backward pass.
-        push_s: time until every server had applied the gradient.
-    """
-
-    step: int
+    step: int  # how many updates the servers had applied before it
     worker: int
-    loss: float
+    loss: float  # weighted mean over the batch, before the update
     loss_se: float
-    grad_norm: float
+    grad_norm: float  # before clipping
     clipped: bool
-    staleness_steps: int
-    data_wait_s: float
+    staleness_steps: int  # updates of others between reading the parameters and applying this one
+    data_wait_s: float  # for its batch
     pull_s: float
-    compute_s: float
-    push_s: float
+    compute_s: float  # forward and backward pass
+    push_s: float  # until every server had applied the gradient
 
 
 class WorkTime:
-    """Sums over the stretches of a trial; what is left of `workers * training_s` the workers were idle.
-
-    Attributes:
-        training_s: from the first function of a stretch that is scheduled to the end of its last one, summed.
-        closures: functions that were scheduled in them.
-        stretches: how often everybody waited for everybody.
-        by_worker: for each worker `PARTS` and "updates".
-    """
+    """Sums over the stretches of a trial, from one wait for everybody to the next; what is left of `workers * training_s` the workers were idle."""
 
     def __init__(self, workers: int) -> None:
         self.training_s, self.closures, self.stretches = 0.0, 0, 0
@@ -101,8 +80,7 @@ def closure_size(dispatch_s: float, step_s: Sequence[float], updates: int, *, ji
     every worker being slower than measured by `jitter` once, and the size with the smallest mean is taken.
 
     Args:
-        dispatch_s: what a closure costs a worker beside its updates, in seconds.
-        step_s: an update on each worker, in seconds; workers that were not measured are left out.
+        dispatch_s: what a closure costs a worker beside its updates; `step_s` is an update on each worker that was measured.
         updates: until everybody waits for everybody (an evaluation, a checkpoint).
         jitter: how much slower a worker may turn out to be (rule of thumb).
 

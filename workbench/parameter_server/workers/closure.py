@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -34,32 +35,28 @@ class RemoteValue(Generic[Value]):
     """
 
     def __init__(self) -> None:
-        self._ready = threading.Event()
-        self._value: Value | None = None
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], object]] = []
+        self._future: Future[Value] = Future()
 
     def fetch(self, timeout_s: float | None = None) -> Value:
-        """Wait for the function's result and return it, tensors in the coordinator's memory.
-
-        Args:
-            timeout_s: None waits for ever.
+        """Wait for the function's result, or so long, and return it, tensors in the coordinator's memory.
 
         Raises:
             CancelledError: the function was cancelled before its end (T12.2).
             TimeoutError: it did not end in time.
             Exception: what the function itself raised.
         """
-        if not self._ready.wait(timeout_s):
-            raise TimeoutError(f"The function has not ended within {timeout_s:g} s; fetch again, or wait longer.")
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+        try:
+            return self._future.result(timeout_s)
+        except TimeoutError:
+            if self._future.done():  # the function's own error, or it has just ended
+                return self._future.result()
+            raise TimeoutError(
+                f"The function has not ended within {timeout_s:g} s; fetch again, or wait longer."
+            ) from None
 
     def done(self) -> bool:
         """Return whether `fetch` would answer at once."""
-        return self._ready.is_set()
+        return self._future.done()
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback()` once when `fetch` answers, at once where it does already.
@@ -67,32 +64,17 @@ class RemoteValue(Generic[Value]):
         It is called by the thread that brings the result, in order of completion: it must be quick, and must not schedule or wait. What
         it raises is logged.
         """
-        with self._lock:
-            if not self._ready.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
+        self._future.add_done_callback(lambda _: callback())
 
     def set_value(self, value: Value) -> None:
         """Give the result; the first result or error stays."""
-        self._end(value, None)
+        with contextlib.suppress(InvalidStateError):
+            self._future.set_result(value)
 
     def set_error(self, error: BaseException) -> None:
         """Give the error; the first result or error stays."""
-        self._end(None, error)
-
-    def _end(self, value: Value | None, error: BaseException | None) -> None:
-        with self._lock:
-            if self._ready.is_set():
-                return
-            self._value, self._error = value, error
-            self._ready.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:  # as concurrent.futures has it: the thread that brings results goes on
-                logging.getLogger(__name__).exception("a callback of a RemoteValue failed")
+        with contextlib.suppress(InvalidStateError):
+            self._future.set_exception(error)
 
 
 @dataclass(eq=False)
@@ -115,7 +97,9 @@ class Closure:
                 f"schedule takes a function, not {type(self.function).__name__}: {self.function!r}. Give the function itself and "
                 "its arguments beside it: schedule(step, args=(iterator,))."
             )
-        for leaf in _leaves((list(self.args), dict(self.kwargs))):
+        leaves: list[Any] = []
+        map_structure(leaves.append, (list(self.args), dict(self.kwargs)))
+        for leaf in leaves:
             if isinstance(leaf, Optimizer):
                 raise UsageError(f"schedule got {type(leaf).__name__}, {NO_OPTIMIZER}")
             if isinstance(leaf, nn.Module) and leaf.training and any(each.requires_grad for each in leaf.parameters()):
@@ -152,12 +136,6 @@ def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def _leaves(value: Any) -> list[Any]:
-    found: list[Any] = []
-    map_structure(found.append, value)
-    return found
-
-
 _SIMPLE = (int, float, bool, str, bytes, type(None))
 
 
@@ -181,12 +159,7 @@ def from_wire(value: Any) -> Any:
 
 
 def to_bytes(value: Any, pack: Callable[[Any], bytes], also: tuple[type, ...] = ()) -> bytes:
-    """Return what `pickle.loads` reads.
-
-    Args:
-        pack: for what pickle alone cannot send, such as what a script defines; it takes longer.
-        also: types that pickle alone can send, besides numbers, text and packed tensors.
-    """
+    """Return what `pickle.loads` reads; `pack` takes longer, and is for all but numbers, text, packed tensors and types in `also`."""
     return pickle.dumps(value, protocol=5) if _simple(value, (*_SIMPLE, Packed, *also)) else pack(value)
 
 

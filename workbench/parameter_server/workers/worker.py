@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from torch import Tensor
 from workbench.errors import UsageError
 from workbench.parameter_server.context import (
     PARTS,
-    Flag,
     Run,
     WorkerContext,
     building_dataset,
@@ -56,16 +54,14 @@ class WorkerRuntime:
         self._failed: dict[int, BaseException] = {}
         self._spent: dict[int, dict[str, float]] = {}
 
-    def execute(self, call: Call, cancel: Flag | None = None) -> Any:
+    def execute(self, call: Call, cancelled: Callable[[], bool] = bool) -> Any:
         """Run a call and return its result, tensors copied to the host's memory.
 
         Raises:
-            ClosureInputError: a resource that it needs could not be built here.
-            NotHeldError: it was not asked to build it, or is not the worker that was asked, but a new one in its place.
-            Exception: what the function raises.
+            ClosureInputError: a resource that it needs could not be built here, or, as `NotHeldError`, was asked of another life of this worker.
         """
         spent = None if call.run is None else self._spent.setdefault(call.run.loop, _no_time())
-        context = WorkerContext(self.index, cancel or threading.Event(), run=call.run, spent=spent)
+        context = WorkerContext(self.index, cancelled, run=call.run, spent=spent)
         with on_worker(context):
             check_cancelled()
             args = map_structure(self._resolved, list(call.args))
@@ -87,10 +83,6 @@ class WorkerRuntime:
         for resource in resources:
             self._resources.pop(resource, None)
             self._failed.pop(resource, None)
-
-    def held(self) -> int:
-        """Return how many resources live here (behaviour 36)."""
-        return len(self._resources) + len(self._failed)
 
     def _resolved(self, value: Any) -> Any:
         if not isinstance(value, ResourceRef):
@@ -212,18 +204,15 @@ class WorkerVariable:
         self._value += torch.as_tensor(value, dtype=self._value.dtype)
 
 
-class PerWorkerVariable:
+class PerWorkerVariable(PerWorkerValues):
     """A variable on every worker; as an argument of a function it is the `WorkerVariable` of the worker that runs it."""
 
-    def __init__(self, values: PerWorkerValues, on_every_worker: Callable[[Call], list[Any]]) -> None:
-        self.values = values
-        self.ref = values.ref
-        self._on_every_worker = on_every_worker
+    on_every_worker: Callable[[Call], list[Any]]
 
     def read_all(self) -> list[Tensor]:
         """Return the value of each worker, by its index."""
-        return self._on_every_worker(Call(WorkerVariable.read, [self.ref]))
+        return self.on_every_worker(Call(WorkerVariable.read, [self.ref]))
 
     def assign_all(self, value: Any) -> None:
         """Replace the value of every worker."""
-        self._on_every_worker(Call(WorkerVariable.assign, [self.ref, value]))
+        self.on_every_worker(Call(WorkerVariable.assign, [self.ref, value]))

@@ -12,7 +12,7 @@ from workbench.errors import ConfigError, UsageError
 from workbench.findings.audited import Audit
 from workbench.parameter_server.cluster.cluster import create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
-from workbench.parameter_server.servers.partitioners import FixedShardsPartitioner
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.training.load import load_facts, time_facts
 from workbench.parameter_server.training.trainer import ParameterServerTrainer

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
     from workbench.parameter_server.context import get_current_worker_index
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
-    from workbench.parameter_server.data.datasets import DatasetCreator, InputContext, count_visits
+    from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
     from workbench.parameter_server.data.string_lookup import StringLookup
-    from workbench.parameter_server.servers.partitioners import (
+    from workbench.parameter_server.servers.layout import (
         FixedShardsPartitioner,
         MaxSizePartitioner,
         MinSizePartitioner,
@@ -65,7 +65,6 @@ __all__ = [
     "Trainer",
     "audit",
     "connect_to_cluster",
-    "count_visits",
     "create_in_process_cluster",
     "diagnose",
     "evaluate_direct",

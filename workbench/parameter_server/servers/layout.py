@@ -1,11 +1,11 @@
-"""Into how many shards a variable is split along its first axis, and which rows each of them holds (T3.2 to T3.4)."""
+"""Into how many shards a variable is split along its first axis (T3.2 to T3.4), where those of a module lie (T3.8), and its state, whole, from them (T10.4, T14.5)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.errors import UsageError
+from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.servers.server import Place
+from workbench.parameter_server.servers.tables import Embeddings, Table, rule_of, tables_in
+from workbench.parameter_server.servers.variable import Shard
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -22,12 +25,7 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_placeable(module: Any, config: Any) -> None:
-    """Refuse what servers cannot train.
-
-    Raises:
-        UsageError: no module; nothing to train in it; parameters without a shape, or of several dtypes; tensors that cannot be copied;
-            no config, or an optimizer that has no name.
-    """
+    """Refuse what servers cannot train, by a `UsageError` that says what to do."""
     if not isinstance(module, nn.Module):
         raise UsageError(f"place takes a torch.nn.Module, not {type(module).__name__}. Give the module itself.")
     if not isinstance(config, TrainConfig):
@@ -73,13 +71,9 @@ Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int]]
 
 @dataclass(frozen=True)
 class FixedShardsPartitioner:
-    """The same number of shards for every variable, or as many as it has rows where those are fewer.
+    """The same number of shards for every variable, or as many as it has rows where those are fewer."""
 
-    Attributes:
-        num_shards: at least 1; usually the number of parameter servers (T3.4).
-    """
-
-    num_shards: int
+    num_shards: int  # usually the number of parameter servers (T3.4)
 
     def __post_init__(self) -> None:
         """Check."""
@@ -92,9 +86,7 @@ class FixedShardsPartitioner:
 
 @dataclass(frozen=True)
 class MinSizePartitioner:
-    """As many shards as there can be with `min_shard_bytes` in each, so that small variables stay whole.
-
-    The smallest shard holds that much; TensorFlow's rounds the number of shards up, so that its shards may be smaller.
+    """A shard for each `min_shard_bytes` of a variable, so that small ones stay whole; as TensorFlow's it rounds their number up.
 
     Attributes:
         min_shard_bytes: at least 1. The default, 256 KiB, is TensorFlow's.
@@ -111,11 +103,7 @@ class MinSizePartitioner:
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
         """Return the number of shards along each axis."""
-        row_bytes = _row_bytes(shape, dtype)
-        if not row_bytes:
-            return _first_axis(shape, 1)
-        rows_each = -(-self.min_shard_bytes // row_bytes)
-        return _first_axis(shape, min(self.max_shards, shape[0] // rows_each))
+        return _first_axis(shape, min(self.max_shards, -(-math.prod(shape) * dtype.itemsize // self.min_shard_bytes)))
 
 
 @dataclass(frozen=True)
@@ -150,9 +138,6 @@ def num_shards(partitioner: Partitioner | None, shape: Sequence[int], dtype: tor
     """Return how many shards a variable gets: what the partitioner says, and no more than the variable has rows.
 
     It is called with shape and dtype at the variable's creation (T3.3), but not for a single number, which has no axis to split.
-
-    Raises:
-        UsageError: the partitioner returned something else than a number of at least 1 followed by ones.
     """
     if partitioner is None or not len(shape):
         return 1
@@ -183,3 +168,105 @@ def _first_axis(shape: Sequence[int], shards: int) -> list[int]:
 
 def _row_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return math.prod(shape[1:]) * dtype.itemsize if len(shape) else 0
+
+
+Shards = Callable[[tuple[int, ...], torch.dtype], Sequence[tuple[int, int]]]
+"""From shape and dtype to first row and number of rows of each shard."""
+
+
+class Part(NamedTuple):
+    """A stretch of a parameter, in flat elements."""
+
+    parameter: str
+    begin: int
+    size: int
+
+
+def lay_out(
+    module: nn.Module, embeddings: Embeddings, shards_of: Shards, servers: Iterator[int], *, name: str, cluster: str
+) -> tuple[dict[int, list[Part]], list[Table]]:
+    """Return what lies on each server, and the tables that are kept row by row: each shard of a parameter on the next server."""
+    parts: dict[int, list[Part]] = {}
+    tables, kept = [], tables_in(module, embeddings)
+    for key, parameter in trained_parameters(module).items():
+        shape = parameter.shape
+        shards = shards_of(tuple(shape), parameter.dtype)
+        if key in kept:
+            lie = [Shard(Place(next(servers), f"{name}/{key}/{k}"), *shard) for k, shard in enumerate(shards)]
+            rule, padding = rule_of(embeddings), kept[key].padding_idx
+            tables.append(Table(key, (shape[0], shape[1]), parameter.dtype, cluster, lie, rule, padding))
+            continue
+        if parameter.is_meta:
+            raise UsageError(
+                f"Parameter {key!r} is on the meta device and has no values. That is for tables that stay on the servers; make all else on the CPU."
+            )
+        row = shape[1:].numel() if shape else 1
+        for offset, count in shards:
+            parts.setdefault(next(servers), []).append(Part(key, offset * row, count * row if shape else 1))
+    return parts, tables
+
+
+def joined(
+    blocks: Sequence[Sequence[Part]], states: Sequence[Mapping[str, Any]], shapes: Mapping[str, torch.Size]
+) -> dict[str, Any]:
+    """Return parameters, slots (optimizer's name -> parameter -> tensor), plain_slots (one number a block), and steps, of blocks' states."""
+    flat: dict[str, dict[str, Tensor]] = {}
+    plain: dict[str, Tensor] = {}
+    single = {
+        slot for state in states for slot, value in state["slots"].items() if value.numel() != state["values"].numel()
+    }
+    for held, state in zip(blocks, states, strict=True):
+        for slot, value in [("", state["values"]), *state["slots"].items()]:
+            if slot in single:
+                plain.setdefault(slot, value)
+                continue
+            whole = flat.setdefault(slot, {})
+            for part in held:
+                if part.parameter not in whole:
+                    whole[part.parameter] = torch.empty(shapes[part.parameter].numel(), dtype=value.dtype)
+            scatter(held, value.reshape(-1), whole)
+    named = {
+        slot: {key: whole[key].view(shape) for key, shape in shapes.items() if key in whole}
+        for slot, whole in flat.items()
+    }
+    parameters = named.pop("")
+    steps = max(state["version"] for state in states)
+    return {"parameters": parameters, "slots": dict(sorted(named.items())), "plain_slots": plain, "steps": steps}
+
+
+def cut(blocks: Sequence[Sequence[Part]], state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what `ServerRuntime.load` takes for each block of what `joined` returned."""
+    flat = {slot: {key: value.reshape(-1) for key, value in whole.items()} for slot, whole in state["slots"].items()}
+    values = {key: value.reshape(-1) for key, value in state["parameters"].items()}
+    found = []
+    for held in blocks:
+        own = {slot: torch.cat(pieces(held, whole)) for slot, whole in flat.items() if held[0].parameter in whole}
+        slots = own | dict(state["plain_slots"])
+        found.append({"values": torch.cat(pieces(held, values)), "version": state["steps"], "slots": slots})
+    return found
+
+
+def check_fits(state: Mapping[str, Any], here: Mapping[str, torch.Size]) -> None:
+    """Raise `CheckpointError` where names or shapes of the parameters differ (T10.6)."""
+    shapes = {key: tuple(shape) for key, shape in here.items()}
+    given = {key: tuple(value.shape) for key, value in state["parameters"].items()}
+    if shapes != given:
+        strange = sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key))
+        key = strange[0]
+        raise CheckpointError(
+            f"The checkpoint does not fit the module: parameter {key!r} is {given.get(key, 'missing')} there and "
+            f"{shapes.get(key, 'missing')} here ({len(strange)} differ). Make the module as it was when the checkpoint was written."
+        )
+
+
+def pieces(held: Sequence[Part], values: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the stretches of flat tensors that lie in a block, in order."""
+    return [values[part.parameter][part.begin : part.begin + part.size] for part in held]
+
+
+def scatter(held: Sequence[Part], values: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Copy a block's values to where they belong in flat tensors."""
+    at = 0
+    for part in held:
+        parameters[part.parameter][part.begin : part.begin + part.size] = values[at : at + part.size]
+        at += part.size
