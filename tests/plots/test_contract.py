@@ -92,7 +92,6 @@ FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_architecture": lambda r, d, ax: plots.plot_architecture(
         replace(r, facts={"architecture_depths": DEPTHS}), ax=ax
     ),
-    "plot_class_recall": lambda r, d, ax: plots.plot_class_recall(replace(r, facts=SAMPLED), d, ax=ax),
     "plot_evaluation_sample": lambda r, d, ax: plots.plot_evaluation_sample(replace(r, facts=SAMPLED), d, ax=ax),
     "plot_batch_norm": lambda r, d, ax: plots.plot_batch_norm(NORMS, ax=ax),
     "plot_batch_norm_devices": lambda r, d, ax: plots.plot_batch_norm_devices(NORMS, ax=ax),

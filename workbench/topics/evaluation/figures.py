@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from workbench.curves.class_counts import class_counts
 from workbench.curves.selection import metric_sign
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
@@ -34,8 +33,6 @@ from workbench.record.read import periodic_rows
 from workbench.topics.evaluation.diagnose import diagnose_evaluation
 from workbench.topics.evaluation.proxy import paired_checkpoints
 from workbench.topics.evaluation.sample_size import evaluation_sizes
-
-MAX_CLASSES = 30
 
 
 def _floats(table: pd.DataFrame, column: str) -> NDArray[np.float64]:
@@ -173,46 +170,6 @@ def _mark_bounds(ax: Axes, wanted: float, evidence: Mapping[str, Any]) -> None:
     if np.isfinite(size):
         label = f"the sample: {size:,.0f} examples, {short(detectable)}"
         ax.plot([size], [detectable], marker="o", linestyle="none", color=PALETTE[0], markersize=7, label=label)
-
-
-def plot_class_recall(
-    counts: pd.DataFrame | Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
-) -> Axes:
-    """Draw the recall of each class with its interval, the rare classes first, and how many examples it rests on.
-
-    Healthy: short bars. Sick: a bar as long as the axis: a recall that rests on a handful of examples, where a gain that looks large is
-    one of them. A diamond is the recall before, and the words beside the bar say what the change is in examples. Of more than 30 classes
-    the rarest 30 are drawn. `counts` are those of `class_counts`, or a study whose facts hold them.
-
-    Source: P3.6, P3.7.
-    """
-    del diagnosis
-    table = (counts if isinstance(counts, pd.DataFrame) else class_counts(counts)).head(MAX_CLASSES)
-    with drawing(ax, size, (7.2, max(2.4, 1.2 + 0.3 * len(table)))) as axes:
-        if table.empty:
-            return not_measured(axes, "no predictions were counted class by class")
-        rows = np.arange(len(table), dtype=np.float64)
-        recall, low, high = (_floats(table, name) for name in ("recall", "low", "high"))
-        axes.hlines(rows, low, high, color=PALETTE[0], linewidth=4, alpha=0.35, label="95 % interval (Wilson)")
-        axes.plot(recall, rows, linestyle="none", marker="o", color=PALETTE[0], label="recall")
-        before = _floats(table, "before") / np.maximum(table["total"].to_numpy(), 1)
-        if np.isfinite(before).any():
-            axes.plot(
-                before, rows, linestyle="none", marker="D", markersize=4.5, markerfacecolor="none", color=BASELINE,
-                label="before, or the other model",
-            )  # fmt: skip
-        for place, row in enumerate(table.to_dict("records")):
-            text, delta = f"{row['correct']} of {row['total']}", number(row["delta"])
-            if delta and np.isfinite(delta):
-                text += f"  ({delta:+.2f}: {row['delta_examples']})"
-            axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
-        axes.set_yticks(rows, [str(k) for k in table["class"]])
-        axes.set_ylim(len(table) - 0.4, -0.6)
-        axes.set_xlim(min(0.9, float(np.nanmin(low)) - 0.03), 1.01)
-        axes.set(xlabel="recall", ylabel="class, rarest first")
-        axes.set_title("Recall of each class, and the examples behind it")
-        legend(axes)
-    return axes
 
 
 def _timed_steps(steps: pd.DataFrame, every_s: float) -> list[int]:

@@ -11,7 +11,6 @@ from workbench.topics.evaluation.diagnose import diagnose_evaluation as diagnose
 from workbench.topics.evaluation.diagnose_generalisation import CODES as GENERALISATION_CODES
 from workbench.topics.evaluation.diagnose_sample import CODES as SAMPLE_CODES
 from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample as diagnose_sample
-from workbench.topics.evaluation.figures import plot_class_recall
 from workbench.topics.evaluation.figures import plot_evaluation as plot
 from workbench.topics.evaluation.figures import plot_evaluation_sample as plot_sample
 from workbench.topics.evaluation.figures import plot_timed_evaluations as plot_timed
@@ -41,7 +40,6 @@ __all__ = [
     "examples_needed",
     "periodic_subset",
     "plot",
-    "plot_class_recall",
     "plot_sample",
     "plot_timed",
     "sizes",
