@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import textwrap
 from pathlib import Path
 
@@ -14,7 +16,17 @@ from workbench.programs.command import Command, Outcome, check_command, run_comm
 
 TRIAL = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": None, "seed": 0}
 PRELUDE = """
-import os, pathlib, shutil, sys
+import os, pathlib, shutil, sqlite3, sys
+def changed(path, does, **how):
+    connection = sqlite3.connect(path, **how)
+    try:
+        assert connection.execute('SELECT x FROM t').fetchall() == [(1,)], 'it may be read'
+        connection.execute(does)
+        connection.commit()
+    except sqlite3.OperationalError as error:
+        raise PermissionError(str(error))
+    finally:
+        connection.close()
 data = os.path.realpath("../data")
 big, inside, there = data + "/big.bin", data + "/inside", os.getcwd()
 fd = os.open("../data", os.O_RDONLY)
@@ -50,12 +62,16 @@ REFUSED = {
     "chmod": "os.chmod('../data/big.bin', 0o777)",
     "utime": "os.utime(big)",
     "move": "shutil.move(big, 'mine')",
+    "a row of a database": "changed('../data/big.db', 'INSERT INTO t VALUES (2)')",
+    "a row of a database by its URI": "changed('file:' + data + '/big.db?mode=rw', 'DELETE FROM t', uri=True)",
+    "a table of a database": "changed(pathlib.Path('../data/big.db'), 'DROP TABLE t')",
     "copy over": "(open('mine', 'w').close(), shutil.copyfile('mine', big))",
 }
 TAKEN_BACK = {
     "a new file": "open('../data/new.txt', 'w').write('x')",
     "a new file from a folder": "os.write(os.open('new.txt', os.O_CREAT | os.O_WRONLY, dir_fd=fd), b'x')",
     "a new file that is only created": "os.close(os.open('../data/new.lock', os.O_CREAT | os.O_RDONLY))",
+    "a new database": "(sqlite3.connect('../data/new.db').executescript('CREATE TABLE t (x); INSERT INTO t VALUES (1)'), changed(data + '/new.db', 'INSERT INTO t VALUES (2)'))",
     "a new folder": "(os.makedirs('../data/new/deep'), open('../data/new/deep/er.txt', 'w').write('x'), os.remove('../data/new/deep/er.txt'), open('../data/new/other', 'w'))",
     "a new folder from a folder": "os.mkdir('new', dir_fd=fd)",
     "a new file of its own": "(open('../data/new.txt', 'x').write('x'), os.remove('../data/new.txt'), open('../data/new.txt', 'x'))",
@@ -93,6 +109,8 @@ def tried(
     mine.mkdir()
     (data / "big.bin").write_bytes(bytes(range(256)) * 40)
     (data / "inside" / "one.txt").write_text("one")
+    with contextlib.closing(sqlite3.connect(data / "big.db")) as connection:
+        connection.executescript("CREATE TABLE t (x); INSERT INTO t VALUES (1)")
     for name in "abcdefgh":
         (data / f"{name}.txt").write_text(name)
     lines = [

@@ -25,6 +25,8 @@ _TOUCHED: dict[str, tuple[tuple[int, int, str], ...]] = {
 }  # fmt: skip
 """Audit event -> where among its arguments a path stands, and the folder that it is seen from, -1 for none; and whether what the path
 leads to is changed, the entry itself changes or goes away, or it is a new one, a folder where nothing may be yet. A hard link lets its file be written by another name."""
+_READING = frozenset((19, 20, 21, 22, 31, 32, 33))
+"""Codes by which SQLite asks its authorizer for what changes no table: pragma, read, select, transaction, function, savepoint, recursive."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _MADE = "made.jsonl"
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
@@ -36,6 +38,8 @@ def begin(trial: Mapping[str, Any]) -> Guard:
     if not _BEGUN:
         _BEGUN.append(Guard(trial["guarded"], trial["scratch"], trial["folder"], trial["typed_in"]))
         _BEGUN[0].guard_open()
+        if "_sqlite3" in sys.modules:
+            _BEGUN[0]._guard_databases()
         sys.addaudithook(_BEGUN[0].heard)  # Python keeps it for good
         atexit.register(_BEGUN[0].settle, every=True)
     return _BEGUN[0]
@@ -55,6 +59,7 @@ class Guard:
         self._imports: list[str] = []
         self._set: dict[str, str | None] = {}  # variables of the environment, before anything was imported
         self._changed = ""  # the variable of the environment before whose change they were there
+        self._databases = False  # whether SQLite is guarded
         self._due: dict[int, list[tuple[str, bool]]] = {}  # of each thread: what it is about to make, or to take away
 
     def guard_open(self) -> None:
@@ -112,12 +117,9 @@ class Guard:
                 self._check_open(*arguments[:3])
             return
         if event in ("os.putenv", "os.unsetenv") and not self._imports and not _is_importing():
-            name, value = (*map(os.fsdecode, arguments), None)[:2]
-            new = [module for name, module in tuple(sys.modules.items()) if name not in self._before]
-            if any("-packages" in (getattr(module, "__file__", None) or "") for module in new):
-                self.note_imports(str(name))
-            else:  # whatever is imported later finds it
-                self._set[str(name)] = value
+            self._hear_of_variable(*(*map(os.fsdecode, arguments), None)[:2])
+        if event in ("import", "sqlite3.connect"):
+            self._hear_of_database(event, arguments[0])
         if event not in _TOUCHED:
             return
         before, self._placed.busy = getattr(self._placed, "busy", False), True
@@ -132,6 +134,47 @@ class Guard:
                     self._check_entry(path, kind)
         finally:
             self._placed.busy = before
+
+    def _hear_of_variable(self, name: str | None, value: str | None) -> None:
+        new = [module for name, module in tuple(sys.modules.items()) if name not in self._before]
+        if any("-packages" in (getattr(module, "__file__", None) or "") for module in new):
+            self.note_imports(str(name))
+        else:  # whatever is imported later finds it
+            self._set[str(name)] = value
+
+    def _hear_of_database(self, event: str, what: Any) -> None:
+        if event == "import":
+            if what == "_sqlite3" and not self._databases:
+                self._guard_databases()
+        elif (name := os.fsdecode(what)) not in ("", ":memory:"):
+            name = name.partition("?")[0].removeprefix("file:") if name.startswith("file:") else name
+            self._check_open(name, None, os.O_CREAT)
+
+    def _guard_databases(self) -> None:
+        """Have databases of the person's read alone: SQLite opens its files where Python does not hear of it."""
+        self._databases = True
+        import _sqlite3
+
+        original = _sqlite3.connect
+
+        @functools.wraps(original)
+        def connect(*args: Any, **kwargs: Any) -> Any:
+            connection = original(*args, **kwargs)
+            for _, _, path in _sqlite3.Connection.execute(connection, "PRAGMA database_list").fetchall():
+                if path and self._made_there(os.path.realpath(path)) is False:
+                    connection.set_authorizer(functools.partial(self._note_change, os.path.realpath(path)))
+                    _sqlite3.Connection.execute(connection, "PRAGMA query_only = ON")
+            return connection
+
+        for name in ("_sqlite3", "sqlite3", "sqlite3.dbapi2"):
+            if name in sys.modules:
+                setattr(sys.modules[name], "connect", connect)  # noqa: B010  # mypy knows no such name of a module
+
+    def _note_change(self, real: str, action: int, _: Any, __: Any, database: str | None, ___: Any) -> int:
+        """Note that a statement is to change a database which is only to be read: SQLite refuses it, and does not say why."""
+        if action not in _READING and database != "temp":
+            self._note_refused(real)
+        return 0  # nothing against it
 
     def note_imports(self, changed: str = "") -> None:
         """Note, once, what is imported by now: before the first optimizer is built, or the environment changes that later imports may read."""
@@ -182,15 +225,9 @@ class Guard:
         return ours or not real.startswith(self._guarded)
 
     def _refuse(self, real: str, *, there: bool, kind: str = "content") -> None:
-        if self._is_outside(real):
+        made = self._made_there(real, there=there)
+        if made is None:
             return
-        made = self._is_made(real)
-        parts = real[len(self._guarded) :].split(os.sep)
-        if not made and (_CACHES.intersection(parts) or any(part.startswith(_COMPILED) for part in parts)):
-            return
-        if there and not made:
-            self._made |= set(_made(self._folder))  # by other processes of the program
-            made = self._is_made(real)
         if not there:
             self._made.add(real)  # the program's own from here on
             self._note(_MADE, [real, None])
@@ -198,11 +235,27 @@ class Guard:
             if kind in ("entry", "new") or not there:
                 self._due.setdefault(threading.get_ident(), []).append((real, kind != "entry"))
             return
-        if not os.path.exists(os.path.join(self._folder, "refused.json")):
-            self._note("refused.json", {"path": os.path.relpath(real, self._seen_from), "line": _line()})
+        self._note_refused(real)
         raise PermissionError(
             f"{real} is yours: while a program is diagnosed nothing that was there before is written, moved or removed"
         )
+
+    def _made_there(self, real: str, *, there: bool = True) -> bool | None:
+        """Tell whether the program made what is there, None where nobody asks: outside of what is guarded, and in the caches of libraries."""
+        if self._is_outside(real):
+            return None
+        made = self._is_made(real)
+        parts = real[len(self._guarded) :].split(os.sep)
+        if not made and (_CACHES.intersection(parts) or any(part.startswith(_COMPILED) for part in parts)):
+            return None
+        if there and not made:
+            self._made |= set(_made(self._folder))  # by other processes of the program
+            made = self._is_made(real)
+        return made
+
+    def _note_refused(self, real: str) -> None:
+        if not os.path.exists(os.path.join(self._folder, "refused.json")):
+            self._note("refused.json", {"path": os.path.relpath(real, self._seen_from), "line": _line()})
 
     def _take_along(self, source: Any, target: Any) -> None:
         """Note what a folder of the program's that is moved among the person's files brings along."""
