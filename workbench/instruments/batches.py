@@ -113,7 +113,7 @@ class Batches:
             self._fed = (list(first.shape), None)
             return
         with torch.no_grad():
-            self._fed = (list(first.shape), first.detach().reshape(-1)[:_DIGESTED].float().sum())
+            self._fed = (list(first.shape), first.detach().reshape(-1)[:_DIGESTED].sum(dtype=torch.float32))
 
     def hold(self, args: Any) -> None:
         """Take in what a model is trained on in an update that is passed over, until its end: it may turn out to stand out."""
@@ -202,16 +202,16 @@ class Batches:
         full, few = finite & (before >= WINDOW), finite & (before >= 5) & (before < WINDOW)
         if full.any():
             windows = np.lib.stride_tricks.sliding_window_view(known, WINDOW)[before[full] - WINDOW]
-            scores[full] = self._above(loss[full], windows)
-        for i in np.flatnonzero(few):
-            scores[i] = self._above(loss[i : i + 1], known[: before[i]][None])[0]
+            level = np.median(windows, axis=1)
+            noise = 1.4826 * np.median(np.abs(windows - level[:, None]), axis=1)
+            noise = np.maximum(np.maximum(noise, 1e-3 * np.abs(level)), 1e-12)
+            scores[full] = np.maximum((loss[full] - level) / (self._loss_sds * noise), 0.0)
+        for i in np.flatnonzero(few):  # a call of NumPy costs more than so few numbers
+            seen = known[: before[i]].tolist()
+            level = median(seen)
+            noise = 1.4826 * median(abs(value - level) for value in seen)
+            scores[i] = max((float(loss[i]) - level) / (self._loss_sds * max(noise, 1e-3 * abs(level), 1e-12)), 0.0)
         return scores
-
-    def _above(self, loss: NDArray[np.float64], windows: NDArray[np.float64]) -> NDArray[np.float64]:
-        level = np.median(windows, axis=1)
-        noise = 1.4826 * np.median(np.abs(windows - level[:, None]), axis=1)
-        noise = np.maximum(np.maximum(noise, 1e-3 * np.abs(level)), 1e-12)
-        return np.maximum((loss - level) / (self._loss_sds * noise), 0.0)
 
     def _lr_scores(self, lr: NDArray[np.float64]) -> NDArray[np.float64]:
         before = np.concatenate([[self._lr], lr[:-1]])

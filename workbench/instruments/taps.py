@@ -1,6 +1,6 @@
 """`Taps`: the calls of torch that a training loop consists of, told to whoever listens; the calls themselves stay as they are.
 
-Functions and methods are replaced while somebody listens and put back afterwards. Only public names of torch are touched. A call that
+Functions and methods are replaced while somebody listens and put back afterwards. Only public names of torch are touched, but for one. A call that
 `torch.compile` traces is passed through and not told: the loop around it is.
 """
 
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer, lr_scheduler
@@ -158,8 +159,8 @@ class Taps:
 
     def _install(self) -> None:
         self._replace(torch.autograd, "backward", self._backward)
-        self._handle(register_optimizer_step_pre_hook(self._step_begins))
-        self._handle(register_optimizer_step_post_hook(self._step_ends))
+        self._undo.append(register_optimizer_step_pre_hook(self._step_begins).remove)
+        self._undo.append(register_optimizer_step_post_hook(self._step_ends).remove)
         for owner in (Optimizer, nn.Module):
             self._replace(owner, "zero_grad", self._zero_grad)
         for kind in ("clip_grad_norm_", "clip_grad_value_"):
@@ -199,8 +200,14 @@ class Taps:
                         self._replace(whose, name, functools.partial(self._pair, gives))
                 for name in METHODS:
                     self._replace(Tensor, name, self._convert)
-                for owner, name in ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__")):
-                    self._replace(owner, name, self._hook)
+                hooks: dict[Any, str] = {
+                    Tensor: "register_hook",
+                    saved_tensors_hooks: "__enter__",
+                    Function: "_register_hook",
+                }
+                for owner, name in hooks.items():
+                    if hasattr(owner, name):  # the last, which those of a `grad_fn` call, is not public
+                        self._replace(owner, name, self._hook)
                 self._unwrap, self._undo = self._undo[begun:], self._undo[:begun]
             self._criteria.add(asked)
 
@@ -212,9 +219,6 @@ class Taps:
                 self.hooked = self.hooked and bool(self._criteria)
 
         return remove
-
-    def _handle(self, handle: RemovableHandle) -> None:
-        self._undo.append(handle.remove)
 
     def _step_begins(
         self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]

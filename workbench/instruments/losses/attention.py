@@ -14,7 +14,7 @@ WINDOW = 200
 """Updates until which looks may take `_EARLY` times their share, and are at most `_EARLY_GAP` updates apart on the mean (rules of thumb)."""
 AFTER = 5
 """Updates that are looked at after a loss that stands out."""
-_EARLY, _EARLY_GAP = 5, 10
+_EARLY, _EARLY_GAP = 5, 20
 _FADE = 1 / 50
 _GOLDEN = 0.6180339887498949
 

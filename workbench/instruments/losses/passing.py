@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ _BLOCK = 16
 """Updates after which what was kept of them is handed on (rule of thumb)."""
 _MOST = 64
 """Backward passes that one update may have to be taken (rule of thumb)."""
+_FEW = 64
+"""Numbers whose norm is faster taken by Python (measured on a CPU in a loop: 10 of them in 3 us against 8)."""
 
 
 class Passing:
@@ -34,7 +37,7 @@ class Passing:
         self._left = updates  # to pass over
         self._losses: list[Value] = []  # of the update in progress
         self._rows: list[tuple[list[Value], Any, float, float | None]] = []
-        self._seen: list[float] = []  # losses, and squared norms of one small gradient
+        self._seen: list[float] = []  # losses, and norms of one small gradient
         self._probes: list[float] = []
         self._backwards = self._unnoted = 0  # passes, and updates, that were not told of
         self._group = optimizer.param_groups[0] if len(optimizer.param_groups) == 1 else None
@@ -44,7 +47,7 @@ class Passing:
 
     def _limit(self) -> None:
         attention = self._observer.attention
-        self._highest, self._steepest = attention.losses.most, attention.probes.most**2
+        self._highest, self._steepest = attention.losses.most, attention.probes.most
 
     def end(self, *, plain: bool = True) -> None:
         """Have the observer go on with the update in progress; where that is not `plain`, it takes all others, too."""
@@ -89,7 +92,8 @@ class Passing:
             return False
         grad = None if self._param is None else self._param.grad
         if grad is not None:
-            number = grad.dot(grad).item() if grad.ndim == 1 else torch.linalg.vector_norm(grad).item() ** 2
+            few = grad.numel() <= _FEW  # torch costs more than so few numbers
+            number = math.hypot(*grad.flatten().tolist()) if few else torch.linalg.vector_norm(grad).item()
             if not number <= self._steepest:
                 self.end()
                 return False
@@ -121,7 +125,7 @@ class Passing:
         observer, rows, self._rows = self._observer, self._rows, []
         attention = observer.attention
         attention.losses.take(self._seen)
-        attention.probes.take([number**0.5 for number in self._probes])
+        attention.probes.take(self._probes)
         self._limit()
         attention.sees = attention.sees or bool(self._seen)
         told = {"unnoted": self._unnoted, "backwards": self._backwards, "open_passes": len(self._losses)}
