@@ -222,3 +222,39 @@ def test_gradients_sharded_over_processes_are_clipped_by_their_whole_norm(tmp_pa
     assert outcome.facts["fault"] == ""
     assert outcome.columns["loss"] == pytest.approx(losses, rel=1e-5)
     assert outcome.columns["clipped"] == [1.0] * 12
+
+
+STOPS = """
+import torch
+w = torch.nn.Parameter(3 * torch.randn(8))
+optimizer = torch.optim.SGD([w], lr=0.03)
+x, unseen = torch.randn(256, 8), torch.randn(256, 8)
+y, wanted = x.sum(1) + 0.5 * torch.randn(256), unseen.sum(1) + 0.5 * torch.randn(256)
+best, waited = float("inf"), 0
+for k in range(60):
+    i = torch.randint(256, (32,))
+    optimizer.zero_grad()
+    ((x[i] @ w - y[i]) ** 2).mean().backward()
+    optimizer.step()
+    value = float(((unseen @ w - wanted) ** 2).mean())
+    print("val loss", value)
+    best, waited = (value, 0) if value < 0.999 * best else (best, waited + 1)
+    if waited == 10:
+        break
+"""
+
+
+@pytest.mark.slow
+def test_runs_that_a_program_stops_early_are_candidates_by_their_best_value_and_proved(tmp_path: Path) -> None:
+    place, out = folder(tmp_path, STOPS), tmp_path / "study"
+    diagnosis = diagnose_program(["python", "train.py"], out, folder=place, metric="val loss ([0-9.]+)", threads=1)
+    found, trials = diagnosis.recommendation, open_record(out).trials.set_index("trial")
+    assert found["adopted"], found["reason"]
+    chosen, own = trials.loc[found["chosen"]["trial"]], trials.loc[0]
+    assert chosen["steps_run"] < chosen["total_steps"] == own["steps_run"]
+    assert found["config"]["peak_lr"] == chosen["peak_lr"]
+    values = trials[trials["stage"] == "proof"].groupby("peak_lr")["best_value"].mean()
+    assert found["proof"]["wins"]
+    assert values[chosen["peak_lr"]] == pytest.approx(sum(found["proof"]["candidate"]) / len(found["proof"]["seeds"]))
+    told = f"(lr {chosen['peak_lr']:.3g}) {chosen['steps_run']:.0f} of 60 updates, {chosen['best_value']:.4g} at {chosen['best_step']:.0f}"
+    assert told in found["paste"]

@@ -55,6 +55,16 @@ def metric_sign(record: RecordLike) -> float:
     return 1.0 if record.config.get("select_mode", "min") == "min" else -1.0
 
 
+def ended_early(record: RecordLike) -> pd.DataFrame:
+    """Return the trials of programs that ended themselves before the planned updates, as by an early stopping of their own."""
+    trials = record.trials
+    return (
+        trials[(trials["state"] == "complete") & (trials["steps_run"] < trials["total_steps"])]
+        if len(trials)
+        else trials
+    )
+
+
 def selected_rows(record: RecordLike, trial: int) -> pd.DataFrame:
     """Return the evaluations of a trial by the selected metric that training wrote itself."""
     split, _, metric = str(record.config["select"]).partition("/")

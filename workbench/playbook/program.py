@@ -14,6 +14,7 @@ from workbench.curves.judged import judged
 from workbench.curves.losses import judged_without_loss, selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
+from workbench.curves.selection import ended_early, selected
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
@@ -356,12 +357,16 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
 
 
 def _ended_early(record: StudyRecord) -> list[str]:
-    """Return which runs the program ended before they had made as many updates as its unchanged run."""
-    rows = record.trials[(record.trials["state"] == "complete") & (record.trials["steps_run"] < record.trials["total_steps"])]  # fmt: skip
+    """Return how runs were compared that the program ended before they had made as many updates as its unchanged run."""
+    rows = ended_early(record)
     if not len(rows):
         return []
-    each = ", ".join(f"trial {r.trial} (lr {r.peak_lr:.3g}) after {r.steps_run:.0f} of {r.total_steps}" for r in rows[:4].itertuples())  # fmt: skip
+    select, said = str(record.config["select"]), []
+    for row in rows.itertuples():
+        best = selected(record, [int(str(row.trial))])
+        value = f", {best[select]:.4g} at {best['best_step']}" if best else ""
+        said.append(f"trial {row.trial} (lr {row.peak_lr:.3g}) {row.steps_run:.0f} of {row.total_steps} updates{value}")
     return [
-        f"not compared by its whole length: what the program ended itself before the planned updates, {each}{' and others' if len(rows) > 4 else ''}. "
-        "Turn off what stops it early, such as its patience, and diagnose again to have these compared"
+        f"compared by the best {select} up to their end: runs that the program ended itself, {'; '.join(said[:4])}{'; and others' if len(said) > 4 else ''}. "
+        "lr.best and lr.unstable leave them out, as a loss at the planned end is not known: without what stops the program early, such as its patience, they count there, too"
     ]

@@ -23,7 +23,7 @@ from workbench.curves.seed_comparison import (
     example_chance,
     prove,
 )
-from workbench.curves.selection import compare_selected, selected
+from workbench.curves.selection import compare_selected, ended_early, selected
 from workbench.curves.trial_curves import RecordLike, equal, plain_cell
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import causes_first
@@ -206,6 +206,17 @@ def _candidates(
     raised = lr is not None and lr > fields["peak_lr"]
     if lr is not None and not equal(lr, fields["peak_lr"]) and not (raised and _held_back(record, clipped)):
         candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})
+    for trial in (
+        ended_early(record)["trial"] if len(record.trials) else ()
+    ):  # by their best values; no curve of theirs is as long as the others
+        config = config_of(record, trial)
+        changed = {name for name, value in fields.items() if not equal(config[name], value)}
+        if (
+            changed == {"peak_lr"}
+            and (lr := config["peak_lr"]) <= highest
+            and not (lr > fields["peak_lr"] and _held_back(record, clipped))
+        ):
+            candidates[f"lr {lr:.4g}"] = trained(config)
     own = plain_cell(fields["max_grad_norm"])
     disguised = _disguised(clipped, edge)
     runs = judged_runs(record, set(record.trials["stage"]) - SHORT) if len(record.trials) else []
