@@ -26,9 +26,11 @@ def test_studies_are_copied_and_a_wrong_password_is_shown_nowhere(
     with server() as database:
         for _ in range(2):
             assert cli.main(["studies", str(tmp_path), "--push", database.url()]) == 0
-        address = database.url().replace("postgresql://", "postgresql+psycopg://")
-        assert optuna.get_all_study_names(address) == ["one"]
-        assert optuna.load_study(study_name="one", storage=address).best_value == 0.25
+        storage = optuna.storages.RDBStorage(database.url().replace("postgresql://", "postgresql+psycopg://"))
+        assert optuna.get_all_study_names(storage) == ["one"]
+        assert optuna.load_study(study_name="one", storage=storage).best_value == 0.25
+        storage.remove_session()
+        storage.engine.dispose()
         capsys.readouterr()
         assert cli.main(["studies", str(tmp_path), "--push", database.url("hunter2-wrong")]) == 1
     said = capsys.readouterr()

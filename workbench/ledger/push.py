@@ -46,9 +46,13 @@ def push_studies(address: str, root: Path) -> int:
     optuna.logging.set_verbosity(logging.WARNING)
     try:
         storage = optuna.storages.RDBStorage(f"{driver}://{rest}")
-        there = {study.study_name: study.user_attrs.get("row", {}) for study in storage.get_all_studies()}
-        for folder in folders:
-            _push(folder, storage, there)
+        try:
+            there = {study.study_name: study.user_attrs.get("row", {}) for study in storage.get_all_studies()}
+            for folder in folders:
+                _push(folder, storage, there)
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
     except RecordError:
         raise
     except Exception as error:  # of Optuna, SQLAlchemy or the driver; each may name the address
