@@ -128,12 +128,12 @@ class Chart {
       const first = n ? Math.abs(points.y[0]) : 0;
       if (Number.isFinite(first)) start = Math.max(start, first);
     }
+    if (min === Infinity) return { log: true, min: 0.1, max: 1, floor: 0.1, empty: true };
     for (const clip of this.clips()) {
       max = Math.max(max, clip);
       tiny = Math.min(tiny, clip);
       min = Math.min(min, clip);
     }
-    if (min === Infinity) return { log: true, min: 0.1, max: 1, floor: 0.1, empty: true };
     const log = this.view.log && min >= 0 && tiny < Infinity;
     const sorted = (peaks.length ? peaks : gone).sort((a, b) => a - b);
     const middle = sorted.length ? sorted[sorted.length >> 1] : 0;
