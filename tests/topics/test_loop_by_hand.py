@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import workbench as wb
 from workbench.findings.diagnosis import Diagnosis
@@ -121,3 +123,50 @@ def test_gradients_that_are_not_finite_are_no_clipped_ones(tmp_path: Path) -> No
     loss: Loss = lambda p, y: p.sum() * float("nan")  # noqa: E731
     found = watched(tmp_path / "run", loss, nn.Linear(4, 1), torch.randn(40, 4), torch.rand(40, 1), clip=0.1)
     assert found["clipping.aggressive"].status != "warn"
+
+
+def _some(*parts: slice, kind: str = "numbers") -> list[Tensor]:
+    torch.manual_seed(3)
+    rows = torch.randn(800, 6)
+    if kind == "few":
+        rows = torch.randint(0, 3, (800, 6)).float()
+    if kind == "constant":
+        rows = rows[:, :1].round().expand(800, 6).contiguous()
+    return [rows[part] for part in parts]
+
+
+ALL, TRAIN, VALID, BOTH = slice(0, 800), slice(0, 640), slice(640, 800), slice(560, 800)
+SPLITS = [
+    pytest.param("warn", [ALL, VALID], {}, id="trained on all"),
+    pytest.param("warn", [TRAIN, BOTH], {"loader": True}, id="splits that overlap"),
+    pytest.param("warn", [ALL, TRAIN, VALID], {}, id="trained on all, and training accuracy"),
+    pytest.param("ok", [TRAIN, VALID], {}, id="apart"),
+    pytest.param("ok", [TRAIN, TRAIN, VALID], {}, id="training accuracy"),
+    pytest.param("ok", [TRAIN, slice(0, 100), VALID], {}, id="training accuracy of some"),
+    pytest.param("ok", [TRAIN, TRAIN], {"loader": True}, id="no validation"),
+    pytest.param("ok", [TRAIN, VALID], {"kind": "few"}, id="few values"),
+    pytest.param("ok", [ALL, VALID], {"kind": "constant"}, id="constant"),
+    pytest.param("ok", [ALL, VALID], {"mode": True}, id="in training mode, as a policy's own choices"),
+]
+
+
+@pytest.mark.parametrize(("status", "parts", "how"), SPLITS)
+def test_examples_that_are_trained_on_and_evaluated_on_are_told_from_a_training_accuracy(
+    status: str, parts: list[slice], how: dict[str, Any], tmp_path: Path
+) -> None:
+    train, *others = _some(*parts, kind=how.get("kind", "numbers"))
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(2):
+            model.train()
+            for pick in torch.randperm(len(train)).split(40):
+                optimizer.zero_grad()
+                model(train[pick]).square().mean().backward()
+                optimizer.step()
+            model.train(how.get("mode", False))
+            for rows in others:
+                with torch.no_grad():
+                    for batch in DataLoader(rows, 40) if how.get("loader") else rows.split(40) if how else [rows]:
+                        model(batch)
+    assert run.diagnose()["data.leakage"].status == status

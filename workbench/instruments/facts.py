@@ -15,6 +15,7 @@ from workbench.instruments.conversions import Conversions
 from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
 from workbench.instruments.losses.criteria import Criteria
+from workbench.instruments.losses.evaluated import Evaluated
 from workbench.instruments.losses.graphs import Graphs
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
@@ -35,6 +36,7 @@ class LoopFacts:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
+        self.evaluated = Evaluated()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._nears = 0
@@ -48,7 +50,7 @@ class LoopFacts:
         self.order.add(name, line=self.near)
 
     def drew(self, loader: Any, draws: Draws, batch: Any) -> None:  # noqa: D102
-        self._drawn = batch if self.near else None
+        self._drawn = batch if self.near or self.evaluated.open else None
         if self.attention.awake:
             self.order.add("draw", line=False)
         self.loaders.drew(loader)
@@ -71,6 +73,10 @@ class LoopFacts:
                 self.loaders.fed(first if first is not None else tuple(tensors(self._drawn)))  # model(**batch)
         elif kind == "evaluate":
             self.batches.evaluated()
+        if kind == "evaluate" or (kind is not None and self.near):
+            drawn = self.loaders.last if self.loaders.drawn() else None  # since the last backward pass
+            given = tuple(tensors(args)) or tuple(tensors(self._drawn) if drawn is not None else ())
+            self.evaluated.entered(module, given, trains=kind == "forward", loader=drawn)
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
         if self.near:
@@ -185,6 +191,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "dropped": lambda facts: facts.criteria.dropped,
     "floor": lambda facts: facts.criteria.floor(),
     "answers": lambda facts: facts.answers.to_dict(),
+    "evaluated": lambda facts: facts.evaluated.to_dict(facts.loaders.is_trained_on),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),
     "conversions": lambda facts: facts.conversions.to_dict(),
     "batches": lambda facts: facts.batches.to_dict(),

@@ -14,7 +14,7 @@ from workbench.topics.loop.diagnose_data import DATA_CODES, data_findings
 from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
-from workbench.topics.loop.known import facts_of, rows_of, where_known
+from workbench.topics.loop.known import at, facts_of, rows_of, where_known
 from workbench.topics.one_batch.diagnose_layers import frozen
 
 OWN_CODES = Codes({
@@ -110,12 +110,6 @@ def diagnose_loop(
     return Diagnosis.of(record, sorted(findings, key=lambda f: order.index(f.code)))
 
 
-def at(lines: Mapping[str, str], *tokens: str) -> str:
-    """Return " (train.py:31)" for the first of these calls whose line is known, "" where none is."""
-    line = next((lines[token] for token in tokens if lines.get(token)), "")
-    return f" ({line})" if line else ""
-
-
 def _unchanged(facts: Facts) -> list[str]:
     """Return the parameters that no update changed; a bias before a norm has no gradient by nature, so that few biases alone are none."""
     names: list[str] = facts["still"]
@@ -183,7 +177,7 @@ def _no_grad_mode(facts: Facts) -> Finding:
     if not names:
         return say("ok", "No part of the model that should train runs without gradients alone.")
     return say(
-        "fail", f"{named(names)} never train: what they belong to runs within torch.no_grad() or inference_mode() alone{at({'': facts['without_grad_mode_line']}, '')}.",
+        "fail", f"{named(names)} never train: what they belong to runs within torch.no_grad() or inference_mode() alone{at(facts, 'without_grad_mode_line')}.",
         advice=["Leave no_grad() out around what should train; where it is meant to be frozen, requires_grad_(False) says so."],
     )  # fmt: skip
 

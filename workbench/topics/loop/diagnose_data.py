@@ -9,9 +9,9 @@ from typing import Any
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.data.diagnose import scale_finding
-from workbench.topics.loop.known import rows_of, where_known
+from workbench.topics.loop.known import at, rows_of, where_known
 
-DATA_CODES = Codes({"data.worker_rng": "P2.9", "data.scale": "F1.1", "loop.conversion": "P1.6"})
+DATA_CODES = Codes({"data.leakage": "P2.9", "data.worker_rng": "P2.9", "data.scale": "F1.1", "loop.conversion": "P1.6"})
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
@@ -19,12 +19,31 @@ Say = Callable[..., Finding]
 def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     return [
+        *where_known(DATA_CODES, ["data.leakage"], lambda: _evaluated(facts["evaluated"])),
         *where_known(DATA_CODES, ["data.worker_rng"], lambda: _workers(facts["workers"])),
         *where_known(DATA_CODES, ["data.scale"], lambda: _scale(facts["modes"]["inputs"])),
         *where_known(
             DATA_CODES, ["loop.conversion"], lambda: _conversion(record, facts, conversion_share, least_updates)
         ),
     ]
+
+
+def _evaluated(found: Facts | None, *, least: int = 5) -> Finding:
+    """Find examples that agree, where they are more than chance has of data that do not repeat themselves: `least`, and as many times one in so many as are compared (rule of thumb)."""
+    say: Say = partial(DATA_CODES.finding, "data.leakage", evidence=dict(found or {}))
+    if found is None:
+        return say(
+            "ok", "Does not apply: no examples were seen both in training and in an evaluation in evaluation mode."
+        )
+    both, trained, total = found["both"], found["trained"], found["evaluated"]
+    if found["clear"] or both < least * (1 + total / trained):
+        return say(
+            "ok", f"No evaluation was seen on examples that are trained on; {trained:,} and {total:,} were compared."
+        )
+    return say(
+        "warn", f"Of the first {trained:,} examples that are trained on, {both:,} are evaluated on, too{at(found, 'line')}: what is measured there is not how well new ones do.",
+        value=float(both), unit="examples", advice=["Train on the training split alone: look at the dataset or the indices that training is given. Where training examples are meant, leave it."],
+    )  # fmt: skip
 
 
 def _scale(inputs: Facts) -> Finding:
@@ -58,8 +77,11 @@ def _workers(rows: list[Facts]) -> Finding:
     if wrong["same_in_epochs"]:
         said.append(f"every epoch repeats the draws of the first from {named(wrong['same_in_epochs'])}")
         fix.append("Do not make the generator once in __init__, nor seed with a constant or the worker's number alone: workers start anew each epoch.")  # fmt: skip
-    line = f" ({wrong['line']})" if wrong["line"] else ""
-    return say("warn", f"Of a loader{line} {', and '.join(said)}: augmentation varies less than it seems.", advice=fix)
+    return say(
+        "warn",
+        f"Of a loader{at(wrong, 'line')} {', and '.join(said)}: augmentation varies less than it seems.",
+        advice=fix,
+    )
 
 
 def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> Finding:
@@ -82,9 +104,8 @@ def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> F
         )
     again = 2 * worst["same"] >= worst["count"]
     what = "the very same tensor is" if again else "tensors are"
-    line = f" ({worst['line']})" if worst["line"] else ""
     return say(
-        "warn", f"In a step {what} converted from {worst['from']} to {worst['to']}{line}, {worst['count'] / facts['near_updates']:.3g} times an update: "
+        "warn", f"In a step {what} converted from {worst['from']} to {worst['to']}{at(worst, 'line')}, {worst['count'] / facts['near_updates']:.3g} times an update: "
         f"{worst['share']:.0%} of its time.", value=worst["share"],
         advice=["Convert it once, before the loop." if again else "Make the data, or the constant that promotes it, of the model's dtype: float64 is rarely needed in a step."],
     )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from workbench.findings.finding import Codes, Finding, Status
-from workbench.topics.loop.known import where_known
+from workbench.topics.loop.known import at, where_known
 
 LOSS_CODES = Codes({
     "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "units.dropped": "F2.4",
@@ -30,34 +30,28 @@ def loss_findings(facts: Facts, *, floor_share: float, most_dropped: float) -> l
     ]
 
 
-def _at(row: Facts) -> str:
-    return f" ({row['line']})" if row.get("line") else ""
-
-
 def _floor(found: Facts, share: float) -> Finding:
     say: Say = partial(LOSS_CODES.finding, "loss.floor", evidence=dict(found))
     bound, at_bound, shifts = found["bound"], found["at_bound"], found["shifts"]
     if bound is not None and at_bound > share * found["passes"]:
         part = at_bound / found["passes"]
         return say(
-            "fail", f"The loss is bounded from below by {bound:.3g}{_at(found)} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
+            "fail", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
             unit="share of passes", threshold=share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
         )  # fmt: skip
     constant = shifts is not None and shifts[0] > 0 and shifts[1] - shifts[0] <= 1e-3 * shifts[1]
     if constant and shifts[0] > share * found["shifted_loss"]:
         return say(
-            "warn", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}: it cannot fall below that, and changes no gradient.", value=shifts[0],
+            "warn", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}: it cannot fall below that, and changes no gradient.", value=shifts[0],
             unit="of the loss", advice=["Leave the constant out of the loss; a penalty that should train must not be detached or computed within no_grad()."],
         )  # fmt: skip
     if bound is not None:
         return say(
             "ok",
-            f"The loss is bounded from below by {bound:.3g}{_at(found)}, and has not come there in {found['passes']} passes.",
+            f"The loss is bounded from below by {bound:.3g}{at(found, 'line')}, and has not come there in {found['passes']} passes.",
         )
     if constant:
-        return say(
-            "ok", f"A constant of {shifts[0]:.3g} is part of the loss{_at(found)}, too small a part of it to matter."
-        )
+        return say("ok", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}, too small to matter.")
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
 
 
@@ -67,7 +61,7 @@ def _dropped(found: Facts, most: float) -> Finding:
     if p < most:
         return say("ok", f"Dropout leaves more than {1 - most:.0%} of the units in each pass.")
     return say(
-        "fail", f"Dropout sets {p:.0%} of the values to zero in each pass{_at(found)}: too few are left to learn from.",
+        "fail", f"Dropout sets {p:.0%} of the values to zero in each pass{at(found, 'line')}: too few are left to learn from.",
         advice=["p is the share that is dropped, not the one that is kept: 0.1 to 0.5 is usual."],
     )  # fmt: skip
 
@@ -87,11 +81,11 @@ def _answers(found: Facts | None) -> Finding:
         return say("ok", "The output of a position does not depend on the token that it has to predict.")
     if found["offset"]:
         return say(
-            "fail", f"The output of a position depends on later tokens, and the next one is its target{_at(found)}: the model is shown the answer.",
+            "fail", f"The output of a position depends on later tokens, and the next one is its target{at(found, 'line')}: the model is shown the answer.",
             advice=["Mask later positions in attention (is_causal=True, or a causal mask before the softmax over keys), and read sequences in one direction alone."],
         )  # fmt: skip
     return say(
-        "warn", f"The target of each position is its own input token{_at(found)}, which its output sees: there is nothing to predict.",
+        "warn", f"The target of each position is its own input token{at(found, 'line')}, which its output sees: there is nothing to predict.",
         advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
     )  # fmt: skip
 
@@ -121,7 +115,7 @@ def _criteria(facts: Facts) -> list[Finding]:
     if broadcast:
         name, row = broadcast[0]
         inputs, target = row["broadcast"]
-        first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{_at(row)}: each output is "
+        first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{at(row, 'line')}: each output is "
                     "compared with every target.", advice=["Give both the same shape: outputs.squeeze(-1), or targets.unsqueeze(-1)."])  # fmt: skip
     say = partial(LOSS_CODES.finding, "loss.double_softmax", evidence={"calls": dict(facts)})
     if not any(name in facts for name in _OF_CLASSES):
@@ -133,11 +127,11 @@ def _criteria(facts: Facts) -> list[Finding]:
         say = partial(say, value=lowest, unit="least loss of an example")
         floor = "" if lowest is None else f" No example of weight 1 has a loss below {lowest:.3f}."
         if name == "binary_cross_entropy_with_logits":
-            return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{_at(row)}: they look like probabilities.{floor}", advice=[
+            return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{at(row, 'line')}: they look like probabilities.{floor}", advice=[
                 "Leave the sigmoid out of the model, or use binary_cross_entropy.",
             ])]  # fmt: skip
         takes = "logits" if name == "cross_entropy" else "logarithms of probabilities"
         status: Status = "fail"
-        second = say(status, f"{name} takes {takes} and gets probabilities{_at(row)}: they lie in [0, 1] and sum to 1 in every row, so the loss cannot "
+        second = say(status, f"{name} takes {takes} and gets probabilities{at(row, 'line')}: they lie in [0, 1] and sum to 1 in every row, so the loss cannot "
                      f"fall far.{floor}", advice=["Leave the softmax out of the model, or give log_softmax to nll_loss."])  # fmt: skip
     return [first, second]

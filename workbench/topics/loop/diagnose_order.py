@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from workbench.findings.finding import Codes, Finding
-from workbench.topics.loop.known import where_known
+from workbench.topics.loop.known import at, where_known
 
 ORDER_CODES = Codes({
     "loop.no_zero_grad": "F1.1", "loop.zeroed_before_step": "F1.1", "loop.no_step": "F1.1", "loop.repeated_step": "F1.1",
@@ -18,11 +18,6 @@ ORDER_CODES = Codes({
 })  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
-
-
-def _where(lines: Mapping[str, str], *tokens: str) -> str:
-    line = next((lines[token] for token in tokens if lines.get(token)), "")
-    return f" ({line})" if line else ""
 
 
 def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> list[Finding]:
@@ -56,7 +51,7 @@ def _no_step(facts: Facts) -> Finding:
         return say("ok", "The optimizer steps." if given == 1 else "All optimizers step.")
     none = "no step of an optimizer" if not stepped else f"only {stepped} of {given} optimizers step"
     return say(
-        "fail", f"{order['backwards']} backward passes and {none}{_where(order['lines'], 'backward')}: its parameters are not trained.",
+        "fail", f"{order['backwards']} backward passes and {none}{at(order['lines'], 'backward')}: its parameters are not trained.",
         advice=["Call optimizer.step() after loss.backward()."],
     )  # fmt: skip
 
@@ -77,7 +72,7 @@ def _second(facts: Facts, least: int) -> Finding:
     if not later:
         return say("ok", "No optimizer begins after another one's last step.")
     return ORDER_CODES.not_measured(
-        "loop.second_training", f"after the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{_where({'': later[0]['line']}, '')}: a separate "
+        "loop.second_training", f"after the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{at({'': later[0]['line']}, '')}: a separate "
         "training, which is not recorded. These findings are about the first; run or watch one training at a time to judge the other", value=float(len(later)), unit="optimizers",
     )  # fmt: skip
 
@@ -95,7 +90,7 @@ def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
     if part <= share:
         return say("ok", "Gradients are zeroed between updates.")
     return say(
-        "fail", f"Gradients are kept from one update to the next in {part:.0%} of the updates{_where({'backward': line}, 'backward')}: each update adds up all before it.",
+        "fail", f"Gradients are kept from one update to the next in {part:.0%} of the updates{at({'backward': line}, 'backward')}: each update adds up all before it.",
         advice=["Call optimizer.zero_grad() once an update, before loss.backward()."],
     )  # fmt: skip
 
@@ -122,7 +117,7 @@ def _zeroed(
     if part <= share:
         return _discarded(orders, first, lines, share, say)
     return say(
-        "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{_where(lines, 'zeroed late', 'step0')}: nothing is learned from them.",
+        "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{at(lines, 'zeroed late', 'step0')}: nothing is learned from them.",
         advice=["Zero gradients before loss.backward(), or after optimizer.step()."],
     )  # fmt: skip
 
@@ -156,7 +151,7 @@ def _discarded(
         return say("ok", "Gradients are present when the optimizer steps.")
     passes = max(lost, key=lambda key: lost[key])
     return say(
-        "fail", f"Of {passes} backward passes an update the last one alone counts: gradients are zeroed before each of them{_where(lines, 'zero0', 'zero')}.",
+        "fail", f"Of {passes} backward passes an update the last one alone counts: gradients are zeroed before each of them{at(lines, 'zero0', 'zero')}.",
         value=part, advice=["Zero gradients once an update: before the first of its backward passes, or after optimizer.step()."],
     )  # fmt: skip
 
@@ -181,7 +176,7 @@ def _repeated(optimizers: Facts, lines: Mapping[str, str], evidence: Facts, shar
     if parts[number] < share / 2:
         return say("ok", "Every step has a backward pass of its own.")
     return say(
-        "fail", f"{parts[number]:.0%} of the optimizer's steps follow another one without a backward pass between them{_where(lines, f'step{number}')}: "
+        "fail", f"{parts[number]:.0%} of the optimizer's steps follow another one without a backward pass between them{at(lines, f'step{number}')}: "
         "the same gradient is used twice.", advice=["Call optimizer.step() once an update."],
     )  # fmt: skip
 
@@ -210,7 +205,7 @@ def _accumulation(first: Facts, lines: Mapping[str, str], evidence: Facts) -> Fi
     short = {key[0]: c for key, c in windows.items() if key[0] < passes}
     if total > 0.75 * passes:
         return say(
-            "warn", f"{passes} backward passes an update, each with its whole loss{_where(lines, 'backward')}: the gradient is {passes} times the one of their mean, "
+            "warn", f"{passes} backward passes an update, each with its whole loss{at(lines, 'backward')}: the gradient is {passes} times the one of their mean, "
             f"and the learning rate in effect {passes} times as large.", value=total, unit="times the mean", threshold=1.0, evidence=evidence,
             advice=[f"Divide the loss by the number of passes, loss / {passes}, before backward()."],
         )  # fmt: skip
@@ -218,7 +213,7 @@ def _accumulation(first: Facts, lines: Mapping[str, str], evidence: Facts) -> Fi
     averaged = abs(total - 1.0) < 0.25  # else it is divided by something else, as by the tokens of the whole window
     if averaged and partial_sums and min(partial_sums) < 0.75:
         return say(
-            "warn", f"Some updates are made after {min(short)} passes instead of {passes}, with losses divided by {passes} all the same{_where(lines, 'step0')}: their gradient "
+            "warn", f"Some updates are made after {min(short)} passes instead of {passes}, with losses divided by {passes} all the same{at(lines, 'step0')}: their gradient "
             "is too small.", value=min(partial_sums), unit="times the mean", threshold=1.0, evidence=evidence,
             advice=["Divide by the number of passes that the update really has, or leave the last, partial window out."],
         )  # fmt: skip
@@ -256,7 +251,7 @@ def _clipping(
         / total
     )
     say: Say = partial(ORDER_CODES.finding, "clipping.after_step", evidence=evidence)
-    where = _where(lines, "clip", "clip_value")
+    where = at(lines, "clip", "clip_value")
     if not used:
         after = say("ok", "Does not apply: gradients are not clipped by torch's functions.")
     elif late > share:

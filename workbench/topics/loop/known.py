@@ -48,3 +48,9 @@ def rows_of(record: RecordLike) -> pd.DataFrame:
     own = trials[trials["stage"] == Role.BASELINE] if "stage" in trials else trials
     mine: pd.DataFrame = steps[steps["trial"] == (own if len(own) else trials)["trial"].iloc[0]]
     return mine
+
+
+def at(lines: Mapping[str, str], *tokens: str) -> str:
+    """Return " (train.py:31)" for the first of these calls whose line is known, "" where none is."""
+    line = next((lines[token] for token in tokens if lines.get(token)), "")
+    return f" ({line})" if line else ""
