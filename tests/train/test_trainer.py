@@ -29,6 +29,7 @@ from workbench.errors import (
 )
 from workbench.record.read import TrialRecord, open_record
 from workbench.record.tables import read_parts
+from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.hooks import Hook, Norms, Pause, Run, Step, Timing
@@ -340,3 +341,51 @@ def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes
     other = Trainer().run(small_workload(config={"peak_lr": 0.01}))
     again = Trainer().run(small_workload())
     assert len({resumed.path.name, other.path.name, again.path.name}) == 3
+
+
+class Threads(Hook):
+    """Notes with how many threads torch computes."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def on_step(self, step: Step) -> None:
+        self.seen.add(torch.get_num_threads())
+
+
+@pytest.mark.parametrize(
+    ("width", "default", "environment", "threads", "seen"),
+    [
+        (8, 2, {}, None, 1),
+        (4096, 2, {}, None, 2),  # 8 * 4096 numbers a batch, which torch splits
+        (8, 2, {"OMP_NUM_THREADS": "2"}, None, 2),
+        (8, 3, {}, None, 3),  # not the machine's own number: somebody has set it
+        (8, 2, {}, 2, 2),
+        (4096, 2, {}, 1, 1),
+    ],
+)
+def test_a_small_model_trains_on_one_thread_unless_a_number_was_set_and_the_number_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, default: int, environment: dict[str, str], threads: int | None, seen: int
+) -> None:  # fmt: skip
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    given = small_workload(build_model=build)
+    torch.set_num_threads(default)
+    try:
+        for study in (False, True):
+            hook = Threads()
+            trainer = Trainer(hooks=[hook], threads=threads)
+            if study:
+                LRSweep(lrs=(0.01, 0.02), steps=5).run(given, trainer, out=tmp_path / "study")
+            else:
+                trainer.run(given, out=tmp_path / "run")
+            assert hook.seen == {seen}
+            assert torch.get_num_threads() == default
+    finally:
+        torch.set_num_threads(1)

@@ -30,7 +30,7 @@ from workbench.studies.budget import Budget, BudgetSpent
 from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
 from workbench.train.lane import check_lanes
-from workbench.train.trainer import AnyTrainer, Trainer, fingerprint
+from workbench.train.trainer import AnyTrainer, Trainer, fingerprint, step_threads
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection
 
@@ -261,7 +261,9 @@ def open_session(
             writer.add_facts(minimised=False)
         if found is not None:
             writer.hold_against(found)
-        with runner or nullcontext(), progress_bar(None, workload.name, show=options.get("progress", False)) as bar:
+        threads = step_threads(workload, config, device, trainer.threads if isinstance(trainer, Trainer) else None)
+        shown = progress_bar(None, workload.name, show=options.get("progress", False))
+        with runner or nullcontext(), threads, shown as bar:
             budget = options.get("budget")
             yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar, budget=budget)
         writer.finish()

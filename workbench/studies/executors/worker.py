@@ -151,10 +151,10 @@ def train_chunk(shipment: Shipment, chunk: Chunk, mailbox: Any, locate: Callable
     node = locate()
     mailbox.put(chunk.key, [("begun", {"ray_node": node, "pid": os.getpid()})], 0)
     try:
-        torch.set_num_threads(threads)
         if _loaded is None or _loaded[0] != shipment.key:
             _loaded = (shipment.key, *unpack_shipment(shipment, node))
         _, workload, trainer = _loaded
+        torch.set_num_threads(trainer.threads or threads)
         with unpacked(chunk) as study:
             teller = Teller(study.path, chunk, lambda messages, size: mailbox.put(chunk.key, messages, size))
             configs = pickle.loads(chunk.configs)

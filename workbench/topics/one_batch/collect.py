@@ -54,7 +54,7 @@ def collect_one_batch(
         one = first_batch(workload, config.replace(bn_stat_examples=None), device)
         found: dict[str, Any] = {"examples": one.examples}
         for parts in stages:
-            timed = replace(one, until=time.monotonic() + seconds / len(stages))
+            timed = replace(one, until=time.thread_time() + seconds / len(stages))
             for name, find in parts.items():
                 try:
                     timed.check_time()

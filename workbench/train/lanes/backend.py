@@ -41,7 +41,10 @@ MEASURED_LANES = (
     4  # rule of thumb: tell calls of many lanes from calls of one; to trace all of 32 takes up to ten times as long
 )
 MARGIN = 1.25  # rule of thumb: times of the same step differ by as much from one run to the next
-TIMED_STEPS, TIMED_SECONDS = 20, 0.1  # rule of thumb: of a way, the warm-up aside, whichever comes first
+TIMED_STEPS, SHARE = (
+    (5, 20),
+    0.005,
+)  # rules of thumb: steps of a way that are timed, as a share of the updates within bounds
 ALL = 2**31  # lanes in a call: however many there are
 WAYS = {"vmap": ALL, "vmap, one lane a call": 1, "loop": None}
 """Way -> lanes in a call of the traced program, None is plain autograd; of ways of about the same cost the first is taken."""
@@ -191,7 +194,7 @@ def _decided(
         return verdict
     if wanted == "auto" and steps * len(stack) < WORTH_UPDATES:
         return Verdict(None, f"too short to measure: about {steps * len(stack)} updates in all")
-    verdict = _remembered(kind, stack) or _measured(workload, configs, stack, updates, wanted=wanted)
+    verdict = _remembered(kind, stack) or _measured(workload, configs, stack, updates, wanted=wanted, steps=steps)
     if verdict.lanes:  # no refusal, whose cause may be mended
         verdict = _remembered(kind, stack, verdict) or verdict
         if study is not None:
@@ -200,18 +203,25 @@ def _decided(
 
 
 def _measured(
-    workload: Workload, configs: Sequence[TrainConfig], stack: LaneStack, updates: Sequence[Update], *, wanted: str
+    workload: Workload,
+    configs: Sequence[TrainConfig],
+    stack: LaneStack,
+    updates: Sequence[Update],
+    *,
+    wanted: str,
+    steps: int,
 ) -> Verdict:
     """Time the ways of training lanes like the first of the stack on its first batches, and return the one to take."""
     measured: dict[str, float] = {}
     reason, lanes = "", min(MEASURED_LANES, len(stack))
+    times = min(max(round(SHARE * steps * len(stack)), TIMED_STEPS[0]), TIMED_STEPS[1])
     with isolated_rng(), _one_thread():  # on lanes that are not of the stack, so that no module of it notices
         try:
             few = LaneStack(workload, configs[:lanes], stack.device, streams=stack.streams[:lanes])
             for model in few.models:
                 model.train()
             loop = LoopGradients(workload, few)
-            loop_ms = _ms(loop, updates, stack.device)
+            loop_ms = _ms(loop, updates, stack.device, times)
         except Exception as error:  # training itself says at which step, and what to look at
             if wanted != "auto" or is_out_of_memory(error):
                 raise
@@ -221,7 +231,7 @@ def _measured(
                 try:
                     gradients = VmapGradients(workload, few, lanes_per_call=min(lanes, calls))
                     verify(few, loop, gradients, updates)
-                    measured[way] = _ms(gradients, updates, stack.device)
+                    measured[way] = _ms(gradients, updates, stack.device, times)
                 except CannotBatch as error:
                     reason = reason or str(error)
     if not measured:
@@ -232,8 +242,8 @@ def _measured(
     for way in others:  # a clock that runs backwards, or not at all, decides nothing
         taken = way if 0 < MARGIN * measured[way] < measured[taken] else taken
     said = REASONS[0 if measured[taken] == min(measured.values()) else 1] if wanted == "auto" else REASONS[2]
-    times = {way: float(f"{ms:.3g}") for way, ms in (("loop", loop_ms), (taken, measured[taken])) if ms > 0}
-    return Verdict(WAYS[taken], said, times, lanes)
+    told = {way: float(f"{ms:.3g}") for way, ms in (("loop", loop_ms), (taken, measured[taken])) if ms > 0}
+    return Verdict(WAYS[taken], said, told, lanes)
 
 
 @contextlib.contextmanager
@@ -247,8 +257,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _ms(gradients: Gradients, updates: Sequence[Update], device: torch.device) -> float:
-    """Return the milliseconds of one step, the shortest of some: processor time of this thread, in which no other process counts."""
+def _ms(gradients: Gradients, updates: Sequence[Update], device: torch.device, times: int) -> float:
+    """Return the milliseconds of one step, the shortest of so many: processor time of this thread, in which no other process counts."""
 
     def now() -> float:
         if device.type == "cuda":
@@ -256,14 +266,11 @@ def _ms(gradients: Gradients, updates: Sequence[Update], device: torch.device) -
         return time.thread_time() if device.type == "cpu" else time.perf_counter()
 
     gradients(updates[0])
-    began, best = now(), math.inf
-    for _ in range(TIMED_STEPS):
+    best = math.inf
+    for _ in range(times):
         start = now()
         gradients(updates[1])
-        end = now()
-        best = min(best, end - start)
-        if end - began > TIMED_SECONDS:
-            break
+        best = min(best, now() - start)
     return best * 1e3
 
 
