@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 from workbench.checks import check_integer
@@ -99,7 +100,10 @@ class ThreadEngine:
         ended: Future[Any] = Future()
         thread.work.put((ended, lambda: runtime.execute(calls[0], lambda: cancel.is_set() or gone.is_set())))
         until: float | None = None
-        while not wait([ended], POLL_S).done:
+        while not ended.done():
+            with contextlib.suppress(TimeoutError):
+                ended.exception(POLL_S)
+                break
             if cancel.is_set():
                 until = until or time.monotonic() + self.grace_s
                 if time.monotonic() > until and not gone.is_set():
