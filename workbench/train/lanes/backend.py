@@ -46,7 +46,7 @@ TIMED_STEPS, SHARE = (
     0.005,
 )  # rules of thumb: steps of a way that are timed, as a share of the updates within bounds
 ALL = 2**31  # lanes in a call: however many there are
-WAYS = {"vmap": ALL, "vmap, one lane a call": 1, "loop": None}
+WAYS = {"vmap, one lane a call": 1, "vmap": ALL, "loop": None}  # calls of one lane run on several cores at once
 """Way -> lanes in a call of the traced program, None is plain autograd; of ways of about the same cost the first is taken."""
 FACT = "gradient_ways"
 REASONS = ("the fastest here", "about as fast as the others here", "asked for")
@@ -227,7 +227,7 @@ def _measured(
                 raise
             return Verdict(None, f"a step failed while it was timed ({type(error).__name__})")
         for way, calls in WAYS.items():
-            if calls is not None and (calls == ALL or lanes > 1):
+            if calls is not None and (calls == 1 or lanes > 1):
                 try:
                     gradients = VmapGradients(workload, few, lanes_per_call=min(lanes, calls))
                     verify(few, loop, gradients, updates)
