@@ -64,7 +64,7 @@ def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monke
     """A baseline of 10 s and a minute: 6 runs and what is done, where 12 were planned; runs without a limit are as planned."""
     told: list[int] = []
     monkeypatch.setattr(ProgressBar, "expect", lambda _, steps: told.append(steps))
-    budget = Budget.parse("1m")
+    budget = Budget.of("1m", 3)
     monkeypatch.setattr(Budget, "left_s", lambda _: 60.0)
     monkeypatch.setattr(Session, "run_s", 10.0)
     workload = small_workload()

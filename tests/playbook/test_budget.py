@@ -33,7 +33,9 @@ def steps(path: Path) -> int:
 
 @pytest.mark.parametrize("given", ["", "3", "x", "-1x", "0s", "3 days", "nanx"])
 def test_what_is_no_budget_says_what_is_one(given: str) -> None:
-    with pytest.raises(UsageError, match=r"budget=.*is not known\. Give baseline runs or time: 3x, 90s, 45m, 2h"):
+    with pytest.raises(
+        UsageError, match=r"budget=.*is not known\. Give baseline runs or time, or none for no limit: 3x, 90s, 45m, 2h"
+    ):
         wb.diagnose(small_workload(), budget=given)
 
 
@@ -71,9 +73,9 @@ def test_a_budget_is_never_exceeded_and_the_baseline_comes_first(tmp_path: Path,
 
 
 def test_a_diagnosis_goes_on_with_more_and_ends_as_without_a_budget(tmp_path: Path) -> None:
-    whole = diagnosed(tmp_path / "whole", None)
+    whole = diagnosed(tmp_path / "whole", "none")
     assert "budget" not in whole.cost
-    for budget in ("2x", "5x", None):
+    for budget in ("2x", "5x", "none"):
         last = diagnosed(tmp_path / "s", budget)
     one, other = (wb.open(tmp_path / name).trials for name in ("whole", "s"))
     assert set(one["peak_lr"]) == set(other["peak_lr"])
@@ -88,6 +90,18 @@ def test_a_smaller_budget_does_not_replace_what_a_larger_one_has_shown(tmp_path:
     with pytest.raises(UsageError, match=r"budget='2x': .*s holds [\d.]+ baseline runs already.*as much or more"):
         diagnosed(tmp_path / "s", "2x")
     assert (tmp_path / "s" / "diagnosis.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("seeds", "limit"), [(3, 10), (1, 6)])
+def test_a_diagnosis_of_which_nobody_says_what_it_may_cost_has_a_limit(tmp_path: Path, seeds: int, limit: int) -> None:
+    found = diagnosed(tmp_path / "s", None, proof_seeds=seeds)
+    assert 0.5 * limit * STEPS < steps(tmp_path / "s") <= limit * STEPS
+    assert f"--budget {2 * limit}x, or none for no limit, goes on" in found.cost["budget"]
+    diagnosed(tmp_path / "s", "none", proof_seeds=seeds)
+    trained = steps(tmp_path / "s")
+    assert trained > limit * STEPS
+    diagnosed(tmp_path / "s", None, proof_seeds=seeds)
+    assert steps(tmp_path / "s") == trained, "what costs more than the default is there: it is read"
 
 
 def test_a_time_that_is_too_short_for_the_baseline_pays_for_a_first_look(tmp_path: Path) -> None:
@@ -133,13 +147,13 @@ def test_a_first_look_for_a_time_goes_on_whatever_a_run_takes_now(
 @pytest.mark.parametrize("whole", [40, 119, 400, 5107, 99_991])
 def test_the_least_budget_that_is_told_is_taken(whole: int) -> None:
     with pytest.raises(UsageError) as error:
-        Budget.parse(f"{20 / whole:.6f}x").first_look(whole, None)
-    least = Budget.parse(str(error.value).rsplit(" ", 1)[1].rstrip("."))
+        Budget.of(f"{20 / whole:.6f}x", 3).first_look(whole, None)
+    least = Budget.of(str(error.value).rsplit(" ", 1)[1].rstrip("."), 3)
     assert (least.first_look(whole, None) or whole) >= 20
 
 
 def test_a_config_that_diverges_at_once_has_a_plan_without_times() -> None:
-    plan = plan_diagnosis(small_workload(config={"peak_lr": 1e30}), budget=Budget.parse("2h"))
+    plan = plan_diagnosis(small_workload(config={"peak_lr": 1e30}), budget=Budget.of("2h", 3))
     assert plan.run_s is None
     assert "nan" not in str(plan)
 
@@ -171,8 +185,8 @@ def test_a_run_that_ends_early_with_a_better_loss_below_zero_has_not_diverged(tm
 
 @pytest.mark.parametrize("budget", ["1x", "3x", "9x"])
 def test_a_plan_costs_no_more_than_its_budget_and_says_what_stays_open(budget: str) -> None:
-    plan = plan_diagnosis(small_workload(config={"total_steps": STEPS}), budget=Budget.parse(budget))
-    assert sum(stage.runs for stage in plan.stages) <= Budget.parse(budget).runs
+    plan = plan_diagnosis(small_workload(config={"total_steps": STEPS}), budget=Budget.of(budget, 3))
+    assert sum(stage.runs for stage in plan.stages) <= Budget.of(budget, 3).runs
     assert plan.run_s is not None
     assert plan.run_s > 0
     assert ("other learning rates" in plan.unmeasured, "a proof" in plan.unmeasured) == (budget == "1x", budget != "9x")

@@ -120,7 +120,7 @@ def _program_plan(args: argparse.Namespace) -> str:
     from workbench.playbook.plan import plan_program
     from workbench.studies.budget import Budget
 
-    return str(plan_program(None if args.budget is None else Budget.parse(args.budget), seeds=args.seeds))
+    return str(plan_program(Budget.of(args.budget, args.seeds), seeds=args.seeds))
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -135,7 +135,7 @@ def plan(args: argparse.Namespace) -> int:
     from workbench.train.trainer import Trainer
     from workbench.workloads.registry import load_workload
 
-    budget = None if args.budget is None else Budget.parse(args.budget)
+    budget = Budget.of(args.budget, args.seeds)
     print(plan_diagnosis(load_workload(args.workload), budget=budget, steps=args.steps, proof_seeds=args.seeds, trainer=Trainer(device=args.device)))  # fmt: skip
     return RAN
 

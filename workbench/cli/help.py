@@ -58,7 +58,7 @@ HELP = {
             _option("--note", "TEXT", "why this was run; kept with the study (default: generated)"),
             _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
             _option("--seeds", "N", "trials that prove a better config (default: 3)", type=int, default=3),
-            _option("--budget", "B", "what it may cost: 3x (baseline runs), 45m, 2h; 0.1x is a first look (default: no limit)"),
+            _option("--budget", "B", "what it may cost: 3x (baseline runs), 45m, 2h, none; 0.1x is a first look (default: 10x, and 6x with --seeds 1)"),
             _option("--executor", "E", "where trials run: local, ray (default: local)", default="local"),
             _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
             _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local",

@@ -122,10 +122,13 @@ class _Walk:
         collect_noise_scale(session, checkpoints=1)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
         paid = replace(self, proof=replace(self.proof, seeds=session.budget.seeds(self.proof.seeds, session.run_s)))
+        session.budget.proof = frozenset(trial.config for trial in paid.proof.baselines(session.config))
         with suppress(BudgetSpent):
             paid.search(session)
         found = paid.compare(session)
-        if found["candidate"] is None and session.budget.ended:
+        if (
+            session.budget.ended and not (session.record.trials["stage"] == Role.PROOF).any()
+        ):  # nothing to prove: what was kept for it is left
             session.budget.go_on()
             with suppress(BudgetSpent):
                 paid.search(session)
@@ -156,8 +159,8 @@ class _Walk:
     def compare(self, session: Session) -> Mapping[str, Any]:
         """Hold the most promising candidate, and where it is refused the next one, against the baseline; return what `screen` says."""
         known = diagnose_record(session.record)
-        found, candidate = _candidate(session, known)
         session.budget.reserved = 0.0
+        found, candidate = _candidate(session, known)
         with suppress(BudgetSpent):
             if candidate is not None:
                 session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
@@ -275,8 +278,9 @@ def diagnose(
             confirmation run where it answers, and warmup as the one fix.
         proof_seeds: trials of the baseline and of a candidate that looks better, under seeds that had no part in choosing it,
             before it is recommended; with 1 the pair of runs that chose it decides.
-        budget: what it may cost: baseline runs, as "6x", or time, as "45m", "2h"; None is without a limit. Less than
-            one run, or a time that does not pay for one, is a first look in shorter runs. A proof under fresh seeds is planned from 8 runs on.
+        budget: what it may cost: baseline runs, as "6x", time, as "45m", "2h", or "none"; None is 10x with the proof of three seeds, 6x
+            without one. Less than one run, or a time that does not pay for one, is a first look in shorter runs. A proof under
+            fresh seeds is planned from 8 runs on.
             The same call on the same folder with more goes on from there.
         command: what reproduces this; None is this process's command line.
         progress: show one progress bar.
@@ -286,9 +290,12 @@ def diagnose(
     """
     workload = load_workload(workload) if isinstance(workload, str) else workload
     check_workload(workload)
-    limit = None if budget is None else Budget.parse(budget)
-    begun = _first_look_in(out) if limit is not None and (limit.seconds < math.inf or limit.runs < 1) else None
-    timed = begun is None and limit is not None and limit.seconds < math.inf
+    walk = _Walk(
+        sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
+    )
+    limit = Budget.of(budget, proof_seeds)
+    begun = _first_look_in(out) if limit.seconds < math.inf or limit.runs < 1 else None
+    timed = begun is None and limit.seconds < math.inf
     plan = plan_diagnosis(
         workload,
         budget=limit,
@@ -300,14 +307,11 @@ def diagnose(
     )
     if progress:
         print(plan, file=sys.stderr)
-    walk = _Walk(
-        sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
-    )
     seeds = None if proof_seeds == 3 else proof_seeds
     given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer, "budget": budget}
     more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
-    if plan.steps < plan.whole and limit is not None:
+    if plan.steps < plan.whole:
         runs = limit.runs * plan.whole / plan.steps
         steps, limit = plan.steps, replace(limit, runs=runs, look=True, whole=plan.whole)
     with open_session(

@@ -67,5 +67,5 @@ def diagnose_function(
     call = f"wb.diagnose_function({getattr(train, '__name__', 'train')})"
     return walk(
         Function(train=train, jobs=jobs), ProgramTrainer(jobs=jobs), out, steps=steps, select=select, mode=mode, seeds=seeds, name=name,
-        note=note, command=command, call=call, progress=progress, budget=None if budget is None else Budget.parse(budget),
+        note=note, command=command, call=call, progress=progress, budget=Budget.of(budget, seeds),
     )  # fmt: skip

@@ -86,7 +86,7 @@ class Plan:
 def plan_diagnosis(
     workload: Workload,
     *,
-    budget: Budget | None = None,
+    budget: Budget,
     steps: int | None = None,
     proof_seeds: int = 3,
     trainer: Trainer | None = None,
@@ -97,14 +97,13 @@ def plan_diagnosis(
 
     Args:
         workload: what is to be diagnosed.
-        budget: what it may cost; None is without a limit.
+        budget: what it may cost.
         steps: length of a full trial; None is the baseline's.
         proof_seeds: as for `diagnose`.
         trainer: what times it.
         begun: updates of the runs of a first look that is gone on with; None where none was begun.
         timed: measure what a run takes, by a few updates and one evaluation.
     """
-    budget = budget or Budget()
     whole = at_length(workload.config, steps)
     run_s = run_seconds(workload, whole, trainer or Trainer()) if timed else None
     short = begun or budget.first_look(whole.total_steps, run_s)
@@ -121,9 +120,8 @@ def plan_diagnosis(
     )  # fmt: skip
 
 
-def plan_program(budget: Budget | None, *, seeds: int) -> Plan:
+def plan_program(budget: Budget, *, seeds: int) -> Plan:
     """Return what the diagnosis of a program with the same arguments will run, in runs: only the first one shows their length."""
-    budget = budget or Budget()
     budget.check_whole()
     late = [f"{_LATE}, where a run takes longer than a third of {budget.text}"] if budget.seconds < math.inf else []
     stages, missing = _stages(budget, budget.runs, seeds, late, search=PROGRAM_RUNS)

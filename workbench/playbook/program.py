@@ -131,7 +131,7 @@ def diagnose_program(
     )
     trainer = ProgramTrainer(jobs=jobs, threads=threads)
     options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
-    options["budget"] = None if budget is None else Budget.parse(budget)
+    options["budget"] = Budget.of(budget, seeds)
     options |= {"steps": steps, "select": select, "mode": mode, "seeds": seeds}
     if executor_of(executor, address) is None:
         return walk(given, trainer, out, **options)

@@ -15,6 +15,8 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(x|s|m|h)")
 _SEARCH = 4.0
 """Baseline runs that the search keeps where a proof is paid for: the baseline and three more (rule of thumb)."""
+_ALONE = 6.0
+"""Baseline runs that a diagnosis without a proof may cost where nothing is said (rule of thumb)."""
 _LOOK_RUNS = 3.0
 """Short runs that a first look pays for, where the budget does not pay for the baseline (rule of thumb)."""
 _LOOK_STEPS = 20
@@ -34,30 +36,45 @@ class Budget:
         runs: baseline runs, counted by their updates; `inf` where time is what counts.
         seconds: of this call; `inf` where runs are what counts.
         reserved: baseline runs that are kept for the proof, while others ask.
+        proof: configs of the proof that the search trains beside its own: what is reserved pays for them.
         look: whether it pays for runs shorter than the baseline alone.
         whole: updates of the baseline's own run, where a first look is shorter.
         ended: what could not be paid for, "" while all could.
+        default: whether nobody gave it.
     """
 
     text: str = ""
     runs: float = math.inf
     seconds: float = math.inf
     reserved: float = 0.0
+    proof: frozenset[TrainConfig] = frozenset()
     look: bool = False
     whole: int = 0
     ended: str = ""
+    default: bool = False
     _began: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
-        """Read "3x" (baseline runs), "45m", "2h" or "90s".
+    def of(cls, text: str | None, seeds: int) -> Budget:
+        """Read "3x" (baseline runs), "45m", "2h", "90s" or "none".
+
+        Args:
+            text: as it was given; None is 4 baseline runs and 2 for each of the `seeds` of a proof (10x with three), 6x without one.
+            seeds: of the proof; 1 is none.
 
         Raises:
             UsageError: it is none of these.
         """
+        if text is None:
+            runs = _SEARCH + 2.0 * seeds if seeds > 1 else _ALONE
+            return cls(f"{runs:g}x", default=True, runs=runs)
+        if text.strip() == "none":
+            return cls()
         found = _FORM.fullmatch(text.strip())
         if found is None or not float(found[1]):
-            raise UsageError(f"budget={text!r} is not known. Give baseline runs or time: 3x, 90s, 45m, 2h.")
+            raise UsageError(
+                f"budget={text!r} is not known. Give baseline runs or time, or none for no limit: 3x, 90s, 45m, 2h."
+            )
         amount = float(found[1])
         if found[2] != "x":
             return cls(text.strip(), seconds=amount * _UNITS[found[2]])
@@ -115,7 +132,10 @@ class Budget:
         if self.look:
             return f"the budget of {self.text} paid for a first look, in shorter runs, and ended it in {self.ended!r}; a larger one trains longer runs, in a new folder"
         counted = ", counted in updates," if self.runs < math.inf else ""
-        return f"the budget of {self.text}{counted} ended it in {self.ended!r}; the same command with this folder (--out) and more goes on from there"
+        given = "the same command with this folder (--out) and more goes on from there"
+        if self.default:
+            given = f"the same command with this folder (--out) and --budget {2 * self.runs:g}x, or none for no limit, goes on from there"
+        return f"the budget of {self.text}{counted} ended it in {self.ended!r}; {given}"
 
     def go_on(self) -> None:
         """Let a search that it has ended have what is left, as where there is nothing to prove."""
@@ -137,7 +157,7 @@ class Budget:
         return seeds
 
     def affordable(self, configs: Sequence[TrainConfig], *, run: int, spent: int, run_s: float | None) -> int:
-        """Return how many of these trials, from the first on, can be paid for.
+        """Return how many of these trials, from the first on, can be paid for, and take from what is reserved what it pays.
 
         Args:
             configs: trials that are not there yet.
@@ -151,7 +171,11 @@ class Budget:
                 return len(configs)
             runs_left = self.left_s() / max(run_s, 1e-9) - self.reserved
         for number, config in enumerate(configs):
-            runs_left -= config.total_steps / run
+            cost = config.total_steps / run
+            if config in self.proof and self.reserved >= cost:
+                self.reserved -= cost
+                continue
+            runs_left -= cost
             if runs_left < -1e-9:
                 return number
         return len(configs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -65,7 +66,9 @@ class Session:
         if self.budget.runs < math.inf:
             trials = StudyRecord(writer.record.path).trials
             there = float(trials["steps_run"].sum()) / config.total_steps if len(trials) else 0.0
-            if there > self.budget.runs * 1.001:
+            if there > self.budget.runs * 1.001 and self.budget.default:
+                self.budget = replace(self.budget, text=f"{there:.3g}x", runs=there)
+            elif there > self.budget.runs * 1.001:
                 raise UsageError(
                     f"budget={self.budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
                     "replace. Give as much or more, leave the budget out, or give a new folder."

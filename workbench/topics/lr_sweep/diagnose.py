@@ -230,6 +230,11 @@ def _at_edge(
     start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times it is unstable)"
     if harmful is False:
         return found("ok", f"{start}, but {tried} beyond it gains nothing that matters: harmless.")
+    if harmful is None and study.facts.get("budget"):
+        return found(
+            "not_measured",
+            f"{start}; the budget was spent before a warmup or clipping could show whether that costs anything.",
+        )
     end = (
         f", and {tried} lets a larger lr train better"
         if harmful
