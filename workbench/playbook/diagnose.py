@@ -81,6 +81,8 @@ _BAD_START = (
 )  # fmt: skip
 """Codes of a training that does not get going as it could."""
 _MID = ("stability.mid", "stability.spike")
+_ROUGH = 0.5
+"""Width of the bracket around `lr.unstable` before anything else is tried: a fix at 1.5 times its middle lies beyond it (rule of thumb)."""
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
 _STAGES = 5
@@ -143,11 +145,14 @@ class _Walk:
         fixed = session.workload.minimised and _fixed_step(session)
         session.stage(3, _STAGES, "learning rates")
         if session.workload.minimised and not fixed:
-            self.sweep.extend(session, extra_trials=partial(self._extra_trials, session.config))
+            rough = max(_ROUGH, self.sweep.full_tolerance or self.sweep.tolerance)
+            replace(self.sweep, full_tolerance=rough).extend(session, extra_trials=partial(self._extra_trials, session.config))
         elif not session.workload.minimised and not selects_by_loss(session.record):
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
-        run_round(session, self.proof.baselines(session.config))
+        bracketed = diagnose_lr_sweep(session.record)["lr.unstable"].value is not None
+        if session.budget.reserved or not session.budget.text:  # else nothing is left to prove
+            run_round(session, self.proof.baselines(session.config))
         session.stage(4, _STAGES, "instability")
         if session.workload.minimised and not fixed:
             self.instability.extend(session)
@@ -155,6 +160,8 @@ class _Walk:
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):
             _cure(session, known)
+        if bracketed and not fixed:
+            self.sweep.extend(session)  # the edge to its last digits changes a verdict least
 
     def compare(self, session: Session) -> Mapping[str, Any]:
         """Hold the most promising candidate, and where it is refused the next one, against the baseline; return what `screen` says."""

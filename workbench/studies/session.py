@@ -74,6 +74,8 @@ class Session:
                     "replace. Give as much or more, leave the budget out, or give a new folder."
                 )
         self._stage, self._planned = "", 0.0
+        if writer.record.facts.get("budget"):  # of an earlier call: what it did not pay for is judged anew
+            self.facts(budget="")
 
     def plan(self, runs: float) -> None:
         """Say how many baseline runs the study takes, about, for the bar to know its end."""

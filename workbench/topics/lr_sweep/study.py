@@ -81,6 +81,7 @@ class LRSweep(Study):
         seeds: trials per learning rate; the same seeds, and so the same batches, at every lr.
         steps: length of a trial; None is the baseline's.
         tolerance: width of the bracket around `lr.unstable`, as a share of its lower end.
+        full_tolerance: the same for full-length runs; None is `tolerance`.
         lanes: learning rates that one question asks for at a time, at most: more make fewer rounds of more trials.
         short_frac: length of a range-finding run as a share of `steps` (rule of thumb; the best lr of a short run is
             off by a factor of 2 to 4, so short runs only say where to look).
@@ -103,6 +104,7 @@ class LRSweep(Study):
     seeds: int = 1
     steps: int | None = None
     tolerance: float = 0.05
+    full_tolerance: float | None = None
     lanes: int = 4
     short_frac: float = 0.0625
     min_short_steps: int = 200
@@ -217,13 +219,14 @@ class _Rounds:
     def _narrowed(self, table: SweepTable, near: tuple[float, ...]) -> tuple[float, ...]:
         """Return the lrs that narrow the bracket around the onset of instability, as far as it is wanted."""
         sweep, bracket = self.sweep, unstable_bracket(table)
+        tolerance = sweep.full_tolerance or sweep.tolerance
         if sweep.edge_margin is None:
-            return edge_round(table, lanes=sweep.lanes, tolerance=sweep.tolerance, near=near)
+            return edge_round(table, lanes=sweep.lanes, tolerance=tolerance, near=near)
         if bracket is not None and table.best is not None:
             far = sweep.edge_margin * table.points[table.best].lr / SAME
             if (bracket.lower or 0.0) >= far:
                 return ()
-        return edge_round(table, lanes=1, tolerance=sweep.tolerance, near=near)
+        return edge_round(table, lanes=1, tolerance=tolerance, near=near)
 
     def short_runs(
         self, lrs: Sequence[float], steps: int

@@ -96,8 +96,9 @@ class InstabilityStudy(Study):
         fixes = self._fixes(session, lr_star, known) if settled else []
         stable = [trial for trial in confirm if edge is not None and trial.config.peak_lr < edge]
         at_once = len(confirm) if self.confirm_all else min(len(stable) + 1, len(confirm))
-        _, _, *done = run_round(session, [star, TrialRequest(Role.PROBE, probed), *confirm[:at_once], *fixes[:1]])
-        numbers = {trial.number for trial in done[:at_once]}
+        first = [star, TrialRequest(Role.PROBE, probed), *fixes[:1]]  # where a budget ends, a fix tells more than a run beyond the edge
+        done = run_round(session, [*first, *confirm[:at_once]])
+        numbers = {trial.number for trial in done[len(first) :]}
         for further in confirm[at_once:]:
             rows = diagnose_instability(session.record)["stability.divergent"].evidence["trials"]
             if any(row["trial"] in numbers and row["outcome"] in ("lasting", "divergent") for row in rows):
