@@ -146,7 +146,9 @@ class _Walk:
         session.stage(3, _STAGES, "learning rates")
         if session.workload.minimised and not fixed:
             rough = max(_ROUGH, self.sweep.full_tolerance or self.sweep.tolerance)
-            replace(self.sweep, full_tolerance=rough).extend(session, extra_trials=partial(self._extra_trials, session.config))
+            replace(self.sweep, full_tolerance=rough).extend(
+                session, extra_trials=partial(self._extra_trials, session.config)
+            )
         elif not session.workload.minimised and not selects_by_loss(session.record):
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
