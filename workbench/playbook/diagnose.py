@@ -15,7 +15,7 @@ from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.clipping import fixed_step
 from workbench.curves.judged import judged
 from workbench.curves.losses import judged_without_loss, selects_by_loss
-from workbench.curves.lr_search import EDGE_MARGIN
+from workbench.curves.lr_search import EDGE_MARGIN, unstable_bracket
 from workbench.curves.seed_comparison import by_faults
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
@@ -128,13 +128,15 @@ class _Walk:
         with suppress(BudgetSpent):
             paid.search(session)
         found = paid.compare(session)
-        if (
-            session.budget.ended and not (session.record.trials["stage"] == Role.PROOF).any()
-        ):  # nothing to prove: what was kept for it is left
+        proved = (session.record.trials["stage"] == Role.PROOF).any()
+        if session.budget.ended and not proved:  # what was kept for a proof is left
             session.budget.go_on()
             with suppress(BudgetSpent):
                 paid.search(session)
             found = paid.compare(session)
+            if session.workload.minimised and not fixed_step(session.record):
+                with suppress(BudgetSpent):
+                    self.sweep.extend(session)  # the last digits of lr* and the edge change a verdict least
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
         session.keep_budget()
 
@@ -146,13 +148,14 @@ class _Walk:
         session.stage(3, _STAGES, "learning rates")
         if session.workload.minimised and not fixed:
             rough = max(_ROUGH, self.sweep.full_tolerance or self.sweep.tolerance)
-            replace(self.sweep, full_tolerance=rough).extend(
-                session, extra_trials=partial(self._extra_trials, session.config)
-            )
+            few = min(self.sweep.refinements, self.sweep.full_batch_refinements)
+            sweep = replace(self.sweep, full_tolerance=rough, full_batch_refinements=few)
+            sweep.extend(session, extra_trials=partial(self._extra_trials, session.config))
         elif not session.workload.minimised and not selects_by_loss(session.record):
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
-        bracketed = diagnose_lr_sweep(session.record)["lr.unstable"].value is not None
+        table = judged(session.record).sweep()
+        open_end = table.noise_free or unstable_bracket(table) is not None
         if session.budget.reserved or not session.budget.text:  # else nothing is left to prove
             run_round(session, self.proof.baselines(session.config))
         session.stage(4, _STAGES, "instability")
@@ -162,8 +165,8 @@ class _Walk:
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):
             _cure(session, known)
-        if bracketed and not fixed:
-            self.sweep.extend(session)  # the edge to its last digits changes a verdict least
+        if open_end and session.workload.minimised and not fixed and not session.budget.text:
+            self.sweep.extend(session)
 
     def compare(self, session: Session) -> Mapping[str, Any]:
         """Hold the most promising candidate, and where it is refused the next one, against the baseline; return what `screen` says."""
@@ -306,14 +309,8 @@ def diagnose(
     begun = _first_look_in(out) if limit.seconds < math.inf or limit.runs < 1 else None
     timed = begun is None and limit.seconds < math.inf
     plan = plan_diagnosis(
-        workload,
-        budget=limit,
-        steps=steps,
-        proof_seeds=proof_seeds,
-        timed=timed,
-        begun=begun,
-        trainer=Trainer(device=device),
-    )
+        workload, budget=limit, steps=steps, proof_seeds=proof_seeds, timed=timed, begun=begun, trainer=Trainer(device=device)
+    )  # fmt: skip
     if progress:
         print(plan, file=sys.stderr)
     seeds = None if proof_seeds == 3 else proof_seeds
