@@ -273,7 +273,7 @@ def diagnose(
     Pre-flight, baseline, learning-rate sweep, instability (probe, confirmation and fix runs); what the signs call for: the
     shortest warmup where a warmup lets a larger lr train better, clipping where the loss rises later; then baseline and
     candidates are held against each other by their selected checkpoints, and the best candidate again over seeds (F3.12,
-    P4.7). The same call on the same folder goes on where an interrupted one stopped, and answers from disk when all is there.
+    P4.7). The same call on the same folder goes on where one was interrupted, and answers from disk when all is there.
 
     Args:
         workload: a `Workload`, or a name for `load_workload`.
@@ -283,8 +283,8 @@ def diagnose(
         note: a short description (P5.4).
         device: where to train; ignored when `trainer` is given.
         trainer: None is the local `Trainer`.
-        executor: where trials run: "local" is this process, "ray" a cluster.
-        address: of the Ray cluster; None takes the one that this process has joined, or starts one for as long as the diagnosis runs.
+        executor: where trials run: "local" is this process, "ray" a cluster, at `address`.
+        address: None takes the cluster that this process has joined, or starts one for as long as the diagnosis runs.
         sweep: how to sweep; None is `LRSweep(refinements=0)`: lr* to a factor of 2 on minibatches, for its price.
         instability: how to look for instability; None is `InstabilityStudy` at the price of a few baseline runs: one
             confirmation run where it answers, and warmup as the one fix.
@@ -292,8 +292,7 @@ def diagnose(
             before it is recommended; with 1 the pair of runs that chose it decides.
         budget: what it may cost: baseline runs, as "6x", time, as "45m", "2h", or "none"; None is 10x with the proof of three seeds, 6x
             without one. Less than one run, or a time that does not pay for one, is a first look in shorter runs. A proof under
-            fresh seeds is planned from 8 runs on.
-            The same call on the same folder with more goes on from there.
+            fresh seeds is planned from 8 runs on. The same call on the same folder with more goes on from there.
         command: what reproduces this; None is this process's command line.
         progress: show one progress bar.
 
@@ -302,9 +301,7 @@ def diagnose(
     """
     workload = load_workload(workload) if isinstance(workload, str) else workload
     check_workload(workload)
-    walk = _Walk(
-        sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds)
-    )
+    walk = _Walk(sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds))  # fmt: skip
     limit = Budget.of(budget, proof_seeds)
     begun = _first_look_in(out) if limit.seconds < math.inf or limit.runs < 1 else None
     timed = begun is None and limit.seconds < math.inf
@@ -345,14 +342,12 @@ def _first_look_in(out: str | Path | None) -> int | None:
 
 _Judges = Mapping[str, Callable[[StudyRecord], Diagnosis]]
 _BEFORE: _Judges = {
-    "one_batch": diagnose_one_batch, "parameters": diagnose_parameters, "architecture": diagnose_architecture,
-    "data": diagnose_data,
+    "one_batch": diagnose_one_batch, "parameters": diagnose_parameters, "architecture": diagnose_architecture, "data": diagnose_data,
 }  # fmt: skip
 _AFTER: _Judges = {
-    "replaced": diagnose_replaced, "noise_scale": diagnose_noise_scale, "batch_norm": diagnose_batch_norm,
+    "replaced": diagnose_replaced, "noise_scale": diagnose_noise_scale, "batch_norm": diagnose_batch_norm, "evaluation": diagnose_evaluation,
     "parameter_server": diagnose_parameter_server,
     "generalisation": lambda record: diagnose_generalisation_gap(record) + diagnose_underfit(record),
-    "evaluation": diagnose_evaluation,
 }  # fmt: skip
 """Facts -> what judges them, where somebody looked."""
 
@@ -400,6 +395,6 @@ def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
         return "the data holds values that are not finite, so nothing was trained"
     if misnumbered(preflight):
         return "targets are no classes of the model, so nothing was trained"
-    return (
-        "the loss is not finite before any update, so nothing was trained" if preflight.get("nonfinite_loss") else None
-    )
+    if preflight.get("nonfinite_loss"):
+        return "the loss is not finite before any update, so nothing was trained"
+    return None
