@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 @pytest.fixture(scope="module")
 def cured(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     """`valley` is unstable beyond 2 / steepness, and a short warmup opens ten times that."""
-    return wb.diagnose("valley", out=tmp_path_factory.mktemp("loop") / "s", device="cpu")
+    return wb.diagnose("valley", out=tmp_path_factory.mktemp("loop") / "s", device="cpu", budget="none")
 
 
 def test_the_walk_finds_the_warmup_that_the_sign_calls_for(cured: Diagnosis) -> None:

@@ -124,12 +124,12 @@ class _Walk:
         collect_noise_scale(session, checkpoints=1)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
         paid = replace(self, proof=replace(self.proof, seeds=session.budget.seeds(self.proof.seeds, session.run_s)))
+        session.plan_proof(paid.proof.seeds)
         session.budget.proof = frozenset(trial.config for trial in paid.proof.baselines(session.config))
         with suppress(BudgetSpent):
             paid.search(session)
         found = paid.compare(session)
-        proved = (session.record.trials["stage"] == Role.PROOF).any()
-        if session.budget.ended and not proved:  # what was kept for a proof is left
+        if session.budget.ended and not any(session.record.trials["stage"] == Role.PROOF):  # what it keeps is left
             session.budget.go_on()
             with suppress(BudgetSpent):
                 paid.search(session)

@@ -131,6 +131,11 @@ class Session:
             self.budget.ended = self.budget.ended or self._stage.partition(": ")[2]
         return [config for config in configs if config not in new[paid:]]
 
+    def plan_proof(self, seeds: int) -> None:
+        """Store under how many seeds a candidate is to be proved within the budget: one that is not is not adopted then."""
+        if self.budget.text:
+            self.facts(proof_seeds=seeds)
+
     def keep_budget(self) -> None:
         """Store what the budget did not pay for, for the record to say why it ends where it does."""
         told = self.budget.told()

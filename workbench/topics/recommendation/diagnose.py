@@ -56,7 +56,7 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
     """Return config, changed, own (values before), paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
 
     The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins
-    over seeds (`prove`), or, trained with a single seed, where it is better by more than its noise, and where nothing speaks
+    over seeds (`prove`), or, where no proof was planned ("proof_seeds" in the facts), where it is better by more than its noise, and where nothing speaks
     against it. What training with it gives, under the seed that chose it, is `chosen`. Where the comparison itself speaks against
     the candidate, and no fault elsewhere or a lack of runs, `refuted` is the reason, else "". A study of shorter trials than the
     workload's own says so, because short runs prefer larger learning rates.
@@ -128,6 +128,8 @@ def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) ->
     found: dict[str, Any] = {"chosen": {"trial": chosen["trials"][0], select: chosen[select]}}
     found["proof"] = proof = prove(record, baseline=record.config, candidate=candidate, limit=limit)
     said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
+    if proof is None and comparison["promising"] and record.facts.get("proof_seeds", 1) > 1:
+        why = why or "the budget was spent before it was trained under fresh seeds"
     doubt = comparison["doubt"] or (why if proof is None and comparison["promising"] else "")
     if proof is not None:
         before, after = (
