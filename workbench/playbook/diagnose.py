@@ -345,9 +345,9 @@ _BEFORE: _Judges = {
     "one_batch": diagnose_one_batch, "parameters": diagnose_parameters, "architecture": diagnose_architecture, "data": diagnose_data,
 }  # fmt: skip
 _AFTER: _Judges = {
-    "replaced": diagnose_replaced, "noise_scale": diagnose_noise_scale, "batch_norm": diagnose_batch_norm, "evaluation": diagnose_evaluation,
-    "parameter_server": diagnose_parameter_server,
+    "replaced": diagnose_replaced, "noise_scale": diagnose_noise_scale, "batch_norm": diagnose_batch_norm, "parameter_server": diagnose_parameter_server,
     "generalisation": lambda record: diagnose_generalisation_gap(record) + diagnose_underfit(record),
+    "evaluation": diagnose_evaluation,
 }  # fmt: skip
 """Facts -> what judges them, where somebody looked."""
 
