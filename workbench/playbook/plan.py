@@ -50,6 +50,7 @@ class Plan:
         run_s: seconds of a full-length run by itself, measured on a few updates and one evaluation; None where it was not.
         stages: in their order.
         unmeasured: what stays `not_measured`, "" for nothing.
+        default: whether nobody gave the budget.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Plan:
     run_s: float | None
     stages: Sequence[Stage]
     unmeasured: str
+    default: bool = False
 
     def __str__(self) -> str:
         """Return the plan as a table of lines."""
@@ -69,9 +71,10 @@ class Plan:
         for stage in self.stages:
             lines.append(f"{self._priced(stage.runs)}  {stage.name}: {stage.tells}")
         total = sum(stage.runs for stage in self.stages)
-        limit = (
-            f"; the budget of {self.budget} is the limit" if self.budget else "; there is no limit (--budget sets one)"
-        )
+        limit = "; there is no limit (--budget sets one)"
+        if self.budget:
+            limit = f"; the budget of {self.budget} is the limit"
+            limit += " (--budget sets another)" if self.default else ""
         lines.append(f"{self._priced(total)}  in all, {'at most' if self.budget else 'about'}{limit}")
         if self.unmeasured:
             lines.append(f"Not measured: {self.unmeasured}.")
@@ -116,7 +119,7 @@ def plan_diagnosis(
     stages.insert(0, Stage(name="before training", runs=0.0, tells="faults of data, model, loss and first updates"))
     return Plan(
         name=workload.name, budget=budget.text, steps=length, whole=whole.total_steps, run_s=run_s, stages=stages,
-        unmeasured="; ".join(missing),
+        unmeasured="; ".join(missing), default=budget.default,
     )  # fmt: skip
 
 
@@ -125,7 +128,7 @@ def plan_program(budget: Budget, *, seeds: int) -> Plan:
     budget.check_whole()
     late = [f"{_LATE}, where a run takes longer than a third of {budget.text}"] if budget.seconds < math.inf else []
     stages, missing = _stages(budget, budget.runs, seeds, late, search=PROGRAM_RUNS)
-    return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing))  # fmt: skip
+    return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing), default=budget.default)  # fmt: skip
 
 
 def _stages(
