@@ -21,7 +21,7 @@ from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.trainer import ParameterServerTrainer
-from workbench.playbook.diagnose import diagnose_record
+from workbench.playbook.verdict import diagnose_record
 from workbench.report.write import draw_figures
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server, server_remedies
 from workbench.topics.parameter_server.remedies import lr_load, return_values, vocabulary_load, zipf_shares

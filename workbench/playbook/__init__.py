@@ -17,7 +17,7 @@ def diagnosis_of(record: StudyRecord | TrialRecord) -> Diagnosis:
     if isinstance(record, TrialRecord) and record.facts.get("loop"):
         kind = "watch"  # its one trial is all there is
     if isinstance(record, StudyRecord) and kind == "diagnosis":
-        from workbench.playbook.diagnose import diagnose_record  # it trains, and so brings torch
+        from workbench.playbook.verdict import diagnose_record  # it trains, and so brings torch
 
         return diagnose_record(record)
     if isinstance(record, StudyRecord) and kind == "program":

@@ -4,67 +4,47 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workbench.config import TrainConfig, is_callable_name
+from workbench.config import TrainConfig
 from workbench.curves.clipping import fixed_step
 from workbench.curves.judged import judged
-from workbench.curves.losses import judged_without_loss, selects_by_loss
+from workbench.curves.losses import selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN, unstable_bracket
 from workbench.curves.seed_comparison import by_faults
-from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.first_look import FIRST_LOOK, as_first_look
+from workbench.findings.first_look import FIRST_LOOK
 from workbench.playbook.plan import SEARCH_RUNS, plan_diagnosis
+from workbench.playbook.verdict import diagnose_record
 from workbench.record.folder import read_json, write_json
-from workbench.record.read import StudyRecord, open_record
+from workbench.record.read import open_record
 from workbench.record.roles import Role
 from workbench.schedules import cap_steps, prepend_warmup
 from workbench.studies.budget import Budget, BudgetSpent
 from workbench.studies.session import Session, check_workload, open_session
-from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
 from workbench.topics.architecture.study import collect_architecture
 from workbench.topics.batch_norm.collect import collect_batch_norm
-from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_size.collect import collect_noise_scale
-from workbench.topics.batch_size.diagnose import diagnose_noise_scale
-from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
-from workbench.topics.clipping.diagnose import diagnose_clipping, tried_only
 from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.data.collect import collect_data
-from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.evaluation.check import collect_own_evaluation
 from workbench.topics.evaluation.collect import collect_validation_set
 from workbench.topics.evaluation.collect_generalisation import collect_generalisation
-from workbench.topics.evaluation.diagnose import diagnose_evaluation
-from workbench.topics.evaluation.diagnose_generalisation import diagnose_generalisation_gap, diagnose_underfit
-from workbench.topics.evaluation.diagnose_sample import diagnose_evaluation_sample
 from workbench.topics.evaluation.offline import evaluate_checkpoints
-from workbench.topics.input.diagnose import diagnose_input_share
-from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
-from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
 from workbench.topics.one_batch.collect import collect_one_batch
 from workbench.topics.one_batch.collect_preflight import collect_preflight
-from workbench.topics.one_batch.diagnose import diagnose_one_batch
-from workbench.topics.one_batch.diagnose_layers import diagnose_parameters
 from workbench.topics.one_batch.diagnose_preflight import diagnose_preflight, misnumbered
 from workbench.topics.one_batch.parameters import collect_parameters
-from workbench.topics.optimizers.constants import diagnose_replaced
-from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
-from workbench.topics.periodicity.diagnose import diagnose_periodicity
-from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
+from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, recommend, screen
 from workbench.topics.recommendation.study import Proof, collect_replaced
-from workbench.topics.schedule.diagnose import diagnose_schedule
-from workbench.topics.stability.diagnose import diagnose_instability
 from workbench.topics.stability.replay import collect_replay
 from workbench.topics.stability.study import InstabilityStudy
-from workbench.topics.warmup.diagnose import diagnose_warmup
 from workbench.topics.warmup.study import WarmupStudy
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
@@ -86,10 +66,6 @@ _ROUGH = 0.5
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
 _STAGES = 5
-_ELSEWHERE = (
-    "batch_norm.rank_local", "batch_norm.first_device_ema", "batch_norm.variance_of_means", "checkpoints.resume_jump",
-)  # fmt: skip
-"""Codes that cannot warn here: they need several processes or a resumed run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +100,7 @@ class _Walk:
         collect_noise_scale(session, checkpoints=1)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
         paid = replace(self, proof=replace(self.proof, seeds=session.budget.seeds(self.proof.seeds, session.run_s)))
-        session.plan_proof(paid.proof.seeds)
+        session.plan_proof(paid.proof.seeds, fixes=bool(self.instability.fixes))
         session.budget.proof = frozenset(trial.config for trial in paid.proof.baselines(session.config))
         with suppress(BudgetSpent):
             paid.search(session)
@@ -132,31 +108,31 @@ class _Walk:
         if session.budget.ended and not any(session.record.trials["stage"] == Role.PROOF):  # what it keeps is left
             session.budget.go_on()
             with suppress(BudgetSpent):
-                paid.search(session)
+                paid.search(session, again=True)
             found = paid.compare(session)
-            if session.workload.minimised and not fixed_step(session.record):
-                with suppress(BudgetSpent):
-                    self.sweep.extend(session)  # the last digits of lr* and the edge change a verdict least
+            with suppress(BudgetSpent):
+                self.narrow(session)
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
         session.keep_budget()
 
-    def search(self, session: Session) -> None:
-        """Run what shows which learning rates, warmups and thresholds are better, and how far each is from instability."""
+    def search(self, session: Session, *, again: bool = False) -> None:
+        """Run what shows which learning rates, warmups and thresholds are better, and how far each is from instability.
+
+        `again` is with what was kept for a proof: what tells most comes first, and the last digits after the comparison.
+        """
         if session.workload.minimised:
             collect_replaced(session)
         fixed = session.workload.minimised and _fixed_step(session)
         session.stage(3, _STAGES, "learning rates")
         if session.workload.minimised and not fixed:
-            rough = max(_ROUGH, self.sweep.full_tolerance or self.sweep.tolerance)
             few = min(self.sweep.refinements, self.sweep.full_batch_refinements)
-            sweep = replace(self.sweep, full_tolerance=rough, full_batch_refinements=few)
-            sweep.extend(session, extra_trials=partial(self._extra_trials, session.config))
+            extra = partial(self._extra_trials, session.config)
+            replace(self.sweep, full_batch_refinements=few).extend(session, extra_trials=extra, full_tolerance=_ROUGH)
         elif not session.workload.minimised and not selects_by_loss(session.record):
             own = session.config.peak_lr
             replace(self.sweep, lrs=self.sweep.lrs or [own * ratio for ratio in _GRID]).extend(session)
-        table = judged(session.record).sweep()
-        open_end = table.noise_free or unstable_bracket(table) is not None
-        if session.budget.reserved or not session.budget.text:  # else nothing is left to prove
+        open_end = _open_end(session)
+        if not again:
             run_round(session, self.proof.baselines(session.config))
         session.stage(4, _STAGES, "instability")
         if session.workload.minimised and not fixed:
@@ -165,7 +141,15 @@ class _Walk:
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):
             _cure(session, known)
-        if open_end and session.workload.minimised and not fixed and not session.budget.text:
+        if again:
+            run_round(session, self.proof.baselines(session.config))
+        elif open_end:
+            self.narrow(session)
+
+    def narrow(self, session: Session) -> None:
+        """Run what the last digits of lr* and of the edge take: they change a verdict least."""
+        if session.workload.minimised and not fixed_step(session.record):
+            session.stage(3, _STAGES, "learning rates")
             self.sweep.extend(session)
 
     def compare(self, session: Session) -> Mapping[str, Any]:
@@ -186,6 +170,12 @@ class _Walk:
     def _extra_trials(self, config: TrainConfig, lr: float) -> list[TrialRequest]:
         """Return what is needed later in any case, to be trained beside the first full-length runs of the sweep."""
         return [*self.instability.extra_trials(config, lr), *self.proof.baselines(config)]
+
+
+def _open_end(session: Session) -> bool:
+    """Tell whether the sweep has more digits to find: lr* of full batches, or a bracketed edge."""
+    table = judged(session.record).sweep()
+    return table.noise_free or unstable_bracket(table) is not None
 
 
 def _fixed_step(session: Session) -> bool:
@@ -338,63 +328,3 @@ def _first_look_in(out: str | Path | None) -> int | None:
         return None
     look = read_json(Path(out) / "study.json")["facts"].get(FIRST_LOOK)
     return None if look is None else int(look["steps"])
-
-
-_Judges = Mapping[str, Callable[[StudyRecord], Diagnosis]]
-_BEFORE: _Judges = {
-    "one_batch": diagnose_one_batch, "parameters": diagnose_parameters, "architecture": diagnose_architecture, "data": diagnose_data,
-}  # fmt: skip
-_AFTER: _Judges = {
-    "replaced": diagnose_replaced, "noise_scale": diagnose_noise_scale, "batch_norm": diagnose_batch_norm, "parameter_server": diagnose_parameter_server,
-    "generalisation": lambda record: diagnose_generalisation_gap(record) + diagnose_underfit(record),
-    "evaluation": diagnose_evaluation,
-}  # fmt: skip
-"""Facts -> what judges them, where somebody looked."""
-
-
-def _looked_at(record: StudyRecord, found: Diagnosis, judges: _Judges) -> Diagnosis:
-    return sum((judge(record) for name, judge in judges.items() if name in record.facts), start=found)
-
-
-def diagnose_record(record: StudyRecord) -> Diagnosis:
-    """Return the diagnosis of a study that is on disk: findings, cost and recommendation."""
-    before = _looked_at(record, diagnose_preflight(record), _BEFORE) + diagnose_input_share(record)
-    study = judged(record)
-    after = diagnose_lr_sweep(study) + diagnose_instability(study) + diagnose_periodicity(record)
-    after += diagnose_schedule(study, restarts_planned=is_callable_name(record.config["schedule"]))
-    after = _looked_at(record, after + diagnose_checkpoints(record), _AFTER)
-    warmup = diagnose_warmup(study)
-    after += warmup if "warmup" in record.facts else replace(warmup, findings=(warmup["warmup.over_cap"],))
-    if "clipping_lr" in record.facts:
-        after += diagnose_clipping(study) if record.config["max_grad_norm"] is not None else tried_only(study)
-    after = replace(after, findings=as_first_look(record.facts, after.findings))
-    reason = _nothing_trained(record, before)
-    if reason is not None:
-        after = replace(after, findings=tuple(replace(f, summary=f"Not measured: {reason}.") for f in after.findings))
-    joined = excused_architecture(before + after)
-    joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
-    recommendation = recommend(study, joined)
-    joined = settled_by_proof(record, joined, recommendation)
-    if "evaluation_sample" in record.facts:
-        refused = bool((recommendation.get("examples") or {}).get("refused"))
-        joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)
-    joined = replace(
-        joined, findings=causes_first(judged_without_loss(record, joined).findings), cost=cost_of(record),
-        recommendation=recommendation, path=record.path, command=record.command,
-    )  # fmt: skip
-    left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
-    return replace(joined, recommendation=recommendation | {"next": left})
-
-
-def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
-    """Return why nothing could be trained on the data; None where something was."""
-    preflight = record.facts.get("preflight") or {}
-    if len(record.trials):
-        return None
-    if before["data.nonfinite"].status == "fail":
-        return "the data holds values that are not finite, so nothing was trained"
-    if misnumbered(preflight):
-        return "targets are no classes of the model, so nothing was trained"
-    if preflight.get("nonfinite_loss"):
-        return "the loss is not finite before any update, so nothing was trained"
-    return None

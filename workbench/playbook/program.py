@@ -166,7 +166,7 @@ def _walk(session: ProgramSession, seeds: int) -> None:
     if by_faults(looked) or any(f.status == "fail" for f in looked):
         return  # mend it first: no comparison of learning rates holds until then
     seeds = session.budget.seeds(seeds, session.run_s)
-    session.plan_proof(seeds)
+    session.plan_proof(seeds, fixes=False)
     with suppress(BudgetSpent):
         _search(session, proves=seeds > 1)
     session.budget.reserved = 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -67,13 +66,16 @@ class Session:
             trials = StudyRecord(writer.record.path).trials
             there = float(trials["steps_run"].sum()) / config.total_steps if len(trials) else 0.0
             if there > self.budget.runs * 1.001 and self.budget.default:
-                self.budget = replace(self.budget, text=f"{there:.3g}x", runs=there)
+                self.budget = Budget.of(writer.record.facts.get("budget_given", "none"), 1)  # what it was trained with
             elif there > self.budget.runs * 1.001:
                 raise UsageError(
                     f"budget={self.budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
                     "replace. Give as much or more, leave the budget out, or give a new folder."
                 )
         self._stage, self._planned = "", 0.0
+        if "replaced" in writer.record.facts:  # these trials are not asked for again
+            trials = StudyRecord(writer.record.path).trials
+            self._seen |= set(trials["trial"][trials["stage"] == Role.REPLACED].astype(int))
         if writer.record.facts.get("budget"):  # of an earlier call: what it did not pay for is judged anew
             self.facts(budget="")
 
@@ -131,10 +133,15 @@ class Session:
             self.budget.ended = self.budget.ended or self._stage.partition(": ")[2]
         return [config for config in configs if config not in new[paid:]]
 
-    def plan_proof(self, seeds: int) -> None:
-        """Store under how many seeds a candidate is to be proved within the budget: one that is not is not adopted then."""
-        if self.budget.text:
-            self.facts(proof_seeds=seeds)
+    def plan_proof(self, seeds: int, *, fixes: bool) -> None:
+        """Store what is to be trained within the budget: what is missing in the end is no sign then.
+
+        Args:
+            seeds: of a proof; a candidate that was not trained under them is not adopted.
+            fixes: whether a best lr at the edge is to be tried with a warmup or clipping.
+        """
+        before = self.record.facts.get("proof_seeds", 1)
+        self.facts(budget_given=self.budget.text or "none", proof_seeds=max(seeds, before), fixes_planned=fixes)
 
     def keep_budget(self) -> None:
         """Store what the budget did not pay for, for the record to say why it ends where it does."""

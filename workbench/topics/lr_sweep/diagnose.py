@@ -230,7 +230,7 @@ def _at_edge(
     start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times it is unstable)"
     if harmful is False:
         return found("ok", f"{start}, but {tried} beyond it gains nothing that matters: harmless.")
-    if harmful is None and study.facts.get("budget"):
+    if harmful is None and study.facts.get("budget") and study.facts.get("fixes_planned"):
         return found(
             "not_measured",
             f"{start}; the budget was spent before a warmup or clipping could show whether that costs anything.",

@@ -81,7 +81,6 @@ class LRSweep(Study):
         seeds: trials per learning rate; the same seeds, and so the same batches, at every lr.
         steps: length of a trial; None is the baseline's.
         tolerance: width of the bracket around `lr.unstable`, as a share of its lower end.
-        full_tolerance: the same for full-length runs; None is `tolerance`.
         lanes: learning rates that one question asks for at a time, at most: more make fewer rounds of more trials.
         short_frac: length of a range-finding run as a share of `steps` (rule of thumb; the best lr of a short run is
             off by a factor of 2 to 4, so short runs only say where to look).
@@ -104,7 +103,6 @@ class LRSweep(Study):
     seeds: int = 1
     steps: int | None = None
     tolerance: float = 0.05
-    full_tolerance: float | None = None
     lanes: int = 4
     short_frac: float = 0.0625
     min_short_steps: int = 200
@@ -129,16 +127,23 @@ class LRSweep(Study):
             if lrs is not None:
                 _check_lrs(lrs)
 
-    def extend(self, session: Session, *, extra_trials: ExtraTrials | None = None) -> None:
+    def extend(
+        self, session: Session, *, extra_trials: ExtraTrials | None = None, full_tolerance: float | None = None
+    ) -> None:
         """Run the sweep's trials inside a study that is already open.
 
         `extra_trials` takes the largest lr at which short runs were stable, and returns trials to train beside the first
-        full-length ones: what another study is going to ask for costs less in company.
+        full-length ones: what another study is going to ask for costs less in company. `full_tolerance` stands for `tolerance` in
+        full-length runs, where the last digits of `lr.unstable` are not wanted yet.
         """
         critical = partial(self._critical, session)
         own = self.lrs is None and self.start is None and session.workload.step is not None
         rounds = (replace(self, start=_OWN_START) if own else self).rounds(
-            session.config, lambda: session.record, critical=critical, extra_trials=extra_trials
+            session.config,
+            lambda: session.record,
+            critical=critical,
+            extra_trials=extra_trials,
+            full_tolerance=full_tolerance,
         )
         for requests in rounds:
             run_round(session, requests)
@@ -150,12 +155,14 @@ class LRSweep(Study):
         *,
         critical: Callable[[], float],
         extra_trials: ExtraTrials | None = None,
+        full_tolerance: float | None = None,
     ) -> Iterator[list[TrialRequest]]:
         """Yield the trials of one round after the other; the next one is asked for when the last one can be read.
 
         `config` is what is swept at its full length, `read` returns the trials so far, and `critical` the scale of the range.
         """
-        rounds = _Rounds(self, config, read, critical() if self.lrs is None else config.peak_lr)
+        scale = critical() if self.lrs is None else config.peak_lr
+        rounds = _Rounds(self, config, read, scale, full_tolerance or self.tolerance)
         if self.lrs is not None:
             yield rounds.ask(self.lrs)
             return
@@ -202,6 +209,7 @@ class _Rounds:
     config: TrainConfig
     read: Callable[[], RecordLike]
     critical: float
+    tolerance: float
 
     def ask(self, lrs: Iterable[float], role: Role = Role.LR_SWEEP, *, steps: int | None = None) -> list[TrialRequest]:
         """Return a trial of each lr and seed."""
@@ -219,14 +227,13 @@ class _Rounds:
     def _narrowed(self, table: SweepTable, near: tuple[float, ...]) -> tuple[float, ...]:
         """Return the lrs that narrow the bracket around the onset of instability, as far as it is wanted."""
         sweep, bracket = self.sweep, unstable_bracket(table)
-        tolerance = sweep.full_tolerance or sweep.tolerance
         if sweep.edge_margin is None:
-            return edge_round(table, lanes=sweep.lanes, tolerance=tolerance, near=near)
+            return edge_round(table, lanes=sweep.lanes, tolerance=self.tolerance, near=near)
         if bracket is not None and table.best is not None:
             far = sweep.edge_margin * table.points[table.best].lr / SAME
             if (bracket.lower or 0.0) >= far:
                 return ()
-        return edge_round(table, lanes=1, tolerance=tolerance, near=near)
+        return edge_round(table, lanes=1, tolerance=self.tolerance, near=near)
 
     def short_runs(
         self, lrs: Sequence[float], steps: int

@@ -129,7 +129,7 @@ def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) ->
     found["proof"] = proof = prove(record, baseline=record.config, candidate=candidate, limit=limit)
     said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
     if proof is None and comparison["promising"] and record.facts.get("proof_seeds", 1) > 1:
-        why = why or "the budget was spent before it was trained under fresh seeds"
+        why = why or "it was not trained under fresh seeds"
     doubt = comparison["doubt"] or (why if proof is None and comparison["promising"] else "")
     if proof is not None:
         before, after = (

@@ -76,7 +76,10 @@ class Proof:
 
 
 def _train(session: Session, arms: list[TrainConfig], seeds: int) -> None:
-    run_round(session, [TrialRequest(Role.PROOF, config) for arm in arms for config in _fresh(arm, seeds)])
+    pairs = zip(
+        *(_fresh(arm, seeds) for arm in arms), strict=True
+    )  # seed by seed: what a budget pays for can be compared
+    run_round(session, [TrialRequest(Role.PROOF, config) for each in pairs for config in each])
 
 
 def _fresh(config: TrainConfig, seeds: int) -> list[TrainConfig]:

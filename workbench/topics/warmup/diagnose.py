@@ -74,7 +74,7 @@ def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[floa
         runs = [c for c in peers if c.stage == Role.CONFIRM or low <= c.lr <= high]
         shapes = [confirmation(item, lr_star=star)["shape"] for item in judge(runs, peers)]
         rises = any(shape == "rise after decline" for shape in shapes) if shapes else None
-    at_edge = edge.status == "warn" if told else None
+    at_edge = edge.status == "warn" if told and edge.status != "not_measured" else None
     return WarmupSigns(at_edge=at_edge, rises=rises, unstable_lr=unstable.value, lower=lower, upper=upper)
 
 
