@@ -112,6 +112,19 @@ def test_a_diagnosis_of_which_nobody_says_what_it_may_cost_has_a_limit(tmp_path:
     assert valley(None)[1] == all_of_it, "what costs more than the default is there: it is read"
 
 
+def test_a_plain_call_on_a_study_that_cost_more_says_what_was_said(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path / "s", "none")
+    assert steps(tmp_path / "s") > 10 * STEPS
+    again = diagnosed(tmp_path / "s", None)
+    assert (again.rows(), again.cost) == (found.rows(), found.cost)
+
+
+def test_seeds_of_the_baseline_are_trained_where_nothing_is_to_be_proved(tmp_path: Path) -> None:
+    """Without them the noise of a loss is not known, and no learning rate is the best."""
+    found = diagnosed(tmp_path / "s", "10x")
+    assert found["lr.best"].status == "ok"
+
+
 def test_a_time_that_is_too_short_for_the_baseline_pays_for_a_first_look(tmp_path: Path) -> None:
     diagnosed(tmp_path / "look", "0.001s")
     assert set(wb.open(tmp_path / "look").trials["total_steps"]) == {20}, "the fewest updates that show anything"

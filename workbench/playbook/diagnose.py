@@ -111,6 +111,7 @@ class _Walk:
                 paid.search(session, again=True)
             found = paid.compare(session)
             with suppress(BudgetSpent):
+                run_round(session, paid.proof.baselines(session.config))  # their spread is what losses are judged by
                 self.narrow(session)
         session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
         session.keep_budget()
@@ -141,9 +142,7 @@ class _Walk:
         known = diagnose_record(session.record)
         if session.workload.minimised and not by_faults(known):
             _cure(session, known)
-        if again:
-            run_round(session, self.proof.baselines(session.config))
-        elif open_end:
+        if open_end and not again:
             self.narrow(session)
 
     def narrow(self, session: Session) -> None:
