@@ -148,17 +148,19 @@ class Trainer:
             progress: show a progress bar.
 
         Raises:
+            UsageError: `workload` is no `Workload`.
             ConfigError: `config` is no `TrainConfig`.
             WorkloadError: model, data or loss are broken; what was saved is kept.
             RecordError: the folder cannot be used.
             StudyInterrupted: Ctrl-C; everything is saved and the same call resumes.
         """
+        config = chosen_config(workload, config)
         device = local_device(resolve_device(self.device))
         source = (
             None if self.hooks else f"wb.Trainer(device={self.device!r})"
         )  # no text stands for what is the user's own
         how: dict[str, Any] = {"out": out, "name": name, "note": note, "progress": progress}
-        with host_group(device) as hosts, step_threads(workload, config or workload.config, device, self.threads):
+        with host_group(device) as hosts, step_threads(workload, config, device, self.threads):
             train = partial(self.run_trials, hosts=hosts)
             record = run_alone(self, workload, config, train, device=device, source=source, hosts=hosts, **how)
             hosts.any(False)  # nobody reads the record before it is whole
