@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.helpers.study_folders import PLAIN, edited, study, write_study
 from workbench import cli
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.push import push_studies
+from workbench.record.folder import read_json
 
 SECRET = "s3cret/word"
 
@@ -54,6 +56,23 @@ def test_what_has_changed_is_entered_anew_and_another_study_of_the_name_beside_i
     assert [(name, rows[0][1]) for name, rows in stored(address).items()] == [
         ("one", "after"), ("one (2030-01-01T00:00:00+00:00)", "a note")
     ]  # fmt: skip
+
+
+def test_copies_of_a_folder_stand_beside_it_and_none_takes_the_place_of_another(tmp_path: Path) -> None:
+    address, root = f"sqlite:///{tmp_path / 'studies.db'}", tmp_path / "runs"
+    write_study(root / "two", note="two")
+    push_studies(address, root)
+    for copy in ("one", "three"):  # each has the name and the time of "two"; "one" comes before it
+        shutil.copytree(root / "two", root / copy)
+        edited(root / copy, note=copy)
+    created = read_json(root / "two" / "study.json")["created"]
+    for _ in range(2):
+        assert push_studies(address, root) == 3
+        assert {name: rows[0][1] for name, rows in stored(address).items()} == {
+            "two": "two", f"two ({created})": "one", f"two ({created}), three": "three"
+        }  # fmt: skip
+        if (root / "two").exists():
+            shutil.move(root / "two", root / "zz")  # and keeps its entry
 
 
 @pytest.mark.parametrize("given", [f"mysql://u:{SECRET}@h/d", f"postgresql:/u:{SECRET}@h", "runs/studies.db"])

@@ -47,9 +47,10 @@ def push_studies(address: str, root: Path) -> int:
     try:
         storage = optuna.storages.RDBStorage(f"{driver}://{rest}")
         try:
-            there = {study.study_name: study.user_attrs.get("row", {}) for study in storage.get_all_studies()}
+            known = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
+            there = {name: (held.get("row", {}).get("created"), held.get("folder")) for name, held in known.items()}
             for folder in folders:
-                _push(folder, storage, there)
+                _push(folder, storage, there, {each.name for each in folders})
         finally:
             storage.remove_session()
             storage.engine.dispose()
@@ -65,19 +66,27 @@ def push_studies(address: str, root: Path) -> int:
     return len(folders)
 
 
-def _push(folder: Path, storage: Any, there: dict[str, dict[str, Any]]) -> None:
+def _push(folder: Path, storage: Any, there: dict[str, tuple[Any, Any]], folders: set[str]) -> None:
     """Enter a study anew: Optuna keeps ended trials as they are, and one that failed may have been trained again."""
     import optuna
 
     record, row = StudyRecord(folder), study_row(folder)
-    name = record.name
-    if there.get(name, row).get("created") != row["created"]:  # another machine's study may have the same name (P5.2)
-        name = f"{name} ({row['created']})"
+    made = (row["created"], folder.name)
+
+    def free(name: str) -> bool:  # another machine's study may have the same name (P5.2), and a copy of this folder its time too
+        created, where = there.get(name, made)
+        return created == row["created"] and where not in folders - {folder.name}
+
+    dated = f"{record.name} ({row['created']})"
+    names = (record.name, dated, f"{dated}, {folder.name}")
+    name = min(names, key=lambda each: (there.get(each) != made, not free(each)))  # its own, or else the first that is free
     if name in there:
         optuna.delete_study(study_name=name, storage=storage)
     direction = optuna.study.StudyDirection[{"min": "MINIMIZE", "max": "MAXIMIZE"}[record.config["select_mode"]]]
     entry = optuna.create_study(storage=storage, study_name=name, direction=direction)
     entry.set_user_attr("row", to_json(row))
+    entry.set_user_attr("folder", folder.name)
+    there[name] = made
     rows = record.trials.to_dict("records")
     entry.add_trials([_frozen(values) for values in rows if values["state"] in ("complete", "diverged", "failed")])
 
