@@ -97,7 +97,9 @@ class Trainer:
         synchronise_batch_norm: on many hosts, whether batch norm takes its statistics over all of them; by default each takes
             those of its share, which is another training than that of one host (P6.3). Alone it changes nothing.
         threads: of torch, while it or its study runs. None is one where the operations of a step are so small that torch itself
-            would split none, and else what torch has; a number of your own (OMP_NUM_THREADS, `torch.set_num_threads`) stays.
+            would split none, and else what torch has; a number of your own (OMP_NUM_THREADS, `torch.set_num_threads`) stays. What
+            `torch.set_num_threads` sets to as many as the processors that this process may use, or half of them, is not told apart
+            from torch's own default: give such a number here.
     """
 
     device: str = "auto"
@@ -308,7 +310,7 @@ def step_threads(
     before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, largest = asked or before, 0
-    # a number that is not the machine's own was chosen by somebody
+    # Torch begins with a thread a processor, or a core (of two processors), where it has MKL; another number was chosen by somebody.
     own = before in (cores, cores // 2) and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
 
     def note(function: Any, args: Any, kwargs: Any) -> Any:
