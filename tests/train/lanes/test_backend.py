@@ -245,6 +245,32 @@ def test_a_program_that_fails_later_hands_over_to_plain_autograd(
     assert record.lanes["faster"][1] == 1.0
 
 
+def test_calls_that_cannot_be_planned_leave_torchs_threads_as_they_were(
+    tmp_path: Path, timed: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(1.0, 0.1)
+    planned: list[int] = []
+    seen: set[int] = set()
+
+    def fails(self: VmapGradients, batches: Any) -> None:
+        planned.append(torch.get_num_threads())
+        raise CannotBatch("planted: no calls")
+
+    class Threads(Hook):
+        def on_step(self, step: Step) -> None:
+            seen.add(torch.get_num_threads())
+
+    monkeypatch.setattr(VmapGradients, "prepare", fails)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        record = sweep(small_workload(), tmp_path / "run", hooks=[Threads()])
+        assert (planned, seen, torch.get_num_threads()) == ([1], {2}, 2)
+    finally:
+        torch.set_num_threads(before)
+    assert record.lanes["gradients"].tolist() == ["loop"] * 3
+
+
 def test_what_cannot_be_evaluated_together_is_evaluated_alone_with_the_reason_in_the_record(
     tmp_path: Path, timed: Callable[[float, float], None]
 ) -> None:

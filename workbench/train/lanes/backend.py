@@ -171,8 +171,8 @@ def choose_gradients(
                     contextlib.closing(VmapGradients(workload, stack, lanes_per_call=calls, threads=threads, room=room))
                 )
                 verify(stack, loop, gradients, updates)
+                gradients.prepare(updates[0])  # what the record says of the calls has to be so from the first step on
                 undo.pop_all()
-            gradients.prepare(updates[0])  # what the record says of the calls has to be so from the first step on
         except CannotBatch as error:
             verdict, gradients = Verdict(None, str(error)), None
     if wanted == "vmap" and gradients is None:
