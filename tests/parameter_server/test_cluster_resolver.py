@@ -164,6 +164,12 @@ def test_what_is_no_such_json(text: str) -> None:
         ClusterResolver.from_json(text, source="here")
 
 
+def test_a_key_that_stands_there_twice_is_not_lost() -> None:
+    text = '{"cluster": {"worker": ["a:1"], "ps": ["b:1"], "worker": ["c:1"]}, "task": {"type": "ps", "index": 0}}'
+    with pytest.raises(UsageError, match="here: .*the key 'worker' stands there twice"):
+        ClusterResolver.from_json(text, source="here")
+
+
 @pytest.mark.parametrize("name", ["TF_CONFIG", "WORKBENCH_CLUSTER"])
 def test_the_environment_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """T9.1, T9.2: a variable that a template has set is respected, one that is empty is none, two have to agree."""

@@ -245,8 +245,8 @@ class ClusterResolver:
         JSON, or describes no cluster that could train.
         """
         try:
-            config = json.loads(text)
-        except (json.JSONDecodeError, TypeError) as error:
+            config = json.loads(text, object_pairs_hook=_no_key_twice)
+        except (ValueError, TypeError) as error:
             raise UsageError(f"{source}: this is no JSON ({error}): {str(text)[:60]!r}. Example: {_EXAMPLE}") from error
         if not isinstance(config, Mapping):
             raise UsageError(
@@ -261,6 +261,15 @@ class ClusterResolver:
         except UsageError as error:
             raise type(error)(f"{source}: {error}") from None
         return cls(spec, task, source)
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(
+            f"the key {max(keys, key=keys.count)!r} stands there twice, and one of its values would be lost"
+        )
+    return found
 
 
 def _task(config: Mapping[str, Any]) -> Task:
