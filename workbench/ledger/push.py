@@ -73,17 +73,15 @@ def _push(folder: Path, storage: Any, there: dict[str, tuple[Any, Any]], folders
     record, row = StudyRecord(folder), study_row(folder)
     made = (row["created"], folder.name)
 
-    def free(
-        name: str,
-    ) -> bool:  # another machine's study may have the same name (P5.2), and a copy of this folder its time too
+    # another machine's study may have the same name (P5.2), and a copy of this folder its time too
+    def free(name: str) -> bool:
         created, where = there.get(name, made)
         return created == row["created"] and where not in folders - {folder.name}
 
     dated = f"{record.name} ({row['created']})"
     names = (record.name, dated, f"{dated}, {folder.name}")
-    name = min(
-        names, key=lambda each: (there.get(each) != made, not free(each))
-    )  # its own, or else the first that is free
+    # its own, or else the first that is free
+    name = min(names, key=lambda each: (there.get(each) != made, not free(each)))
     if name in there:
         optuna.delete_study(study_name=name, storage=storage)
     direction = optuna.study.StudyDirection[{"min": "MINIMIZE", "max": "MAXIMIZE"}[record.config["select_mode"]]]
