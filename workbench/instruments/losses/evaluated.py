@@ -40,6 +40,9 @@ class Evaluated:
         self._rows[not trains] += len(rows)
         if trains:
             self._kinds.add(type(module))
+        if not len(rows):  # nor counted as seen: there may be any number of them
+            return
+        if trains:
             self._trained.append(rows)
         else:
             self.open = self._rows[1] < MAX_ROWS
