@@ -29,7 +29,7 @@ class Criteria:
 
     def __init__(self) -> None:
         self._shifts: list[tuple[Tensor, Tensor]] = []  # with the loss that has it
-        self._bounds: list[tuple[float, Tensor]] = []
+        self._bounds: list[tuple[float, float, Tensor]] = []  # below the loss, and below what it was multiplied to
         self._last = ""  # line of the loss function that was called last
         self._calls: dict[str, dict[str, Any]] = {}
         self._crossed: list[
@@ -112,7 +112,7 @@ class Criteria:
                 return
             bound = _bound(node, name)
             if bound is not None and bound > 0 and factor > 0 and not added and len(self._bounds) < MAX_BOUNDS:
-                self._bounds.append((bound, loss.detach() / factor <= bound * (1 + 1e-6)))
+                self._bounds.append((bound, bound * factor, loss.detach() / factor <= bound * (1 + 1e-6)))
             elif name not in ("AddBackward0", "SubBackward0"):
                 return
             added = added or bound is None
@@ -120,12 +120,12 @@ class Criteria:
             node = trained[0] if len(trained) == 1 else None
 
     def floor(self) -> dict[str, Any]:
-        """Return by which constant the loss is shifted, its median there, the bound below it and in how many passes it lay there, as JSON values."""
+        """Return by which constant the loss is shifted, its median there, the bound below it, as it is and as `backward` is given it, and in how many passes it lay there, as JSON values."""
         shifts, losses = [float(shift) for shift, _ in self._shifts], [abs(float(loss)) for _, loss in self._shifts]
-        at = [bool(reached) for _, reached in self._bounds]
+        at = [bool(reached) for *_, reached in self._bounds]
         return {
             "shifts": [min(shifts), max(shifts)] if shifts else None, "shifted_loss": median(losses) if losses else None, "bound": self._bounds[-1][0] if at else None,
-            "passes": len(at), "at_bound": sum(at), "line": self._last,
+            "bound_given": self._bounds[-1][1] if at else None, "passes": len(at), "at_bound": sum(at), "line": self._last,
         }  # fmt: skip
 
     def settle(self) -> None:

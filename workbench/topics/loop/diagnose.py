@@ -101,7 +101,7 @@ def diagnose_loop(
     findings = [
         *(finding for codes, judge in judges for finding in where_known(CODES, codes, judge)),
         *data_findings(record, facts, conversion_share=conversion_share, least_updates=least_updates),
-        *loss_findings(facts, floor_share=floor_share, most_dropped=most_dropped),
+        *loss_findings(record, facts, floor_share=floor_share, most_dropped=most_dropped),
     ]
     if lost := facts.get("lost"):
         reason = f"{', '.join(lost)} could not be determined for this loop, an error in this package"

@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, Status
-from workbench.topics.loop.known import at, where_known
+from workbench.topics.loop.known import at, rows_of, where_known
 
 LOSS_CODES = Codes({
     "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "units.dropped": "F2.4",
@@ -20,21 +24,27 @@ Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
 
-def loss_findings(facts: Facts, *, floor_share: float, most_dropped: float) -> list[Finding]:
+def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_dropped: float) -> list[Finding]:
     """Return the findings of `LOSS_CODES`; see `diagnose_loop`."""
     return [
         *where_known(LOSS_CODES, ("loss.broadcast", "loss.double_softmax"), lambda: _criteria(facts["criteria"])),
-        *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(facts["floor"], floor_share)),
+        *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
         *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
     ]
 
 
-def _floor(found: Facts, share: float) -> Finding:
+def _floor(record: RecordLike, found: Facts, share: float) -> Finding:
     say: Say = partial(LOSS_CODES.finding, "loss.floor", evidence=dict(found))
-    bound, at_bound, shifts = found["bound"], found["at_bound"], found["shifts"]
-    if bound is not None and at_bound > share * found["passes"]:
-        part = at_bound / found["passes"]
+    bound, shifts, passes, part = found["bound"], found["shifts"], found["passes"], 0.0
+    if bound is not None:
+        losses = rows_of(record).get("loss", pd.Series(dtype=float)).dropna()  # of all updates; few are looked at
+        there = np.isclose(losses, found.get("bound_given", math.nan), rtol=1e-6, atol=0.0)
+        passes, part = (
+            max(passes, len(losses)),
+            max(found["at_bound"] / passes, float(there.mean()) if len(losses) else 0.0),
+        )
+    if part > share:
         return say(
             "fail", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
             unit="share of passes", threshold=share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
@@ -48,7 +58,7 @@ def _floor(found: Facts, share: float) -> Finding:
     if bound is not None:
         return say(
             "ok",
-            f"The loss is bounded from below by {bound:.3g}{at(found, 'line')}, and has not come there in {found['passes']} passes.",
+            f"The loss is bounded from below by {bound:.3g}{at(found, 'line')}, and has not come there in {passes} passes.",
         )
     if constant:
         return say("ok", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}, too small to matter.")
