@@ -166,7 +166,7 @@ def test_runs_that_a_program_ends_itself_are_told_or_have_diverged_and_the_searc
     given_up = trials[trials["state"] == "diverged"]
     assert bool(len(given_up)) == lost
     assert (given_up["peak_lr"] >= 2.0).all()
-    assert ("whole length" in diagnosis.recommendation["paste"]) == (not lost)
+    assert ("stopped early by the program itself" in diagnosis.recommendation["paste"]) == (not lost)
 
 
 def test_a_program_that_leaves_python_without_its_end_is_told_of(tmp_path: Path) -> None:

@@ -365,9 +365,11 @@ def _ended_early(record: StudyRecord) -> list[str]:
     select, said = str(record.config["select"]), []
     for row in rows.itertuples():
         best = selected(record, [int(str(row.trial))])
-        value = f", {best[select]:.4g} at {best['best_step']}" if best else ""
-        said.append(f"trial {row.trial} (lr {row.peak_lr:.3g}) {row.steps_run:.0f} of {row.total_steps} updates{value}")
+        value = f", {best[select]:.4g} at update {best['best_step']}" if best else ""
+        said.append(
+            f"trial {row.trial} (lr {row.peak_lr:.3g}) after {row.steps_run:.0f} of {row.total_steps} updates{value}"
+        )
     return [
-        f"compared by the best {select} up to their end: runs that the program ended itself, {'; '.join(said[:4])}{'; and others' if len(said) > 4 else ''}. "
-        "lr.best and lr.unstable leave them out, as a loss at the planned end is not known: without what stops the program early, such as its patience, they count there, too"
+        f"stopped early by the program itself, and compared by the best {select} until then: {'; '.join(said[:4])}{'; and others' if len(said) > 4 else ''}. "
+        "lr.best and lr.unstable leave these runs out, as their loss after all updates is not known; without early stopping they would be included"
     ]
