@@ -18,7 +18,7 @@ TRIAL = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "stop_after": 
 PRELUDE = """
 import os, pathlib, shutil, sqlite3, sys
 def changed(path, does, **how):
-    connection = sqlite3.connect(path, **how)
+    connection = how.pop('by', sqlite3.connect)(path, **how)
     try:
         assert connection.execute('SELECT x FROM t').fetchall() == [(1,)], 'it may be read'
         connection.execute(does)
@@ -65,6 +65,9 @@ REFUSED = {
     "a row of a database": "changed('../data/big.db', 'INSERT INTO t VALUES (2)')",
     "a row of a database by its URI": "changed('file:' + data + '/big.db?mode=rw', 'DELETE FROM t', uri=True)",
     "a table of a database": "changed(pathlib.Path('../data/big.db'), 'DROP TABLE t')",
+    "a row of a database without connect": "changed(data + '/big.db', 'UPDATE t SET x = 2', by=sqlite3.Connection)",
+    "a new table of a database": "changed(data + '/big.db', 'CREATE TABLE IF NOT EXISTS u (x)')",
+    "a row of a database that it would open for writing": "(connection := sqlite3.Connection(data + '/big.db')).execute('PRAGMA query_only = OFF'), changed(data + '/big.db', 'DELETE FROM t', by=lambda path: connection)",
     "copy over": "(open('mine', 'w').close(), shutil.copyfile('mine', big))",
 }
 TAKEN_BACK = {
@@ -130,6 +133,22 @@ def test_nothing_of_the_persons_own_is_written_whichever_way(tmp_path: Path, mon
     said = [line for line in outcome.tail.splitlines() if line.startswith(("DONE", "REFUSED"))]
     assert said == [f"REFUSED {name}" for name in REFUSED], outcome.tail
     assert after == before
+
+
+BY = {"connect": "", "Connection": ", by=sqlite3.Connection"}
+
+
+@pytest.mark.parametrize("by", BY)
+def test_a_database_of_the_persons_is_opened_as_loggers_do_and_nothing_of_that_is_written_or_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    statements = ("PRAGMA journal_mode=WAL", "PRAGMA main.Journal_Mode(wal)", "PRAGMA synchronous=NORMAL", "PRAGMA foreign_keys=ON",
+                  "PRAGMA wal_checkpoint", "CREATE TABLE IF NOT EXISTS t (x)", "ATTACH ':memory:' AS own")  # fmt: skip
+    tries = {statement: f"changed(data + '/big.db', {statement!r}{BY[by]})" for statement in statements}
+    outcome, before, after = tried(tmp_path, monkeypatch, tries)
+    assert outcome.tail.splitlines() == [f"DONE {statement}" for statement in statements], outcome.tail
+    assert after == before
+    assert outcome.refused is None
 
 
 @pytest.mark.parametrize("what", TAKEN_BACK)

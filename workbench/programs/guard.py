@@ -25,8 +25,12 @@ _TOUCHED: dict[str, tuple[tuple[int, int, str], ...]] = {
 }  # fmt: skip
 """Audit event -> where among its arguments a path stands, and the folder that it is seen from, -1 for none; and whether what the path
 leads to is changed, the entry itself changes or goes away, or it is a new one, a folder where nothing may be yet. A hard link lets its file be written by another name."""
-_READING = frozenset((19, 20, 21, 22, 31, 32, 33))
-"""Codes by which SQLite asks its authorizer for what changes no table: pragma, read, select, transaction, function, savepoint, recursive."""
+_PRAGMA, _CHANGING = 19, (9, 18, 23)
+"""Codes by which SQLite asks its authorizer: for a pragma; to delete, insert and update rows, of which its schema is made, too."""
+_BEFORE_IT_IS_LOOKED_UP = ((18, "sqlite_master"), (18, "sqlite_temp_master"))
+"""Asked before SQLite looks whether what `CREATE ... IF NOT EXISTS` names is there; where it is not, an update follows."""
+_LIFTED = ("journal_mode", "query_only", "wal_checkpoint")
+"""Pragmas that write a database which is only to be queried, or lift that."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _MADE = "made.jsonl"
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
@@ -155,24 +159,28 @@ class Guard:
         self._databases = True
         import _sqlite3
 
-        original = _sqlite3.connect
+        original, base, guard = _sqlite3.connect, _sqlite3.Connection, self
+
+        class Connection(base):  # type: ignore[misc, valid-type]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                for _, _, path in base.execute(self, "PRAGMA database_list").fetchall():
+                    if path and guard._made_there(os.path.realpath(path)) is False:
+                        base.execute(self, "PRAGMA query_only = ON")
+                        base.set_authorizer(self, functools.partial(guard._allow, os.path.realpath(path)))
 
         @functools.wraps(original)
         def connect(*args: Any, **kwargs: Any) -> Any:
-            connection = original(*args, **kwargs)
-            for _, _, path in _sqlite3.Connection.execute(connection, "PRAGMA database_list").fetchall():
-                if path and self._made_there(os.path.realpath(path)) is False:
-                    connection.set_authorizer(functools.partial(self._note_change, os.path.realpath(path)))
-                    _sqlite3.Connection.execute(connection, "PRAGMA query_only = ON")
-            return connection
+            return original(*args, **({"factory": Connection} if len(args) < 6 else {}) | kwargs)
 
-        for name in ("_sqlite3", "sqlite3", "sqlite3.dbapi2"):
-            if name in sys.modules:
-                setattr(sys.modules[name], "connect", connect)  # noqa: B010  # mypy knows no such name of a module
+        for module in (sys.modules[name] for name in ("_sqlite3", "sqlite3", "sqlite3.dbapi2") if name in sys.modules):
+            vars(module).update(Connection=Connection, connect=connect)
 
-    def _note_change(self, real: str, action: int, _: Any, __: Any, database: str | None, ___: Any) -> int:
-        """Note that a statement is to change a database which is only to be read: SQLite refuses it, and does not say why."""
-        if action not in _READING and database != "temp":
+    def _allow(self, real: str, action: int, what: str | None, value: str | None, *_: Any) -> int:
+        """Answer SQLite while it compiles a statement for a database that is only to be read, and note one which it refuses later without saying why."""
+        if action == _PRAGMA and (pragma := str(what).lower()) in _LIFTED and (value or pragma == "wal_checkpoint"):
+            return 2  # it does nothing, without an error: many programs set the journal's mode before they read
+        if action in _CHANGING and (action, what) not in _BEFORE_IT_IS_LOOKED_UP:
             self._note_refused(real)
         return 0  # nothing against it
 
