@@ -365,7 +365,7 @@ def _ended_early(record: StudyRecord) -> list[str]:
     select, said = str(record.config["select"]), []
     for row in rows.itertuples():
         best = selected(record, [int(str(row.trial))])
-        value = f", {best[select]:.4g} at update {best['best_step']}" if best else ""
+        value = f", {best[select]:.4g} at step {best['best_step']}" if best else ""
         said.append(
             f"trial {row.trial} (lr {row.peak_lr:.3g}) after {row.steps_run:.0f} of {row.total_steps} updates{value}"
         )
