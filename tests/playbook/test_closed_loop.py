@@ -54,7 +54,9 @@ def test_the_pasted_config_gives_what_was_claimed(cured: Diagnosis, tmp_path: Pa
 @pytest.fixture(scope="module")
 def badly_begun(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     """Weights ten times too large: under some seeds the network dies at the baseline's lr, under others it trains."""
-    return wb.diagnose(digits_mlp(init_scale=10.0), out=tmp_path_factory.mktemp("begun") / "s", device="cpu")
+    return wb.diagnose(
+        digits_mlp(init_scale=10.0), out=tmp_path_factory.mktemp("begun") / "s", device="cpu", budget="none"
+    )
 
 
 @pytest.mark.slow

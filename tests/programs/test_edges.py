@@ -61,6 +61,6 @@ def quadratic(run: Any, *, rule: Any, lr: float, updates: int) -> None:
 def test_the_unstable_lr_is_the_exact_limit_of_the_rule(name: str, tmp_path: Path) -> None:
     rule, limit, updates = LIMITS[name]
     train = functools.partial(quadratic, rule=rule, lr=0.13 * limit, updates=updates)
-    diagnosis = wb.diagnose_function(train, tmp_path / "study", seeds=1)
+    diagnosis = wb.diagnose_function(train, tmp_path / "study", seeds=1, budget="none")
     assert wb.open(tmp_path / "study").facts["full_batch"]
     assert diagnosis["lr.unstable"].value == pytest.approx(limit, rel=0.05)

@@ -89,9 +89,16 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
 class _Engine(NBClientEngine):  # type: ignore[misc]
     @classmethod
     def execute_managed_notebook(
-        cls, nb_man: Any, kernel_name: str, *, start_timeout: int = 60, execution_timeout: int | None = None, **_: Any
+        cls,
+        nb_man: Any,
+        kernel_name: str,
+        *,
+        beside: str,
+        start_timeout: int = 60,
+        execution_timeout: int | None = None,
+        **_: Any,
     ) -> Any:
-        """Execute with the polling client, in an environment that says that no page is looking."""
+        """Execute with the polling client, in an environment that says that no page is looking; modules in `beside` can be imported."""
         client = _Client(
             nb_man,
             kernel_name=kernel_name,
@@ -103,6 +110,7 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
             try:
                 environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
                 own = {"WORKBENCH_LIVE": "0", "WORKBENCH_FIGURES": "html", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+                own["PYTHONPATH"] = os.pathsep.join(filter(None, [beside, os.environ.get("PYTHONPATH")]))
                 return client.execute(env=environment | own)
             finally:
                 if client.interrupted:  # also where the notebook has swallowed it, or the kernel was only starting

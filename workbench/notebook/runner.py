@@ -206,6 +206,7 @@ def _execute(
             target,
             parameters=dict(values),
             engine_name=ENGINE,
+            beside=str(path.resolve().parent),
             kernel_name="python3",
             language="python",
             cwd=folder,
