@@ -14,18 +14,25 @@ from workbench.topics.parameter_server.server_load import CODES, server_throughp
 
 if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster import connect_to_cluster, create_in_process_cluster, serve_task
-    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver
+    from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver, ClusterSpec, Task
     from workbench.parameter_server.context import get_current_worker_index
     from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
     from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
     from workbench.parameter_server.data.string_lookup import StringLookup
+    from workbench.parameter_server.errors import (
+        CancelledError,
+        ClosureInputError,
+        GivenUpError,
+        OutOfRangeError,
+        UnavailableError,
+    )
     from workbench.parameter_server.servers.layout import (
         FixedShardsPartitioner,
         MaxSizePartitioner,
         MinSizePartitioner,
     )
     from workbench.parameter_server.servers.row_rules import RowRule
-    from workbench.parameter_server.servers.variable import ShardedVariable
+    from workbench.parameter_server.servers.variable import ShardedVariable, Variable
     from workbench.parameter_server.strategy import ParameterServerStrategy as Strategy
     from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
     from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
@@ -43,15 +50,20 @@ else:
 __all__ = [
     "BackupAndRestore",
     "Callback",
+    "CancelledError",
     "CheckpointManager",
+    "ClosureInputError",
     "ClusterCoordinator",
     "ClusterResolver",
+    "ClusterSpec",
     "DatasetCreator",
     "FixedShardsPartitioner",
+    "GivenUpError",
     "InputContext",
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "ModelCheckpoint",
+    "OutOfRangeError",
     "PerWorkerValues",
     "RemoteValue",
     "RowRule",
@@ -61,8 +73,11 @@ __all__ = [
     "StrategyModel",
     "StringLookup",
     "Study",
+    "Task",
     "TensorBoard",
     "Trainer",
+    "UnavailableError",
+    "Variable",
     "audit",
     "connect_to_cluster",
     "create_in_process_cluster",
