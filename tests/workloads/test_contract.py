@@ -24,7 +24,7 @@ from workbench.workloads.checks import (
 
 CONFIG = wb.TrainConfig(peak_lr=0.1, total_steps=10, batch_size=4)
 TABLES = {"digits_mlp": 10, "digits_cnn": 10, "digits_resnet": 10, "digits_resnet_stride1": 10, "breast_cancer": 2}
-CHANCE = TABLES | {"source_text": 256}
+CHANCE = TABLES | {"source_text": 256, "source_lm": 256}
 
 
 def examples(count: int) -> TensorDataset:

@@ -131,6 +131,16 @@ def test_each_kind_of_workload_has_its_loss_and_its_metric() -> None:
     assert made.loss(outputs, tokens).shape == made.metrics["token_accuracy"](outputs, tokens).shape == (2,)
 
 
+def test_z_loss_is_in_the_gradient_and_not_in_the_value() -> None:
+    """The derivative of c (log Z)^2 by a logit is 2 c log Z times its probability; every token has its share of the mean."""
+    logits, batch = 3 * torch.randn(2, 4, 5, dtype=torch.float64), (None, torch.randint(0, 5, (2, 4)))
+    plain, penalised = (language_model(**FIELDS, ignore_index=None, z_loss=c).loss for c in (0.0, 0.01))
+    assert torch.equal(plain(logits, batch), penalised(logits, batch))
+    grads = [torch.func.grad(lambda z, loss=loss: loss(z, batch).mean())(logits) for loss in (plain, penalised)]
+    expected = 2 * 0.01 * logits.logsumexp(-1, keepdim=True) * logits.softmax(-1) / 8
+    torch.testing.assert_close(grads[1] - grads[0], expected)
+
+
 def test_padding_counts_for_nothing() -> None:
     logits, padding = F.one_hot(torch.tensor([[1, 2, 0]]), 3).float(), [None, torch.tensor([[-1, -1, -1]])]
     assert TokenAccuracy()(logits, [None, torch.tensor([[1, 0, 0]])]).tolist() == pytest.approx([2 / 3])

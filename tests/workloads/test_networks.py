@@ -17,7 +17,14 @@ from torch.nn import functional as F
 from workbench.errors import UsageError
 from workbench.train.trainer import Trainer
 from workbench.workloads.sklearn_data import deep_residual, digits_resnet
-from workbench.workloads.source_text import Transformer, source_data, source_text, source_text_post_norm, text_hash
+from workbench.workloads.source_text import (
+    Transformer,
+    source_data,
+    source_lm,
+    source_text,
+    source_text_post_norm,
+    text_hash,
+)
 
 PLACEMENTS = ("none", "branch", "after_add", "pre")
 
@@ -116,6 +123,24 @@ def test_a_block_is_the_one_of_torch(norm: str) -> None:
     torch.testing.assert_close(ours(x), twin(x, src_mask=mask, is_causal=True))
 
 
+def test_qk_norm_bounds_the_attention_logits_of_the_block() -> None:
+    """With queries and keys normalised, attention is torch's on normalised ones, and no logit exceeds the root of the head's width."""
+    torch.manual_seed(0)
+    ours = Transformer(width=16, heads=2, layers=1, qk_norm=True, init_std=5.0).double().blocks[0].attention
+    x = 10 * torch.randn(3, 7, 16, dtype=torch.float64)
+    q, k, v = ours.qkv(x).view(3, 7, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    q, k = F.layer_norm(q, (8,)), F.layer_norm(k, (8,))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(ours(x), ours.out(mixed.transpose(1, 2).reshape(3, 7, 16)))
+    assert (q @ k.mT).abs().max().item() / math.sqrt(8) <= math.sqrt(8) + 1e-4
+
+
+def test_a_tied_model_has_one_matrix_less_and_trains() -> None:
+    sizes = [sum(p.numel() for p in source_lm(tied=tied).build_model().parameters()) for tied in (False, True)]
+    assert sizes[0] - sizes[1] == 256 * 96
+    assert sizes[0] == pytest.approx(0.3e6, rel=0.1)
+
+
 @pytest.mark.slow
 def test_adam_breaks_the_post_norm_model_unless_its_lr_warms_up(tmp_path: Path) -> None:
     """Without warmup it learns hardly more than how often each byte occurs, the entropy of single bytes."""
@@ -141,6 +166,7 @@ def test_names_tell_the_variants_apart() -> None:
         (deep_residual(norm="branch", zero_init=True, width=16), "deep_residual_width16_branch_zero"),
         (digits_resnet(stride=1), "digits_resnet_stride1"),
         (source_text(layers=6, norm="after_add"), "source_text_layers6_after_add"),
+        (source_lm(width=128, heads=8, qk_norm=True, z_loss=1e-4), "source_lm_width128_heads8_qk_norm_z_loss0.0001"),
     ):
         assert made.name == name
 
@@ -155,6 +181,8 @@ def test_names_tell_the_variants_apart() -> None:
         (deep_residual, {"residual": False, "norm": "after_add"}, "norm='after_add' needs residual=True"),
         (source_text, {"layers": 0}, "layers=0 must be an integer above 0"),
         (source_text, {"width": 30}, "width=30 must be an integer above 0, and a multiple of 4"),
+        (source_lm, {"heads": 5}, "width=96 must be an integer above 0, and a multiple of 5"),
+        (source_lm, {"z_loss": -1e-4}, "z_loss=-0.0001 must be a finite number of at least 0"),
         (source_text, {"init_std": math.inf}, "init_std=inf must be a finite number above 0"),
     ],
 )

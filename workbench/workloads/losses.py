@@ -5,6 +5,7 @@ Losses and metrics have shape (batch,), run under `torch.func.vmap`, and ask the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, Required, TypedDict, Unpack
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.config import TrainConfig
-from workbench.errors import TargetError, WorkloadError
+from workbench.errors import TargetError, UsageError, WorkloadError
 from workbench.workloads.base import Workload, second_of_batch
 
 Targets = Callable[[Any], Tensor]
@@ -90,16 +91,23 @@ class TokenCount:
 
 @dataclass(frozen=True)
 class TokenCrossEntropy:
-    """Cross-entropy of logits (batch, length, vocabulary), in nats, the mean over an example's counted tokens; 0 without any."""
+    """Cross-entropy of logits (batch, length, vocabulary), in nats, the mean over an example's counted tokens; 0 without any.
+
+    `z_loss` times log Z squared is in the gradient and not in the value, so that losses compare whatever it is.
+    """
 
     targets: Targets = next_tokens
     ignore_index: int | None = None
+    z_loss: float = 0.0
 
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
         """Return nats per token for each example, shape (batch,)."""
         targets = _token_targets(outputs, self.targets(batch))
         ignored = NOT_A_CLASS if self.ignore_index is None else self.ignore_index
         losses = _cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignored).view(targets.shape)
+        if self.z_loss:
+            penalty = self.z_loss * outputs.logsumexp(-1).square()
+            losses = losses + (penalty - penalty.detach())
         return _token_mean(losses, targets, self.ignore_index)
 
 
@@ -266,7 +274,11 @@ def regression(*, targets: Callable[[Any], Tensor] = second_of_batch, **fields: 
 
 
 def language_model(
-    *, targets: Callable[[Any], Tensor] = next_tokens, ignore_index: int | None = -100, **fields: Unpack[WorkloadFields]
+    *,
+    targets: Callable[[Any], Tensor] = next_tokens,
+    ignore_index: int | None = -100,
+    z_loss: float = 0.0,
+    **fields: Unpack[WorkloadFields],
 ) -> Workload:
     """Return a workload with next-token cross-entropy and token accuracy.
 
@@ -277,13 +289,17 @@ def language_model(
         targets: `batch -> (batch, length)`; the default takes `(inputs, targets)` or a tensor of tokens, whose next
             token is then the target.
         ignore_index: the target that marks padding; None when there is none, and every example then weighs the same.
+        z_loss: coefficient of log Z squared, Z the softmax's denominator, which keeps the output logits from drifting; 1e-4 is usual
+            (Chowdhery et al. 2022, arXiv:2204.02311, section 5). It acts through the gradient: losses are shown without it.
         **fields: every other field of `Workload`; outputs are logits of shape (batch, length, vocabulary).
     """
+    if not 0 <= z_loss < math.inf:
+        raise UsageError(f"z_loss={z_loss!r} must be a finite number of at least 0; 1e-4 is usual, 0 is none.")
     fields.setdefault("forward", forward_tokens)
     if ignore_index is not None:
         fields.setdefault("weights", TokenCount(targets, ignore_index))
     return Workload(
-        loss=TokenCrossEntropy(targets, ignore_index),
+        loss=TokenCrossEntropy(targets, ignore_index, z_loss),
         metrics={"token_accuracy": TokenAccuracy(targets, ignore_index)},
         **fields,
     )

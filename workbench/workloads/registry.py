@@ -31,6 +31,10 @@ _BUNDLED = {
         "source_text",
         "12 layers of it with the norms after the additions: early unstable with Adam unless the lr warms up",
     ),
+    "source_lm": (
+        "source_text",
+        "a language model of 0.3 million parameters on the same bytes, trained as large ones are; more by its options",
+    ),
     "breast_cancer": ("sklearn_data", "30-32-2 network on an imbalanced table of 569 rows"),
     "quadratic": ("analytic", "quadratic with known curvature: the largest stable lr is exact"),
     "catapult": ("analytic", "two-layer linear network whose early instability and recovery are known"),

@@ -7,7 +7,7 @@ import math
 import sysconfig
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -89,18 +89,19 @@ class Attention(nn.Module):
     length it is no faster.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, qk_norm: bool = False) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
+        self.q_norm, self.k_norm = (nn.LayerNorm(width // heads) if qk_norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to (batch, length, width); a position sees itself and those before it."""
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(width // self.heads)
+        scores = self.q_norm(q) @ self.k_norm(k).transpose(-2, -1) / math.sqrt(width // self.heads)
         mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ v
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
@@ -109,11 +110,11 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a two-layer network, each added to what it gets, with a layer norm where `norm` says."""
 
-    def __init__(self, width: int, heads: int, norm: Placement = "pre") -> None:
+    def __init__(self, width: int, heads: int, norm: Placement = "pre", *, qk_norm: bool = False) -> None:
         super().__init__()
         self.placement = norm
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, qk_norm=qk_norm)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
@@ -141,13 +142,17 @@ class Transformer(nn.Module):
         layers: int = 2,
         norm: Placement = "pre",
         init_std: float = 0.02,
+        qk_norm: bool = False,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.empty(length, width))
-        self.blocks = nn.Sequential(*(Block(width, heads, norm) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, norm, qk_norm=qk_norm) for _ in range(layers)))
         self.norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()  # each block ends with one
         self.head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.head.weight = self.token.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=init_std)
@@ -168,41 +173,77 @@ def source_text(
     length: int = 64,
     norm: Placement = "pre",
     init_std: float = 0.02,
+    heads: int = 4,
+    qk_norm: bool = False,
+    z_loss: float = 0.0,
+    tied: bool = False,
     peak_lr: float = 2e-3,
     total_steps: int = 2000,
 ) -> Workload:
     """Return the workload; `text_hash()` says which text this Python has.
 
     Args:
-        width: of every position, a multiple of 4, the number of heads.
+        width: of every position, a multiple of `heads`.
         length: bytes a window predicts.
         norm: "pre": x + f(Norm(x)); "after_add": Norm(x + f(x)) (F2.7), as in the first transformers.
         init_std: deviation of the weights at the start.
+        qk_norm: a layer norm of each head's queries and keys, which bounds the attention logits (Dehghani et al. 2023,
+            arXiv:2302.05442).
+        z_loss: coefficient of log Z squared in the gradient, see `language_model`.
+        tied: the output layer's weight is that of the embedding.
 
     Raises:
         UsageError: an option is out of its range.
     """
-    for name, count, step in (("layers", layers, 1), ("width", width, 4), ("length", length, 1)):
+    for name, count, step in (
+        ("layers", layers, 1),
+        ("heads", heads, 1),
+        ("width", width, heads),
+        ("length", length, 1),
+    ):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1 or count % step:
-            raise UsageError(f"{name}={count!r} must be an integer above 0{', and a multiple of 4' * (step == 4)}.")
+            multiple = f", and a multiple of {step}" * (step != 1)
+            raise UsageError(f"{name}={count!r} must be an integer above 0{multiple}.")
     if norm not in get_args(Placement):
         raise UsageError(f"norm={norm!r} is not known.{nearest(norm, get_args(Placement))}")
     if not (init_std > 0 and math.isfinite(init_std)):
         raise UsageError(f"init_std={init_std!r} must be a finite number above 0; 0.02 is usual for this model.")
     data = source_data(length=length)
-    changed = (
-        [f"layers{layers}"] * (layers != 2) + [f"width{width}"] * (width != 64) + [f"length{length}"] * (length != 64)
-    )
-    changed += [norm] * (norm != "pre") + [f"std{init_std:g}"] * (init_std != 0.02)
+    changed = [f"{name}{value}" for name, value, usual in (
+        ("layers", layers, 2), ("width", width, 64), ("length", length, 64), ("heads", heads, 4),
+    ) if value != usual]  # fmt: skip
+    changed += [norm] * (norm != "pre") + [f"std{init_std:g}"] * (init_std != 0.02) + ["qk_norm"] * qk_norm
+    changed += [f"z_loss{z_loss:g}"] * (z_loss > 0) + ["tied"] * tied
+    shape: dict[str, Any] = {"length": length, "width": width, "layers": layers, "norm": norm, "init_std": init_std}
+    shape |= {"heads": heads, "qk_norm": qk_norm, "tied": tied}
     return language_model(
         name="_".join(["source_text", *changed]),
-        build_model=lambda: Transformer(length=length, width=width, layers=layers, norm=norm, init_std=init_std),
+        build_model=lambda: Transformer(**shape),
         train_data=data.train,
         validation_data=data.validation,
         test_data=data.test,
         ignore_index=None,
+        z_loss=z_loss,
         config=TrainConfig(optimizer="adam", peak_lr=peak_lr, total_steps=total_steps, batch_size=8),
     )
+
+
+def source_lm(*, layers: int = 2, width: int = 96, total_steps: int = 400, **options: Any) -> Workload:
+    """Return the small language model that is trained as large ones are: AdamW with beta2 0.95, clipping at 1, warmup, cosine.
+
+    Parameters by (layers, width): 0.3M (2, 96), 1M (4, 128), 3M (6, 192), 10M (8, 320). A run of the smallest takes seconds on one core.
+
+    Args:
+        layers: number of blocks.
+        total_steps: of which the first tenth is the warmup (Wortsman et al. 2023, arXiv:2309.14322, take 5 %).
+        **options: the others of `source_text`, such as qk_norm=True or z_loss=1e-4.
+    """
+    workload = source_text(layers=layers, width=width, total_steps=total_steps, **options)
+    config = workload.config.replace(
+        optimizer="adamw", beta2=0.95, max_grad_norm=1.0, schedule="cosine", warmup_steps=total_steps // 10
+    )
+    name = workload.name.replace("source_text", "source_lm").replace("_width96", "")
+    return workload.replace(name=name, config=config)
 
 
 def source_text_post_norm() -> Workload:
