@@ -30,11 +30,11 @@ _START = """async ([source, still]) => {
   window.number = 0;
 }"""
 
-# lanes whose losses fall the faster the larger their lr, noisy; the last ones are lost half-way
-_FEED = """([lanes, from, to, steps, whole, lost]) => {
+# lanes whose losses fall the faster the larger their lr, noisy, four steps a second; the last ones are lost half-way
+_FEED = """([lanes, from, to, steps, whole, lost, clocked]) => {
   const rows = to - from;
   const step = new Int32Array(lanes * rows);
-  const [loss, norm, lr] = [0, 1, 2].map(() => new Float32Array(lanes * rows));
+  const [loss, norm, lr, seconds] = [0, 1, 2, 3].map(() => new Float32Array(lanes * rows));
   let seed = 1 + from;
   const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
   const trials = [];
@@ -48,6 +48,7 @@ _FEED = """([lanes, from, to, steps, whole, lost]) => {
       step[at] = from + k;
       const fall = lane >= lanes - lost ? Math.exp(((from + k) / steps) * 12) : 1 / (1 + rate * (from + k));
       loss[at] = 2.3 * fall * (0.6 + 0.8 * random());
+      seconds[at] = clocked ? (from + k) / 4 : NaN;
       norm[at] = 0.1 + 3 * random() ** 4;
       lr[at] = rate * Math.min(1, (from + k + 1) / (steps / 10)) * (0.55 + 0.45 * Math.cos((Math.PI * (from + k)) / steps));
     }
@@ -57,11 +58,11 @@ _FEED = """([lanes, from, to, steps, whole, lost]) => {
   }
   const states = { running: lanes - lost };
   if (lost) states[to >= steps / 2 ? "diverged" : "running"] = to >= steps / 2 ? lost : lanes;
-  const parts = [{ metrics: ["loss", "grad_norm", "lr"], rows: counts }];
+  const parts = [{ metrics: ["loss", "grad_norm", "lr", "seconds"], rows: counts }];
   const status = { stage: "lr_sweep", steps: lanes * to, rate: 20000, states };
   window.tell(
     { kind: whole ? "all" : "delta", number: window.number++, name: "sweep", workload: "digits_mlp", trials, parts, status },
-    [step, loss, norm, lr].map((a) => a.subarray(0, at)),
+    [step, loss, norm, lr, seconds].map((a) => a.subarray(0, at)),
   );
 }"""
 
@@ -82,10 +83,17 @@ def live_page(browser: Browser, *, width: int = 1100, still: bool = False, dark:
 
 
 def feed(
-    page: Page, *, lanes: int, steps: int, rows: tuple[int, int], whole: bool = False, lost: int = 0
+    page: Page,
+    *,
+    lanes: int,
+    steps: int,
+    rows: tuple[int, int],
+    whole: bool = False,
+    lost: int = 0,
+    clocked: bool = True,
 ) -> dict[str, Any]:
     """Tell the page of rows from one step to another of `lanes` trials and return how long the redraw took, in ms."""
-    page.evaluate(_FEED, [lanes, rows[0], rows[1], steps, whole, lost])
+    page.evaluate(_FEED, [lanes, rows[0], rows[1], steps, whole, lost, clocked])
     page.wait_for_function("() => !window.view.waiting")
     found: dict[str, Any] = json.loads(page.evaluate("() => JSON.stringify(window.view.stats)"))
     return found

@@ -75,6 +75,9 @@ def same_curves(page: Page, record: StudyRecord | TrialRecord) -> None:
         for metric in METRICS:
             steps, values = zip(*page.curves[int(trial), metric], strict=True)
             assert list(steps) == rows["step"].tolist()
+            if metric == "seconds":
+                np.testing.assert_allclose(values, rows["step_time_s"].cumsum(), rtol=1e-5)
+                continue
             with np.errstate(over="ignore"):
                 np.testing.assert_array_equal(np.array(values, np.float32), rows[metric].to_numpy(np.float32))
     assert len({trial for trial, _ in page.curves}) == record.steps["trial"].nunique()

@@ -31,7 +31,7 @@ class Watcher:
         """A trial has its place in the study, a new one or one that is there already."""
 
     def on_rows(self, path: Path, table: str, columns: Mapping[str, Any]) -> None:
-        """Rows of "steps", "evals" or "predictions"; rows of steps that come early have the columns of the loop alone."""
+        """Rows of "steps", "evals" or "predictions"; rows of steps that come early have the columns of the loop alone, and its times."""
 
     def on_event(self, path: Path, number: int, event: Mapping[str, Any]) -> None:
         """Something happened to a trial, as `events.jsonl` has it: `state` says that it runs, or how it ended."""

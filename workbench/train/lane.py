@@ -293,7 +293,8 @@ class LaneLog:
     def show(self, lanes: Sequence[Lane]) -> None:
         """Show the rows to observers; they stay here, and what is flushed later is the same."""
         if len(self):
-            self._steps.show(self._block(lanes, {})[0])
+            timed = {name: pairs for name, pairs in self._extra.items() if name == "step_time_s"}
+            self._steps.show(self._block(lanes, timed)[0])
 
     def _block(
         self, lanes: Sequence[Lane], extra: Mapping[str, list[tuple[int, Any]]]

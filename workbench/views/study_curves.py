@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from workbench.record.folder import read_json
 from workbench.record.read import StudyRecord, TrialRecord
 
-METRICS = ("loss", "grad_norm", "lr")
+METRICS = ("loss", "grad_norm", "lr", "seconds")
+_COLUMNS = (*METRICS[:-1], "step_time_s")
+SECONDS = METRICS.index("seconds")
+CLOCK_COLUMNS = 100  # of training time, which hardly bends (rule of thumb)
 COLUMNS = 1000  # a page is no wider: two points in each of them
 MOST_ROWS = 1 << 20  # rule of thumb: 20 MB; what a longer study has beyond is thinned
 THINNED = 4 * COLUMNS  # columns that are left of it
@@ -25,7 +28,7 @@ Ints = NDArray[np.int32]
 
 
 class Rows(NamedTuple):
-    """Rows of some trials, trial after trial and in order of steps; values of loss, grad_norm and lr have shape (3, rows)."""
+    """Rows of some trials, trial after trial and in order of steps; values of `METRICS` have shape (4, rows); seconds are counted from the trial's first."""
 
     trial: Ints
     step: Ints
@@ -71,13 +74,18 @@ class CurvePoints:
         self._parts: list[Rows] = []
         self._thinned: list[list[Curve]] = [[] for _ in METRICS]
         self._held = 0
+        self._clocks: dict[int, float] = {}
 
     def add(self, blocks: Sequence[Mapping[str, Any]]) -> Rows:
         """Keep blocks of rows of the table of steps, and return them as one."""
         rows = _joined(blocks)
-        if len(rows.trial):
-            self._parts.append(rows)
-            self._held += len(rows.trial)
+        if not len(rows.trial):
+            return rows
+        for trial, where in _runs(rows.trial):
+            clock = self._clocks.get(trial, 0.0) + np.cumsum(rows.values[SECONDS, where], dtype=np.float64)
+            rows.values[SECONDS, where], self._clocks[trial] = clock, float(clock[-1])
+        self._parts.append(rows)
+        self._held += len(rows.trial)
         if self._held > MOST_ROWS:
             self._thinned = [self.curves(metric, THINNED) for metric in range(len(METRICS))]
             self._parts, self._held = [], 0
@@ -93,6 +101,7 @@ class CurvePoints:
             [c if c.trial != trial else Curve(trial, c.step[c.step < step], c.value[c.step < step]) for c in curves]
             for curves in self._thinned
         ]
+        self._clocks[trial] = next((float(c.value[-1]) for c in self.curves(SECONDS) if c.trial == trial), 0.0)
 
     def curves(self, metric: int, columns: int = COLUMNS) -> list[Curve]:
         """Return the curve of every trial that has one, at most `columns` times two points and its ends."""
@@ -127,7 +136,7 @@ def _joined(blocks: Sequence[Mapping[str, Any]]) -> Rows:
         return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)
 
     with np.errstate(over="ignore"):  # beyond float32 is infinite, for a picture
-        values = np.stack([column(name, np.float32) for name in METRICS])
+        values = np.stack([column(name, np.float32) for name in _COLUMNS])
     return _sorted(column("trial", np.int32), column("step", np.int32), values)
 
 
@@ -233,7 +242,7 @@ class StudyCurves:
         self.whole = False
         parts, buffers = [], []
         for index, metric in enumerate(METRICS):
-            curves = self._points.curves(index, columns)
+            curves = self._points.curves(index, min(columns, CLOCK_COLUMNS) if index == SECONDS else columns)
             if curves:
                 parts.append({"metrics": [metric], "rows": [[curve.trial, len(curve.step)] for curve in curves]})
                 buffers += [
@@ -267,6 +276,6 @@ class StudyCurves:
             known = {k: row[k] for k in self._config if k in row}
             config = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in known.items()}
             self.trial(int(row["trial"]), str(row["stage"]), config, row["state"])
-        steps = record.steps.reindex(columns=["trial", "step", *METRICS])
+        steps = record.steps.reindex(columns=["trial", "step", *_COLUMNS])
         if len(steps):
-            self.rows({name: steps[name].to_numpy() for name in ("trial", "step", *METRICS)})
+            self.rows({name: steps[name].to_numpy() for name in ("trial", "step", *_COLUMNS)})

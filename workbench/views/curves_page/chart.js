@@ -185,7 +185,7 @@ class Chart {
           y: { auto: false, distr: range.log ? 3 : 1, log: 10, range: () => [this.limits.min, this.limits.max] },
         },
         axes: [
-          { ...axis, size: 26, space: 60, values: (_, ticks) => (this.xTicks = ticks).map((v) => (v === null || this.limits.empty ? "" : count(v))) },
+          { ...axis, size: 26, space: 60, values: (_, ticks) => (this.xTicks = ticks).map((v) => (v === null || this.limits.empty ? "" : tick(this.window.x, v))) },
           { ...axis, scale: "y", size: 56, space: 26, values: (_, ticks) => (this.yTicks = ticks).map((v) => (v === null || this.limits.empty ? "" : short(v))), ...(range.log ? { splits: () => this.ticks(), filter: (_, ticks) => ticks } : {}) },
         ],
         series: [{}, ...series],

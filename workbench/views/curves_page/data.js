@@ -9,8 +9,8 @@ const METRICS = [
   { key: "grad_norm", title: "gradient norm", noisy: true },
   { key: "lr", title: "learning rate" },
 ];
-const KEYS = METRICS.map(({ key }) => key);
-const AXES = { steps: "steps", examples: "examples" };
+const KEYS = [...METRICS.map(({ key }) => key), "seconds"]; // of training, evaluation left out; of all trials that train together
+const AXES = { steps: "steps", examples: "examples", time: "time (s)" };
 const BRIEF = {
   max_grad_norm: "clip", batch_size: "batch", shared_seed: "seed", per_host_seed: "data seed", warmup_steps: "warmup",
   accumulate_steps: "accumulate", bn_stat_examples: "bn examples", total_steps: "steps", momentum: "momentum",
@@ -41,6 +41,20 @@ const short = (value) => {
   return text.replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "").replace("e+", "e");
 };
 const count = (value) => Math.round(value).toLocaleString("en");
+const tick = (x, value) => (x === "time" && value < 100 ? short(value) : count(value));
+
+// The height at `x` of a rising curve of n points; beyond its end it goes on at its mean rate.
+const height = (xs, ys, n, x) => {
+  let [low, high] = [0, n - 1];
+  if (n < 1 || x <= xs[0]) return n ? ys[0] : x;
+  if (x >= xs[high]) return xs[high] ? (ys[high] * x) / xs[high] : ys[high];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] <= x) low = middle;
+    else high = middle;
+  }
+  return ys[low] + ((x - xs[low]) / (xs[high] - xs[low])) * (ys[high] - ys[low]);
+};
 
 class Points {
   constructor(x, y) {

@@ -14,8 +14,8 @@ function picture(view) {
     const [left, y0, width, height] = [64, top + 24, plot.over.clientWidth, plot.over.clientHeight];
     wide = Math.max(wide, left + width + 16);
     say(left, top + 16, plot.root.querySelector(".u-title").textContent, 'font-weight="600"');
-    for (const tick of chart.xTicks.filter((v) => v !== null && v >= window.from && v <= window.to)) {
-      say(left + plot.valToPos(tick, "x"), y0 + height + 14, count(tick), 'text-anchor="middle"');
+    for (const at of chart.xTicks.filter((v) => v !== null && v >= window.from && v <= window.to)) {
+      say(left + plot.valToPos(at, "x"), y0 + height + 14, tick(window.x, at), 'text-anchor="middle"');
     }
     for (const tick of chart.yTicks.filter((v) => v !== null && v >= limits.min && v <= limits.max)) {
       const y = y0 + plot.valToPos(tick, "y");

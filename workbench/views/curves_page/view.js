@@ -83,14 +83,18 @@ class View {
   // How a lane's steps lie on the x axis, and back.
   place(lane) {
     const per = (this.x === "examples" && lane.info.examples) || 1;
-    const [xOf, stepOf] = [(step) => step * per, (x) => x / per];
-    Object.assign(lane, { xOf, stepOf });
+    const { points, n } = lane.points.seconds;
+    const timed = { xOf: (step) => height(points.x, points.y, n, step), stepOf: (x) => height(points.y, points.x, n, x) };
+    Object.assign(lane, this.x === "time" ? timed : { xOf: (step) => step * per, stepOf: (x) => x / per });
   }
 
   // State of the controls, and what of it needs the trials.
   settle(lanes) {
-    const has = { steps: true, examples: lanes.every((lane) => lane.info.examples) };
-    for (const option of this.axis.options) option.hidden = option.disabled = !has[option.value] || (option.value !== "steps" && !lanes.length);
+    const timed = ({ points: { seconds } }) => seconds.n && Number.isFinite(seconds.points.y[seconds.n - 1]);
+    const has = { steps: true, examples: lanes.length && lanes.every((lane) => lane.info.examples), time: lanes.length && lanes.every(timed) };
+    for (const option of this.axis.options) option.hidden = option.disabled = !has[option.value];
+    if (!has[this.x]) Object.assign(this, { x: "steps", window: null });
+    this.axis.value = this.x;
     const longest = Math.max(PARTS / 10, ...lanes.map((lane) => lane.info.steps));
     this.weight = this.smoothing ** (PARTS / longest);
     const over = this.smoothing ? `${this.smoothing.toFixed(2)}: about ${count(1 / (1 - this.weight))} steps` : "off";
@@ -162,14 +166,16 @@ class View {
   // Where the x axis ends: it grows by doubling up to the length of the trials, so that what was counted stays counted.
   reach(lanes) {
     const shown = lanes.filter((lane) => lane.dim !== "hidden");
-    let [last, total] = [1, 1];
+    const timed = this.x === "time";
+    let [last, total] = timed ? [0, 0] : [1, 1];
     for (const lane of shown.length ? shown : lanes) {
       const { points, n } = lane.points.loss;
       if (n) last = Math.max(last, lane.xOf(points.x[n - 1] + 1));
       if (lane.dim === "") total = Math.max(total, lane.xOf(lane.info.steps));
     }
     total = Math.max(total, last);
-    if (Object.keys(this.store.status.states).every((state) => state !== "running" && state !== "waiting")) return last;
+    if (Object.keys(this.store.status.states).every((state) => state !== "running" && state !== "waiting")) return last || 1;
+    if (timed) return 2 ** Math.ceil(Math.log2(last || 1)); // how long the rest takes is not known
     while (total / 2 >= last) total /= 2;
     return Math.max(1, Math.ceil(total));
   }
@@ -314,12 +320,14 @@ class View {
       ["trial", `${info.trial} · ${info.stage}`],
       ["lr", short(info.lr) + (short(at("lr")[1]) === short(info.lr) ? "" : `, here ${short(at("lr")[1])}`)],
       ["step", `${count(at("loss")[0])} of ${count(info.steps)}`],
+      ["training time", this.x === "time" && `${short(at("seconds")[1])} s`],
       ["loss", short(at("loss")[1])],
       ["gradient norm", short(at("grad_norm")[1])],
       ["state", (STATES[info.state] || ["", info.state])[1]],
     ];
-    if (smoothed !== null) facts.splice(5, 0, [`${metric.title}, smoothed`, short(smoothed)]);
-    return info.note ? [facts[0], ["with", info.note], ...facts.slice(1)] : facts;
+    facts.splice(1, 0, ["with", info.note]);
+    facts.splice(-1, 0, [`${metric.title}, smoothed`, smoothed !== null && short(smoothed)]);
+    return facts.filter(([, value]) => value);
   }
 
   leave() {
