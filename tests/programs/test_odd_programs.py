@@ -256,5 +256,5 @@ def test_runs_that_a_program_stops_early_are_candidates_by_their_best_value_and_
     values = trials[trials["stage"] == "proof"].groupby("peak_lr")["best_value"].mean()
     assert found["proof"]["wins"]
     assert values[chosen["peak_lr"]] == pytest.approx(sum(found["proof"]["candidate"]) / len(found["proof"]["seeds"]))
-    told = f"(lr {chosen['peak_lr']:.3g}) {chosen['steps_run']:.0f} of 60 updates, {chosen['best_value']:.4g} at {chosen['best_step']:.0f}"
+    told = f"(lr {chosen['peak_lr']:.3g}) after {chosen['steps_run']:.0f} of 60 updates, {chosen['best_value']:.4g} at step {chosen['best_step']:.0f}"
     assert told in found["paste"]

@@ -161,3 +161,25 @@ def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0
         }
         for item in items
     ]  # fmt: skip
+
+
+def failed_when_proved(record: RecordLike) -> float:
+    """Return the lowest lr above the baseline's that failed under a fresh seed of a proof; infinite where none did.
+
+    It failed where it was lastingly unstable, or where no checkpoint is better than the untrained model and one of the baseline is.
+    """
+    study = judged(record)
+    own = {
+        name: plain_cell(study.config.get(name)) for name in ("peak_lr", "warmup_steps", "max_grad_norm", "total_steps")
+    }
+    useless = dict(zip(study.trials["trial"], study.trials["best_step"] == 0, strict=True)) if len(study.trials) else {}
+    runs = judged_runs(study, {Role.PROOF, Role.BASELINE})
+    learned = {run["seed"] for run in runs if equal(run["lr"], own["peak_lr"]) and not useless[run["trial"]]}
+    return min(
+        (
+            run["lr"] for run in runs
+            if run["stage"] == Role.PROOF and run["lr"] > own["peak_lr"] and all(equal(run[n], v) for n, v in own.items() if n != "peak_lr")
+            and (run["lasting"] or (useless[run["trial"]] and run["seed"] in learned))
+        ),
+        default=math.inf,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.config import TrainConfig
 from workbench.curves.clipping import fixed_step
-from workbench.curves.judged import judged
+from workbench.curves.judged import failed_when_proved, judged
 from workbench.curves.losses import selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN, unstable_bracket
 from workbench.curves.seed_comparison import by_faults
@@ -105,11 +105,12 @@ class _Walk:
         with suppress(BudgetSpent):
             paid.search(session)
         found = paid.compare(session)
-        if session.budget.ended and not any(session.record.trials["stage"] == Role.PROOF):  # what it keeps is left
+        if session.budget.ended:  # what no proof needed is left
+            proved = any(session.record.trials["stage"] == Role.PROOF)
             session.budget.go_on()
             with suppress(BudgetSpent):
                 paid.search(session, again=True)
-            found = paid.compare(session)
+            found = found if proved else paid.compare(session)
             with suppress(BudgetSpent):
                 run_round(session, paid.proof.baselines(session.config))  # their spread is what losses are judged by
                 self.narrow(session)
@@ -160,7 +161,9 @@ class _Walk:
             if candidate is not None:
                 session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
                 self.proof.extend(session, candidate)
-                if _any_wrong(known, _BAD_START) and not recommend(session.record, known)["adopted"]:
+                failed = failed_when_proved(session.record) < math.inf
+                known = diagnose_record(session.record) if failed else known
+                if (failed or _any_wrong(known, _BAD_START)) and not recommend(session.record, known)["adopted"]:
                     _, second = _candidate(session, known, without={found["candidate"]})
                     if second is not None:
                         self.proof.extend(session, second)

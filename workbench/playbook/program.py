@@ -170,12 +170,13 @@ def _walk(session: ProgramSession, seeds: int) -> None:
     with suppress(BudgetSpent):
         _search(session, proves=seeds > 1)
     session.budget.reserved = 0.0
-    if seeds > 1 and session.budget.ended and not screen(session.record, judge_program(session.record))["promising"]:
+    if seeds > 1:
+        _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
+    if seeds > 1 and session.budget.ended:  # what no proof needed, or a clear one left
         session.budget.go_on()
         with suppress(BudgetSpent):
             _search(session, proves=True)
-    if seeds > 1 and not _costly(session.record) and not by_faults(judge_program(session.record)):
-        with suppress(BudgetSpent):
+        if not any(session.record.trials["stage"] == Role.PROOF):
             _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
 
 
@@ -235,19 +236,20 @@ def _search(session: ProgramSession, *, proves: bool) -> None:
 
 
 def _prove_best(session: ProgramSession, proof: Proof) -> None:
-    """Prove the most promising candidate, if there is one, after what tells how far it is from the edge."""
+    """Prove the most promising candidate, if there is one and it can be paid for, after what tells how far it is from the edge."""
     for _ in range(2):
         known = judge_program(session.record)
         found = screen(session.record, known)
-        if not found["promising"]:
+        if not found["promising"] or _costly(session.record) or by_faults(known):
             return
         changed = config_of(session.record, found["recommended"]["trials"][0])
         candidate = session.config.replace(**{name: changed[name] for name in CHANGEABLE})
-        if found["untried"]:
-            run_round(session, [TrialRequest(Role.MARGIN, candidate.replace(peak_lr=1.5 * candidate.peak_lr))])
-            continue
-        session.stage(4, 4, "comparison with the baseline under fresh seeds")
-        proof.extend(session, candidate)
+        with suppress(BudgetSpent):
+            if found["untried"]:
+                run_round(session, [TrialRequest(Role.MARGIN, candidate.replace(peak_lr=1.5 * candidate.peak_lr))])
+                continue
+            session.stage(4, 4, "comparison with the baseline under fresh seeds")
+            proof.extend(session, candidate)
         return
 
 

@@ -165,9 +165,13 @@ def check_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     if Path(given[0]).name in ("python", "python3"):
         given[0] = sys.executable
     elif shutil.which(given[0]) is None:
-        raise UsageError(
-            f"there is no program {given[0]!r}: give the command as it is typed, as in `workbench diagnose -- python train.py`."
-        )
+        # An environment that is not activated: its torchrun and accelerate stand beside its python.
+        beside = Path(sys.executable).parent / Path(given[0]).name
+        if Path(given[0]).name != given[0] or shutil.which(beside) is None:
+            raise UsageError(
+                f"there is no program {given[0]!r}: give the command as it is typed, as in `workbench diagnose -- python train.py`."
+            )
+        given[0] = str(beside)
     script = given[1] if len(given) > 1 and given[0] == sys.executable else None
     if script is not None and script.endswith(".py") and not (folder / script).is_file():
         near = [path.name for path in folder.glob("*.py")]

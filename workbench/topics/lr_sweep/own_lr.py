@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.instability import ignorance
-from workbench.curves.judged import trials_with
-from workbench.curves.lr_search import BestLR, UnstableBracket, below_edge
+from workbench.curves.judged import failed_when_proved, trials_with
+from workbench.curves.lr_search import EDGE_MARGIN, BestLR, UnstableBracket, below_edge
 from workbench.curves.selection import metric_sign, selected, selected_rows
 from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trial_curves import RecordLike
@@ -125,6 +125,8 @@ def own_lr_findings(
     trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
     below = below_edge(table, [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)])
     above = below_edge(table, [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)])
+    refuted = failed_when_proved(record)
+    above = [i for i in above if table.points[i].lr * EDGE_MARGIN <= refuted] or above
     limits = (material_frac, little_frac)
     high = _too_high(own, best, bracket, best_rival(record, table, own, below), limits)
     return [high, _too_low(own, best, best_rival(record, table, own, above), limits, ratio, other=high)]

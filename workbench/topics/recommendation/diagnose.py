@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.clipping import clipped_runs
-from workbench.curves.judged import judged_runs, trials_with
+from workbench.curves.judged import failed_when_proved, judged_runs, trials_with
 from workbench.curves.losses import judged_without_loss, selects_by_loss, without_loss
 from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import (
@@ -64,7 +64,7 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.
         diagnosis: of the study, with `lr.best`.
-        limit: see `prove`, half of it for the second candidate (Bonferroni); over the examples twice as much is allowed (rule of thumb).
+        limit: see `prove`, half of it for a second candidate that is proved as well (Bonferroni); over the examples twice as much is allowed (rule of thumb).
     """
     fields = record.config
     own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
@@ -74,7 +74,8 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
         comparison = _decided(record, comparison, limit)
         if not comparison["adopted"]:
             other = screen(record, diagnosis, without={comparison["candidate"]})
-            second = _decided(record, other, limit / 2) if other["candidate"] is not None else other
+            held = limit if comparison["proof"] is None else limit / 2
+            second = _decided(record, other, held) if other["candidate"] is not None else other
             if second["adopted"] and second["proof"] is not None:
                 comparison = second
         if comparison["adopted"]:
@@ -128,9 +129,12 @@ def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) ->
     found: dict[str, Any] = {"chosen": {"trial": chosen["trials"][0], select: chosen[select]}}
     found["proof"] = proof = prove(record, baseline=record.config, candidate=candidate, limit=limit)
     said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
-    if proof is None and comparison["promising"] and record.facts.get("proof_seeds", 1) > 1:
+    failed = proof is None and candidate["peak_lr"] >= failed_when_proved(record)
+    if failed:
+        why = "it learns nothing, or becomes unstable, under a fresh seed"
+    elif proof is None and comparison["promising"] and record.facts.get("proof_seeds", 1) > 1:
         why = why or "it was not trained under fresh seeds"
-    doubt = comparison["doubt"] or (why if proof is None and comparison["promising"] else "")
+    doubt = comparison["doubt"] or (why if proof is None and comparison["promising"] and not failed else "")
     if proof is not None:
         before, after = (
             selected(record, trials_with(record, c, seeds=proof["seeds"])) for c in (record.config, candidate)

@@ -16,7 +16,7 @@ from torch import nn
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.curves.judged import judged
+from workbench.curves.judged import failed_when_proved, judged
 from workbench.curves.seed_comparison import prove, worth_more_seeds
 from workbench.curves.trial_curves import TrialCurve
 from workbench.record.roles import Role
@@ -53,7 +53,7 @@ class Proof:
 
     def baselines(self, config: TrainConfig) -> list[TrialRequest]:
         """Return the baseline under each fresh seed: whether they agree says how much a single run can tell."""
-        return [TrialRequest(Role.BASELINE, each) for each in _fresh(config, self.seeds)]
+        return [TrialRequest(Role.BASELINE, each) for each in (_fresh(config, self.seeds) if self.seeds > 1 else ())]
 
     def extend(self, session: Session, candidate: TrainConfig) -> None:
         """Run the arms inside a study that is already open, the candidate under the baseline's seeds."""
@@ -62,6 +62,10 @@ class Proof:
         arms = [session.config, candidate]
         if candidate.total_steps > session.config.total_steps:
             arms.append(session.config.replace(total_steps=candidate.total_steps))
+        if candidate.peak_lr > session.config.peak_lr:
+            _train(session, arms, 1)
+            if candidate.peak_lr >= failed_when_proved(session.record):
+                return
         if self.clear_seeds is not None and 2 <= self.clear_seeds < self.seeds:
             _train(session, arms, self.clear_seeds)
             look = prove(
@@ -83,7 +87,7 @@ def _train(session: Session, arms: list[TrainConfig], seeds: int) -> None:
 
 
 def _fresh(config: TrainConfig, seeds: int) -> list[TrainConfig]:
-    return seeded(config, config.peak_lr, seeds + 1)[1:] if seeds > 1 else []
+    return seeded(config, config.peak_lr, seeds + 1)[1:]
 
 
 _RULES = {
