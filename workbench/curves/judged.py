@@ -164,22 +164,15 @@ def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0
 
 
 def failed_when_proved(record: RecordLike) -> float:
-    """Return the lowest lr above the baseline's that failed under a fresh seed of a proof; infinite where none did.
+    """Return the lowest lr above the baseline's that learned nothing under a fresh seed of a proof; infinite where none did.
 
-    It failed where it was lastingly unstable, or where no checkpoint is better than the untrained model and one of the baseline is.
+    Its best checkpoint is the untrained model there, and that of the baseline is not.
     """
-    study = judged(record)
-    own = {
-        name: plain_cell(study.config.get(name)) for name in ("peak_lr", "warmup_steps", "max_grad_norm", "total_steps")
-    }
-    useless = dict(zip(study.trials["trial"], study.trials["best_step"] == 0, strict=True)) if len(study.trials) else {}
-    runs = judged_runs(study, {Role.PROOF, Role.BASELINE})
-    learned = {run["seed"] for run in runs if equal(run["lr"], own["peak_lr"]) and not useless[run["trial"]]}
-    return min(
-        (
-            run["lr"] for run in runs
-            if run["stage"] == Role.PROOF and run["lr"] > own["peak_lr"] and all(equal(run[n], v) for n, v in own.items() if n != "peak_lr")
-            and (run["lasting"] or (useless[run["trial"]] and run["seed"] in learned))
-        ),
-        default=math.inf,
-    )  # fmt: skip
+    trials, own = record.trials, record.config
+    if "best_step" not in trials or Role.PROOF not in set(trials["stage"]):
+        return math.inf
+    untrained, baseline = trials["best_step"] == 0, trials["trial"].isin(trials_with(record, own))
+    same = trials["trial"].isin(trials_with(record, {k: v for k, v in own.items() if k != "peak_lr"}))
+    learned = trials["seed"].isin(trials["seed"][baseline & ~untrained])
+    failed = same & untrained & learned & (trials["stage"] == Role.PROOF) & (trials["peak_lr"] > own["peak_lr"])
+    return float(trials["peak_lr"][failed].min()) if failed.any() else math.inf

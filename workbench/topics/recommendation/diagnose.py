@@ -131,7 +131,7 @@ def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) ->
     said, verdict, why, gain = comparison["said"], "", comparison["why"], comparison["gain"]
     failed = proof is None and candidate["peak_lr"] >= failed_when_proved(record)
     if failed:
-        why = "it learns nothing, or becomes unstable, under a fresh seed"
+        why = "it learns nothing under a fresh seed"
     elif proof is None and comparison["promising"] and record.facts.get("proof_seeds", 1) > 1:
         why = why or "it was not trained under fresh seeds"
     doubt = comparison["doubt"] or (why if proof is None and comparison["promising"] and not failed else "")
