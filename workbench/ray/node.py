@@ -43,11 +43,13 @@ class RayNode:
         return cls._up(ip, resource, head=True, gcs_server_port=port, _system_config={"worker_niceness": 0, **HEALTH})
 
     @classmethod
-    def join(cls, head: tuple[str, int], host: str, port: int, resource: str, *, wait_s: float) -> Self:
-        """Join the cluster at `head` as soon as it is there."""
+    def join(
+        cls, head: tuple[str, int], host: str, port: int, resource: str, *, wait_s: float, seen: bool = False
+    ) -> Self:
+        """Join the cluster at `head` as soon as it is there; where it was `seen` before, a network that is cut is waited for as long."""
         until = time.monotonic() + wait_s
         ip = own_address(host, port, wait_s)
-        reach(head, until - time.monotonic())
+        reach(head, until - time.monotonic(), seen=seen)
         while True:  # its port is open before it answers
             try:
                 return cls._up(ip, resource, head=False, gcs_address=_joined(head), node_manager_port=port)
@@ -178,8 +180,8 @@ def own_address(host: str, port: int, wait_s: float = 0.0) -> str:
     return str(there[0])
 
 
-def reach(address: tuple[str, int], wait_s: float) -> None:
-    """Wait until somebody listens at an address."""
+def reach(address: tuple[str, int], wait_s: float, *, seen: bool = False) -> None:
+    """Wait until somebody listens at an address; one from which nothing comes back is given up sooner, unless it was `seen` before."""
     host, port = address
     begun = time.monotonic()
     while True:
@@ -193,7 +195,7 @@ def reach(address: tuple[str, int], wait_s: float) -> None:
             allowed = wait_s
             why = "the machine is there, and nothing listens on that port. Was the chief started?"
         except OSError as error:
-            allowed = min(wait_s, UNREACHABLE_S)
+            allowed = wait_s if seen else min(wait_s, UNREACHABLE_S)
             why = f"{error.strerror or 'no answer'}. Is the address right, and does the network let it through?"
         waited = time.monotonic() - begun
         if waited >= allowed:

@@ -12,7 +12,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import chain, count, repeat
 from typing import Literal, Self
 
 from workbench.errors import ClusterError, UsageError
@@ -249,8 +249,9 @@ def serve_task(resolver: ClusterResolver | None = None, *, wait_s: float = 300.0
     head = resolver.chief_address
     log = logging.getLogger(__name__)
     log.info("%s: waiting for the chief at %s:%d, up to %g s", task, *head, wait_s)
-    while True:
-        node = RayNode.join(head, *split_address(address), _offered(task.type, task.index), wait_s=wait_s)  # type: ignore[arg-type]
+    for seen in chain([False], repeat(True)):
+        offered = _offered(task.type, task.index)  # type: ignore[arg-type]
+        node = RayNode.join(head, *split_address(address), offered, wait_s=wait_s, seen=seen)
         try:
             log.info("%s: in the cluster of the chief at %s:%d", task, *head)
             silent, agreed = 0, False

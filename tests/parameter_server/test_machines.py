@@ -1,0 +1,187 @@
+"""Training on two machines that have a network between them: what is open, and what becomes of it when one is cut off, paused or gone (T9, T10)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.machines import Machine, machines, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
+
+SPEC = {"chief": ["a.train:2220"], "worker": ["a.train:2221", "b.train:2222"], "ps": ["a.train:2223"]}
+CHIEF = """
+import pathlib, threading, time
+import torch
+import workbench as wb
+
+with wb.ps.connect_to_cluster(wait_s=300) as cluster:
+    print(cluster, flush=True)
+    strategy = wb.ps.Strategy(cluster)
+    coordinator = wb.ps.ClusterCoordinator(strategy)
+    total = strategy.variable(torch.zeros(1))
+    ended, scheduled, room = open("ended", "a", buffering=1), 0, threading.Semaphore(8)
+
+    def add(total):
+        time.sleep(0.02)
+        total.assign_add(torch.ones(1))
+        return wb.ps.get_current_worker_index()
+
+    def note(value):
+        ended.write(f"{time.monotonic()} {value.fetch()}\\n")
+        room.release()
+
+    while not pathlib.Path("stop").exists():
+        room.acquire()
+        value = coordinator.schedule(add, args=(total,))
+        value.add_done_callback(lambda value=value: note(value))
+        scheduled += 1
+        if pathlib.Path("join").exists():
+            begun = time.monotonic()
+            coordinator.join()
+            print("joined in", time.monotonic() - begun, flush=True)
+    coordinator.join()
+    print("total", total.read().item(), "of", scheduled, flush=True)
+"""
+
+
+class Tasks:
+    """The tasks of one cluster on machines a and b."""
+
+    def __init__(self, a: Machine, b: Machine) -> None:
+        self.a, self.b = a, b
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        (a.folder / "train.py").write_text(CHIEF)
+
+    def start(self, machine: Machine, job: str, index: int, *words: str) -> None:
+        told = {"cluster": SPEC, "task": {"type": job, "index": index}}
+        environment = os.environ | {
+            "WORKBENCH_CLUSTER": json.dumps(told),
+            "RAY_AUTH_TOKEN": "0" * 64,
+            "PYTHONPATH": os.fspath(Path(__file__).parents[2]),
+        }
+        name = f"{job}-{index}"
+        command = [sys.executable, "-m", "workbench", "ps", "--wait", "200", *words]
+        self.running[name] = machine.start(name, command, environment)
+
+    def said(self) -> str:
+        logs = [path for machine in (self.a, self.b) for path in sorted(machine.folder.glob("*.log"))]
+        return "\n".join(f"== {path}\n{path.read_text()[-3000:]}" for path in logs)
+
+    def ended(self, since: float = 0.0) -> Counter[int]:
+        """Functions that ended, by worker."""
+        path = self.a.folder / "ended"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return Counter(int(line.split()[1]) for line in lines if float(line.split()[0]) >= since)
+
+    def both_train(self) -> None:
+        begun = time.monotonic()
+        until(lambda: all(self.ended(begun)[worker] > 10 for worker in (0, 1)), self.said)
+
+    def rate(self, worker: int, seconds: float = 4.0) -> float:
+        """Functions that a worker ends per second, from now on."""
+        begun = time.monotonic()
+        time.sleep(seconds)
+        return self.ended(begun)[worker] / seconds
+
+    def all_right(self) -> None:
+        failed = {name: process.poll() for name, process in self.running.items() if process.poll() is not None}
+        assert not failed, self.said()
+
+    def finish(self) -> None:
+        """End training, and see that every function counted once."""
+        (self.a.folder / "stop").touch()
+        for process in self.running.values():
+            assert process.wait(120) == 0, self.said()
+        last = self.a.log("chief-0").read_text().rpartition("total ")[2].split()
+        assert float(last[0]) == int(last[2]) == sum(self.ended().values())
+
+
+@pytest.fixture(scope="module")
+def tasks() -> Iterator[Tasks]:
+    """Started in the wrong order, and known by their names only some seconds later; in the end every function counted once (T9.2)."""
+    with machines(2) as (a, b):
+        made = Tasks(a, b)
+        try:
+            made.start(b, "worker", 1)
+            made.start(a, "ps", 0)
+            made.start(a, "worker", 0)
+            time.sleep(4.0)
+            made.start(a, "chief", 0, "--script", "train.py")
+            time.sleep(4.0)
+            made.all_right()
+            for machine in (a, b):
+                machine.know({"a.train": a.address, "b.train": b.address})
+            made.both_train()
+            yield made
+            made.finish()
+            assert a.listening() == b.listening() == set()
+        finally:
+            for process in made.running.values():
+                process.kill()
+                process.wait(30)
+
+
+def test_what_is_open(tasks: Tasks) -> None:
+    """The addresses of the description, and what the page lists beside them."""
+    for machine, named in ((tasks.a, {2220, 2221, 2223}), (tasks.b, {2222})):
+        found = machine.listening()
+        assert named <= {port for _, port, _ in found}
+        others = {
+            (address.replace(machine.address, "its address"), program)
+            for address, port, program in found
+            if port not in named
+        }
+        assert others <= {
+            ("*", "raylet"), ("*", "ray::WorkerActo"), ("*", "ray::ServerActo"), ("*", "ray::IDLE"), ("*", "python"),
+            ("its address", "ray::RuntimeEnv"),
+        }  # fmt: skip
+
+
+def test_a_paused_worker_never_ends_the_run(tasks: Tasks) -> None:
+    (worker,) = tasks.b.processes("ray::WorkerActor")
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        assert tasks.rate(0, 15.0) > 10
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    tasks.both_train()
+
+
+def test_a_cut_link_heals(tasks: Tasks) -> None:
+    before = tasks.rate(0)
+    tasks.b.cut()
+    try:
+        assert tasks.rate(0, 40.0) > 0.7 * before
+    finally:
+        tasks.b.mend()
+    tasks.both_train()
+    tasks.all_right()
+
+
+def test_a_machine_that_goes_does_not_slow_the_others(tasks: Tasks) -> None:
+    """Neither their functions nor who waits for the end of all."""
+    before = tasks.rate(0)
+    tasks.b.end()
+    tasks.running.pop("worker-1").wait(30)
+    assert tasks.rate(0, 20.0) > 0.7 * before
+    join = tasks.a.folder / "join"
+    join.touch()
+    time.sleep(3.0)
+    join.unlink()
+    said = tasks.a.log("chief-0").read_text().splitlines()
+    joins = [float(line.split()[-1]) for line in said if line.startswith("joined in")]
+    assert len(joins) > 10
+    assert max(joins[1:]) < 1.0
+    tasks.b.again()
+    tasks.start(tasks.b, "worker", 1)
+    tasks.both_train()
