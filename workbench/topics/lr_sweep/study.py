@@ -178,7 +178,10 @@ class LRSweep(Study):
             start, near = yield from rounds.short_runs(coarse, short)
             if start is not None:
                 extra = extra_trials(near[0]) if extra_trials is not None and near else ()
-                yield [*rounds.ask(_first(start, near, config.peak_lr)), *rounds.ask(near, Role.LR_UNSTABLE), *extra]
+                first = _first(start, near, config.peak_lr)
+                if near and near[1] <= (1 + rounds.tolerance) * max(first):
+                    near = near[1:]  # the first round's own lr is the stable side of a bracket that is narrow enough
+                yield [*rounds.ask(first), *rounds.ask(near, Role.LR_UNSTABLE), *extra]
             else:
                 yield rounds.ask(coarse[1:5])
                 if judged(read()).sweep().best is None:
