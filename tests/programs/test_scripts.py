@@ -73,6 +73,52 @@ def test_losses_of_an_adversarial_pair_tell_nothing_and_a_metric_does(tmp_path: 
     assert "distance" in (by_metric.recommendation or {})["reason"]
 
 
+BANDIT = """
+import torch
+torch.manual_seed(0)
+policy, value = torch.nn.Linear(8, 4), torch.nn.Linear(8, 1)
+optimizer = torch.optim.Adam([*policy.parameters(), *value.parameters()], lr=LR)
+best = torch.randn(8, 4)
+for step in range(200):
+    x = torch.randn(64, 8)
+    logs = policy(x).log_softmax(1)
+    action = ACTION
+    rewards = (x @ best).gather(1, action)[:, 0] * (1 + step / 50)
+    advantage = WEIGHT
+    loss = -(logs.gather(1, action)[:, 0] * advantage.detach()).mean() + 0.5 * SQUARE.mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"reward {rewards.mean():.3f}")
+"""
+"""A policy gradient with a value baseline, on rewards that grow, or the same lines as a weighted likelihood of labels."""
+POLICY = {
+    "LR": "0.01",
+    "ACTION": "torch.multinomial(logs.detach().exp(), 1)",
+    "WEIGHT": "rewards - value(x)[:, 0]",
+    "SQUARE": "advantage.pow(2)",
+}
+LABELS = {
+    "LR": "1e-6",
+    "ACTION": "(x @ best).argmax(1, keepdim=True)",
+    "WEIGHT": "0.9 + 0.1 * torch.rand(64)",
+    "SQUARE": "0 * advantage.pow(2)",
+}
+
+
+@pytest.mark.parametrize(("parts", "status"), [(POLICY, "not_measured"), (LABELS, "warn")])
+def test_a_policy_gradient_is_not_taken_for_a_training_that_learns_nothing(
+    tmp_path: Path, parts: dict[str, str], status: str
+) -> None:
+    text = BANDIT
+    for word, there in parts.items():
+        text = text.replace(word, there)
+    found = diagnose(folder(tmp_path, text), budget="1x")
+    assert found["lr.nothing_learns"].status == status
+    reason = (found.recommendation or {})["reason"]
+    assert ("--metric" in reason) == (status == "not_measured")
+
+
 def lbfgs(factor: float, lr: float) -> list[float]:
     torch.manual_seed(0)
     w = torch.nn.Parameter(torch.randn(5))

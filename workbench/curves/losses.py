@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,8 +27,29 @@ _BY_SELECTION = {"checkpoints.*", "evaluation.periodic", "evaluation.bad_proxy",
 
 
 def without_loss(record: RecordLike) -> bool:
-    """Tell whether a study's workload says that its loss is not to be minimised."""
-    return record.facts.get("minimised") is False
+    """Tell whether a study's workload says that its loss is not to be minimised, or its loop shows it."""
+    return record.facts.get("minimised") is False or need_not_fall(record.facts.get("loop")) is not None
+
+
+def need_not_fall(loop: Mapping[str, Any] | None) -> str | None:
+    """Return why the loss of a loop does not say how far training is, by the facts of the loop; None where nothing speaks against it."""
+    if not loop or "surrogates" not in loop:
+        return None
+    found, followers = loop["surrogates"], loop["modes"].get("followed_by")
+    looks, updates = found["looks"], max(loop["updates"], 1)
+    first, half = (
+        [classes for update, classes in found["classes"] if a <= update / updates < b]
+        for a, b in ((0.0, 0.1), (0.5, 1.0))
+    )
+    if 2 * found["both_signs"] > looks:
+        return "the loss weighs log-probabilities by numbers of both signs, as policy gradients do, and need not fall"
+    if 2 * found["chosen"] > looks:
+        return "the loss weighs log-probabilities of choices that the model makes itself, and need not fall"
+    if followers:
+        return f"the targets come from a copy of the model ({followers[0]}) that follows it, so that the loss need not fall"
+    if first and half and np.median(half) > np.median(first):
+        return f"the classes that the loss tells apart grow in number, from {np.median(first):.0f} to {np.median(half):.0f}, so that it need not fall"
+    return None
 
 
 def selects_by_loss(record: RecordLike) -> bool:
@@ -50,7 +71,9 @@ def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
     def spared(code: str) -> bool:
         return not moot & {code, f"{code.partition('.')[0]}.*"} or (gone and code == "stability.divergent")
 
-    seen = record.facts.get("not_minimised")
+    seen = record.facts.get("not_minimised") or (
+        need_not_fall(record.facts.get("loop")) if record.facts.get("minimised") is not False else None
+    )
     nothing = _NOTHING if seen is None else _NOTHING | {"status": "not_measured", "summary": f"Not measured: {seen}."}
     findings = (finding if spared(finding.code) else replace(finding, **nothing) for finding in diagnosis.findings)
     return replace(diagnosis, findings=tuple(findings))

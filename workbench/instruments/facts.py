@@ -17,6 +17,7 @@ from workbench.instruments.losses.attention import WINDOW, Attention
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.evaluated import Evaluated
 from workbench.instruments.losses.graphs import Graphs
+from workbench.instruments.losses.surrogates import Surrogates
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
@@ -36,7 +37,7 @@ class LoopFacts:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
-        self.evaluated = Evaluated()
+        self.evaluated, self.surrogates = Evaluated(), Surrogates()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._nears = 0
@@ -79,7 +80,9 @@ class LoopFacts:
             self.evaluated.entered(module, given, trains=kind == "forward", loader=drawn)
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
-        if self.near:
+        if self.near and name == "multinomial":
+            self.surrogates.drew(target)
+        elif self.near:
             self.criteria.compared(name, inputs, target, loss)
             self.answers.compared(name, inputs, target)
 
@@ -88,6 +91,7 @@ class LoopFacts:
         self.passed_backward()
         if self.attention.awake:
             self.modes.backward(self.attention.weight)
+            self.surrogates.trained(losses, self.updates, near=self.near)
         self.order.backward(losses, touched=touched, near=self.near)
         if self.near:
             self.criteria.trained(losses)
@@ -190,6 +194,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "criteria": lambda facts: facts.criteria.to_dict(),
     "dropped": lambda facts: facts.criteria.dropped,
     "floor": lambda facts: facts.criteria.floor(),
+    "surrogates": lambda facts: facts.surrogates.to_dict(),
     "answers": lambda facts: facts.answers.to_dict(),
     "evaluated": lambda facts: facts.evaluated.to_dict(facts.loaders.is_trained_on),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),

@@ -90,10 +90,20 @@ class Modes:
 
     def settle(self, trained: set[int]) -> None:
         """Forget models of which no parameter is trained."""
+        followed = self._followed()
         for key, root in list(self._roots.items()):
             model = root.model()
-            if not self._given and (model is None or not any(id(p) in trained for p in model.parameters())):
+            gone = model is None or not (root in followed or any(id(p) in trained for p in model.parameters()))
+            if not self._given and gone:
                 del self._roots[key]
+
+    def _followed(self) -> list[_Root]:
+        """Return the models like a trained one, and not trained themselves, that run without gradient before most backward passes, as target networks do."""
+        trained = [root for root in self._roots.values() if root.trained]
+        shapes = [shapes_of(model) for root in trained if (model := root.model()) is not None]
+        passes = max((root.trained for root in trained), default=0)
+        rest = [root for root in self._roots.values() if not root.trained and root.asked * 2 > passes > 0]
+        return [root for root in rest if (model := root.model()) is not None and shapes_of(model) in shapes]
 
     def attach(self, tell: Callable[[nn.Module, tuple[Any, ...]], None]) -> list[RemovableHandle]:
         """Have the known models themselves tell of their forward passes."""
@@ -131,6 +141,7 @@ class Modes:
         return {
             "entered": self._entered,
             "models": models,
+            "followed_by": [name for root in self._followed() if (name := root.has_changed()) is not None],
             "norm_values": self.statistics.fewest(),
             "inputs": self.first.to_dict(),
         }
@@ -268,6 +279,8 @@ class _Root:
         self.trained = self.trained_in_eval = 0
         self._wrong: list[str] = []
         self._evaluated = False
+        self.asked = 0  # backward passes before which it ran without gradient
+        self._before: torch.Tensor | None = None  # some of its numbers then
         self._runs: dict[tuple[int | None, bool, bool], int] = {}  # by loader, several passes, and training mode
         self.lines: dict[str, str] = {}
 
@@ -292,6 +305,7 @@ class _Root:
     def look_at_evaluation(self) -> None:
         """Note of a pass without gradient what of it is in training mode."""
         self._evaluated = True
+        self._before = self._numbers() if self._before is None else self._before
         self._wrong = self._training()
         if self._wrong and "train" not in self.lines:
             self.lines["train"] = own_line()
@@ -299,9 +313,20 @@ class _Root:
     def end_of_run(self, passes: int, *, loader: int | None) -> None:
         """Take in that so many passes without gradient stood in a row, on batches of this loader."""
         if self._evaluated:
+            self.asked += 1
             key = (loader, passes > 1, bool(self._wrong))
             self._runs[key] = self._runs.get(key, 0) + 1
         self._wrong, self._evaluated = [], False
+
+    def _numbers(self) -> torch.Tensor:
+        parameters = [] if (model := self.model()) is None else list(model.parameters())[-2:]
+        return torch.cat([p.detach().flatten()[:64] for p in parameters])
+
+    def has_changed(self) -> str | None:
+        """Return the name of a model whose numbers are others than before its first pass without gradient, else None."""
+        return (
+            None if self._before is None or torch.equal(self._before, self._numbers()) else type(self.model()).__name__
+        )
 
     def to_dict(self, loaders: _Trains) -> dict[str, Any]:
         """Return the counts; an evaluation is several passes in a row, or one on a loader that is not trained on."""
@@ -316,6 +341,11 @@ class _Root:
             "runs_in_train_no_loader": sum(count for key, count in runs.items() if key[2] and key[0] is None),
             "training": model is not None and model.training, "lines": self.lines,
         }  # fmt: skip
+
+
+def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of a model's parameters, by their names."""
+    return {name: p.shape for name, p in model.named_parameters()}
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.instruments.modes import Modes
+from workbench.instruments.modes import Modes, shapes_of
 from workbench.instruments.norms import each_norm, stacked
 
 MAX_NAMES = 20
@@ -131,9 +131,9 @@ def _asleep(models: Iterable[nn.Module]) -> list[dict[str, Any]]:
     for model in models:
         parts[any(p.requires_grad for p in model.parameters())].append(model)
     still, trained = parts
-    shapes = [_shapes(model) for model in trained]
+    shapes = [shapes_of(model) for model in trained]
     found = []
-    for model in (*trained, *(model for model in still if _shapes(model) not in shapes)):
+    for model in (*trained, *(model for model in still if shapes_of(model) not in shapes)):
         for place, part in model.named_modules():
             known = isinstance(part, (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase))
             for name, p in part.named_parameters(recurse=False):
@@ -146,10 +146,6 @@ def _asleep(models: Iterable[nn.Module]) -> list[dict[str, Any]]:
                         random = known and _even(values, fan**-0.5)
                         found.append({"name": f"{place}.{name}".lstrip("."), "numbers": p.numel(), "random": random})
     return found
-
-
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: p.shape for name, p in model.named_parameters()}
 
 
 def _even(values: Tensor, bound: float, *, least: int = 64, sds: float = 1.95) -> bool:

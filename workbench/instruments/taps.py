@@ -200,6 +200,7 @@ class Taps:
                         self._replace(whose, name, functools.partial(self._pair, gives))
                 for name in METHODS:
                     self._replace(Tensor, name, self._convert)
+                self._replace(torch, "multinomial", self._choose)
                 hooks: dict[Any, str] = {
                     Tensor: "register_hook",
                     saved_tensors_hooks: "__enter__",
@@ -378,6 +379,11 @@ class Taps:
         if self.passing is None and len(args) == 2 and pairs_all(*args):
             self._tell("compared", gives, *args, result)
         return result
+
+    def _choose(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        choices = original(*args, **kwargs)
+        self._tell("compared", "multinomial", None, choices, None)
+        return choices
 
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         loss = dispatched(original, *args, **kwargs)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from workbench.config import TrainConfig
+from workbench.curves.losses import need_not_fall
 from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.findings.first_look import FIRST_LOOK
@@ -162,7 +163,7 @@ def open_program(
         config = _config(outcome, select=select, select_mode=mode)
         full = one_batch(outcome.facts["loop"])
         cut = steps is None and bool(outcome.facts["stopped"]) and not outcome.facts["diverged"]
-        minimised = not np.isfinite(outcome.columns.get("loss/optimizer1", ())).any()
+        minimised = _need_not_fall(outcome) is None
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
         note=note or _note(given, outcome), command=options.get("command"), call=options.get("call"),
@@ -193,12 +194,17 @@ def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, 
     if first_look:
         writer.add_facts(**{FIRST_LOOK: {"steps": outcome.updates, "whole": None}})
     if not program.minimised:
-        why = "several optimizers have losses of their own, of which none has to fall"
-        writer.add_facts(minimised=False, not_minimised=why)
+        writer.add_facts(minimised=False, not_minimised=_need_not_fall(outcome))
     writer.add_facts(
         loop=outcome.facts["loop"], program=facts, full_batch=program.full_batch, chance_loss=None, initial_critical_lr=config.peak_lr,
         initial_critical_lr_found=False, own_config=config.to_dict(),
     )  # fmt: skip
+
+
+def _need_not_fall(outcome: Outcome) -> str | None:
+    if np.isfinite(outcome.columns.get("loss/optimizer1", ())).any():
+        return "several optimizers have losses of their own, of which none has to fall"
+    return need_not_fall(outcome.facts["loop"])
 
 
 def _note(given: Repeatable, outcome: Outcome | None) -> str:

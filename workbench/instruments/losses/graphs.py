@@ -141,11 +141,11 @@ def unscaled(loss: Any) -> Any:
     return loss
 
 
-def behind_weights(losses: Any) -> set[Any]:
+def behind_weights(losses: Any, *, most: int = MAX_NODES) -> set[Any]:
     """Return the nodes of a graph that no product with weights, nor lookup, stands behind: what is done to the outputs of the last layer."""
     seen: set[Any] = set()
     stack = _nodes(losses)
-    while stack and len(seen) < MAX_NODES:
+    while stack and len(seen) < most:
         node = stack.pop()
         if node not in seen and not node.name().startswith(_WEIGHS):
             seen.add(node)

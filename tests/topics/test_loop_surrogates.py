@@ -1,0 +1,152 @@
+"""Losses that say nothing of progress, beside losses of the same parts that do: `wb.watch` judges the curves of the second ones alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
+
+import workbench as wb
+
+Loss = Callable[[nn.Module, int], Tensor]
+"""Of a model from 6 numbers to 5 and an update."""
+ROWS = torch.arange(32)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5))
+
+
+def inputs(rows: int = 32) -> Tensor:
+    return torch.randn(rows, 6)
+
+
+def with_baseline(model: nn.Module, k: int) -> Tensor:
+    out = model(inputs())
+    chosen = Categorical(logits=out[:, :4])
+    action = chosen.sample()
+    advantage = action.float() - out[:, 4]
+    return (
+        -(chosen.log_prob(action) * advantage.detach()).mean()
+        + 0.5 * advantage.pow(2).mean()
+        - 0.01 * chosen.entropy().mean()
+    )
+
+
+def step_by_step(model: nn.Module, k: int) -> Tensor:
+    logs = [model(inputs(1))[0].log_softmax(0)[k % 5] for _ in range(8)]
+    return torch.stack([-log * weight for log, weight in zip(logs, torch.randn(8), strict=True)]).sum()
+
+
+def one_step(model: nn.Module, k: int) -> Tensor:
+    out = model(inputs(1))[0]
+    error = torch.randn(()) - out[0]
+    return -out[1:].log_softmax(0)[k % 4] * error.detach() + error**2
+
+
+def clipped_ratio(model: nn.Module, k: int) -> Tensor:
+    mean, scale = model(inputs())[:, :2].unbind(1)
+    log = Normal(mean, scale.exp()).log_prob(torch.randn(32))
+    ratio, advantage = (log - log.detach()).exp(), torch.randn(32)
+    return torch.max(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)).mean()
+
+
+def by_cross_entropy(model: nn.Module, k: int) -> Tensor:
+    return torch.dot(F.cross_entropy(model(inputs()), ROWS % 5, reduction="none"), torch.randn(32))
+
+
+def without_baseline(model: nn.Module, k: int) -> Tensor:
+    probabilities = model(inputs()).softmax(1)
+    chosen = torch.multinomial(probabilities.detach(), 1)
+    return -(probabilities.gather(1, chosen).log()[:, 0] * torch.arange(1.0, 33.0)).mean()
+
+
+def growing(model: nn.Module, k: int) -> Tensor:
+    rows = 8 if k < 8 else 32
+    return F.cross_entropy(model(inputs(rows)) @ torch.randn(rows, 5).T, ROWS[:rows])
+
+
+class Followed:
+    """Targets from a copy of the model, which is set to the model every few updates, or stays as it is."""
+
+    def __init__(self, *, follows: bool) -> None:
+        self.copy, self.follows = network(), follows
+
+    def __call__(self, model: nn.Module, k: int) -> Tensor:
+        if self.follows and k % 10 == 0:
+            self.copy.load_state_dict(model.state_dict())
+        x = inputs()
+        with torch.no_grad():
+            target = 1 + 0.9 * self.copy(x).amax(1)
+        return F.smooth_l1_loss(model(x)[:, 0], target)
+
+
+def weighted(model: nn.Module, k: int) -> Tensor:
+    logs = model(inputs()).log_softmax(1)
+    return -(logs[ROWS, ROWS % 5] * torch.rand(32)).mean() - 0.01 * (logs.exp() * -logs).sum(1).mean()
+
+
+def masked(model: nn.Module, k: int) -> Tensor:
+    wanted = F.one_hot(ROWS % 5, 5).float()
+    return -(model(inputs()).log_softmax(1) * wanted).sum(1).mean() * -1.0 * -1.0
+
+
+def hinge(model: nn.Module, k: int) -> Tensor:
+    signs = torch.where(ROWS % 2 == 0, 1.0, -1.0)
+    return (1 - signs * model(inputs())[:, 0]).clamp(min=0).mean() + F.softplus(-signs * model(inputs())[:, 1]).mean()
+
+
+def cosine(model: nn.Module, k: int) -> Tensor:
+    return -(F.normalize(model(inputs()), dim=1) * torch.randn(32, 5)).sum(1).mean()
+
+
+def flow(model: nn.Module, k: int) -> Tensor:
+    scale, shift = model(inputs())[:, :2].unbind(1)
+    return 0.5 * (torch.randn(32) * scale.exp() + shift).pow(2).mean() - scale.mean()
+
+
+def sampled_negatives(model: nn.Module, k: int) -> Tensor:
+    out, negatives = model(inputs()), torch.multinomial(torch.ones(32, 5), 2)
+    return -(F.logsigmoid(out[:, 0]).mean() + F.logsigmoid(-out.gather(1, negatives)).mean() * 0.5)
+
+
+def uneven(model: nn.Module, k: int) -> Tensor:
+    rows = 8 if k % 4 == 3 else 32  # the last batch of an epoch
+    return F.cross_entropy(model(inputs(rows)) @ torch.randn(rows, 5).T, ROWS[:rows])
+
+
+NO_MEASURE = (
+    (with_baseline, "both signs"), (step_by_step, "both signs"), (one_step, "both signs"), (clipped_ratio, "both signs"), (by_cross_entropy, "both signs"),
+    (without_baseline, "choices that the model makes"), (growing, "from 8 to 32"), (Followed(follows=True), "a copy of the model (Sequential)"),
+)  # fmt: skip
+MEASURES = (weighted, masked, hinge, cosine, flow, sampled_negatives, uneven, Followed(follows=False))
+
+
+def judged(loss: Loss, out: Path, seed: int = 0) -> wb.Finding:
+    torch.manual_seed(seed)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    models = [model, loss.copy] if isinstance(loss, Followed) else model
+    with wb.watch(models, optimizer, out=out) as run:
+        for k in range(40):
+            optimizer.zero_grad()
+            loss(model, k).backward()
+            optimizer.step()
+    return run.diagnose()["stability.divergent"]
+
+
+@pytest.mark.parametrize(("loss", "why"), NO_MEASURE, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_loss_that_need_not_fall_is_not_judged_by_and_says_why(loss: Loss, why: str, tmp_path: Path) -> None:
+    found = judged(loss, tmp_path / "run")
+    assert (found.status, why in found.summary) == ("not_measured", True), found.summary
+
+
+@pytest.mark.parametrize("loss", MEASURES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_of_the_same_parts_that_measures_progress_is(loss: Loss, seed: int, tmp_path: Path) -> None:
+    assert judged(loss, tmp_path / "run", seed).status == "ok"
