@@ -49,14 +49,22 @@ def pinball(p: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(q * e, (q - 1) * e).mean()
 
 
+LEVELS = (torch.arange(16) + 0.5) / 16
+
+
+def heteroscedastic(p: Tensor, y: Tensor) -> Tensor:
+    return (0.5 * p[:, 1:] + (y - p[:, :1]) ** 2 / (2 * p[:, 1:].exp())).mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets", "mended"),
     [
         (lambda p, y: ((p - y) ** 2).mean(), (1,), (), lambda y: y[:, None]), (lambda p, y: (y - p).abs().mean(), (), (1,), lambda y: y[:, 0]),
         (huber, (1,), (), lambda y: y[:, None]), (entropy, (1,), (), lambda y: y[:, None]), (pinball, (3,), (), lambda y: y[:, None, None]),
         (lambda p, y: p.sub(y).square().mean(), (1, 4, 5), (4, 5), lambda y: y[:, None]),
+        (heteroscedastic, (2,), (), lambda y: y[:, None]), (lambda p, y: torch.log(torch.cosh(y - p)).sum(1).mean(), (1,), (), lambda y: y[:, None]),
     ],
-    ids=["squared", "absolute", "huber", "entropy", "quantiles", "maps"],
+    ids=["squared", "absolute", "huber", "entropy", "quantiles", "maps", "with a variance", "log cosh"],
 )  # fmt: skip
 def test_a_loss_by_hand_that_pairs_each_output_with_every_target_is_found_and_its_twin_is_not(
     loss: Loss, outputs: tuple[int, ...], targets: tuple[int, ...], mended: Callable[[Tensor], Tensor], tmp_path: Path
@@ -88,9 +96,20 @@ class _Scaled(nn.Module):
         lambda p, y: F.softplus(p - p.squeeze(1)).mean(),  # outputs with each other: a ranking
         lambda p, y: (p - y[None, :]).square().mean(),  # asked for by an axis
         lambda p, y: (p.squeeze(1) - y).square().mean(),
+        lambda p, y: (p.squeeze(1)[:, None] - y).abs().mean() - 0.5 * (p - p.squeeze(1)).abs().mean(),  # energy distance
+        lambda p, y: torch.exp(-((p.flatten().unsqueeze(1) - y) ** 2)).mean(),  # kernel
+        lambda p, y: (y[:, None] - p.squeeze(1)).abs().min(1).values.mean(),  # nearest
+        lambda p, y: -torch.logsumexp(-((y[:, None] - p.squeeze(1)) ** 2), 1).mean(),  # mixture
+        lambda p, y: ((p - y) ** 2 * (1 - torch.eye(16))).mean(),  # of others
+        lambda p, y: torch.maximum(LEVELS * (y[:, None] - p), (LEVELS - 1) * (y[:, None] - p)).mean(),  # as many quantiles as examples
+        lambda p, y: (torch.softmax(-((p - torch.linspace(-1, 1, 16)) ** 2), 1).mean(0) - 1 / 16).square().sum(),  # histogram
+        lambda p, y: F.cross_entropy(p @ y[None] / (p.norm(dim=1, keepdim=True) * y[:, None].norm(dim=1)), torch.arange(16)),  # similarities
+        lambda p, y: (torch.exp(-((p - torch.linspace(0, 1, 16)) ** 2)).mean(0) - y).square().mean(),  # density on a grid
     ],
-)
-def test_pairs_that_are_meant_rouse_nothing(loss: Loss, tmp_path: Path) -> None:
+)  # fmt: skip
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_that_are_meant_rouse_nothing(loss: Loss, seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
     found = watched(tmp_path / "run", loss, _Scaled(), torch.randn(40, 4), torch.rand(40))["loss.broadcast"]
     assert found.status != "fail"
 

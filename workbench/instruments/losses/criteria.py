@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.losses.graphs import behind_weights
+from workbench.instruments.losses.graphs import behind_weights, constant_of
 from workbench.instruments.order import plain_part
 from workbench.instruments.surroundings import has_values
 from workbench.instruments.taps import PAIRED
@@ -18,6 +19,22 @@ MAX_CALLS, MAX_BOUNDS = 20, 200
 _FAR = 4
 _KEY = "workbench value"
 _BOUNDS = ("ClampBackward0", "ClampBackward1", "ClampMinBackward0", "MaximumBackward0")
+_ALONG = (
+    "Logsumexp",
+    "LogSoftmax",
+    "Softmax",
+    "Amax",
+    "Amin",
+    "MaxBackward0",
+    "MinBackward0",
+    "Diagonal",
+    "Gather",
+    "Sort",
+    "Topk",
+    "NllLoss",
+    "Cumsum",
+)
+"""How the names of nodes begin that tell the rows or columns of a matrix apart."""
 _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
 
 
@@ -35,6 +52,9 @@ class Criteria:
         self._crossed: list[
             tuple[Any, str, dict[str, Any]]
         ] = []  # node of each since the last backward pass, and what it would be called
+        self._targets: dict[
+            tuple[str, int], list[Tensor]
+        ] = {}  # some numbers of each that outputs were paired with, by its place in the pass
         self._values: dict[str, list[Tensor]] = {}
         self.dropped: dict[str, Any] = {"p": 0.0, "line": ""}  # the highest rate of a dropout
         self.settled = False
@@ -51,9 +71,12 @@ class Criteria:
         if not _trained(inputs):
             return
         if by_hand:
-            if (
-                not _trained(target) and len(self._crossed) < MAX_CALLS
-            ):  # else outputs are compared with each other, as where they are ranked
+            compared = (
+                _trained(target) or inputs.is_leaf
+            )  # with each other, as where they are ranked, or the same of every example
+            asked = inputs.dim() == target.dim() + 1 and str(inputs.grad_fn).startswith("<Unsqueeze")
+            if not (compared or asked) and len(self._crossed) < MAX_CALLS:
+                self._targets.setdefault((name, len(self._crossed)), []).append(target.detach().flatten()[:64].clone())
                 shapes = [list(inputs.shape), list(target.shape)]
                 self._crossed.append(
                     (loss.grad_fn, name, {"calls": 1, "line": own_line(), "broadcast": shapes, "classes": None})
@@ -95,7 +118,7 @@ class Criteria:
         if self._crossed:
             crossed, self._crossed = self._crossed, []
             near = behind_weights(losses)
-            self._calls |= {name: row for node, name, row in crossed if node in near}
+            self._calls |= {name: row for node, name, row in crossed if node in near and not _told_apart(node, near)}
         loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
         node, factor = (
             plain_part(loss) if not self.settled and isinstance(loss, Tensor) and loss.numel() == 1 else (None, None)
@@ -139,8 +162,38 @@ class Criteria:
             seen = (
                 torch.stack(self._values[name]).cpu().all(0).tolist() if self._values.get(name) else [None, None, None]
             )
-            found[name] = row | {"probabilities": seen[0], "log_probabilities": seen[1]}
+            targets = [given[:MAX_CALLS] for (whose, _), given in self._targets.items() if whose == name]
+            same = bool(targets) and all(
+                len(given) > 1 and all(torch.equal(given[0], each) for each in given) for given in targets
+            )
+            found[name] = row | {"same_target": same, "probabilities": seen[0], "log_probabilities": seen[1]}
         return found
+
+
+def _told_apart(node: Any, near: set[Any]) -> bool:
+    """Tell whether what a matrix of all pairs goes through tells its rows or columns apart: it is asked for, by whoever picks, masks or weighs some pairs."""
+    users: dict[Any, list[Any]] = {}
+    for user in near:
+        for parent, _ in user.next_functions:
+            users.setdefault(parent, []).append(user)
+    pairs, stack, seen = _numbers(node), [node], set[Any]()
+    while stack:
+        above = [user for user in users.get(stack.pop(), ()) if user not in seen]
+        seen.update(above)
+        stack += above
+    masks = (constant_of(user) for user in seen)
+    products = (
+        parent for user in seen for parent, _ in user.next_functions if parent is not None and parent not in near
+    )
+    return (
+        any(user.name().startswith(_ALONG) for user in seen)
+        or any(mask is not None and mask.numel() >= pairs for mask in masks)
+        or any(_numbers(product) >= pairs for product in products)
+    )
+
+
+def _numbers(node: Any) -> int:
+    return max((math.prod(each.shape) for each in node._input_metadata), default=0)
 
 
 def _trained(value: Any) -> bool:

@@ -153,6 +153,14 @@ def behind_weights(losses: Any, *, most: int = MAX_NODES) -> set[Any]:
     return seen
 
 
+def constant_of(node: Any) -> Tensor | None:
+    """Return what a product multiplies with, where that is not trained."""
+    names = {"MulBackward0": ("_saved_self", "_saved_other"), "DotBackward0": ("_saved_self", "_saved_tensor")}
+    trained = [parent for parent, _ in node.next_functions if parent is not None]
+    given = [getattr(node, name, None) for name in names.get(node.name(), ())] if len(trained) == 1 else []
+    return next((each for each in given if isinstance(each, Tensor) and not each.requires_grad), None)
+
+
 def _stamped(nodes: set[Any], update: int) -> int:
     """Note in the nodes of a graph in which update they were seen first, and return in how many updates before this one some were."""
     earlier = set()

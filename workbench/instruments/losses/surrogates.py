@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.instruments.losses.graphs import behind_weights
+from workbench.instruments.losses.graphs import behind_weights, constant_of
 from workbench.instruments.taps import TAPS
 
 LOOKS, MOST_NODES, MOST_DRAWN, MOST_COUNTS = 20, 2000, 10_000, 200
@@ -54,7 +54,7 @@ class Surrogates:
             parents = [parent for parent, _ in node.next_functions if parent is not None]
             if node.name().startswith("NllLoss"):
                 self._count(parents[0], update)
-            elif near and len(self._looks) < LOOKS and (weights := _constant(node)) is not None:
+            elif near and len(self._looks) < LOOKS and (weights := constant_of(node)) is not None:
                 behind = _behind(parents[0], head)
                 if any(each.name().startswith(_LIKELIHOODS) for each in behind):
                     chosen = any(index in drawn for each in behind for index in _indices(each))
@@ -98,14 +98,6 @@ def _terms(loss: Any, head: set[Any]) -> Iterator[Any]:
         both = None not in parents
         if name.startswith(("Maximum", "Minimum")) == both or not name.startswith(("Mul", "Div", "Dot", "Max", "Min")):
             stack += [parent for parent in parents if parent is not None]
-
-
-def _constant(node: Any) -> Tensor | None:
-    """Return what a product multiplies with, where that is not trained."""
-    names = {"MulBackward0": ("_saved_self", "_saved_other"), "DotBackward0": ("_saved_self", "_saved_tensor")}
-    trained = [parent for parent, _ in node.next_functions if parent is not None]
-    given = [getattr(node, name, None) for name in names.get(node.name(), ())] if len(trained) == 1 else []
-    return next((each for each in given if isinstance(each, Tensor) and not each.requires_grad), None)
 
 
 def _behind(node: Any, head: set[Any]) -> set[Any]:

@@ -27,7 +27,11 @@ Say = Callable[..., Finding]
 def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_dropped: float) -> list[Finding]:
     """Return the findings of `LOSS_CODES`; see `diagnose_loop`."""
     return [
-        *where_known(LOSS_CODES, ("loss.broadcast", "loss.double_softmax"), lambda: _criteria(facts["criteria"])),
+        *where_known(
+            LOSS_CODES,
+            ("loss.broadcast", "loss.double_softmax"),
+            lambda: _criteria(facts["criteria"], facts["loaders"]),
+        ),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
         *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
@@ -107,8 +111,13 @@ def _lowest(name: str, row: Facts) -> float | None:
     return math.log1p((row["classes"] - 1) / math.e) if name == "cross_entropy" and row.get("classes") else None
 
 
-def _criteria(facts: Facts) -> list[Finding]:
-    broadcast = [(name, row) for name, row in facts.items() if row.get("broadcast")]
+def _criteria(facts: Facts, batches: Facts) -> list[Finding]:
+    others = (
+        2 * batches["same"] < batches["compared"]
+    )  # batches, so that what stays the same is no targets: a grid, or levels
+    broadcast = [
+        (name, row) for name, row in facts.items() if row.get("broadcast") and not (others and row.get("same_target"))
+    ]
     double = [
         (name, row)
         for name, row in facts.items()
