@@ -19,9 +19,10 @@ from torch import nn
 from tests.helpers.killed_programs import sigkill, wait_until
 from tests.parameter_server.conftest import MakeCluster, PlantedError, fail
 from workbench.config import TrainConfig
+from workbench.errors import CheckpointError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
-from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator, merge_buffers
 from workbench.parameter_server.coordinator.dispatch import HEALTH_S
 from workbench.parameter_server.errors import CancelledError, ClosureInputError, GivenUpError, UnavailableError
 from workbench.parameter_server.servers.placed import PlacedModule
@@ -381,6 +382,50 @@ def test_a_dead_server_is_told_within_two_seconds_and_its_run_goes_on(
         manager.save(epoch=epoch + 1)
     assert placed.steps == EPOCHS * STEPS
     coordinator.shutdown()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_loop_of_ones_own_survives_its_servers(up: Up, engine: str, tmp_path: Path, victim: int) -> None:
+    """T14.6: a server dies twice, and the same coordinator goes on from the checkpoint, each update counted once."""
+    cluster, strategy, coordinator = up(2, 2)
+    module = nn.Sequential(nn.Embedding(50_000, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
+    placed, epochs = strategy.place(module, CONFIG, embeddings="sgd"), strategy.variable(0)
+    batches = iter(coordinator.create_per_worker_dataset(lambda: itertools.repeat(torch.arange(8))))
+    manager = CheckpointManager(placed, tmp_path, variables={"epochs": epochs})
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        manager.recover(coordinator)
+    manager.save(steps=0)
+
+    def train(placed: PlacedModule, batches: Any) -> None:
+        with placed.step() as module:
+            (module(next(batches)) * torch.arange(8.0)[:, None]).sum().backward()
+        time.sleep(0.005)
+
+    deaths, epoch, before = [1, 3], 0, placed.state_dict()["parameters"]
+    told: list[tuple[str, int]] = []
+    while epoch < 5:
+        try:
+            for _ in range(20):
+                coordinator.schedule(train, args=(placed, batches))
+            if deaths and epoch == deaths[0]:
+                del deaths[0]
+                sigkill(cluster.engine, "ps", victim)
+                if engine == "threads":
+                    threading.Timer(0.5, cluster.engine.restart, ["ps", victim]).start()
+            coordinator.join()
+            epochs.assign_add(1)
+            merge_buffers(coordinator, placed)
+            manager.save()
+            epoch += 1
+        except UnavailableError as error:
+            told.append((error.job, error.index))
+            assert manager.recover(coordinator).steps == 20 * epoch
+    assert told == [("ps", victim)] * 2
+    assert (placed.steps, float(epochs)) == (100, 5)
+    after = placed.state_dict()["parameters"]
+    rows = (after["0.weight"] != before["0.weight"]).any(1)
+    assert rows[:8].all()
+    assert not rows[8:].any(), "the rows that no batch had are those of the checkpoint"
 
 
 def test_a_server_dies_while_a_worker_is_away(up: Up) -> None:

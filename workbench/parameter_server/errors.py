@@ -75,5 +75,5 @@ class UnavailableError(ClusterError):
             return f"worker {self.index} does not answer: {self.why}. Its closure is put back and runs elsewhere."
         return (
             f"ps {self.index} does not answer: {self.why}. What it held is lost: start the coordinator again, which "
-            "goes on from the newest checkpoint."
+            "goes on from the newest checkpoint, or call CheckpointManager.recover in a loop of your own."
         )

@@ -14,6 +14,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
 from workbench.parameter_server.coordinator.dispatch import MAX_ATTEMPTS, Dispatcher, referred
 from workbench.parameter_server.data.datasets import DatasetCreator, IteratorRecipe, as_dataset_recipe, takes_context
+from workbench.parameter_server.servers.links import reach_anew
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import merged_buffers
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -193,6 +194,11 @@ class ClusterCoordinator:
         A worker that is away is waited for.
         """
         return self._dispatcher.on_every_worker(Call(function, map_structure(referred, list(args))))
+
+    def meet_servers(self, make: Callable[[], object], wait_s: float) -> None:
+        """Wait until the servers that died are there again, and hold what `make` makes; see `CheckpointManager.recover`."""
+        self._dispatcher.meet_servers(make, wait_s)
+        self.on_every_worker(reach_anew, [self.strategy.cluster.id])
 
     def metrics(self) -> dict[str, Any]:
         """Return what happened so far: counts of closures, fetches, joins and worker failures, queued, in flight, recovery_s and worked_s."""

@@ -81,6 +81,7 @@ class Dispatcher:
         self._transient: dict[int, list[float]] = {}
         self._servers = {k: engine.incarnation("ps", k) for k in range(engine.num_servers)}
         self._told: set[tuple[int, int]] = set()
+        self._looking = threading.Lock()  # at the servers
         threads = [threading.Thread(target=self._serve, args=(k, delays[k]), name=f"worker {k} of the coordinator", daemon=True)
                    for k in range(engine.num_workers)]  # fmt: skip
         threads.append(threading.Thread(target=self._watch_servers, name="health of the servers", daemon=True))
@@ -274,14 +275,35 @@ class Dispatcher:
                 self._sweep()
 
     def _look_at_servers(self) -> None:
-        for index, first in self._servers.items():
-            gone = self.engine.check("ps", index)
-            life = self.engine.incarnation("ps", index)
-            if gone is None and life != first:
-                gone = UnavailableError("ps", index, "it was started anew, empty")
-            if gone is not None and (index, life) not in self._told:
-                self._told.add((index, life))
-                self.queue.fail(gone)
+        with self._looking:
+            for index, first in self._servers.items():
+                gone = self.engine.check("ps", index)
+                life = self.engine.incarnation("ps", index)
+                if gone is None and life != first:
+                    gone = UnavailableError("ps", index, "it was started anew, empty")
+                if gone is not None and (index, life) not in self._told:
+                    self._told.add((index, life))
+                    self.queue.fail(gone)
+
+    def meet_servers(self, make: Callable[[], object], wait_s: float) -> None:
+        """Wait until every server is there and holds what `make` makes; their deaths until then are told no more."""
+        until = time.monotonic() + wait_s
+        with self._looking:
+            while True:
+                with contextlib.suppress(UnavailableError):
+                    self.queue.wait()
+                try:
+                    for index in self._servers:
+                        if (gone := self.engine.check("ps", index)) is not None:
+                            raise gone
+                        self._servers[index] = self.engine.incarnation("ps", index)
+                    make()
+                    break
+                except UnavailableError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(HEALTH_S)
+            self._transient.clear()
 
     def _build(self, worker: int, resource: int) -> None:
         make = self.resources.get(resource)

@@ -298,6 +298,13 @@ def forget_plane(cluster: str) -> None:
     _PLANES.pop(cluster, None)
 
 
+def reach_anew(cluster: str) -> None:
+    """Let this process find the way to every server of a cluster again when it is needed."""
+    plane = plane_of(cluster)
+    if isinstance(plane, RayPlane):
+        plane.close()
+
+
 def plane_of(cluster: str) -> DataPlane:
     """Return how this process reaches the servers of a cluster; raises `UsageError` where it does not."""
     if cluster not in _PLANES:

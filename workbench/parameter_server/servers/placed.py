@@ -63,7 +63,7 @@ class PlacedModule:
         self.places = [Place(server, f"{name}@{server}") for server in self.parts]
         self.tables = {table.parameter: table for table in tables}
         self.settings = Place(self.all_places[0].server, f"{name}{SETTINGS}")
-        self._noted: dict[str, Any] = {"config": config, "frozen": {}, "buffers": {}, "restored": 0}
+        self._noted: dict[str, Any] = {"config": config, "frozen": {}, "buffers": {}, "restored": 0, "revision": 0}
         self.exactly_once = exactly_once
         self._shapes = {key: parameter.shape for key, parameter in trained_parameters(module).items()}
         self._module = without_tables(module, self.tables)
@@ -105,14 +105,23 @@ class PlacedModule:
         values = {key: parameter.detach().reshape(-1) for key, parameter in trained_parameters(module).items()}
         for place, held in zip(self.all_places, self.stretches(), strict=True):
             table = self.tables.get(held[0].parameter)
-            kind = None if table is None else TableOf(table.shape[1], table.rule)
             whole = torch.cat(pieces(held, values))
             given: Tensor | Drawn = whole
             if table is not None and whole.is_meta:
                 zero = next(table.padding_in(shard) for shard in table.shards if shard.place == place)
                 given = Drawn(whole.numel(), whole.dtype, int(torch.randint(2**62, ())), zero)
-            self._plane.ask(place.server, "create", place.block, given, self.config, kind)
+            self._plane.ask(place.server, "create", place.block, given, self.config, _kind(table))
         self._plane.ask(self.settings.server, "create", self.settings.block, torch.zeros(1))
+
+    def make_missing(self) -> None:
+        """Make the blocks that a server does not hold because it was started anew; their values are to be loaded."""
+        flat = self._replica().parameters
+        for place, held in zip(self.all_places, self.stretches(), strict=True):
+            table = self.tables.get(held[0].parameter)
+            dtype = flat[held[0].parameter].dtype if table is None else table.dtype
+            drawn = Drawn(sum(part.size for part in held), dtype, 0, (0, 0))
+            self._plane.ask(place.server, "create", place.block, drawn, self.config, _kind(table), True)
+        self._plane.ask(self.settings.server, "create", self.settings.block, torch.zeros(1), None, None, True)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[nn.Module]:
@@ -328,7 +337,7 @@ class PlacedModule:
 
     def _note(self, **changed: Any) -> None:
         """Let all replicas, also those that workers hold already, take this over when they pull next."""
-        self._noted = self._noted | changed
+        self._noted = self._noted | changed | {"revision": self._noted["revision"] + 1}
         self._plane.ask(self.settings.server, "note", self.settings.block, self._noted)
 
     def _replica(self) -> Replica:
@@ -346,6 +355,10 @@ def _holding(gradient: Tensor) -> nn.Parameter:
     made = nn.Parameter(torch.empty_like(gradient), requires_grad=True)
     made.grad = gradient
     return made
+
+
+def _kind(table: Table | None) -> TableOf | None:
+    return None if table is None else TableOf(table.shape[1], table.rule)
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -118,10 +118,17 @@ class ServerRuntime:
         self._blocks: dict[str, Block] = {}
 
     def create(
-        self, name: str, values: Tensor | Drawn, config: TrainConfig | None = None, table: TableOf | None = None
+        self,
+        name: str,
+        values: Tensor | Drawn,
+        config: TrainConfig | None = None,
+        table: TableOf | None = None,
+        keep: bool = False,
     ) -> None:
-        """Hold a new block of these values; the config says how gradients update it, None where none will come."""
+        """Hold a new block of these values; the config says how gradients update it, None where none will come. With `keep` one that is there stays."""
         if name in self._blocks:
+            if keep:
+                return
             raise UsageError(f"ps {self.index} holds a block {name!r} already: names of variables must differ.")
         if isinstance(values, Drawn):
             held = self._memory(name, values.size, values.dtype)
@@ -214,12 +221,11 @@ class ServerRuntime:
                 block.updater = updater
             block.lr = _lr_of(config)
 
-    def note(self, name: str, note: Any) -> None:
-        """Let a block say something; its version tells readers that this changed."""
+    def note(self, name: str, note: Mapping[str, Any]) -> None:
+        """Let a block say something; its version is the note's "revision", which tells readers that it changed."""
         block = self._block(name)
         with block.lock:
-            block.note = note
-            block.version += 1
+            block.note, block.version = note, note["revision"]
 
     def noted(self, name: str) -> Any:
         """Return what `note` was given."""

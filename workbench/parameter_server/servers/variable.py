@@ -256,6 +256,11 @@ class Variable(RemoteTensor):
         """Name it, and where it lies."""
         return f"Variable({self.name!r}, shape={tuple(self.shape)}, {self.dtype}, ps {self.place.server})"
 
+    def make_missing(self) -> None:
+        """Make its block where the server does not hold it because it was started anew; the values are to be assigned."""
+        zeros = torch.zeros(self.shape.numel(), dtype=self.dtype)
+        plane_of(self.cluster).ask(self.server, "create", self.place.block, zeros, None, None, True)
+
     @property
     def server(self) -> int:
         """Index of the server that holds it."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
+from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
 from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -176,6 +177,30 @@ class CheckpointManager:
             variable.assign(checkpoint.trainer[f"variables/{name}"])
         self._reached = checkpoint.step
         return Restored(path, checkpoint.step, checkpoint.meta.get("epoch"))
+
+    def recover(self, coordinator: ClusterCoordinator, *, wait_s: float = 300.0) -> Restored:
+        """After a server's death: wait until it is there again, and give all servers what the newest checkpoint holds.
+
+        For a loop of your own, where it catches an `UnavailableError` of a "ps"; it goes on from the steps of what is returned, with the
+        same coordinator, workers and datasets. What else lay on that server is lost.
+
+        Raises:
+            CheckpointError: there is no checkpoint.
+            UnavailableError: the server did not come back within `wait_s`.
+        """
+        if self.latest is None:
+            raise CheckpointError(f"{self.directory} holds no checkpoint to go on from: save() one before the loop.")
+        coordinator.meet_servers(self._make_missing, wait_s)
+        restored = self.restore()
+        assert restored is not None
+        return restored
+
+    def _make_missing(self) -> None:
+        if self.placed is not None:
+            self.placed.make_missing()
+        for variable in self.variables.values():
+            for shard in variable.variables:
+                shard.make_missing()
 
     def starting_epoch(self, steps_per_epoch: int) -> int:
         """Return the epoch to go on from, by the steps that the servers have applied (T10.5)."""
