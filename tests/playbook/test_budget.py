@@ -75,8 +75,15 @@ def test_a_budget_is_never_exceeded_and_the_baseline_comes_first(tmp_path: Path,
 def test_a_diagnosis_goes_on_with_more_and_ends_as_without_a_budget(tmp_path: Path) -> None:
     whole = diagnosed(tmp_path / "whole", "none")
     assert "budget" not in whole.cost
+    pairs = []
     for budget in ("2x", "5x", "none"):
         last = diagnosed(tmp_path / "s", budget)
+        pairs.append(wb.open(tmp_path / "s").facts["evaluation_sample"]["pair"])
+    assert pairs[0]["trials"] != pairs[-1]["trials"], (
+        "the set is judged by the models that the last decision was between"
+    )
+    expected = {k: wb.open(tmp_path / "whole").facts["evaluation_sample"]["pair"][k] for k in ("values", "difference")}
+    assert {k: pairs[-1][k] for k in expected} == expected
     one, other = (wb.open(tmp_path / name).trials for name in ("whole", "s"))
     assert set(one["peak_lr"]) == set(other["peak_lr"])
     assert {f.code: f.status for f in last} == {f.code: f.status for f in whole}

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import workbench as wb
 from workbench.findings.diagnosis import Diagnosis
@@ -189,3 +189,29 @@ def test_examples_that_are_trained_on_and_evaluated_on_are_told_from_a_training_
                     for batch in DataLoader(rows, 40) if how.get("loader") else rows.split(40) if how else [rows]:
                         model(batch)
     assert run.diagnose()["data.leakage"].status == status
+
+
+@pytest.mark.parametrize(
+    ("weigh", "status"),
+    [
+        (lambda n: n, "warn"), (lambda n: n.sqrt() / 800, "warn"), (lambda n: n / n.sum(), "warn"), (lambda n: 1 / n, "ok"), (lambda n: n**-0.5, "ok"),
+        (torch.ones_like, "ok"), (lambda n: torch.tensor([1.0, 0.0, 0.0]), "ok"), (lambda n: torch.tensor([0.2, 0.5, 0.6]), "ok"), (lambda n: torch.rand(3)[[0, 0, 0]], "ok"),
+    ],
+)  # fmt: skip
+def test_weights_of_a_sampler_that_rise_with_the_counts_are_found(
+    weigh: Callable[[Tensor], Tensor], status: str, tmp_path: Path
+) -> None:
+    targets = torch.tensor([0] * 500 + [1] * 200 + [2] * 100)
+    weights = weigh(torch.bincount(targets).float())[targets]
+    loader = DataLoader(
+        TensorDataset(torch.randn(800, 4), targets), 16, sampler=WeightedRandomSampler(weights.tolist(), 160)
+    )
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    found = run.diagnose()["data.imbalance"]
+    assert (found.status, Path(__file__).name in found.summary) == (status, status == "warn")

@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.instruments.caller import own_line
 from workbench.workloads.items import length_of
 
-MAX_PRINTS = 200
+MAX_PRINTS, MAX_WEIGHTS = 200, 1_000_000
 _HORIZONS = ("total_steps", "T_max", "T_0", "total_iters", "step_size")
 
 
@@ -107,6 +107,10 @@ class Loaders:
         row = self._row(loader)
         row["begun"] += 1
         row["line"] = row["line"] or own_line()
+        given = getattr(getattr(loader, "sampler", None), "weights", None)
+        if row["begun"] == 1 and isinstance(given, Tensor) and given.is_cpu and given.numel() <= MAX_WEIGHTS:
+            values, counts = torch.unique(given, return_counts=True)
+            row["weights"] = [values.tolist(), counts.tolist()] if len(values) <= MAX_PRINTS else []
 
     def drew(self, loader: Any) -> None:
         """Take in that a batch was drawn."""
@@ -128,6 +132,7 @@ class Loaders:
                 "shuffled": shuffled,
                 "workers": getattr(loader, "num_workers", 0),
                 "line": "",
+                "weights": [],
             }
         return self._seen[key]
 

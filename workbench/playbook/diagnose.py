@@ -33,7 +33,7 @@ from workbench.topics.batch_size.collect import collect_noise_scale
 from workbench.topics.clipping.study import ClippingStudy
 from workbench.topics.data.collect import collect_data
 from workbench.topics.evaluation.check import collect_own_evaluation
-from workbench.topics.evaluation.collect import collect_validation_set
+from workbench.topics.evaluation.collect import collect_validation_set, compares_others
 from workbench.topics.evaluation.collect_generalisation import collect_generalisation
 from workbench.topics.evaluation.offline import evaluate_checkpoints
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
@@ -114,7 +114,8 @@ class _Walk:
             with suppress(BudgetSpent):
                 run_round(session, paid.proof.baselines(session.config))  # their spread is what losses are judged by
                 self.narrow(session)
-        session.collect("evaluation_sample", lambda: collect_validation_set(session, found))
+        anew = compares_others(session.record, found)
+        session.collect("evaluation_sample", lambda: collect_validation_set(session, found), anew=anew)
         session.keep_budget()
 
     def search(self, session: Session, *, again: bool = False) -> None:

@@ -181,8 +181,8 @@ class Session:
         """Store what was measured on the live model."""
         self.writer.add_facts(**values)
 
-    def collect(self, name: str, look: Callable[[], Any]) -> None:
-        """Store what `look` returns as the facts `name`, unless they are there; where it raises, store the reason for `why_missing`.
+    def collect(self, name: str, look: Callable[[], Any], *, anew: bool = False) -> None:
+        """Store what `look` returns as the facts `name`, unless they are there and are not to be had `anew`; where it raises, store the reason for `why_missing`.
 
         What goes wrong in a look at the model ends no study: training it is another matter.
 
@@ -190,7 +190,7 @@ class Session:
             RecordError: the folder cannot be used.
         """
         known = self.record.facts
-        if name in known:
+        if name in known and not anew:
             return
         try:
             self.facts(**{name: look()})

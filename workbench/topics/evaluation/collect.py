@@ -116,7 +116,11 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     evals = record.evals
     rows = evals[(evals["step"] == 0) & (evals["split"] == split) & (evals["metric"] == metric)]
     learned = metric_sign(record) * (number(next(iter(rows["value"]), None)) - pair["values"][0])  # by training
-    known = {"trials": [list(numbers) for numbers in pairs], "learned": learned if math.isfinite(learned) else None}
+    known = {
+        "trials": [list(numbers) for numbers in pairs],
+        "of": [list(numbers) for numbers in compared],
+        "learned": learned if math.isfinite(learned) else None,
+    }
     facts |= {"pair": pair | known, "compared": what}
     if (part := subset_of(data)) is not None:
         none = {"size": len(part.indices), "of": len(part.data), "tests": [{"p": None, "reason": ONE_A_BATCH}]}
@@ -126,6 +130,12 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
         reason = f"counting by class takes an evaluation of all {len(data)} examples, more than 2 % of a baseline run"
         counted = {"no_classes": reason}
     return facts | counted
+
+
+def compares_others(record: RecordLike, found: Mapping[str, Any]) -> bool:
+    """Tell whether the facts about the validation set are of other trials than those that decide now, as of a smaller budget."""
+    pair = (record.facts.get("evaluation_sample") or {}).get("pair") or {}
+    return "of" in pair and pair["of"] != [list(numbers) for numbers in compared_pairs(record, found)[1]]
 
 
 def _allowed(config: TrainConfig) -> int:

@@ -6,12 +6,22 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.data.diagnose import scale_finding
 from workbench.topics.loop.known import at, rows_of, where_known
 
-DATA_CODES = Codes({"data.leakage": "P2.9", "data.worker_rng": "P2.9", "data.scale": "F1.1", "loop.conversion": "P1.6"})
+DATA_CODES = Codes(
+    {
+        "data.leakage": "P2.9",
+        "data.imbalance": "P3.6",
+        "data.worker_rng": "P2.9",
+        "data.scale": "F1.1",
+        "loop.conversion": "P1.6",
+    }
+)
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
@@ -20,6 +30,7 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     return [
         *where_known(DATA_CODES, ["data.leakage"], lambda: _evaluated(facts["evaluated"])),
+        *where_known(DATA_CODES, ["data.imbalance"], lambda: _weights(facts["loaders"]["loaders"])),
         *where_known(DATA_CODES, ["data.worker_rng"], lambda: _workers(facts["workers"])),
         *where_known(DATA_CODES, ["data.scale"], lambda: _scale(facts["modes"]["inputs"])),
         *where_known(
@@ -44,6 +55,25 @@ def _evaluated(found: Facts | None, *, least: int = 5) -> Finding:
         "warn", f"Of the first {trained:,} examples that are trained on, {both:,} are evaluated on, too{at(found, 'line')}: what is measured there is not how well new ones do.",
         value=float(both), unit="examples", advice=["Train on the training split alone: look at the dataset or the indices that training is given. Where training examples are meant, leave it."],
     )  # fmt: skip
+
+
+def _weights(loaders: list[Facts], *, close: float = 0.02) -> Finding:
+    """Find weights that are a power of the number of examples that have them, to a share of `close` (rule of thumb): class weights the wrong way round."""
+    say: Say = partial(DATA_CODES.finding, "data.imbalance")
+    for row in (each for each in loaders if each["trained"] and each["weights"]):
+        weights, counts = (np.asarray(side, dtype=np.float64) for side in row["weights"])
+        weights, counts = np.log(weights[weights > 0]), np.log(counts[weights > 0])
+        if len(weights) < 2 or not np.ptp(counts) > 0:
+            continue
+        power, start = np.polyfit(counts, weights, 1)
+        usual = len(weights) > 2 or min(abs(power - 1.0), abs(power - 0.5)) < close  # two points lie on some line
+        if power > close and usual and np.abs(weights - start - power * counts).max() < close:
+            few, many = (np.exp([counts[k], weights[k]]) for k in (counts.argmin(), counts.argmax()))
+            return say(
+                "warn", f"The sampler{at(row, 'line')} makes what is common more common: {many[0]:,.0f} examples have a weight of {many[1]:.3g} each, and {few[0]:,.0f} have {few[1]:.3g}.",
+                value=float(power), unit="power of the count", advice=["Weights are to fall with the count of a class: weights = (1.0 / counts)[targets]."],
+            )  # fmt: skip
+    return say("ok", "No sampler was seen whose weights rise with the number of examples that have them.")
 
 
 def _scale(inputs: Facts) -> Finding:
