@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.helpers.executors import assert_same_study, assert_whole, begins, gone, rates, train
@@ -99,6 +100,68 @@ def wait_for(condition: Any, timeout_s: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.2)
+
+
+SCRIPT = """
+import os, sys, torch, helper
+import workbench as wb
+torch.manual_seed(0)
+model = torch.nn.Linear(5, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+wb.log(raylet=float(os.environ.get("RAY_RAYLET_PID", 0)))
+for k in range(200):
+    x = torch.randn(16, 5)
+    loss = (model(x)[:, 0] - x.sum(1) - helper.OFFSET).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    helper.wait()
+"""
+HELPER = """
+import time
+OFFSET = 0.5
+def wait():
+    time.sleep(0.02)  # so that one machine has no time for two runs
+"""
+
+
+@pytest.mark.cluster
+def test_the_runs_of_a_script_on_two_machines_are_those_on_one(nodes: tuple[str, list[Node]], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "train.py").write_text(SCRIPT)
+    (mine / "helper.py").write_text(HELPER)
+    studies = []
+    for name, options in (("here", ()), ("there", ("--executor", "ray", "--address", nodes[0]))):
+        words = [
+            "diagnose",
+            "--budget",
+            "6x",
+            "--out",
+            str(tmp_path / name),
+            *options,
+            "--",
+            sys.executable,
+            "train.py",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "workbench", *words],
+            cwd=mine,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert "Traceback" not in done.stderr, done.stderr[-3000:]
+        studies.append(StudyRecord(tmp_path / name))
+    here, there = studies
+    assert len(here.trials) >= 4
+    columns = ["trial", "step", "loss", "lr", "grad_norm", "param_norm"]
+    pd.testing.assert_frame_equal(here.steps[columns], there.steps[columns], check_exact=True)
+    assert here.trials["peak_lr"].tolist() == there.trials["peak_lr"].tolist()
+    raylets = [set(study.evals.loc[study.evals["metric"] == "raylet", "value"]) for study in studies]
+    assert raylets[0] == {0.0}
+    assert len(raylets[1] - {0.0}) == 2, "both machines had runs"
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["both", "one is lost"])
