@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from workbench.errors import CheckpointError, RecordError
@@ -26,6 +26,9 @@ from workbench.record.read import select_best
 
 WRITE_SECONDS = 5.0  # rule of thumb: what a killed process may have to train again
 WAITING_BYTES = 32 * 2**20  # rule of thumb: larger checkpoints are written at once instead of waiting in memory
+TRIAL_BYTES = (
+    2 * 2**30
+)  # rule of thumb: of checkpoints that are larger together fewer of the best are kept, at least one
 _FILES = ("model.safetensors", "trainer.safetensors")
 
 
@@ -38,9 +41,20 @@ class Checkpoint(NamedTuple):
     meta: dict[str, Any]
 
 
+def size_of(checkpoint: Checkpoint) -> int:
+    """Return the bytes of its tensors."""
+    return sum(t.nbytes for part in (checkpoint.model, checkpoint.trainer) for t in part.values())
+
+
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU that share no memory."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def until_written(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors themselves where they are too large to wait, and so are written before they change; else copies."""
+    large = sum(t.nbytes for t in tensors.values()) > WAITING_BYTES
+    return dict(tensors) if large else host_copies(tensors)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) -> Path:
@@ -49,32 +63,45 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, sync: bool = True) 
     if target.exists():
         return target
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
-    # copies on the CPU that share no memory, as the file format asks for
-    plain = (
-        {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        for tensors in (checkpoint.model, checkpoint.trainer)
-    )
-    contents = {name: save_tensors(tensors) for name, tensors in zip(_FILES, plain, strict=True)}
-    crc32 = {name: zlib.crc32(content) for name, content in contents.items()}
-    contents["meta.json"] = dumps({"step": checkpoint.step, **checkpoint.meta, "crc32": crc32}).encode()
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            with (temporary / name).open("wb") as file:
-                file.write(content)
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
+        for name, tensors in zip(_FILES, (checkpoint.model, checkpoint.trainer), strict=True):
+            save_file(_apart(tensors), temporary / name)
+        crc32 = {name: _crc32(temporary / name) for name in _FILES}
+        meta = {"step": checkpoint.step, **checkpoint.meta, "crc32": crc32}
+        (temporary / "meta.json").write_text(dumps(meta), encoding="utf-8")
+        for name in (*_FILES, "meta.json") if sync else ():
+            with (temporary / name).open("rb") as file:
+                os.fsync(file.fileno())
         temporary.rename(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise RecordError(
-            f"cannot write {target}: {error.strerror or error}. Nothing that was saved before is lost; free some space or "
+            f"cannot write {target}: {getattr(error, 'strerror', None) or error}. Nothing that was saved before is lost; free some space or "
             "choose another folder with out=..., then run the same call again to go on."
         ) from error
     finally:
         if temporary.exists():
             shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU; those that share memory with another one, which the file format refuses, as copies."""
+    found = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    end = 0
+    for name, tensor in sorted(found.items(), key=lambda item: item[1].data_ptr()):
+        if tensor.data_ptr() < end:
+            found[name] = tensor.clone()
+        end = max(end, tensor.data_ptr() + tensor.nbytes)
+    return found
+
+
+def _crc32(path: Path) -> int:
+    with path.open("rb") as file:
+        crc = 0
+        while block := file.read(2**20):
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -159,7 +186,11 @@ class SilentStore:
 
 
 class CheckpointStore:
-    """Keeps the best `keep_best` checkpoints of a trial and its latest (P4.4), in memory first and then on disk."""
+    """Keeps the best `keep_best` checkpoints of a trial and its latest (P4.4), in memory first and then on disk.
+
+    One that is larger than `WAITING_BYTES` is to be written before the next update, and need not be a copy. Where they would take
+    more than `TRIAL_BYTES` together, fewer of the best are kept, at least one.
+    """
 
     def __init__(self, folder: Path, *, keep_best: int, mode: str) -> None:
         self.folder = folder
@@ -185,12 +216,13 @@ class CheckpointStore:
     def due(self) -> bool:
         """Whether what waits is too old or too large to wait on."""
         late = time.perf_counter() - self._written_at > WRITE_SECONDS
-        tensors = (t for c in self._waiting.values() for part in (c.model, c.trainer) for t in part.values())
-        return bool(self._waiting) and (late or sum(t.numel() * t.element_size() for t in tensors) > WAITING_BYTES)
+        return bool(self._waiting) and (late or sum(map(size_of, self._waiting.values())) > WAITING_BYTES)
 
     def write(self, evaluated: Mapping[int, float]) -> None:
         """Write what waits, and delete from disk what is neither among the best nor the latest."""
         sync = time.perf_counter() - self._written_at > WRITE_SECONDS
+        each = max(map(size_of, self._waiting.values()), default=0)
+        self._keep_best = max(1, min(self._keep_best, TRIAL_BYTES // max(each, 1) - 1))
         for step in sorted(self._waiting):
             save_checkpoint(self.folder, self._waiting[step], sync=sync)
             del self._waiting[step]

@@ -26,7 +26,7 @@ from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import SHOW_SECONDS, early_wanted
 from workbench.record.write import StudyWriter
 from workbench.train.batches import DataStream
-from workbench.train.checkpoint import Checkpoint, host_copies
+from workbench.train.checkpoint import Checkpoint, host_copies, until_written
 from workbench.train.distributed.batch_norm import merged_running_statistics, synchronise_batch_norm
 from workbench.train.distributed.data_parallel import (
     average_gradients,
@@ -299,7 +299,7 @@ class TrainingLoop:
             self.lanes[row].checkpoints.add(self._checkpoint(row), self.lanes[row].selected)
 
     def _checkpoint(self, row: int) -> Checkpoint:
-        """Return a copy of everything that lane `row` goes on from."""
+        """Return everything that lane `row` goes on from."""
         self._account()
         lane, trained = self.lanes[row], self.stack.models[row]
         own = {
@@ -310,8 +310,8 @@ class TrainingLoop:
         states = {f"{kind}/{name}": t for kind, tensors in own.items() for name, t in tensors.items()}
         states = gather_states(self.hosts, host_copies(states))
         with merged_running_statistics(trained) if self.hosts.size > 1 else contextlib.nullcontext():
-            model = host_copies(trained.state_dict())
-        optimizer = host_copies({f"optimizer/{name}": t for name, t in self.updater.state(row).items()})
+            model = (host_copies if self.hosts.size > 1 else until_written)(trained.state_dict())
+        optimizer = until_written({f"optimizer/{name}": t for name, t in self.updater.state(row).items()})
         plain = self.updater.plain_state(row)
         meta = {"evaluated": lane.evaluated_at == self.step, "seconds": lane.seconds, "optimizer": plain}
         meta |= {} if self.stack.scale is None else self.stack.scale.state()
