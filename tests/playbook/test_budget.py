@@ -164,7 +164,7 @@ def test_a_first_look_for_a_time_goes_on_whatever_a_run_takes_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for run_s in (1.0, 1.3, 10.0):
-        monkeypatch.setattr("workbench.playbook.plan.run_seconds", lambda *_, run_s=run_s: run_s)
+        monkeypatch.setattr("workbench.playbook.plan.run_price", lambda *_, run_s=run_s: (run_s, 0))
         workload = small_workload(config={"total_steps": 400})
         wb.diagnose(workload, out=tmp_path / "s", steps=200, budget="0.9s", command="c")
         record = wb.open(tmp_path / "s")

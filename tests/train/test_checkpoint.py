@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
-from workbench.errors import CheckpointError, RecordError
+from workbench.errors import CheckpointError, RecordError, StudyInterrupted
 from workbench.train import checkpoint as checkpoints
+from workbench.train import gradients
 from workbench.train.checkpoint import (
     Checkpoint,
     best_steps,
@@ -24,6 +26,7 @@ from workbench.train.checkpoint import (
     prune,
     save_checkpoint,
 )
+from workbench.train.hooks import Hook, Step
 
 NAN, INF = math.nan, math.inf
 
@@ -166,3 +169,46 @@ def test_what_is_superseded_within_seconds_is_never_written(
     assert steps_in(record.folder / "checkpoints") == kept
     assert [step for step, _ in seen] == (kept if seconds == math.inf else list(range(0, 41, 5)))
     assert {sync for _, sync in seen} == {seconds < 0}, "what a few seconds make again is not waited for"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_large_models_train_and_go_on_as_small_ones_do_and_keep_the_best_and_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    workload = small_workload(config={"eval_every_steps": 5, "optimizer": optimizer, "peak_lr": 0.05})
+    small = wb.Trainer().run(workload, out=tmp_path / "small")
+    assert len(steps_in(small.folder / "checkpoints")) >= 3
+    monkeypatch.setattr(gradients, "IN_PLACE_BYTES", 0)
+    monkeypatch.setattr(checkpoints, "WAITING_BYTES", 0)
+    monkeypatch.setattr(checkpoints, "TRIAL_BYTES", 0)
+
+    class Stop(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 17:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(StudyInterrupted):
+        wb.Trainer(hooks=[Stop()]).run(workload, out=tmp_path / "large")
+    large = wb.Trainer().run(workload, out=tmp_path / "large")
+    for name in ("loss", "grad_norm"):
+        assert large.steps[name].to_numpy().tobytes() == small.steps[name].to_numpy().tobytes()
+    values = small.evals[small.evals["metric"] == "loss"].set_index("step")["value"]
+    assert steps_in(large.folder / "checkpoints") == sorted({int(values.idxmin()), 40})
+    last = [load_checkpoint(each.folder / "checkpoints" / "step-00000040") for each in (small, large)]
+    for name, tensor in last[0].model.items():
+        assert torch.equal(tensor, last[1].model[name]), (name, (tensor - last[1].model[name]).abs().max(), small.trials.T.to_string(), large.trials.T.to_string())
+
+
+def test_tensors_that_share_memory_are_stored_each_by_itself(tmp_path: Path) -> None:
+    flat = torch.arange(12.0)
+    model = {
+        "a": flat[:6],
+        "b": flat[4:].view(2, 4),
+        "tied": flat[:6],
+        "c": flat.view(3, 4).T,
+        "none": flat[:0],
+        "one": torch.tensor(3),
+    }
+    loaded = load_checkpoint(save_checkpoint(tmp_path, Checkpoint(1, model, {}, {}))).model
+    assert loaded.keys() == model.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.items())

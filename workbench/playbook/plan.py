@@ -11,6 +11,7 @@ from pathlib import Path
 from workbench.config import TrainConfig
 from workbench.studies.budget import Budget
 from workbench.studies.session import at_length
+from workbench.train.checkpoint import WAITING_BYTES
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -50,6 +51,7 @@ class Plan:
         run_s: seconds of a full-length run by itself, measured on a few updates and one evaluation; None where it was not.
         stages: in their order.
         unmeasured: what stays `not_measured`, "" for nothing.
+        checkpoint_bytes: of one checkpoint; 0 where none was made.
         default: whether nobody gave the budget.
     """
 
@@ -61,6 +63,7 @@ class Plan:
     stages: Sequence[Stage]
     unmeasured: str
     default: bool = False
+    checkpoint_bytes: int = 0
 
     def __str__(self) -> str:
         """Return the plan as a table of lines."""
@@ -78,6 +81,10 @@ class Plan:
         lines.append(f"{self._priced(total)}  in all, {'at most' if self.budget else 'about'}{limit}")
         if self.unmeasured:
             lines.append(f"Not measured: {self.unmeasured}.")
+        if self.checkpoint_bytes > WAITING_BYTES:
+            lines.append(
+                f"Checkpoints of {self.checkpoint_bytes / 1e9:.2g} GB; each run keeps its best and its latest on disk."
+            )
         return "\n".join(lines)
 
     def _priced(self, runs: float) -> str:
@@ -108,7 +115,7 @@ def plan_diagnosis(
         timed: measure what a run takes, by a few updates and one evaluation.
     """
     whole = at_length(workload.config, steps)
-    run_s = run_seconds(workload, whole, trainer or Trainer()) if timed else None
+    run_s, checkpoint_bytes = run_price(workload, whole, trainer or Trainer()) if timed else (None, 0)
     short = begun or budget.first_look(whole.total_steps, run_s)
     length = short or whole.total_steps
     run_s = None if run_s is None else run_s * length / whole.total_steps
@@ -119,7 +126,7 @@ def plan_diagnosis(
     stages.insert(0, Stage(name="before training", runs=0.0, tells="faults of data, model, loss and first updates"))
     return Plan(
         name=workload.name, budget=budget.text, steps=length, whole=whole.total_steps, run_s=run_s, stages=stages,
-        unmeasured="; ".join(missing), default=budget.default,
+        unmeasured="; ".join(missing), default=budget.default, checkpoint_bytes=checkpoint_bytes,
     )  # fmt: skip
 
 
@@ -150,22 +157,26 @@ def _stages(
     return stages, missing
 
 
-def run_seconds(workload: Workload, config: TrainConfig, trainer: Trainer) -> float | None:
-    """Return the seconds of one run of `config`, from a few updates and an evaluation; None where they cannot be trained."""
+def run_price(workload: Workload, config: TrainConfig, trainer: Trainer) -> tuple[float | None, int]:
+    """Return the seconds of one run of `config` and the bytes of a checkpoint, from a few updates and an evaluation.
+
+    None where they cannot be trained.
+    """
     steps = min(_TIMED, config.total_steps)
     few = config.replace(total_steps=steps, warmup_steps=0, schedule="constant", eval_every_steps=steps, checkpoint_every_steps=steps)  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="workbench-plan-") as folder:
         try:
             record = trainer.run(workload.replace(config=few), out=Path(folder) / "s")
         except Exception:  # what is wrong with it is what the diagnosis says
-            return None
+            return None, 0
         update_s = float(record.steps["step_time_s"].iloc[steps // 2 :].quantile(0.25))
         evals = record.evals.drop_duplicates(["step", "split"])
+        checkpoint_bytes = sum(path.stat().st_size for path in record.checkpoints[-1].iterdir())
         evaluation_s = float(evals["seconds"].sum()) / max(evals["step"].nunique(), 1)
     every = config.eval_interval
     if not math.isfinite(update_s + evaluation_s):
-        return None
-    return config.total_steps * update_s + (config.total_steps // every + 1) * evaluation_s
+        return None, checkpoint_bytes
+    return config.total_steps * update_s + (config.total_steps // every + 1) * evaluation_s, checkpoint_bytes
 
 
 def _seconds(seconds: float) -> str:

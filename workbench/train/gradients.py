@@ -23,6 +23,8 @@ from workbench.workloads.checks import check_weights
 Excuse = Callable[[int, Exception, MicroBatches, bool], bool]
 """(lane, what was raised, batches, training) -> whether that lane counts as diverged instead."""
 
+IN_PLACE_BYTES = 32 * 2**20
+"""Gradients that are larger together go to their place one by one as they are taken, and no second set is in memory (rule of thumb)."""
 SHORT = (torch.bfloat16, torch.float16)
 _LENGTHS = {"total_steps", "warmup_steps", "eval_every_steps", "checkpoint_every_steps", "keep_best"}
 
@@ -180,6 +182,9 @@ class LoopGradients:
     def _differentiate(self, value: Tensor, *, add: bool) -> None:
         parameters, scale = self._stack.parameters[self.lane], self._stack.scale
         grads: Sequence[Tensor | None]
+        if scale is None and self._stack.grad[self.lane].nbytes > IN_PLACE_BYTES:
+            torch.autograd.backward(value, inputs=self._stack.accumulators(self.lane, add=add))
+            return
         if scale is None:
             grads = torch.autograd.grad(value, parameters, allow_unused=True)
         else:

@@ -99,6 +99,13 @@ class LaneStack:
         else:
             torch.cat(flat, out=row)
 
+    def accumulators(self, lane: int, *, add: bool) -> list[nn.Parameter]:
+        """Return one lane's parameters, with `.grad` in its row of the gradient, zero unless what is there is added to."""
+        row = self.grad[lane] if add else self.grad[lane].zero_()
+        for p, where in zip(self.parameters[lane], self.slices, strict=True):
+            p.grad = row[where].view(p.shape)
+        return self.parameters[lane]
+
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all lanes but these, and pack the rest together."""
         for lane, model in enumerate(self.models):
