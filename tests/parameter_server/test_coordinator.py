@@ -387,5 +387,5 @@ def test_a_stall_is_told_with_stacks(
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), True])
 def test_a_watchdog_needs_a_time(strategy: ParameterServerStrategy, seconds: float) -> None:
-    with pytest.raises(UsageError, match="must be a number of seconds above 0"):
+    with pytest.raises(UsageError, match="must be a finite number above 0"):
         ClusterCoordinator(strategy, watchdog_s=seconds)

@@ -206,7 +206,7 @@ def test_only_the_rows_of_the_batch_move(cluster: Cluster) -> None:
 
 
 def test_a_table_that_fits_no_other_process_is_drawn_where_it_lies(cluster: Cluster) -> None:
-    """Made on the meta device, as `nn.Embedding` would begin: N(0, 1), and zeros for padding; the same under the same seed."""
+    """Behaviour 73: made on the meta device, as `nn.Embedding` would begin: N(0, 1), and zeros for padding; the same under the same seed."""
     strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
 
     def place() -> PlacedModule:

@@ -28,6 +28,7 @@ from workbench.parameter_server.errors import CancelledError, ClosureInputError,
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
+from workbench.parameter_server.workers.worker import WorkerVariable
 
 STEPS, EPOCHS = 10, 3
 CONFIG = TrainConfig(peak_lr=0.01, total_steps=100, batch_size=1, optimizer="adam")
@@ -78,7 +79,7 @@ def test_a_worker_that_was_started_anew_while_idle_makes_its_datasets_again(up: 
     cluster, strategy, coordinator = up(1, 1)
     total = strategy.variable(0.0)
     batches = iter(coordinator.create_per_worker_dataset(lambda: [1, 2, 3]))
-    counts = coordinator.per_worker_variable(5.0)
+    count = coordinator.per_worker(lambda: WorkerVariable(5.0))
     for number in range(3):
         if number:
             cluster.engine.kill("worker", 0)
@@ -87,7 +88,7 @@ def test_a_worker_that_was_started_anew_while_idle_makes_its_datasets_again(up: 
                 assert isinstance(found, UnavailableError)
                 assert (found.job, found.index) == ("worker", 0)
             cluster.engine.restart("worker", 0)
-            assert [float(each) for each in counts.read_all()] == [5.0]
+            assert [float(each) for each in coordinator.on_every_worker(WorkerVariable.read, [count])] == [5.0]
         assert [coordinator.schedule(next, args=(batches,)).fetch() for _ in range(2)] == [1, 2]
         coordinator.schedule(lambda: total.assign_add(1.0))
         coordinator.join()

@@ -16,7 +16,7 @@ from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
-from workbench.parameter_server.strategy import ByRows, ParameterServerStrategy, variable
+from workbench.parameter_server.strategy import ParameterServerStrategy, variable
 from workbench.parameter_server.workers.worker import Call, WorkerVariable
 
 
@@ -65,21 +65,6 @@ def test_the_partitioner_sees_every_variable(cluster: Cluster) -> None:
     assert seen == [((3, 2), torch.float32), ((5,), torch.int64)]
     with pytest.raises(UsageError, match="variable_partitioner"):
         strategy.variable(torch.zeros(4, 4))
-
-
-def test_initial_values_by_shard(cluster: Cluster) -> None:
-    """Behaviour 73: the identity matrix, no shard of which sees the whole."""
-    asked = []
-
-    def eye(first: int, shape: tuple[int, ...]) -> torch.Tensor:
-        asked.append((first, shape))
-        made = torch.zeros(shape)
-        made[torch.arange(shape[0]), first + torch.arange(shape[0])] = 1
-        return made
-
-    made = sharded(cluster, ByRows(eye, (5, 5)), shards=3)
-    assert torch.equal(made.read(), torch.eye(5))
-    assert asked == [(0, (2, 5)), (2, (2, 5)), (4, (1, 5))]
 
 
 def test_a_sharded_variable_is_used_like_a_tensor(cluster: Cluster) -> None:

@@ -56,6 +56,11 @@ class NonFiniteError(WorkbenchError):
     """A gradient is NaN or infinite: it would make every value on the servers so, and was not sent."""
 
 
+def refuse(error: Exception) -> None:
+    """Raise it: what is made in place of what cannot be."""
+    raise error
+
+
 class OutOfRangeError(WorkbenchError):
     """A per-worker dataset ended while a closure asked for its next batch (T7.5)."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from workbench.errors import UsageError
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
-from workbench.parameter_server.servers.layout import check_placeable, lay_out, num_shards, split_rows
+from workbench.parameter_server.servers.layout import Partitioner, check_placeable, lay_out, num_shards, split_rows
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.tables import Embeddings
@@ -27,18 +27,7 @@ if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.parameter_server.cluster.cluster import Cluster
 
-Partitioner = Callable[[Sequence[int], torch.dtype], Sequence[int]]
-
 _SCOPES = threading.local()
-
-
-@dataclass(frozen=True)
-class ByRows:
-    """Initial values of a variable of this shape and dtype, that are made shard by shard."""
-
-    rows: Callable[[int, tuple[int, ...]], Tensor]  # from first row and shape of a shard to its values
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
 
 
 class OneReplica:
@@ -70,12 +59,10 @@ class StrategyOnWorker(OneReplica):
     num_workers: int
 
     def variable(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
-        refuse_on_worker("a variable")
+        """Refuse, and so does `place`."""
+        refuse_on_worker("a variable or placed a module")
 
-    def place(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
-        refuse_on_worker("a placed module")
+    place = variable
 
 
 def refuse_on_worker(what: str) -> None:
@@ -147,7 +134,7 @@ class ParameterServerStrategy(OneReplica):
         """Place a variable on the servers.
 
         Args:
-            value: initial value, or `ByRows` for what is never to be whole in one place (behaviour 73).
+            value: initial value, a number, array or tensor.
             name: unique; None counts. The servers free what nobody holds any more.
 
         Raises:
@@ -161,14 +148,13 @@ class ParameterServerStrategy(OneReplica):
         refuse_on_worker("a variable")
         self.cluster.sweep()
         name = self.cluster.unique(name or "variable")
-        rows = value.rows if isinstance(value, ByRows) else None
-        whole = torch.empty(0) if rows is not None else torch.as_tensor(value).detach()
-        shape, dtype = (value.shape, value.dtype) if rows is not None else (whole.shape, whole.dtype)
+        whole = torch.as_tensor(value).detach()
+        shape, dtype = whole.shape, whole.dtype
         shards = self._shards(tuple(shape), dtype)
         made = []
         for number, (offset, count) in enumerate(shards):
             part_shape = (count, *shape[1:]) if shape else ()
-            given = rows(offset, part_shape) if rows is not None else whole[offset : offset + count] if shape else whole
+            given = whole[offset : offset + count] if shape else whole
             label = name if len(shards) == 1 else f"{name}/shard_{number}"
             place = Place(next(self._servers), label)
             self.cluster.engine.plane.ask(place.server, "create", label, given.contiguous().reshape(-1))
@@ -177,12 +163,7 @@ class ParameterServerStrategy(OneReplica):
         return made[0] if len(made) == 1 else ShardedVariable(made, name)
 
     def place(
-        self,
-        module: nn.Module,
-        config: TrainConfig,
-        *,
-        name: str | None = None,
-        embeddings: Embeddings = None,
+        self, module: nn.Module, config: TrainConfig, *, name: str | None = None, embeddings: Embeddings = None
     ) -> PlacedModule:
         """Let the parameters of a module live on the servers, updated there (T1.1).
 

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -19,13 +19,12 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import merged_buffers
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
-from workbench.parameter_server.workers.worker import Call, PerWorkerValues, PerWorkerVariable, WorkerVariable
+from workbench.parameter_server.workers.worker import Call, PerWorkerValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ONLY_ONE = threading.Lock()
-Values = TypeVar("Values", bound=PerWorkerValues)
 
 WATCHDOG_S = 600.0
 """Rule of thumb: longer than a function should take, shorter than a person waits in vain."""
@@ -46,10 +45,6 @@ class PerWorkerDataset:
         if isinstance(source, DatasetCreator) or (callable(source) and takes_context(source)):
             source = coordinator.strategy.distribute_datasets_from_function(source)
         self._coordinator, self._recipe = coordinator, as_dataset_recipe(source)
-
-    def __len__(self) -> int:
-        """Return the number of workers."""
-        return self._coordinator.strategy.num_workers
 
     def __iter__(self) -> Iterator[Any]:
         """Return a container of iterators, one a worker, each at the start of its dataset (behaviour 30)."""
@@ -176,17 +171,8 @@ class ClusterCoordinator:
 
     def per_worker(self, make: Callable[..., Any], *, what: str = "values") -> PerWorkerValues:
         """Let every worker hold what `make()` returns there."""
-        return self._held(PerWorkerValues, make, what)
-
-    def _held(self, kind: type[Values], make: Callable[..., Any], what: str) -> Values:
         forget = partial(_forget, weakref.ref(self._dispatcher))
-        return kind(self._dispatcher.build_everywhere(make), what, self.strategy.num_workers, forget)
-
-    def per_worker_variable(self, value: Any) -> PerWorkerVariable:
-        """Give every worker a variable of its own: updates land on the worker that runs the function alone (behaviour 38)."""
-        made = self._held(PerWorkerVariable, partial(WorkerVariable, value), "variables")
-        made.on_every_worker = self._dispatcher.on_every_worker
-        return made
+        return PerWorkerValues(self._dispatcher.build_everywhere(make), what, self.strategy.num_workers, forget)
 
     def on_every_worker(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> list[Any]:
         """Run a function once on each worker, before what waits, and return the results by the workers' indices.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.checks import check_integer
 from workbench.errors import UsageError
@@ -20,6 +20,7 @@ from workbench.parameter_server.context import Run
 from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
 from workbench.parameter_server.coordinator.watch import CoordinatorMetrics, WatchDog
 from workbench.parameter_server.data.datasets import refuse_captured
+from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.parameter_server.engines.threads import Ended, ThreadEngine
 from workbench.parameter_server.errors import (
     CancelledError,
@@ -27,13 +28,10 @@ from workbench.parameter_server.errors import (
     GivenUpError,
     NotHeldError,
     UnavailableError,
+    refuse,
 )
 from workbench.parameter_server.workers.closure import Closure, map_structure
 from workbench.parameter_server.workers.worker import Call, PerWorkerValues
-
-if TYPE_CHECKING:
-    from workbench.parameter_server.engines.ray_engine import RayEngine
-
 
 START_DELAY_ENV = "WORKBENCH_PS_START_DELAY_S"
 """Worker k takes its first closure after k times as many seconds, so that not all begin at once (behaviour 24)."""
@@ -261,7 +259,7 @@ class Dispatcher:
                 lost[resource] += 1
                 if lost[resource] >= self._max_attempts and (make := self.resources.get(resource)) is not None:
                     given_up = GivenUpError(getattr(make, "__qualname__", repr(make)), [worker] * lost[resource])
-                    self.resources[resource] = partial(_refuse, given_up)  # whoever needs it is told
+                    self.resources[resource] = partial(refuse, given_up)  # whoever needs it is told
                 continue
             self.metrics.recovered(time.perf_counter() - begun)
             return True
@@ -314,10 +312,6 @@ class Dispatcher:
 def referred(value: Any) -> Any:
     """Return what stands for a container of per-worker values in a call; anything else is itself."""
     return value.ref if isinstance(value, PerWorkerValues) else value
-
-
-def _refuse(error: GivenUpError) -> None:
-    raise error
 
 
 def _start_delays(workers: int) -> list[float]:

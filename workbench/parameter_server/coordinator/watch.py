@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from workbench.errors import UsageError
+from workbench.checks import check_number
 
 
 class WatchDog(threading.Thread):
@@ -23,11 +23,7 @@ class WatchDog(threading.Thread):
     def __init__(
         self, timeout_s: float, on_stall: Callable[[], object] | None = None, *, busy: Callable[[], bool]
     ) -> None:
-        if isinstance(timeout_s, bool) or not 0 < timeout_s <= threading.TIMEOUT_MAX:
-            raise UsageError(
-                f"timeout_s={timeout_s!r} of the watchdog must be a number of seconds above 0. Leave the watchdog out to "
-                "have none."
-            )
+        check_number("watchdog_s", timeout_s, below=threading.TIMEOUT_MAX)
         super().__init__(name="workbench-watchdog", daemon=True)
         self._timeout_s, self._on_stall, self._busy = timeout_s, on_stall, busy
         self._progress_at = time.monotonic()

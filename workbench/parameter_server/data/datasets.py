@@ -25,9 +25,7 @@ class InputContext:
 
     num_input_pipelines: int = 1  # of the whole cluster; usually one a worker
     input_pipeline_id: int = 0  # this one, from 0
-    num_replicas_in_sync: int = (
-        1  # that share one step's batch: the devices of one worker, as workers do not wait for each other
-    )
+    num_replicas_in_sync: int = 1  # that share one step's batch, on one worker: workers do not wait for each other
 
     def __post_init__(self) -> None:
         """Check; raise `UsageError`."""

@@ -24,15 +24,7 @@ from workbench.parameter_server.servers.server import Push, ServerRuntime
 from workbench.parameter_server.workers.closure import from_wire, map_structure, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 from workbench.ray.cluster import RayCluster
-from workbench.ray.shared_memory import (
-    Located,
-    SharedBlock,
-    Where,
-    attach,
-    machine,
-    shared_memory_missing,
-    unpack,
-)
+from workbench.ray.shared_memory import Located, SharedBlock, Where, attach, machine, shared_memory_missing, unpack
 
 SEVERAL_S = 0.005  # rule of thumb: what others may have to wait because a function turned out to be long
 
@@ -116,7 +108,8 @@ class WorkerActor(_Actor):
             return Outcome("other life")
         self._forget(request.drop)
         self._kept.update({number: pickle.loads(content) for number, content in request.new.items()})
-        args, kwargs = (map_structure(self._received, given) for given in (request.args, request.kwargs))
+        received = lambda leaf: self._kept[leaf.number] if isinstance(leaf, Sent) else from_wire(leaf)  # noqa: E731
+        args, kwargs = (map_structure(received, given) for given in (request.args, request.kwargs))
         call = Call(self._kept[request.function.number], args, kwargs, request.run, request.scheduled)
         flag = threading.Event()
         self._running = (request.ticket, flag)
@@ -143,9 +136,6 @@ class WorkerActor(_Actor):
         except BaseException as error:
             outcome = Outcome("failed", _pickled(error, self._pack), traceback.format_exc())
             return outcome, to_bytes(tuple(outcome), self._pack)
-
-    def _received(self, leaf: Any) -> Any:
-        return self._kept[leaf.number] if isinstance(leaf, Sent) else from_wire(leaf)
 
 
 def _pickled(error: BaseException, pack: Callable[[Any], bytes]) -> bytes:

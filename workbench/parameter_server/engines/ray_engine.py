@@ -17,7 +17,7 @@ from workbench.parameter_server.context import Alive, Run
 from workbench.parameter_server.engines.ray_actors import Outcome, Request, ServerActor, WorkerActor
 from workbench.parameter_server.engines.ray_task import POLL_S, START_S, Deleted, RayTask, SendOnce, Sent
 from workbench.parameter_server.engines.threads import Ended
-from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
+from workbench.parameter_server.errors import CancelledError, Job, UnavailableError, refuse
 from workbench.parameter_server.servers.links import CONTROL, PLANES, DataPlane, Plane, RayPlane, connector
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import forget_replicas
@@ -138,7 +138,7 @@ class RayEngine:
         try:
             sendable = self._sent.packed(make)
         except TypeError as error:
-            sendable = self._sent.packed(partial(_refuse, TypeError(str(error))))
+            sendable = self._sent.packed(partial(refuse, TypeError(str(error))))
         call = self._ray.call(task.actor, "build", task.life, resource, sendable.content)
         self._result(task, Outcome(*pickle.loads(task.wait(call))))
 
@@ -263,7 +263,3 @@ class RayEngine:
         for task in self._tasks.values():
             if task.job == "worker":
                 task.drop.append(Sent(number))
-
-
-def _refuse(error: TypeError) -> None:
-    raise error

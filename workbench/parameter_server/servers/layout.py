@@ -126,7 +126,7 @@ class MaxSizePartitioner:
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
         """Return the number of shards along each axis."""
-        row_bytes = _row_bytes(shape, dtype)
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize if len(shape) else 0
         if not row_bytes:
             return _first_axis(shape, 1)
         rows_each = max(1, self.max_shard_bytes // row_bytes)
@@ -164,10 +164,6 @@ def split_rows(rows: int, shards: int) -> list[tuple[int, int]]:
 
 def _first_axis(shape: Sequence[int], shards: int) -> list[int]:
     return [max(1, min(shards, shape[0])), *(1 for _ in shape[1:])] if len(shape) else []
-
-
-def _row_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape[1:]) * dtype.itemsize if len(shape) else 0
 
 
 Shards = Callable[[tuple[int, ...], torch.dtype], Sequence[tuple[int, int]]]

@@ -29,13 +29,7 @@ from workbench.parameter_server.servers.replicas import (
     with_gradients,
 )
 from workbench.parameter_server.servers.server import SETTINGS, Drawn, Place, Push, TableOf
-from workbench.parameter_server.servers.tables import (
-    Table,
-    Taken,
-    remote_tables,
-    replaced,
-    without_tables,
-)
+from workbench.parameter_server.servers.tables import Table, Taken, remote_tables, replaced, without_tables
 from workbench.parameter_server.servers.variable import split_ids
 
 
@@ -68,7 +62,7 @@ class PlacedModule:
         self._shapes = {key: parameter.shape for key, parameter in trained_parameters(module).items()}
         self._module = without_tables(module, self.tables)
         self._knows_statistics = False
-        self._create(module)
+        self.make_blocks({key: each.detach().reshape(-1) for key, each in trained_parameters(module).items()})
 
     def __repr__(self) -> str:
         """Say how many values lie where."""
@@ -101,27 +95,21 @@ class PlacedModule:
             self._plane.ask(place.server, "delete", place.block)
         forget_replicas(self.cluster, self.name)
 
-    def _create(self, module: nn.Module) -> None:
-        values = {key: parameter.detach().reshape(-1) for key, parameter in trained_parameters(module).items()}
+    def make_blocks(self, values: Mapping[str, Tensor] | None = None) -> None:
+        """Make its blocks of these flat values; with None those that a server does not hold because it was started anew: their values are to be loaded."""
+        missing, flat = values is None, self._replica().parameters if values is None else values
         for place, held in zip(self.all_places, self.stretches(), strict=True):
-            table = self.tables.get(held[0].parameter)
-            whole = torch.cat(pieces(held, values))
-            given: Tensor | Drawn = whole
-            if table is not None and whole.is_meta:
+            key = held[0].parameter
+            whole = None if missing else torch.cat(pieces(held, flat))
+            if (table := self.tables.get(key)) is not None:
                 zero = next(table.padding_in(shard) for shard in table.shards if shard.place == place)
-                given = Drawn(whole.numel(), whole.dtype, int(torch.randint(2**62, ())), zero)
-            self._plane.ask(place.server, "create", place.block, given, self.config, _kind(table))
-        self._plane.ask(self.settings.server, "create", self.settings.block, torch.zeros(1))
-
-    def make_missing(self) -> None:
-        """Make the blocks that a server does not hold because it was started anew; their values are to be loaded."""
-        flat = self._replica().parameters
-        for place, held in zip(self.all_places, self.stretches(), strict=True):
-            table = self.tables.get(held[0].parameter)
-            dtype = flat[held[0].parameter].dtype if table is None else table.dtype
-            drawn = Drawn(sum(part.size for part in held), dtype, 0, (0, 0))
-            self._plane.ask(place.server, "create", place.block, drawn, self.config, _kind(table), True)
-        self._plane.ask(self.settings.server, "create", self.settings.block, torch.zeros(1), None, None, True)
+            given: Tensor | Drawn | None = whole
+            if whole is None or whole.is_meta:
+                dtype, size = flat[key].dtype if table is None else table.dtype, sum(part.size for part in held)
+                given = Drawn(size, dtype, int(torch.randint(2**62, ())), (0, 0) if table is None else zero)
+            kind = None if table is None else TableOf(table.shape[1], table.rule)
+            self._plane.ask(place.server, "create", place.block, given, self.config, kind, missing)
+        self._plane.ask(self.settings.server, "create", self.settings.block, torch.zeros(1), None, None, missing)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[nn.Module]:
@@ -355,10 +343,6 @@ def _holding(gradient: Tensor) -> nn.Parameter:
     made = nn.Parameter(torch.empty_like(gradient), requires_grad=True)
     made.grad = gradient
     return made
-
-
-def _kind(table: Table | None) -> TableOf | None:
-    return None if table is None else TableOf(table.shape[1], table.rule)
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -287,7 +287,6 @@ _WRITES: Mapping[str, Callable[[Tensor, Tensor], object]] = {
     "assign": Tensor.copy_, "add": Tensor.add_, "sub": Tensor.sub_,
 }  # fmt: skip
 
-
 Grad = Sequence[Tensor]
 """A gradient as flat pieces, which lie one after the other in the block."""
 Take = Callable[[int, Tensor], object]

@@ -181,12 +181,8 @@ class CheckpointManager:
     def recover(self, coordinator: ClusterCoordinator, *, wait_s: float = 300.0) -> Restored:
         """After a server's death: wait until it is there again, and give all servers what the newest checkpoint holds.
 
-        For a loop of your own, where it catches an `UnavailableError` of a "ps"; it goes on from the steps of what is returned, with the
-        same coordinator, workers and datasets. What else lay on that server is lost.
-
-        Raises:
-            CheckpointError: there is no checkpoint.
-            UnavailableError: the server did not come back within `wait_s`.
+        For a loop of your own that caught an `UnavailableError` of a "ps": it goes on with the same coordinator, workers and datasets, from
+        the steps of what is returned. What else lay on that server is lost. That error is raised where it is not back within `wait_s`.
         """
         if self.latest is None:
             raise CheckpointError(f"{self.directory} holds no checkpoint to go on from: save() one before the loop.")
@@ -197,7 +193,7 @@ class CheckpointManager:
 
     def _make_missing(self) -> None:
         if self.placed is not None:
-            self.placed.make_missing()
+            self.placed.make_blocks()
         for variable in self.variables.values():
             for shard in variable.variables:
                 shard.make_missing()

@@ -206,7 +206,6 @@ def _fill(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 WORKER_SEEDS = 7919
 """Apart, so that no worker shuffles as another one does under a neighbouring seed (a prime, no more)."""
 
-
 GENERATORS = threading.Lock()
 """Held by who seeds the process's random generators and draws from them: workers are threads of one process, and would draw from
 what another has seeded."""

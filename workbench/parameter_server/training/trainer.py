@@ -17,8 +17,9 @@ from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
+from workbench.parameter_server.servers.layout import Partitioner
 from workbench.parameter_server.servers.replicas import BufferLog
-from workbench.parameter_server.strategy import ParameterServerStrategy, Partitioner
+from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import load_placed, packed_state
 from workbench.parameter_server.training.executor import ClusterExecutor, Task, trained
 from workbench.parameter_server.training.load import load_facts, server_loads

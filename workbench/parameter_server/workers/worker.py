@@ -202,17 +202,3 @@ class WorkerVariable:
     def assign_add(self, value: Any) -> None:
         """Add to the value."""
         self._value += torch.as_tensor(value, dtype=self._value.dtype)
-
-
-class PerWorkerVariable(PerWorkerValues):
-    """A variable on every worker; as an argument of a function it is the `WorkerVariable` of the worker that runs it."""
-
-    on_every_worker: Callable[[Call], list[Any]]
-
-    def read_all(self) -> list[Tensor]:
-        """Return the value of each worker, by its index."""
-        return self.on_every_worker(Call(WorkerVariable.read, [self.ref]))
-
-    def assign_all(self, value: Any) -> None:
-        """Replace the value of every worker."""
-        self.on_every_worker(Call(WorkerVariable.assign, [self.ref, value]))
