@@ -97,9 +97,15 @@ def _sure(record: Any, diagnosis: Diagnosis) -> str:
     lines = []
     proof = (diagnosis.recommendation or {}).get("proof") or {}
     proven = any(arm.get("chance") is not None for arm in proof.get("arms", ()))
-    if not proven and "seed" in record.trials and not record.trials.empty:
+    if proven:
+        lines.append(f"The candidate was tested against the baseline over {counted(len(proof['seeds']), 'new seed')}.")
+    elif "seed" in record.trials and not record.trials.empty:
         seeds = record.trials["seed"].nunique()
-        lines.append("One seed: no proof." if seeds == 1 else f"{seeds} seeds.")
+        told = "one seed" if seeds == 1 else f"{seeds} seeds"
+        untested = (
+            "; no change was tested against it over new seeds, so there is no p value" if diagnosis.answers else ""
+        )
+        lines.append(f"{'The baseline was trained' if untested else 'Trained'} with {told}{untested}.")
     missing = sum(f.status == "not_measured" for f in diagnosis.findings)
     if missing:
         lines.append(

@@ -130,12 +130,12 @@ class Budget:
         if not self.ended:
             return ""
         if self.look:
-            return f"the budget of {self.text} paid for a first look, in shorter runs, and ended it in {self.ended!r}; a larger one trains longer runs, in a new folder"
+            return f"the budget of {self.text} paid for a first look, in shorter runs, and ran out at {self.ended!r}; a larger one trains longer runs, in a new folder"
         counted = ", counted in updates," if self.runs < math.inf else ""
-        given = "the same command with this folder (--out) and more goes on from there"
+        given = "the same command with this folder (--out) and a larger --budget goes on from there"
         if self.default:
             given = f"the same command with this folder (--out) and --budget {2 * self.runs:g}x, or none for no limit, goes on from there"
-        return f"the budget of {self.text}{counted} ended it in {self.ended!r}; {given}"
+        return f"the budget of {self.text}{counted} ran out at {self.ended!r}; {given}"
 
     def go_on(self) -> None:
         """Let a search that it has ended have what is left, as where there is nothing to prove."""

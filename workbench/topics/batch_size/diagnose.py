@@ -284,13 +284,13 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     moments = [(int(r["step"]), number(r["value"]), number(r["low"])) for r in rows]
     known = any(math.isfinite(value) for _, value, _ in moments)
     value = float(np.median([value if math.isfinite(value) else low for _, value, low in moments]))
-    shown = f"{'about' if known else 'at least'} {value:,.3g} examples"
+    shown = f"{'about' if known else 'at least'} {_count(value)} examples"
     span = ", ".join(
-        f"{f'{value:,.3g}' if math.isfinite(value) else f'at least {low:,.3g}'} at step {step:,}"
+        f"{_count(value) if math.isfinite(value) else f'at least {_count(low)}'} at step {step:,}"
         for step, value, low in ([moments[0], moments[-1]] if len(moments) > 1 else moments)
     )
     bounds = sum(not math.isfinite(v) for _, v, _ in moments)  # where some are bounds, no one number stands for all
-    told = f"{span} (examples)" if 0 < bounds < len(moments) else f"{shown} ({span})"
+    told = f"{span}, in examples" if 0 < bounds < len(moments) else f"{shown} ({span})"
     evidence = {"rows": rows, "batch_size": own} | ({} if known else {"at_least": value})
     found = partial(found, value=value if known else None, unit="examples")
     cost = next(iter(replaced(record).get(code, ())), None)
@@ -376,3 +376,7 @@ def _decay_levels(record: RecordLike, arm: BatchArm) -> list[dict[str, Any]]:
         numbers = {"chosen_by": float(np.mean(chose)), "gain": gain, "chance": chance, "seeds": len(fresh)}
         found.append({"weight_decay": decay} | numbers)
     return found
+
+
+def _count(examples: float) -> str:
+    return f"{float(f'{examples:.3g}'):,.0f}" if examples >= 100 else f"{examples:.3g}"

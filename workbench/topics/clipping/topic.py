@@ -37,7 +37,8 @@ def _norm_numbers(record: Any, diagnosis: Diagnosis) -> str:
     steps, norms = _norms(record, trial)
     peak = int(np.argmax(norms))
     middle = float(np.median(norms))
-    times = f", {number_text(float(norms[peak]) / middle)} times the median {number_text(middle)}" if middle else ""
+    ratio = number_text(float(f"{float(norms[peak]) / middle:.3g}")) if middle else ""
+    times = f", {ratio} times the median {number_text(middle)}" if ratio else ""
     return f"Trial {trial}: the largest norm is {number_text(float(norms[peak]))}, at step {int(steps[peak]):,}{times}."
 
 

@@ -198,7 +198,8 @@ def duplicates(facts: Facts, *, limit: float, blank: float) -> Finding:
             f"One and the same input stands {count:,} times among the {rows:,} rows of {worst} ({count / rows:.1%}).",
             advice=(f"Look at {worst}[{first}]: an empty or broken input tells the model nothing, whatever its target.",),
         )  # fmt: skip
-    said = f"{shares[worst]:.2%} of the rows of {worst} repeat an earlier row"
+    share = f"{shares[worst]:.2%} of the rows" if found["repeated"] else "None of the rows"
+    said = f"{share} of {worst} repeat an earlier row"
     rare = found["majority"] is not None and found["majority"] < _OVERSAMPLED * found["repeated"]
     if shares[worst] < limit or chance or rare or count == rows:
         why = ": rows of so few distinct values agree by chance" if chance else ""

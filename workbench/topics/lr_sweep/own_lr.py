@@ -144,8 +144,9 @@ def _too_high(
         value = None if rival is None else rival.lr
         return found("fail", f"{start} does not train stably{beyond}{use}.", advice=advice, value=value)
     if rival is None or not rival.shows(limits[0]):
-        seen = "no smaller one was trained" if rival is None else f"{rival.words} at lr {rival.lr:.4g}"
-        return found("ok", f"{start} is not too high: {seen}.")
+        if rival is None:
+            return found("ok", f"{start} trains stably; no smaller one was trained.")
+        return found("ok", f"{start} is not too high: {rival.words} at lr {rival.lr:.4g}.")
     if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
         worse = f"no worse than lr {rival.lr:.4g}, and validation worse ({rival.words})"
         return found("ok", f"{start} fits the training data {worse}: it overfits earlier.")

@@ -63,7 +63,9 @@ def _curve_numbers(record: Any, _: Diagnosis) -> str:
         return ""
     outcomes = [first_and_end(curve(record, trial, "loss")[1]) for trial in numbers]
     up = sum(not np.isfinite(end) or end >= first for first, end in outcomes)
-    return f"Of the study's {counted(len(numbers), 'run')}, {up or 'none'} ended no lower than {'they' if up > 1 else 'it'} began."
+    if not up:
+        return f"The training loss fell in {'the one run' if len(numbers) == 1 else f'all {len(numbers):,} runs'} of the study."
+    return f"In {up:,} of the study's {counted(len(numbers), 'run')} the training loss ended no lower than at step 0."
 
 
 def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:

@@ -84,7 +84,8 @@ def _dead(units: list[dict[str, Any]], bad: Status) -> Finding:
     say = partial(say, value=share, unit="share", threshold=DEAD, evidence={"layers": layers})
     off = [u["module"] for s, u in shares if s >= DEAD and (u["units"] >= FEW_UNITS or s == 1)]
     if not off:
-        return say("ok", f"At most {share:.0%} of a layer's ReLU units are off for every example.")
+        most = f"At most {share:.0%} of a layer's ReLU units are" if share else "No ReLU unit is"
+        return say("ok", f"{most} off for every example.")
     fix = "Begin biases at 0 and scale inputs and weights to unit size; or use leaky ReLU, GELU, or a norm before the ReLU."
     return say(bad, f"{share:.0%} of the ReLU units in {named(off)} are off for every example, and get no gradient.", advice=[fix])  # fmt: skip
 

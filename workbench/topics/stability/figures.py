@@ -89,7 +89,7 @@ def plot_probe(
 def plot_confirm(
     record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
 ) -> Axes:
-    """Draw the training loss of the runs at 5 and 10 times the best learning rate, beside the run at the best.
+    """Draw the training loss of the runs far above the best learning rate, at first 5 and 10 times, beside the run at the best.
 
     Sick: the loss falls steadily and then rises of a sudden; that is optimisation instability. Not that sign: a loss
     that falls to the end (the model takes the larger lr), or one that never fell (no training to become unstable).
@@ -101,7 +101,7 @@ def plot_confirm(
         shown = [t for t in trials_in(record, "confirm") if np.isfinite(curve(record, t, "loss")[1]).any()]
         if not shown:
             return not_measured(axes, "the record has no run far above the best learning rate")
-        at_best = (trials_at(record, best, "lr_sweep") + trials_at(record, trained, "lr_sweep"))[:1]
+        at_best = next(filter(None, (trials_at(record, lr, "lr_sweep", "baseline") for lr in (best, trained))), [])[:1]
         curves = [draw_trial_loss(axes, record, trial, index=0, relative_to=best) for trial in at_best]
         found = finding(diagnosis, "stability.mid")
         rows: Sequence[Mapping[str, Any]] = found.evidence.get("confirm", ()) if found is not None else ()

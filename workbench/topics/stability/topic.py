@@ -70,7 +70,7 @@ TOPIC = Topic(
         ),
         Figure(
             name="confirm",
-            shows="Training loss at 5 and 10 times the best learning rate, beside the run at the best.",
+            shows="Training loss far above the best learning rate, beside the run at the best.",
             caption="A steady fall and then a sudden rise means that the model probably suffers from optimisation instability.",
             codes=("stability.mid", "stability.divergent"),
             draw=plot_confirm,
