@@ -69,7 +69,7 @@ def _row(number, t, baseline):
 
 def _steps(number, t):
     frame = pd.DataFrame({"trial": number, "step": np.arange(len(t["loss"])), "loss": t["loss"]})
-    for name in STEP_COLUMNS:
+    for name in dict.fromkeys((*STEP_COLUMNS, *t["columns"])):
         frame[name] = t["columns"].get(name, t["lr"] if name == "lr" else np.nan)
     return frame
 

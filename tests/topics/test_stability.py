@@ -10,7 +10,7 @@ import pytest
 import workbench as wb
 from tests.helpers.simulated_records import record, trial
 from tests.helpers.workloads import small_workload
-from workbench.topics.stability import diagnose as stability_first
+from workbench.topics.stability import diagnose_check as stability_first
 from workbench.topics.stability.diagnose import KINDS as CODES
 
 TOTAL = 400

@@ -34,6 +34,21 @@ def frozen_random_layers(r: Recipe) -> Recipe:
     return r.model(freeze)
 
 
+@fault("stability", "stability.attention_logits", on="text_transformer brackets_transformer")
+def queries_and_keys_too_large(r: Recipe) -> Recipe:
+    def change(m: nn.Module) -> None:
+        for attention in nets.layers_of(m, nets.Attention):
+            with torch.no_grad():
+                attention.qkv.weight[: 2 * attention.qkv.in_features] *= 16
+
+    return r.model(change)
+
+
+@fault("stability", "stability.output_logits init.loss lr.too_high", on="text_transformer")
+def logits_times_300(r: Recipe) -> Recipe:
+    return r.model(lambda m: swap(m, nn.Linear, lambda head: After(head, after=lambda z: 300 * z)))
+
+
 def _head_only(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(list(params)[-2:], lr=lr)
 

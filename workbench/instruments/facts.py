@@ -17,6 +17,7 @@ from workbench.instruments.losses.attention import WINDOW, Attention
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.evaluated import Evaluated
 from workbench.instruments.losses.graphs import Graphs
+from workbench.instruments.losses.logits import Logits
 from workbench.instruments.losses.surrogates import Surrogates
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
@@ -37,7 +38,7 @@ class LoopFacts:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
-        self.evaluated, self.surrogates = Evaluated(), Surrogates()
+        self.evaluated, self.surrogates, self.logits = Evaluated(), Surrogates(), Logits()
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._nears = 0
@@ -68,6 +69,8 @@ class LoopFacts:
         if kind is not None:
             self.order.add(kind, line=self.near)
         if kind == "forward":
+            if self.attention.awake:
+                self.logits.begin(module, args, self.updates)
             first = first_tensor(args)
             self.batches.fed(first)
             if self.near:
@@ -88,6 +91,7 @@ class LoopFacts:
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
         """Take in a backward pass, and return the parameters that its losses depend on, None where that was not looked up."""
+        self.logits.end()
         self.passed_backward()
         if self.attention.awake:
             self.modes.backward(self.attention.weight)
@@ -196,6 +200,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "floor": lambda facts: facts.criteria.floor(),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
     "answers": lambda facts: facts.answers.to_dict(),
+    "logits": lambda facts: facts.logits.to_dict(),
     "evaluated": lambda facts: facts.evaluated.to_dict(facts.loaders.is_trained_on),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),
     "conversions": lambda facts: facts.conversions.to_dict(),

@@ -386,7 +386,7 @@ class LoopObserver:
 
     def _finish_row(self) -> float:
         """Hand on the row of an update, and return the seconds that it took."""
-        self._row |= self._snapshot.measured(self.facts.moved)
+        self._row |= self._snapshot.measured(self.facts.moved) | self.facts.logits.take()
         now = time.perf_counter()
         row = self._row | self.logged if self.logged else self._row
         if self.waits:

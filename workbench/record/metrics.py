@@ -26,6 +26,15 @@ METRICS: dict[str, tuple[str, str]] = {
     "data_wait_s": ("s", "time that the loop waited for batch k"),
     "step_time_s": ("s", "host time from one step to the next, evaluation left out"),
     "update_ratio": ("1", "per parameter tensor: norm of update k / norm of the tensor before it; on a cadence"),
+    "attention_logit": (
+        "1",
+        "largest logit of attention, of all layers and per layer: of a query and a key, scaled, before the softmax; on a cadence",
+    ),
+    "output_log_z": (
+        "nats",
+        "log Z, the logarithm of the output softmax's denominator, mean over tokens; on a cadence",
+    ),
+    "output_logit": ("1", "largest |output logit| of a language model; on a cadence"),
     "staleness_steps": ("updates", "updates of other workers between reading the parameters and applying update k"),
     "worker": ("index", "which worker made update k"),
     "pull_s": ("s", "time to read the parameters from the servers"),

@@ -85,6 +85,21 @@ def autocast(device: torch.device, precision: str | None) -> contextlib.Abstract
     return contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def buffers_put_back(model: nn.Module) -> Iterator[None]:
+    """Put every buffer back: the same tensor in its place, with the values that it had."""
+    held = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    before = [(*each, each[2].detach().clone()) for each in held]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, values in before:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+
+
 def graph_if_needed(compute: Callable[[], T]) -> T:
     """Return what `compute` returns; where gradients are off, detached, and with a graph only if it differentiates itself."""
     if torch.is_grad_enabled():

@@ -14,6 +14,7 @@ Hooks add columns to the record; losses are bitwise equal with and without them.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,16 +22,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
+from workbench.instruments.losses import logits as look
+from workbench.instruments.losses.logits import may_have_logits
+from workbench.instruments.norms import stacked
 from workbench.record.metrics import check_metric
 from workbench.record.read import StudyRecord, TrialRecord
+from workbench.train.batches import train_batches
+from workbench.train.forward import autocast, buffers_put_back
+from workbench.train.rng import isolated_rng
 
 if TYPE_CHECKING:
     from workbench.workloads.base import Workload
 
-__all__ = ["Hook", "Norms", "Timing"]
+__all__ = ["Hook", "Logits", "Norms", "Timing"]
 
 
 @dataclass
@@ -155,6 +163,58 @@ class Norms(Hook):
         if step.index % self.every == 0:
             step.record("update_norm", torch.linalg.vector_norm(step.update, dim=1))
             step.record("param_norm", torch.linalg.vector_norm(step.params, dim=1))
+
+
+class Logits(Hook):
+    """Records `attention_logit`, of all layers and per layer, `output_log_z` and `output_logit` at every so many steps, four times a run at least.
+
+    A model that attends or predicts tokens, by the names of its modules, makes a forward pass more on its first micro-batch, the same each
+    time; of others nothing is recorded. Healthy: attention logits below 100, log Z that stays within some ten nats of 0.
+    """
+
+    def __init__(self, every: int = 50) -> None:
+        self.every = check_integer("every", every, hint=": measure at every n-th step")
+        self._run: Run | None = None
+
+    def on_start(self, run: Run) -> None:
+        """Read the batch that is measured on."""
+        self._run = None
+        if run.workload.step is None and may_have_logits(run.model):
+            with contextlib.suppress(Exception), isolated_rng():  # the training itself says what is wrong with its data
+                self._batch = next(train_batches(run.workload, run.config, run.device))[0][0]
+                self._run = run
+
+    def on_step(self, step: Step) -> None:
+        """Measure on the cadence; a model that has no such logits, or raises, is left alone from then on."""
+        if self._run is None:
+            return
+        if step.index % max(min(self.every, max(config.total_steps for config in self._run.configs) // 4), 1):
+            return
+        found: list[dict[str, Tensor]] = []
+        try:
+            for model, config in zip(self._run.models, self._run.configs, strict=True):
+                logits, batch = (
+                    look.Logits(),
+                    tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, self._batch),
+                )
+                with (
+                    torch.no_grad(),
+                    isolated_rng(),
+                    buffers_put_back(model),
+                    autocast(self._run.device, config.precision),
+                ):
+                    logits.begin(model, batch)
+                    try:
+                        self._run.workload.forward(model, batch)
+                    finally:
+                        logits.end()
+                found.append(logits.take())
+        except Exception:
+            found = [{}]
+        for name in found[0]:
+            step.record(name, stacked([columns[name] for columns in found]))
+        if not found[0]:
+            self._run = None
 
 
 class Pause(Hook):

@@ -27,7 +27,7 @@ from workbench.train.distributed.data_parallel import begin_together, check_shar
 from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
 from workbench.train.evaluation import check_track, tracked_examples
 from workbench.train.forward import DispatchObserver, autocast, per_example
-from workbench.train.hooks import Hook, Norms, Timing
+from workbench.train.hooks import Hook, Logits, Norms, Timing
 from workbench.train.lane import Lane, check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.lanes.backend import choose_gradients
 from workbench.train.loop import TrainingLoop
@@ -89,7 +89,7 @@ class Trainer:
             how many lanes are in a stack; the others train in further stacks, one after the other. Activations, measured on
             a single lane, say how many lanes share a call in the rest. A single lane is always tried. A stack that runs out
             of memory all the same is halved and goes on. Every worker of an executor counts for itself.
-        hooks: observers, in addition to `Norms` and `Timing`, which every run has.
+        hooks: observers, in addition to `Norms`, `Timing` and `Logits`, which every run has.
         evaluate_also: splits that are evaluated beside "validation" and the one that selection compares, such as "test"; no
             decision looks at them.
         track: examples of the validation split whose predictions every evaluation writes down (P2.12): so many, evenly spaced,
@@ -219,7 +219,7 @@ class Trainer:
             workload,
             study=study,
             device=device,
-            hooks=[hook for hook in (Norms(), Timing()) if type(hook) not in given] + list(self.hooks),
+            hooks=[hook for hook in (Norms(), Timing(), Logits()) if type(hook) not in given] + list(self.hooks),
             tracked=tracked,
             choose=partial(choose_gradients, wanted=wanted, memory=memory, share=hosts.size > 1),
             progress=progress,

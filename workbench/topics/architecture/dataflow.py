@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_leaves
 
-from workbench.train.forward import DispatchObserver
+from workbench.train.forward import DispatchObserver, buffers_put_back
 from workbench.train.rng import isolated_rng
 
 Kind = Literal["data", "parameter", "constant"]
@@ -184,21 +184,6 @@ def _size(tensor: Tensor) -> float:
     if not _floating(tensor) or not tensor.numel():
         return math.nan
     return float(tensor.detach().abs().double().square().mean().sqrt())
-
-
-@contextlib.contextmanager
-def buffers_put_back(model: nn.Module) -> Iterator[None]:
-    """Put every buffer back: the same tensor in its place, with the values that it had."""
-    held = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    before = [(*each, each[2].detach().clone()) for each in held]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, values in before:
-                module._buffers[name] = buffer
-                if not torch.equal(buffer, values):
-                    buffer.copy_(values)
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from workbench.config import TrainConfig
-from workbench.topics.architecture.dataflow import buffers_put_back
 from workbench.train.batches import train_batches
-from workbench.train.forward import autocast
+from workbench.train.forward import autocast, buffers_put_back
 from workbench.train.rng import seed_all
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from workbench.curves.instability import Rise
@@ -15,22 +14,22 @@ from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
 from workbench.curves.spikes import first_update, told, told_course, told_replay
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, judge
-from workbench.errors import RecordError
 from workbench.findings.advice import Kind, advise
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.plots.words import counted
-from workbench.record.read import open_record, periodic_rows
+from workbench.record.read import periodic_rows
 from workbench.record.roles import Role
+from workbench.topics.stability.diagnose_logits import CODES as LOGITS
+from workbench.topics.stability.diagnose_logits import judge_logits
 
 Zone = Literal["own", "below", "near", "other", "far"]
 ZONES: tuple[Zone, ...] = ("own", "below", "near", "other", "far")
 CODES = Codes({
     "stability.headroom": "F1.4", "stability.early": "F1.5", "stability.early_recovers": "F1.10", "stability.mid": "F1.5",
-    "stability.divergent": "F1.12", "stability.spike": "F1.9",
+    "stability.divergent": "F1.12", "stability.spike": "F1.9", **LOGITS,
 })  # fmt: skip
-CHECK = Codes({"stability.verdict": "F1.1"})
-KINDS = tuple(CODES)[1:]
+KINDS = tuple(CODES)[1:-2]
 """The codes about what a loss curve does."""
 _LATER = ("stability.mid", "stability.spike")  # of the middle, which a run that was lost early does not have
 _BACK = ("recovered", "settling")
@@ -115,6 +114,11 @@ class _Instability:
         limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
         return next((zone for zone, limit in zip(ZONES, limits, strict=False) if curve.lr <= limit * (1 + 1e-9)), "far")
 
+    def standing(self) -> tuple[list[TrialCurve], list[TrialCurve]]:
+        """Return the runs of the person's config, or those that stand for it, and all others."""
+        curves = [item.curve for item in self.items]
+        return [c for c in curves if self.zone(c) in ZONES[:2]], [c for c in curves if self.zone(c) not in ZONES[:2]]
+
     def hits(self) -> dict[str, list[_Hit]]:
         """Sort every rise of every trial under its code."""
         hits: dict[str, list[_Hit]] = {code: [] for code in KINDS}
@@ -171,6 +175,8 @@ def diagnose_instability(
     usual_interval: int = 100,
     noise_sds: float = 2.0,
     loss_tolerance: float = 0.02,
+    large_logit: float = 100.0,
+    lost_logit: float = 1e4,
 ) -> Diagnosis:
     """Say when training becomes unstable, at which lr, and what came of it.
 
@@ -187,6 +193,9 @@ def diagnose_instability(
         headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
             the edge by some ten per cent).
         usual_interval: evaluation interval that an early excursion is held against (F1.10).
+        large_logit: attention logit from which softmax's weights are all but one-hot; Kimi Team 2025 (arXiv:2507.20534) keep it below. The same for
+            |log Z|, as beyond it bfloat16, with 8 bits, is off by half a nat.
+        lost_logit: beyond it all runs of Wortsman et al. 2023 (arXiv:2309.14322, section 3.3) were lost.
     """
     limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
     study = _Instability(record, near_ratio, spike_frac, limits)
@@ -196,6 +205,7 @@ def diagnose_instability(
     else:
         hits = study.hits()
         findings += [_finding(study, code, hits[code], usual_interval) for code in KINDS]
+    findings += judge_logits(study.record, *study.standing(), large=large_logit, lost=lost_logit)
     return Diagnosis.of(study.record, findings)
 
 
@@ -350,47 +360,3 @@ def _headroom(study: _Instability, near: float) -> Finding:
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
-
-
-_GET_ONE = "Run 02_instability, or workbench diagnose, on this workload first, and give its folder here."
-_CURE = "Cure that first: a warmup (03), clipping (04), another optimizer (05), the architecture (06), in this order."
-
-
-def check_stability(earlier: str | Path | None, *, workload: str | None = None) -> Diagnosis:
-    """Say whether an earlier study found the training stable; whatever is tuned on an unstable one is tuned to its noise (F1.1).
-
-    The verdict vouches for the config of that study alone, so its summary names the lr and the optimizer.
-
-    Args:
-        earlier: folder of a study of the workload, as `02_instability` and `workbench diagnose` leave it; None or "" is none.
-        workload: name of the workload it should be of; None takes any.
-
-    Returns:
-        `stability.verdict`: ok where stability was looked for and nothing is wrong, warn where something is, and
-        not_measured where there is no such study, or it did not look.
-    """
-    where, name, step = str(earlier or ""), workload, None
-    status: Status = "not_measured"
-    advice = [_GET_ONE]
-    try:
-        record = open_record(where) if where else None
-    except RecordError as error:
-        record, summary = None, f"No stability verdict: {error}"
-    if not where:
-        summary = "Stability was not checked yet: run 02_instability first. Continuing without."
-    elif record is not None and workload not in (None, record.workload):
-        summary = f"No stability verdict: {where} is a study of {record.workload!r}, not of {workload!r}."
-    elif record is not None:
-        found, name = diagnose_instability(record), record.workload
-        about = f"at peak_lr {record.config.get('peak_lr')} with {record.config.get('optimizer')}"
-        bad = [found[code] for code in KINDS if found[code].status in ("warn", "fail")]
-        missing = [code for code in KINDS if found[code].status == "not_measured"]
-        summary = f"No stability verdict: {where}, {about}, did not measure {', '.join(missing)}."
-        if bad:
-            status, advice, step = "warn", [_CURE], bad[0].step
-            summary = f"{where} found this training unstable, {about}. {bad[0].code}: {bad[0].summary}"
-        elif not missing:
-            status, advice = "ok", []
-            summary = f"{where} looked for instability {about} and found none that matters."
-    verdict = CHECK.finding("stability.verdict", status, summary, step=step, advice=advice)
-    return Diagnosis(findings=(verdict,), workload=name)

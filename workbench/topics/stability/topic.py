@@ -11,9 +11,10 @@ from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.lazy import lazily
 from workbench.plots.frames import curve, evaluations, lr_of, trials_in
 from workbench.plots.words import first_and_end, number_text
-from workbench.topics.stability.diagnose import CHECK, CODES
-from workbench.topics.stability.diagnose import check_stability as check
+from workbench.topics.stability.diagnose import CODES
 from workbench.topics.stability.diagnose import diagnose_instability as diagnose
+from workbench.topics.stability.diagnose_check import CHECK
+from workbench.topics.stability.diagnose_check import check_stability as check
 from workbench.topics.stability.figures import plot_confirm
 from workbench.topics.stability.figures import plot_probe as plot
 
