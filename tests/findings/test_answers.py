@@ -79,7 +79,8 @@ def test_remarks_and_what_follows_are_named_and_are_no_health() -> None:
 
 
 def test_what_could_not_be_measured_is_never_well() -> None:
-    said = answered(finding("data.scale", "not_measured"), finding("stability.early", "not_measured"))
+    silent = finding("stability.attention_logits")  # ok, as it does not apply: no word about stability
+    said = answered(finding("data.scale", "not_measured"), finding("stability.early", "not_measured"), silent)
     assert said["Anything broken"] == "Nothing found in 1 check. 1 could not be made."
     assert said["Stability"] == "About stability.early."
     made = Diagnosis(findings=(finding("lr.best", "not_measured"),), recommendation=KEPT)

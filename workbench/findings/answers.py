@@ -78,7 +78,7 @@ def _stability(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer
     if later:
         return Answer(question=question, status=worst([f.status for f in later]), text=f"Unstable; that follows from {later[0].follows_from}.")  # fmt: skip
     headroom = [f for f in _of(findings, "stability.headroom") if f.status != "not_measured"]
-    looked = [f for f in _of(findings, "stability.") if f.code != "stability.headroom"]
+    looked = [f for f in _of(findings, "stability.") if not f.code.endswith(("headroom", "_logits"))]
     if any(f.status == "ok" for f in looked):
         told = [*filter(came_back, looked), *headroom]
         text = " ".join(["Your config trains stably.", *(f.summary for f in told)])
