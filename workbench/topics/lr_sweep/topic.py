@@ -64,7 +64,8 @@ def _curve_numbers(record: Any, _: Diagnosis) -> str:
     outcomes = [first_and_end(curve(record, trial, "loss")[1]) for trial in numbers]
     up = sum(not np.isfinite(end) or end >= first for first, end in outcomes)
     if not up:
-        return f"The training loss fell in {'the one run' if len(numbers) == 1 else f'all {len(numbers):,} runs'} of the study."
+        every = "the one run" if len(numbers) == 1 else f"all {len(numbers):,} runs"
+        return f"In {every} of the study the training loss ended lower than at step 0."
     return f"In {up:,} of the study's {counted(len(numbers), 'run')} the training loss ended no lower than at step 0."
 
 
