@@ -215,3 +215,50 @@ def test_weights_of_a_sampler_that_rise_with_the_counts_are_found(
             optimizer.step()
     found = run.diagnose()["data.imbalance"]
     assert (found.status, Path(__file__).name in found.summary) == (status, status == "warn")
+
+
+def by_loader(x: Tensor, y: Tensor, model: nn.Module) -> Any:
+    return ((F.cross_entropy(model(a), b)) for a, b in DataLoader(TensorDataset(x, y.long()), 25, shuffle=True))
+
+
+def by_index(x: Tensor, y: Tensor, model: nn.Module) -> Any:
+    return (F.mse_loss(model((x[k] - 1) / 2)[:, 0], y[k]) for k in torch.randperm(len(x)).split(20))
+
+
+def by_hand(x: Tensor, y: Tensor, model: nn.Module) -> Any:
+    loader = DataLoader(TensorDataset(x, y[:, None]), 25, shuffle=True)
+    return ((model(a)[:, :1] - b).abs().mean() for a, b in loader)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("status", "batches", "kind", "column"),
+    [
+        ("warn", by_loader, "classes", lambda y: y), ("warn", by_loader, "classes", lambda y: (y == 1) * 2.0), ("warn", by_index, "values", lambda y: 3 - 2 * y), ("warn", by_hand, "values", lambda y: y),
+        ("ok", by_loader, "classes", None), ("ok", by_index, "values", None), ("ok", by_hand, "values", None),
+        ("ok", by_loader, "classes", lambda y: torch.where(torch.rand(200) < 0.97, y, 0.0)), ("ok", by_index, "values", lambda y: y + 0.05 * torch.randn(200)),
+        ("ok", by_hand, "values", lambda y: torch.ones(200)), ("ok", by_loader, "classes", lambda y: (torch.arange(200) == 3) * 1.0),
+    ],
+)  # fmt: skip
+def test_a_column_that_is_the_target_is_found_and_a_good_feature_is_none(
+    status: str,
+    batches: Callable[..., Any],
+    kind: str,
+    column: Callable[[Tensor], Tensor] | None,
+    seed: int,
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(seed)
+    x, model = torch.randn(200, 5), nn.Linear(5, 3)
+    y = x.sum(1) + 0.3 * torch.randn(200)
+    y = y if kind == "values" else torch.bucketize(y, torch.tensor([-1.0, 1.0])).float()
+    if column is not None:
+        x[:, 2] = column(y)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for loss in (loss for _ in range(6) for loss in batches(x, y, model)):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    found = run.diagnose()["data.leakage"]
+    assert (found.status, "column 2 of" in found.summary.lower()) == (status, status == "warn")

@@ -14,6 +14,7 @@ from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.conversions import Conversions
 from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
+from workbench.instruments.losses.columns import Columns
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.evaluated import Evaluated
 from workbench.instruments.losses.graphs import Graphs
@@ -38,7 +39,8 @@ class LoopFacts:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
-        self.evaluated, self.surrogates, self.logits = Evaluated(), Surrogates(), Logits()
+        self.evaluated, self.surrogates, self.logits, self.columns = Evaluated(), Surrogates(), Logits(), Columns()
+        self._given: Tensor | None = None  # what the model was given last
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._nears = 0
@@ -53,6 +55,8 @@ class LoopFacts:
 
     def drew(self, loader: Any, draws: Draws, batch: Any) -> None:  # noqa: D102
         self._drawn = batch if self.near or self.evaluated.open else None
+        if self.near and isinstance(batch, (list, tuple)) and len(batch) == 2:
+            self.columns.saw(*batch)
         if self.attention.awake:
             self.order.add("draw", line=False)
         self.loaders.drew(loader)
@@ -74,6 +78,7 @@ class LoopFacts:
             first = first_tensor(args)
             self.batches.fed(first)
             if self.near:
+                self._given = first
                 self.loaders.fed(first if first is not None else tuple(tensors(self._drawn)))  # model(**batch)
         elif kind == "evaluate":
             self.batches.evaluated()
@@ -87,6 +92,9 @@ class LoopFacts:
             self.surrogates.drew(target)
         elif self.near:
             self.criteria.compared(name, inputs, target, loss)
+            if self._given is not None and self._drawn is None and getattr(inputs, "requires_grad", False):
+                self.columns.saw(self._given, target)
+                self._given = None  # other losses have other targets
             self.answers.compared(name, inputs, target)
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
@@ -198,6 +206,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "criteria": lambda facts: facts.criteria.to_dict(),
     "dropped": lambda facts: facts.criteria.dropped,
     "floor": lambda facts: facts.criteria.floor(),
+    "columns": lambda facts: facts.columns.to_dict(),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
     "answers": lambda facts: facts.answers.to_dict(),
     "logits": lambda facts: facts.logits.to_dict(),

@@ -29,7 +29,7 @@ Say = Callable[..., Finding]
 def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     return [
-        *where_known(DATA_CODES, ["data.leakage"], lambda: _evaluated(facts["evaluated"])),
+        *where_known(DATA_CODES, ["data.leakage"], lambda: _leaks(facts["columns"], facts["evaluated"])),
         *where_known(DATA_CODES, ["data.imbalance"], lambda: _weights(facts["loaders"]["loaders"])),
         *where_known(DATA_CODES, ["data.worker_rng"], lambda: _workers(facts["workers"])),
         *where_known(DATA_CODES, ["data.scale"], lambda: _scale(facts["modes"]["inputs"])),
@@ -37,6 +37,16 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
             DATA_CODES, ["loop.conversion"], lambda: _conversion(record, facts, conversion_share, least_updates)
         ),
     ]
+
+
+def _leaks(columns: Facts | None, evaluated: Facts | None) -> Finding:
+    if not columns or not columns["columns"]:
+        return _evaluated(evaluated)
+    which = named([f"column {k}" for k in columns["columns"]])
+    return DATA_CODES.finding(
+        "data.leakage", "warn", f"{which[0].upper()}{which[1:]} of the inputs, of {columns['of']}, can be told from the target without error in all of the first {columns['examples']:,} examples: the answer is among the features.",
+        value=float(len(columns["columns"])), unit="columns", evidence=dict(columns), advice=["Leave the target, and what is computed from it, out of the inputs. Where the task is as easy as that, leave it."],
+    )  # fmt: skip
 
 
 def _evaluated(found: Facts | None, *, least: int = 5) -> Finding:
