@@ -66,6 +66,7 @@ SAMPLED = {
         "classes_before": [{"class": 0, "total": 20, "correct": 17}, {"class": 1, "total": 80, "correct": 74}],
     }
 }  # fmt: skip
+SWEPT = [{"variant": "x", "depth": 2, "initial_loss": 3.0, "losses": [[0.1, 1.0], [1.0, None]]}]
 SERVED = served(facts(workers=1), facts(workers=3))
 FIX = {"change": "workers", "value": 4, "predicted_s": 0.010, "before_s": 0.040, "after_s": 0.0125}
 PIPELINE = {"input_pipeline": pipeline(fix=FIX)}
@@ -91,6 +92,9 @@ RECORD_FIGURES: dict[str, Draw] = {
 FIGURES: dict[str, Draw] = RECORD_FIGURES | {
     "plot_architecture": lambda r, d, ax: plots.plot_architecture(
         replace(r, facts={"architecture_depths": DEPTHS}), ax=ax
+    ),
+    "plot_sensitivity": lambda r, d, ax: plots.plot_sensitivity(
+        replace(r, facts={"architecture_depths": SWEPT}), ax=ax
     ),
     "plot_evaluation_sample": lambda r, d, ax: plots.plot_evaluation_sample(replace(r, facts=SAMPLED), d, ax=ax),
     "plot_batch_norm": lambda r, d, ax: plots.plot_batch_norm(NORMS, ax=ax),

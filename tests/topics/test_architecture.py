@@ -435,3 +435,18 @@ def test_lines_and_the_ends_of_the_grid(marker: str, label: str, point: tuple[fl
     legend = ax.get_legend()
     assert legend is not None
     assert any(label in text.get_text() for text in legend.get_texts())
+
+
+def test_sensitivity_is_the_mean_excess_loss_and_a_lost_run_counts_as_untrained() -> None:
+    """Losses 1, 1.5, 9 and none, the untrained model's 3: excesses 0, 0.5, 2 and 2."""
+    record = empty()
+    losses = [[0.1, 1.0], [0.2, 1.5], [0.4, 9.0], [0.8, None]]
+    level = [[lr, 2.0] for lr, _ in losses]
+    swept = [row("mine", 2) | {"initial_loss": 3.0, "losses": each} for each in (losses, level, [])]
+    record.facts = {"architecture_depths": [swept[0], swept[1] | {"variant": "level"}, swept[2] | {"variant": "none"}]}
+    table = wb.architecture.lr_sensitivity(record)
+    assert table["loss"].tolist() == [1.0, 1.5, 3.0, 3.0, 2.0, 2.0, 2.0, 2.0]
+    assert table["sensitivity"].tolist() == [1.125] * 4 + [0.0] * 4
+    labels = [line.get_label() for line in wb.architecture.plot_sensitivity(record, ax=Figure().subplots()).lines]
+    assert labels == ["mine, 2: 1.125", "level, 2: 0.000"]
+    assert why_not_measured(wb.architecture.plot_sensitivity(empty(), ax=Figure().subplots()))

@@ -87,6 +87,25 @@ def architecture_depths(record: RecordLike) -> pd.DataFrame:
     return table
 
 
+def lr_sensitivity(record: RecordLike) -> pd.DataFrame:
+    """Return one row a variant, depth and learning rate of an `ArchitectureStudy`; empty where none was trained.
+
+    variant, depth, lr, loss (mean of the run's last tenth, at most that of the untrained model, which is also that of a run that diverged),
+    and sensitivity, the same for all rows of a variant and depth: the mean over the learning rates of how far the loss is above the lowest
+    (Wortsman et al. 2023, arXiv:2309.14322, section 2.2). 0 is a loss that does not depend on the learning rate within the range.
+    """
+    rows = []
+    for row in record.facts.get("architecture_depths") or []:
+        found = [
+            (lr, min(row["initial_loss"] if loss is None else loss, row["initial_loss"]))
+            for lr, loss in row.get("losses", [])
+        ]
+        lowest = min((loss for _, loss in found), default=0.0)
+        mean = sum(loss - lowest for _, loss in found) / max(len(found), 1)
+        rows += [(row["variant"], row["depth"], lr, loss, mean) for lr, loss in found]
+    return pd.DataFrame(rows, columns=["variant", "depth", "lr", "loss", "sensitivity"])
+
+
 _SIGNS = ("init.", "units.", "gradients.", "stability.", "lr.nothing_learns", "lr.too_high", "lr.at_edge", "lr.probabilistic",
           "loop.overfit_one_batch", "warmup.", "clipping.")  # fmt: skip
 """Alarms that a missing practice may be the cause of."""

@@ -20,7 +20,7 @@ from workbench.plots.style import (
     mark_steps,
     not_measured,
 )
-from workbench.topics.architecture.diagnose import architecture_depths
+from workbench.topics.architecture.diagnose import architecture_depths, lr_sensitivity
 
 MARKERS = "osD^vPX*"
 ENDS = (("above", "stable_lr", "^", "all stable: lies above"), ("below", "unstable_lr", "v", "none stable: lies below"))
@@ -73,5 +73,28 @@ def plot_architecture(record: Record, *, size: Size = "page", ax: Axes | None = 
         depths = sorted({int(depth) for depth in table["depth"]})
         axes.set_xticks(depths, [str(depth) for depth in depths], minor=False)
         axes.set_xticks([], minor=True)
+        legend(axes)
+    return axes
+
+
+def plot_sensitivity(record: Record, *, size: Size = "page", ax: Axes | None = None) -> Axes:
+    """Draw the loss at the end against the learning rate, one line a variant and depth, with the sensitivity of each.
+
+    Healthy: wide, level valleys, and the same for every depth. Sick: walls that stand closer the deeper or wider the model is.
+
+    Source: F1.4; Wortsman et al. 2023, arXiv:2309.14322, figure 1.
+    """
+    with drawing(ax, size, (8.2, 4.6)) as axes:
+        table = lr_sensitivity(record)
+        if table.empty:
+            return not_measured(axes, "the study has no variant with losses at several learning rates")
+        variants, depths = list(dict.fromkeys(table["variant"])), sorted(set(table["depth"]))
+        for (variant, depth), rows in table.groupby(["variant", "depth"], sort=False):
+            i, k = variants.index(variant), depths.index(depth)
+            label = f"{variant}, {depth}: {rows['sensitivity'].iloc[0]:.3f}"
+            line: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
+            axes.plot(rows["lr"], rows["loss"], label=label, linestyle=STYLES[k % len(STYLES)], markersize=4, **line)
+        axes.set(xlabel="learning rate", ylabel="loss at the end", title="Loss over learning rates (variant, size: mean excess loss)")  # fmt: skip
+        log_scale(axes, "x")
         legend(axes)
     return axes

@@ -124,7 +124,7 @@ class ArchitectureStudy(Study):
 
 
 def _limits(record: StudyRecord, highest: float) -> dict[str, Any]:
-    """Return the largest stable lr of a sweep with what bounds it, and its best lr."""
+    """Return the largest stable lr of a sweep with what bounds it, its best lr, and the loss at each (None: not finite)."""
     table = judged(record).sweep()
     best, bracket = lr_best(table), unstable_bracket(table)
     stable = unstable = math.nan
@@ -145,6 +145,8 @@ def _limits(record: StudyRecord, highest: float) -> dict[str, Any]:
         "censored": censored,
         "best_lr": best_lr,
         "best_loss": best_loss,
+        "initial_loss": table.loss_ref,
+        "losses": [[point.lr, point.loss if math.isfinite(point.loss) else None] for point in table.points],
     }
 
 

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.lazy import lazily
-from workbench.topics.architecture.diagnose import CODES
+from workbench.topics.architecture.diagnose import CODES, lr_sensitivity
 from workbench.topics.architecture.diagnose import architecture_depths as depths
 from workbench.topics.architecture.diagnose import architecture_joins as joins
 from workbench.topics.architecture.diagnose import diagnose_architecture as diagnose
 from workbench.topics.architecture.figures import plot_architecture as plot
+from workbench.topics.architecture.figures import plot_sensitivity
 
 if TYPE_CHECKING:
     from workbench.topics.architecture.study import ArchitectureStudy as Study
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
-__all__ = ["Study", "depths", "diagnose", "joins", "plot"]
+__all__ = ["Study", "depths", "diagnose", "joins", "lr_sensitivity", "plot", "plot_sensitivity"]
 
 TOPIC = Topic(
     name="architecture",
