@@ -174,7 +174,8 @@ def tensorflow() -> Iterator[Measure]:
 
     strategy, coordinator, _servers = tensorflow_coordinator(WORKERS, SERVERS)
     replica = tensorflow_model(strategy, NET, start(NET, "float32"), {})
-    x, y = (each.numpy() for each in batch())
+    given = start(NET, "float32")  # without torch, which this interpreter need not have
+    x, y = given.x[0], given.y[0]
     iterator = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.from_tensors((x, y)).repeat()))
 
     @tf.function

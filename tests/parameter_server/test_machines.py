@@ -18,6 +18,7 @@ from tests.helpers.machines import Machine, machines, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
+ROOT = os.fspath(Path(__file__).parents[2])
 SPEC = {"chief": ["a.train:2220"], "worker": ["a.train:2221", "b.train:2222"], "ps": ["a.train:2223"]}
 CHIEF = """
 import pathlib, threading, time
@@ -54,6 +55,30 @@ with wb.ps.connect_to_cluster(wait_s=300) as cluster:
 """
 
 
+STRANGER = """
+import os, pickle, random, socket, sys
+from workbench.errors import ClusterError
+from workbench.ray.address import check_address
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, (f"touch {sys.argv[1]}",)
+
+for port in map(int, sys.argv[2:]):
+    for given in (random.Random(port).randbytes(4096), pickle.dumps(Bomb()), b"GET / HTTP/1.1\\r\\n\\r\\n", b""):
+        with socket.create_connection(("a.train", port), timeout=5) as line:
+            line.sendall(given)
+for token in ("1" * 64, None):
+    os.environ.pop("RAY_AUTH_TOKEN", None)
+    os.environ.update({"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_TOKEN": token, "RAY_AUTH_MODE": "token"})
+    try:
+        check_address("a.train:2220")
+        print("let in with", token)
+    except ClusterError as error:
+        print("refused")
+"""
+
+
 class Tasks:
     """The tasks of one cluster on machines a and b."""
 
@@ -67,7 +92,7 @@ class Tasks:
         environment = os.environ | {
             "WORKBENCH_CLUSTER": json.dumps(told),
             "RAY_AUTH_TOKEN": "0" * 64,
-            "PYTHONPATH": os.fspath(Path(__file__).parents[2]),
+            "PYTHONPATH": ROOT,
         }
         name = f"{job}-{index}"
         command = [sys.executable, "-m", "workbench", "ps", "--wait", "200", *words]
@@ -145,6 +170,20 @@ def test_what_is_open(tasks: Tasks) -> None:
             ("*", "raylet"), ("*", "ray::WorkerActo"), ("*", "ray::ServerActo"), ("*", "ray::IDLE"), ("*", "python"),
             ("its address", "ray::RuntimeEnv"),
         }  # fmt: skip
+
+
+def test_a_stranger_runs_nothing_and_disturbs_nobody(tasks: Tasks) -> None:
+    """Random bytes, pickles and silence at every port, then Ray's own client with a wrong token and with none."""
+    mark = tasks.a.folder / "mark"
+    ports = sorted({str(port) for address, port, _ in tasks.a.listening() if address in ("*", tasks.a.address)})
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    command = [sys.executable, "-c", STRANGER, os.fspath(mark), *ports]
+    stranger = tasks.b.start("stranger", command, environment | {"PYTHONPATH": ROOT})
+    assert stranger.wait(120) == 0, tasks.said()
+    assert tasks.b.log("stranger").read_text().split() == ["refused", "refused"]
+    assert not mark.exists()
+    tasks.both_train()
+    tasks.all_right()
 
 
 def test_a_paused_worker_never_ends_the_run(tasks: Tasks) -> None:
