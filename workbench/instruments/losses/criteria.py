@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.losses.graphs import behind_weights, constant_of
+from workbench.instruments.losses.graphs import behind_weights, constant_of, is_unbounded
 from workbench.instruments.order import plain_part
 from workbench.instruments.surroundings import has_values
 from workbench.instruments.taps import PAIRED
@@ -97,7 +97,7 @@ class Criteria:
         if name == "binary_cross_entropy_with_logits" and inputs.numel() > 1 and inputs.is_floating_point():
             with torch.no_grad():
                 least, most = inputs.detach().float().aminmax()
-                unit = (least >= 0) & (most <= 1) & (least < most)
+                unit = (least >= 0) & (most <= 1) & (least < most) & (not is_unbounded(inputs))
                 self._values.setdefault(name, []).append(torch.stack([unit, torch.zeros_like(unit), unit]).float())
         if (
             name in ("cross_entropy", "nll_loss")

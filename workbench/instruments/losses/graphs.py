@@ -19,6 +19,21 @@ _NEAR = 64
 """Nodes of a loss's graph among which a GradScaler's is looked for (rule of thumb)."""
 _WEIGHS = ("Addmm", "Mm", "Bmm", "Addbmm", "Baddbmm", "Mv", "Convolution", "Embedding", "ScaledDot")
 """How the names of nodes begin that give what layers with weights give."""
+_SHAPES = (
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Select",
+    "Slice",
+    "Transpose",
+    "TBackward",
+    "Permute",
+    "ToCopy",
+    "Add",
+)
+"""How those begin that hand on the range of what they are given; a sum does where it is the bias of a layer."""
 _KEY, _UPDATE = "workbench", "workbench update"
 
 
@@ -73,6 +88,24 @@ class Graphs:
             "marked": self.marked, "held": max(self.most, len(self._alive)), "passes": self._passes, "retained": self._retained,
             "sizes": self._sizes, "earlier_updates": self._earlier,
         }  # fmt: skip
+
+
+def is_unbounded(value: Tensor) -> bool:
+    """Tell whether a layer with weights gives this, in another shape at most: any number can come out of it, whatever did so far."""
+    nodes = [value.grad_fn]
+    for _ in range(_DEPTH):
+        names = [node.name() for node in nodes if node is not None]
+        if any(name.startswith(_WEIGHS) for name in names):
+            return True
+        if not any(name.startswith(_SHAPES) for name in names):
+            return False
+        nodes = [
+            parent
+            for node in nodes
+            if node is not None and node.name().startswith(_SHAPES)
+            for parent, _ in node.next_functions
+        ]
+    return False
 
 
 def _nodes(losses: Any) -> list[Any]:
