@@ -95,12 +95,13 @@ def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:
     return lowest < -deep * max(abs(first), 1.0)
 
 
-def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float, float] | None:
+def bottomless(record: RecordLike, *, deep: float = DEEP, abyss: float = 1e6) -> tuple[float, float, float] | None:
     """Return (lowest training loss, its lr, its first loss) where that run falls without end; None where none does.
 
     A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
     the end of the best run as after a quarter of it. A run that rises further above zero than it falls below diverges: what is negative
-    there is rounding, such as that of a cross-entropy of logits beyond 1e15.
+    there is rounding, such as that of a cross-entropy of logits beyond 1e15. A loss `abyss` times as far below zero as the first one from
+    zero has no minimum, however it got there (rule of thumb).
     """
     by_lr: dict[float, tuple[float, float, float]] = {}
     for curve in judged(record).curves:
@@ -114,6 +115,7 @@ def bottomless(record: RecordLike, *, deep: float = DEEP) -> tuple[float, float,
     (lowest, quarter, first), lr = ranked[0]
     second = next((row[0] for row, other in ranked if other <= lr / _APART), ranked[1][0][0])
     falls_on = lowest < 2 * min(second, 0.0) and lowest < 2 * min(quarter, 0.0)
+    falls_on = falls_on or is_deep(lowest, first, deep=abyss)
     return (lowest, lr, first) if falls_on and is_deep(lowest, first, deep=deep) else None
 
 

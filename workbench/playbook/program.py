@@ -37,6 +37,7 @@ from workbench.topics.loop.diagnose import diagnose_loop
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.lr_sweep.study import LRSweep, TrialRequest, run_round
+from workbench.topics.one_batch.diagnose import falls_without_end
 from workbench.topics.optimizers.constants import diagnose_replaced, replaced
 from workbench.topics.recommendation.diagnose import CHANGEABLE, config_of, cost_of, next_steps, recommend, screen
 from workbench.topics.recommendation.study import Proof, constants_of, replace_suspects
@@ -262,6 +263,8 @@ def judge_program(record: StudyRecord) -> Diagnosis:
         + diagnose_instability(study)
         + diagnose_schedule(study, restarts_planned=True)
     )
+    endless = falls_without_end(study)
+    found += Diagnosis.of(record, [endless] if endless is not None else [])
     found = judged_without_loss(record, found + diagnose_input_share(record) + diagnose_seen_batches(record))
     if "replaced" in record.facts:
         found += diagnose_replaced(study)

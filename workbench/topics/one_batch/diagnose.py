@@ -228,21 +228,27 @@ def _losses(facts: Facts, record: RecordLike, deep: float, nothing: float) -> li
     if loss is not None:
         found = [_unbounded(loss), _broadcast(loss), _double(loss), _range(loss)]
     if found[0].status != "fail":
-        found[0] = _unbounded_by_runs(record, deep, nothing) or found[0]
+        found[0] = falls_without_end(record, deep=deep) or _ignores_inputs(record, nothing) or found[0]
     return found
 
 
-def _unbounded_by_runs(record: RecordLike, deep: float, nothing: float) -> Finding | None:
-    """Return a failure where the loss of a run has no end, or asks nothing of the inputs."""
-    found, constant = bottomless(record, deep=deep), record.facts.get("chance_loss")
-    if found is not None:
-        lowest, lr, start = found
-        return CODES.finding(
-            "loss.unbounded", "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and keeps falling: it has no minimum.",
-            value=lowest, unit="loss",
-            advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
-                    "exponential of a log variance, a missing square.",),
-        )  # fmt: skip
+def falls_without_end(record: RecordLike, *, deep: float = DEEP) -> Finding | None:
+    """Return a failure where the training loss of a run has no end (see `bottomless`), else None."""
+    found = bottomless(record, deep=deep)
+    if found is None:
+        return None
+    lowest, lr, start = found
+    return CODES.finding(
+        "loss.unbounded", "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and keeps falling: it has no minimum.",
+        value=lowest, unit="loss",
+        advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
+                "exponential of a log variance, a missing square.",),
+    )  # fmt: skip
+
+
+def _ignores_inputs(record: RecordLike, nothing: float) -> Finding | None:
+    """Return a failure where one and the same output for every example takes nearly all of the loss away."""
+    constant = record.facts.get("chance_loss")
     first = ((record.facts.get("preflight") or {}).get("train") or {}).get("loss")
     if constant is None or first is None or not 0 <= constant < nothing * first:
         return None
