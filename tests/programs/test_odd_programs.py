@@ -258,3 +258,36 @@ def test_runs_that_a_program_stops_early_are_candidates_by_their_best_value_and_
     assert values[chosen["peak_lr"]] == pytest.approx(sum(found["proof"]["candidate"]) / len(found["proof"]["seeds"]))
     told = f"(lr {chosen['peak_lr']:.3g}) after {chosen['steps_run']:.0f} of 60 updates, {chosen['best_value']:.4g} at step {chosen['best_step']:.0f}"
     assert told in found["paste"]
+
+
+SCALED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x, y = torch.randn(256, 4), torch.randn(256, 1)
+model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for k in range(120):
+    pick = torch.randint(256, (32,))
+    mean, log_variance = model(x[pick]).chunk(2, 1)
+    optimizer.zero_grad()
+    LOSS.mean().backward()
+    optimizer.step()
+    print(f"epoch {k} Val loss: {0.5 + 1 / (k + 1):.4f}")
+"""
+
+
+def test_a_loss_that_falls_without_end_is_named_and_no_lr_is_adopted_by_it(tmp_path: Path) -> None:
+    """The sign of the logarithm of a variance, and its healthy twin: the Gaussian likelihood, which has a minimum."""
+    errors = "(y[pick] - mean) ** 2 * torch.exp(-log_variance)"
+    said = {}
+    for sign in "-+":
+        place = tmp_path / sign
+        place.mkdir()
+        (place / "train.py").write_text(SCALED.replace("LOSS", f"({errors} {sign} log_variance)"))
+        said[sign] = diagnose_program(["python", "train.py"], place / "study", folder=place, seeds=1, threads=1)
+    assert said["-"].findings[0].code == "loss.unbounded"
+    assert not said["-"].recommendation["adopted"]
+    assert "loss.unbounded" not in {f.code for f in said["+"].findings}
+    unused = "--metric 'Val loss: ([0-9.eE+-]+)' compares by the validation loss that the program prints"
+    assert unused in said["+"].recommendation["paste"]

@@ -283,6 +283,24 @@ def test_the_least_loss_of_probabilities_that_are_taken_for_logits_is_the_one_th
         )
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (2,)])
+def test_logits_of_a_layer_that_lie_between_0_and_1_so_far_are_no_probabilities(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """As those of a discriminator in its first updates; the twin ends in a sigmoid."""
+    for last, status in ((nn.Identity(), "ok"), (nn.Sigmoid(), "fail")):
+        model = nn.Sequential(nn.Linear(3, 1), last)
+        nn.init.uniform_(model[0].weight, -0.01, 0.01), nn.init.constant_(model[0].bias, 0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        with wb.watch(model, optimizer, out=tmp_path / status) as run:
+            for _ in range(6):
+                optimizer.zero_grad()
+                logits = model(torch.randn(2, 3)).view(shape)
+                F.binary_cross_entropy_with_logits(logits, torch.ones(shape)).backward()
+                optimizer.step()
+        assert run.diagnose()["loss.double_softmax"].status == status
+
+
 def test_training_goes_on_where_the_folder_of_a_watch_vanishes_which_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -359,7 +359,13 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
         told.append(f"warmup: lr times min(1, step / {steps}) for the first {steps} steps{at['step0']}")
     kept = "nothing: the program's own settings are the ones to keep"
     left = "not tried: batch size and architecture, which cannot be steered from outside"
-    return "\n".join([*(told or [kept]), *_ended_early(record), left])
+    printed = record.facts["program"].get("printed")
+    unused = (
+        [f"compared by the training loss: --metric '{printed}' compares by the validation loss that the program prints"]
+        if printed
+        else []
+    )
+    return "\n".join([*(told or [kept]), *unused, *_ended_early(record), left])
 
 
 def _ended_early(record: StudyRecord) -> list[str]:

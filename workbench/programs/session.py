@@ -19,7 +19,7 @@ from workbench.curves.losses import need_not_fall
 from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.findings.first_look import FIRST_LOOK
-from workbench.programs.command import Outcome
+from workbench.programs.command import Command, Outcome
 from workbench.programs.layout import FIRST_RUN
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule, own_threshold
 from workbench.programs.trainer import (
@@ -97,6 +97,17 @@ def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
     )
     found = [match[1] for match in map(near.search, lines) if match]
     return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if len(found) >= _NEAR_MISSES else None
+
+
+_VALIDATION = re.compile(r"\b((?:val|valid|validation|eval|test|dev)[ _/-]{0,2}loss\W{0,4})[+-]?\d+\.", re.IGNORECASE)
+
+
+def printed_metric(lines: Sequence[str]) -> str | None:
+    """Return the pattern of a validation loss that these lines print, None where fewer than two of them do."""
+    found = [match[1] for match in map(_VALIDATION.search, lines) if match]
+    if len(found) < _NEAR_MISSES or found.count(found[-1]) < _NEAR_MISSES:
+        return None
+    return re.sub(r"\\(?=[ =:])", "", re.escape(found[-1])) + "([0-9.eE+-]+)"
 
 
 @contextmanager
@@ -191,6 +202,8 @@ def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, 
     write_outcome(writer.trial(config.to_dict(), stage=Role.BASELINE, train_examples=examples), config, outcome)
     facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
     facts["built"] = outcome.facts.get("built", [])
+    if config.select == "train/loss" and isinstance(program.command, Command):
+        facts["printed"] = printed_metric(outcome.tail.splitlines())
     if first_look:
         writer.add_facts(**{FIRST_LOOK: {"steps": outcome.updates, "whole": None}})
     if not program.minimised:
