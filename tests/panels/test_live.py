@@ -198,6 +198,23 @@ def test_a_long_study_takes_bounded_memory_and_keeps_its_extremes(monkeypatch: p
         assert curve.step[-1] == 19_999
 
 
+def test_a_step_whose_time_is_missing_does_not_stop_the_clock_of_its_trial() -> None:
+    points, taken = CurvePoints(), np.array([1.0, np.nan, 2.0, 3.0])
+    for at in (0, 4):
+        block = {"trial": np.zeros(4), "step": np.arange(at, at + 4), "step_time_s": taken}
+        points.add([block | dict.fromkeys(("loss", "grad_norm", "lr"), np.ones(4))])
+    (curve,) = points.curves(METRICS.index("seconds"))
+    known = ~np.isnan(curve.value)
+    assert dict(zip(curve.step[known].tolist(), curve.value[known].tolist(), strict=True)) == {
+        0: 1,
+        2: 3,
+        3: 6,
+        4: 7,
+        6: 9,
+        7: 12,
+    }
+
+
 @pytest.mark.usefixtures("always")
 def test_a_block_shows_one_widget_closes_it_and_ends_in_the_summary(tmp_path: Path, shown: list[Any]) -> None:
     with live_view(live=True) as view:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -360,12 +361,8 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
     kept = "nothing: the program's own settings are the ones to keep"
     left = "not tried: batch size and architecture, which cannot be steered from outside"
     printed = record.facts["program"].get("printed")
-    unused = (
-        [f"compared by the training loss: --metric '{printed}' compares by the validation loss that the program prints"]
-        if printed
-        else []
-    )
-    return "\n".join([*(told or [kept]), *unused, *_ended_early(record), left])
+    unused = f"compared by the training loss: --metric {shlex.quote(printed or '')} compares by the validation loss that the program prints"
+    return "\n".join([*(told or [kept]), *([unused] if printed else []), *_ended_early(record), left])
 
 
 def _ended_early(record: StudyRecord) -> list[str]:

@@ -82,8 +82,12 @@ class CurvePoints:
         if not len(rows.trial):
             return rows
         for trial, where in _runs(rows.trial):
-            clock = self._clocks.get(trial, 0.0) + np.cumsum(rows.values[SECONDS, where], dtype=np.float64)
-            rows.values[SECONDS, where], self._clocks[trial] = clock, float(clock[-1])
+            seconds = rows.values[SECONDS, where]
+            clock = self._clocks.get(trial, 0.0) + np.nancumsum(seconds, dtype=np.float64)
+            rows.values[SECONDS, where] = np.where(
+                np.isnan(seconds), np.nan, clock
+            )  # a step whose time is missing has no place
+            self._clocks[trial] = float(clock[-1])
         self._parts.append(rows)
         self._held += len(rows.trial)
         if self._held > MOST_ROWS:
@@ -101,7 +105,9 @@ class CurvePoints:
             [c if c.trial != trial else Curve(trial, c.step[c.step < step], c.value[c.step < step]) for c in curves]
             for curves in self._thinned
         ]
-        self._clocks[trial] = next((float(c.value[-1]) for c in self.curves(SECONDS) if c.trial == trial), 0.0)
+        self._clocks[trial] = next(
+            (float(np.fmax.reduce(c.value, initial=0.0)) for c in self.curves(SECONDS) if c.trial == trial), 0.0
+        )
 
     def curves(self, metric: int, columns: int = COLUMNS) -> list[Curve]:
         """Return the curve of every trial that has one, at most `columns` times two points and its ends."""
