@@ -74,6 +74,8 @@ def test_remarks_and_what_follows_are_named_and_are_no_health() -> None:
     assert [a.status for a in made.answers] == ["ok", "ok", "warn", "ok"]
     grave = finding("batch_size.noise_scale", "fail")
     assert answered(grave)["Anything broken"] == "About batch_size.noise_scale."
+    cause = answered(finding("loop.retained_graph", "warn"), finding("loop.memory_creep", "fail"))
+    assert cause["Anything broken"] == "About loop.retained_graph.", "what a failure follows from is no remark"
     fault = Diagnosis(findings=(finding("loop.no_step", "fail"), *WELL[:-1]), recommendation=KEPT)
     assert fault.answers[-1].status == "warn", "a config that is not decided is no good news"
 

@@ -97,7 +97,8 @@ def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
     """The first fault in data, loop, loss, model, schedule or evaluation, and how many others there are; else what is good to know."""
     question = "Anything broken"
     mine = [f for f in alarms if not f.code.startswith(_TUNED)]
-    wrong = [f for f in mine if f.status == "fail" or not is_remark(f.code)]
+    harmful = {f.follows_from for f in findings if f.status == "fail"}
+    wrong = [f for f in mine if f.status == "fail" or f.code in harmful or not is_remark(f.code)]
     if wrong:
         more = f" {len(wrong) - 1} more: {', '.join(f.code for f in wrong[1:])}." if wrong[1:] else ""
         lead = wrong[0]
