@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 import workbench as wb
 from tests.own_loops.nanogpt import GPT
+from workbench.instruments.losses import logits as instrument
 from workbench.instruments.losses.logits import Logits
 from workbench.train.batches import train_batches
+from workbench.train.forward import DispatchObserver
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.source_text import Transformer, source_data, source_lm
 
@@ -45,6 +48,17 @@ def test_nanogpt_is_read_by_names_and_shapes(flash: bool, named: bool) -> None:
     assert seen["output_logit"] == pytest.approx(float(model.last.abs().max()), rel=1e-4)
 
 
+class Within(nn.Module):
+    """A model one part of which attends."""
+
+    def __init__(self, attn: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.attn(*args, **kwargs)
+
+
 class Scores(nn.Module):
     """Calls `attend` on queries and keys of its own."""
 
@@ -67,24 +81,82 @@ KEEP = torch.tensor([[True, True, False, True, False]])
         (lambda q, k: F.scaled_dot_product_attention(q, k, k, KEEP), lambda q, k: (q @ k.mT / 8**0.5)[..., KEEP[0]]),
         (lambda q, k: F.scaled_dot_product_attention(q, k, k, 9.0 * KEEP), lambda q, k: q @ k.mT / 8**0.5 + 9.0 * KEEP),
         (lambda q, k: F.scaled_dot_product_attention(q, k[:, :1], k[:, :1], enable_gqa=True), lambda q, k: q @ k[:, :1].mT / 8**0.5),
+        (lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True), lambda q, k: (q @ k.mT / 8**0.5).masked_fill(torch.ones(5, 5).triu(1) == 1, -9.0)),
         (lambda q, k: (q @ k.mT).softmax(-1) @ k, lambda q, k: q @ k.mT),
         (lambda q, k: torch.softmax(q @ k.mT, dim=3) @ k, lambda q, k: q @ k.mT),
     ],
-    ids=["plain", "scale", "mask", "bias", "shared keys", "method", "function"],
+    ids=["plain", "scale", "mask", "bias", "shared keys", "causal", "method", "function"],
 )  # fmt: skip
-def test_what_a_call_computes_is_what_is_seen(attend: Any, expected: Any) -> None:
+def test_what_a_call_computes_is_what_is_seen(attend: Any, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many numbers, in every second position of the first head, or of a softmax in every seventh of the first example's."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-    assert looked(Scores(attend, q, k), q)["attention_logit"] == pytest.approx(float(expected(q, k).max()), rel=1e-5)
+    model, scores = Within(Scores(attend, q, k)), expected(q, k)
+    assert looked(model, q)["attention_logit"] == pytest.approx(float(scores.max()), rel=1e-5)
+    monkeypatch.setattr(instrument, "MOST", 16)
+    largest = scores[0, :, ::7] if "softmax" in attend.__code__.co_names else scores[0, 0, ::2]
+    assert looked(model, q)["attention_logit"] == pytest.approx(float(largest.max()), rel=1e-5)
+
+
+def test_a_long_sequence_is_not_computed_whole() -> None:
+    """4 heads of 2,048 queries and keys: 16.8M scores."""
+    q, sizes = torch.randn(1, 4, 2048, 8), []
+
+    def note(function: Any, args: Any, kwargs: Any) -> Any:
+        made = function(*args, **kwargs)
+        sizes.extend(t.numel() for t in tree_leaves(made) if isinstance(t, Tensor))
+        return made
+
+    with DispatchObserver(note):
+        seen = looked(Scores(lambda q, k: F.scaled_dot_product_attention(q, k, k), q, q), q)
+    assert seen["attention_logit"] > 0
+    assert max(sizes) <= instrument.MOST
+
+
+class Atoms(nn.Module):
+    """Kinds of atoms in, coordinates out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.out = nn.Embedding(10, 8), nn.Linear(8, 3)
+
+    def forward(self, kinds: Tensor) -> Tensor:
+        out: Tensor = self.out(self.kinds(kinds))
+        return out
+
+
+def test_other_outputs_and_softmaxes_are_none_of_them() -> None:
+    assert looked(Atoms(), tokens(2, 16) % 10) == {}
+    assert looked(nn.Sequential(nn.Linear(8, 4), nn.Softmax(dim=-1)), torch.randn(2, 6, 6, 8)) == {}  # of classes
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_model_whose_blocks_are_compiled_is_left_alone(within: bool) -> None:
+    """Dynamo guards on the functions that a look replaces, and gives up after eight of them."""
+    q, logits = torch.randn(1, 2, 4, 8), Logits(every=1)
+    block = Scores(lambda q, k: F.scaled_dot_product_attention(q, k, k), q, q)
+    if within:
+        block.compile(backend="eager", fullgraph=True)
+    model = Within(block if within else torch.compile(block, backend="eager", fullgraph=True))  # type: ignore[arg-type]
+    for update in range(12):
+        logits.begin(model, q, update)
+        model(q)
+    assert logits.to_dict() == {"looks": 0}
+    assert logits.take() == {}
+
+
+def test_a_look_that_fails_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instrument, "_sizes", lambda _: torch.randn(2) @ torch.randn(3))
+    assert "output_log_z" not in looked(GPT(), tokens(1, 16))
 
 
 @pytest.mark.parametrize("weights", [True, False])
 def test_torchs_own_attention_is_seen(weights: bool) -> None:
     torch.manual_seed(0)
-    model, x = nn.MultiheadAttention(8, 2, batch_first=True), 3 * torch.randn(3, 5, 8)
-    q, k, _ = F.linear(x, model.in_proj_weight, model.in_proj_bias).view(3, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
-    seen = looked(model, x, x, x, need_weights=weights)
-    assert seen == pytest.approx({name: (q @ k.mT).max().item() / 2 for name in ("attention_logit", "attention_logit/the model")}, rel=1e-5)  # fmt: skip
+    attn, x = nn.MultiheadAttention(8, 2, batch_first=True), 3 * torch.randn(3, 5, 8)
+    q, k, _ = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).view(3, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    seen = looked(Within(attn), x, x, x, need_weights=weights)
+    assert seen == pytest.approx({name: (q @ k.mT).max().item() / 2 for name in ("attention_logit", "attention_logit/attn")}, rel=1e-5)  # fmt: skip
 
 
 def test_nothing_is_left_behind_and_what_has_no_logits_is_left_alone() -> None:
@@ -164,17 +236,76 @@ def test_every_lane_of_a_trainer_has_the_logits_of_its_own_weights(tmp_path: Pat
     assert looked(model, batch[0])["attention_logit"] == pytest.approx(low[0], rel=1e-4)
 
 
+class Counting(GPT):
+    """Counts its calls, and goes by how many."""
+
+    def __init__(self) -> None:
+        super().__init__(width=16, length=64)
+        self.calls = 0
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        self.calls += 1
+        return super().forward(idx)[0] * (1 + 0.01 * self.calls), None
+
+
+class Cropped(torch.utils.data.Dataset[Any]):
+    """Draws where a text begins from a generator of its own."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.generator = data, torch.Generator().manual_seed(0)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        start = int(torch.randint(0, 8, (), generator=self.generator))
+        text, following = self.data[row]
+        return text.roll(start), following.roll(start)
+
+
 def test_losses_are_bitwise_equal_with_the_hook_and_without(tmp_path: Path) -> None:
-    """Of a model that draws in its forward pass."""
-    workload = source_lm(width=16, total_steps=12)
-    workload = workload.replace(
-        build_model=lambda: GPT(width=16, length=64), forward=lambda model, batch: model(batch[0])[0]
+    """Of a model that draws in its forward pass and counts them, and a dataset with a generator of its own."""
+    found = []
+    for watched in (True, False):
+        workload = source_lm(width=16, total_steps=12)
+        workload = workload.replace(
+            build_model=Counting,
+            train_data=Cropped(workload.train_data),
+            forward=lambda model, batch: model(batch[0])[0],
+        )
+        hook = wb.hooks.Logits(every=1)
+        if not watched:
+            hook.on_start = lambda run: None  # type: ignore[method-assign]
+        found.append(wb.Trainer(gradients="loop", hooks=[hook]).run(workload, out=tmp_path / str(watched)).steps)
+    assert found[0]["attention_logit"].notna().all()
+    assert found[0]["loss"].tolist() == found[1]["loss"].tolist()
+
+
+class Choosing(GPT):
+    """Leaves out its second block once it has learned."""
+
+    def __init__(self) -> None:
+        super().__init__(width=16, length=64)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        blocks: Any = self.transformer.h
+        learned = float(blocks[0].ln_1.bias.detach().abs().max()) > 0.01
+        self.transformer["h"] = blocks if not learned else nn.ModuleList([blocks[0], nn.Identity()])
+        try:
+            return super().forward(idx, targets)
+        finally:
+            self.transformer["h"] = blocks
+
+
+def test_lanes_that_attend_in_other_layers_have_the_columns_of_all(tmp_path: Path) -> None:
+    workload = source_lm(width=16, total_steps=12).replace(
+        build_model=Choosing, forward=lambda model, batch: model(batch[0])[0]
     )
-    often, never = (
-        wb.Trainer(gradients="loop", hooks=[wb.hooks.Logits(every=every)])
-        .run(workload, out=tmp_path / str(every))
-        .steps
-        for every in (1, 10_000)
+    steps = (
+        wb.lr_sweep.Study(lrs=[1e-6, 0.1])
+        .run(workload, wb.Trainer(gradients="loop"), out=tmp_path / "sweep")
+        .steps.dropna(subset="attention_logit")
     )
-    assert often["loss"].tolist() == never["loss"].tolist()
-    assert often["attention_logit"].notna().sum() > never["attention_logit"].notna().sum()
+    first, second = (steps.groupby("step")[f"attention_logit/transformer.h.{i}.attn"].count() for i in range(2))
+    assert first.tolist() == [2, 2, 2, 2]
+    assert second.tolist() == [2, 0, 0, 0]

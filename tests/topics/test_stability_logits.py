@@ -10,6 +10,7 @@ import pytest
 
 import workbench as wb
 from tests.helpers.simulated_records import record, trial
+from workbench.curves.losses import judged_without_loss
 from workbench.workloads.source_text import source_lm
 
 TOTAL = 400
@@ -51,6 +52,9 @@ def test_only_the_own_config_is_judged_and_the_layer_is_named() -> None:
     finding = judged(own, far)["stability.attention_logits"]
     assert finding.status == "ok"
     assert finding.evidence["others"] == {"value": 5e4, "lr": 1.0}
+    early = np.full(TOTAL, np.nan)
+    early[[0, 50, 350]] = 1.0, 900.0, 1.0  # large before the middle only
+    layers["attention_logit/early"] = early
     sick = judged(seen("attention_logit", np.full(8, 200.0), **layers))["stability.attention_logits"]
     assert "h.2.attn" in sick.summary
     assert sick.evidence["layers"]["h.1.attn"] == 100.0
@@ -65,6 +69,7 @@ def test_what_was_not_looked_at_is_not_taken_for_healthy() -> None:
         (judged(plain, evals=tokens), "not_measured"),
         (judged(plain, facts={"loop": {"logits": {"looks": 0}}}), "not_measured"),
         (judged(plain, facts={"loop": {"logits": {"looks": 1}}}), "ok"),
+        (judged(seen("output_log_z", np.full(8, 5.0))), "not_measured"),  # called by a name of its own
         (judged(plain), "ok"),
     ):
         finding = given["stability.attention_logits"]
@@ -83,3 +88,11 @@ def test_a_high_lr_makes_attention_logits_grow_and_qk_norm_bounds_them(
     assert found.status == status
     again = wb.stability.diagnose(wb.open(tmp_path / "run"))["stability.attention_logits"]
     assert json.dumps(again.to_dict()) == json.dumps(found.to_dict())
+
+
+def test_logits_are_judged_where_the_loss_need_not_fall() -> None:
+    held = record(
+        [seen("attention_logit", np.full(8, 300.0))], total_steps=TOTAL, peak_lr=0.1, facts={"minimised": False}
+    )
+    found = judged_without_loss(held, wb.stability.diagnose(held))
+    assert (found["stability.attention_logits"].status, found["stability.headroom"].value) == ("warn", None)

@@ -69,7 +69,8 @@ def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
     gone = bool(len(trials)) and bool(((trials["stage"] == Role.BASELINE) & (trials["state"] == "diverged")).any())
 
     def spared(code: str) -> bool:
-        return not moot & {code, f"{code.partition('.')[0]}.*"} or (gone and code == "stability.divergent")
+        by_loss = moot & {code, f"{code.partition('.')[0]}.*"} and not code.endswith("_logits")
+        return not by_loss or (gone and code == "stability.divergent")
 
     seen = record.facts.get("not_minimised") or (
         need_not_fall(record.facts.get("loop")) if record.facts.get("minimised") is not False else None

@@ -14,7 +14,7 @@ Hooks add columns to the record; losses are bitwise equal with and without them.
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +27,11 @@ from torch.utils._pytree import tree_map
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.instruments.losses import logits as look
-from workbench.instruments.losses.logits import may_have_logits
+from workbench.instruments.losses.logits import is_compiled, may_have_logits
 from workbench.instruments.norms import stacked
 from workbench.record.metrics import check_metric
 from workbench.record.read import StudyRecord, TrialRecord
-from workbench.train.batches import train_batches
-from workbench.train.forward import autocast, buffers_put_back
+from workbench.train.forward import MicroBatches, autocast
 from workbench.train.rng import isolated_rng
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ class Run:
         parameter_slices: name of each trained parameter -> its place in the flat tensors of a `Step`.
         trials: number of each lane's trial; a lane that diverged or ended leaves them.
         step: the step in progress, for hooks that attach to the model's forward pass.
+        batches: the micro-batches that it trains on, of each seed.
     """
 
     models: Sequence[nn.Module]
@@ -60,6 +60,7 @@ class Run:
     parameter_slices: Mapping[str, slice]
     trials: tuple[int, ...] = (0,)
     step: int = 0
+    batches: Sequence[MicroBatches] = ()
 
     @property
     def model(self) -> nn.Module:
@@ -168,8 +169,9 @@ class Norms(Hook):
 class Logits(Hook):
     """Records `attention_logit`, of all layers and per layer, `output_log_z` and `output_logit` at every so many steps, four times a run at least.
 
-    A model that attends or predicts tokens, by the names of its modules, makes a forward pass more on its first micro-batch, the same each
-    time; of others nothing is recorded. Healthy: attention logits below 100, log Z that stays within some ten nats of 0.
+    A model that attends or predicts tokens, by the names of its modules, makes a forward pass more on the step's first micro-batch, in a
+    copy that shares its weights: nothing is drawn for it, and what its modules keep stays as it is. Of others, and of compiled ones,
+    nothing is recorded. Healthy: attention logits below 100, log Z that stays within some ten nats of 0.
     """
 
     def __init__(self, every: int = 50) -> None:
@@ -177,12 +179,9 @@ class Logits(Hook):
         self._run: Run | None = None
 
     def on_start(self, run: Run) -> None:
-        """Read the batch that is measured on."""
-        self._run = None
-        if run.workload.step is None and may_have_logits(run.model):
-            with contextlib.suppress(Exception), isolated_rng():  # the training itself says what is wrong with its data
-                self._batch = next(train_batches(run.workload, run.config, run.device))[0][0]
-                self._run = run
+        """Tell whether there may be something to see."""
+        looks = run.workload.step is None and may_have_logits(run.model) and not is_compiled(run.model)
+        self._run = run if looks else None
 
     def on_step(self, step: Step) -> None:
         """Measure on the cadence; a model that has no such logits, or raises, is left alone from then on."""
@@ -190,31 +189,34 @@ class Logits(Hook):
             return
         if step.index % max(min(self.every, max(config.total_steps for config in self._run.configs) // 4), 1):
             return
-        found: list[dict[str, Tensor]] = []
         try:
-            for model, config in zip(self._run.models, self._run.configs, strict=True):
-                logits, batch = (
-                    look.Logits(),
-                    tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, self._batch),
-                )
-                with (
-                    torch.no_grad(),
-                    isolated_rng(),
-                    buffers_put_back(model),
-                    autocast(self._run.device, config.precision),
-                ):
-                    logits.begin(model, batch)
-                    try:
-                        self._run.workload.forward(model, batch)
-                    finally:
-                        logits.end()
-                found.append(logits.take())
+            found = [self._look(*lane) for lane in zip(self._run.models, self._run.configs, strict=True)]
+            names = [name for name in found[0] if all(name in columns for columns in found)]
+            seen = {name: stacked([columns[name] for columns in found]) for name in names}
         except Exception:
-            found = [{}]
-        for name in found[0]:
-            step.record(name, stacked([columns[name] for columns in found]))
-        if not found[0]:
+            seen = {}
+        for name, values in seen.items():
+            step.record(name, values)
+        if not seen:
             self._run = None
+
+    def _look(self, model: nn.Module, config: TrainConfig) -> dict[str, Tensor]:
+        assert self._run is not None
+        batch = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, self._run.batches[0][0][0])
+        shared = [*model.parameters(), *(t for part in model.modules() for t in vars(part).values() if _in_a_graph(t))]
+        logits, model = look.Logits(), copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+        with torch.no_grad(), isolated_rng(), autocast(self._run.device, config.precision):
+            logits.begin(model, batch)
+            try:
+                self._run.workload.forward(model, batch)
+            finally:
+                logits.end()
+        return logits.take()
+
+
+def _in_a_graph(value: Any) -> bool:
+    """Tell whether this is a tensor that cannot be copied with its module."""
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 class Pause(Hook):

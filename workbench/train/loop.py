@@ -172,7 +172,7 @@ class TrainingLoop:
         before = time.perf_counter()
         while self.lanes and not self._stopped(stop):
             self.run.step = step = self.step
-            batches = [stream.next() for stream in self.streams]
+            self.run.batches = batches = [stream.next() for stream in self.streams]
             try:
                 batch = gradients(batches)
             except Exception:

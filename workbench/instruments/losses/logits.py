@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import weakref
@@ -17,11 +18,15 @@ from workbench.instruments.norms import stacked
 from workbench.instruments.surroundings import has_values, tensors
 
 MOST = 2**22
-"""Numbers of a tensor that are looked at (rule of thumb: some milliseconds on one core): the first examples, or positions evenly apart."""
+"""Numbers of a tensor that are looked at (rule of thumb: some milliseconds on one core): the first examples, or heads and positions evenly apart."""
 MAX_LAYERS = 48
 """Layers that have a column each (rule of thumb); of more only the largest is kept."""
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _CALLS = ((F, "scaled_dot_product_attention"), (F, "softmax"), (torch, "softmax"), (Tensor, "softmax"))
-_WORDS = ("attn", "attention", "embed", "wte", "token")
+_ATTENTION = ("attn", "attention")
+_WORDS = (*_ATTENTION, "embed", "wte", "token")
+_OF_LOOKING = (AttributeError, RuntimeError, TypeError, ValueError, IndexError)
+"""What a look may raise on values that it was not made for; what is wrong with them torch says itself."""
 
 
 def may_have_logits(model: nn.Module) -> bool:
@@ -32,11 +37,17 @@ def may_have_logits(model: nn.Module) -> bool:
     )
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Tell whether a part of a model is compiled: it shows nothing, and would be compiled anew where the functions it calls are replaced."""
+    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in model.modules())
+
+
 class Logits:
     """Looks into forward passes on a cadence; what it finds stays on its device until the rows are written.
 
-    Attention is known by its calls, `scaled_dot_product_attention` or a softmax over (..., queries, keys), output logits by their shape:
-    a number for each entry of a vocabulary at each of the integer tokens that the model was given. A layer is called what its module is.
+    Attention is known by its calls, `scaled_dot_product_attention`, or a softmax over (..., queries, keys) inside a module whose name or class says
+    so, output logits by their shape: at each of the integer tokens that the model was given, a number for each row of their embedding.
+    A layer is called what its module is.
 
     Args:
         every: updates between two looks (rule of thumb).
@@ -48,37 +59,40 @@ class Logits:
         self._undo: list[Callable[[], None]] = []
         self._attention: dict[str, list[Tensor]] = {}
         self._output: dict[str, Tensor] = {}
-        self._within: list[str] = []
+        self._within: list[tuple[str, bool]] = []  # modules: name, and whether they attend
+        self._called = False  # whether one of the replaced functions is running
 
     def begin(self, model: nn.Module, given: Any, updates: int = 0) -> None:
         """Look into the forward pass of `model` that begins, given its arguments, where the cadence has come round after so many updates."""
-        if (
-            updates < self._next or model in self._without or hasattr(model, "_orig_mod")
-        ):  # a compiled one shows nothing
+        if updates < self._next or model in self._without:
             return
         self.end()
+        if is_compiled(model):
+            self._without.add(model)
+            return
         self._next, self.looks = (updates // self._every + 1) * self._every, self.looks + 1
-        self._attention, self._output, self._within = {}, {}, [""]
+        self._attention, self._output, self._within = {}, {}, [("", False)]
         names = {id(part): name for name, part in model.named_modules()}
-        tokens = {t.shape for t in tensors(given) if t.dim() > 1 and not t.is_floating_point()}
-        rows = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)}
+        tokens = {t.shape for t in tensors(given) if t.dim() > 1 and t.dtype in _INTEGERS}
+        rows: set[int] = set()
 
         def enter(part: nn.Module, _: Any) -> None:
-            self._within.append(names.get(id(part), self._within[-1]))
+            outer, attends = self._within[-1]
+            name = names.get(id(part), outer)
+            says = part is not model and any(word in f"{name} {type(part).__name__}".lower() for word in _ATTENTION)
+            self._within.append((name, attends or says))
 
         def leave(part: nn.Module, _: Any, output: Any) -> None:
             whole = part is model
             weight = getattr(part, "weight", None)
-            head = (
-                isinstance(weight, Tensor)
-                and weight.dim() == 2
-                and weight.shape[0] in rows
-                and not isinstance(part, nn.Embedding)
-            )
-            for values in tensors(output) if whole or head else ():
-                if values.dim() > 2 and values.is_floating_point() and values.shape[:-1] in tokens:
-                    self._output = _sizes(values)
-                    break
+            head = isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[0] in rows
+            with contextlib.suppress(*_OF_LOOKING):
+                if isinstance(part, nn.Embedding):
+                    rows.update({part.num_embeddings} if output.shape[:-1] in tokens else ())
+                elif whole or head:
+                    of_tokens = (t for t in tensors(output) if t.dim() > 2 and t.shape[:-1] in tokens)
+                    logits = next((t for t in of_tokens if t.is_floating_point() and t.shape[-1] in rows), None)
+                    self._output = self._output if logits is None else _sizes(logits)
             if whole:
                 self.end()
                 if not (self._attention or self._output):
@@ -118,15 +132,16 @@ class Logits:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                try:
-                    with torch.no_grad():
-                        found = tell(*args, **kwargs)
-                except (RuntimeError, TypeError, ValueError, IndexError):  # what torch is to say of it, it says below
-                    found = None
-                if found is not None:
-                    self._attention.setdefault(self._within[-1], []).append(found)
-            return original(*args, **kwargs)
+            if self._called or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            with contextlib.suppress(*_OF_LOOKING), torch.no_grad():
+                if (found := tell(*args, **kwargs)) is not None:
+                    self._attention.setdefault(self._within[-1][0], []).append(found)
+            self._called = True  # what it calls in its turn is the same softmax
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._called = False
 
         def undo() -> None:
             if vars(owner).get(name) is call:  # somebody else may have replaced it since: theirs stays
@@ -138,27 +153,32 @@ class Logits:
     def _attends(
         self, query: Tensor, key: Tensor, _: Any = None, attn_mask: Tensor | None = None, *rest: Any, **options: Any
     ) -> Tensor | None:
-        causal = rest[1] if len(rest) > 1 else options.get("is_causal", False)
-        scale, count = options.get("scale"), max(1, MOST // max(query.shape[:-1][1:].numel() * key.shape[-2], 1))
         if not (_readable(query) and _readable(key)):
             return None
-        q, k = query[:count].float(), key[:count].float()
-        if q.dim() > 3 and k.shape[-3] != q.shape[-3]:  # several heads share their keys
-            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-        scores: Tensor = q @ k.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        causal, scale = rest[1] if len(rest) > 1 else options.get("is_causal", False), options.get("scale")
+        (length, width), keys, heads = query.shape[-2:], key.shape[-2], query.shape[1:-2].numel()
+        examples = max(1, MOST // (heads * max(length, width) * keys))
+        q, k = query[:examples], key[:examples]
+        some = torch.arange(0, q.shape[-3], -(-heads * keys * width // MOST), device=q.device)
+        every = -(-q.shape[:-3].numel() * len(some) * length * keys // MOST)
+        k = k.index_select(-3, some * k.shape[-3] // q.shape[-3])  # several heads may share their keys
+        q = q[..., ::every, :].index_select(-3, some)
+        scores: Tensor = q.float() @ k.float().mT * (width**-0.5 if scale is None else scale)
         if causal:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+            later = torch.arange(keys, device=q.device) > torch.arange(0, length, every, device=q.device)[:, None]
+            scores = scores.masked_fill(later, -math.inf)
         if attn_mask is not None:
-            mask = attn_mask[:count] if attn_mask.dim() == scores.dim() and attn_mask.shape[0] > 1 else attn_mask
+            mask = attn_mask.broadcast_to(*query.shape[:-1], keys)[:examples, ..., ::every, :].index_select(-3, some)
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         return scores.amax()
 
     def _softened(self, scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> Tensor | None:
         last = dim in (-1, scores.dim() - 1)
         square = scores.dim() == 3 and scores.shape[-1] == scores.shape[-2] > 1
-        if not (last and _readable(scores) and (scores.dim() > 3 or square)):
+        if not (self._within[-1][1] and last and _readable(scores) and (scores.dim() > 3 or square)):
             return None
-        largest: Tensor = scores[: max(1, MOST // scores[0].numel())].amax().float()
+        some = scores[: max(1, MOST // scores[0].numel()), ..., :: -(-scores[0].numel() // MOST), :]
+        largest: Tensor = some.amax().float()
         return largest
 
 

@@ -29,8 +29,6 @@ CODES = Codes({
     "stability.headroom": "F1.4", "stability.early": "F1.5", "stability.early_recovers": "F1.10", "stability.mid": "F1.5",
     "stability.divergent": "F1.12", "stability.spike": "F1.9", **LOGITS,
 })  # fmt: skip
-KINDS = tuple(CODES)[1:-2]
-"""The codes about what a loss curve does."""
 _LATER = ("stability.mid", "stability.spike")  # of the middle, which a run that was lost early does not have
 _BACK = ("recovered", "settling")
 _NAME = {
@@ -40,6 +38,8 @@ _NAME = {
     "stability.divergent": "Diverges: ends non-finite or no better than it began",
     "stability.spike": "Short loss spike in mid-training",
 }
+KINDS = tuple(_NAME)
+"""The codes about what a loss curve does."""
 
 
 class _Hit(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from workbench.curves.judged import JudgedStudy
 from workbench.curves.trial_curves import TrialCurve
@@ -49,7 +50,7 @@ def _judge(
     name, what, missing, advice = _ABOUT[code]
     known, there = _late(own, name), _late(others, name)
     if not known:
-        return _unseen(record, code, [curve for curve in (*own, *others) if name in curve.steps], missing)
+        return _unseen(record, code, (*own, *others), missing)
     value, curve, step = max(known, key=lambda found: found[0])
     layers = _layers(curve, name)
     evidence: dict[str, Any] = {"trial": curve.trial, "first": _first(curve, name), "layers": layers}
@@ -69,12 +70,19 @@ def _judge(
     )  # fmt: skip
 
 
-def _unseen(record: JudgedStudy, code: str, looked: Sequence[TrialCurve], missing: str) -> Finding:
+def _unseen(record: JudgedStudy, code: str, curves: Sequence[TrialCurve], missing: str) -> Finding:
+    def had(name: str) -> bool:
+        return any(name in curve.steps and curve.steps[name].notna().any() for curve in curves)
+
     seen = (record.facts.get("loop") or {}).get("logits", {}).get("looks")
-    if any(curve.steps[_ABOUT[code][0]].notna().any() for curve in looked):
+    if had(_ABOUT[code][0]):
         return CODES.not_measured(code, "no run of the own config was looked at more than once")
     if seen == 0 or (seen is None and (record.evals["metric"] == "token_accuracy").any()):
         return CODES.not_measured(code, "no forward pass was looked into; that of a compiled model shows nothing")
+    if had("output_log_z"):
+        return CODES.not_measured(
+            code, "the model predicts tokens, and no attention was seen, as where F.softmax was imported by name"
+        )
     return CODES.finding(code, "ok", f"Does not apply: {missing}.")
 
 
@@ -82,14 +90,18 @@ def _late(curves: Sequence[TrialCurve], name: str) -> list[tuple[float, TrialCur
     """Return the largest size in the second half of the looks at each run, and its step; a run that was looked at once, before its first update, has none."""
     found = []
     for curve in curves:
-        if name not in curve.steps:
+        if name not in curve.steps or curve.steps[name].count() < 2:
             continue
-        seen = curve.steps[["step", name]].dropna()
-        values, steps = seen[name].abs().to_numpy(dtype=np.float64), seen["step"].to_numpy()
-        if len(values) > 1:
-            at = len(values) // 2 + int(values[len(values) // 2 :].argmax())
-            found.append((float(values[at]), curve, int(steps[at])))
+        late = _second_half(curve, name)
+        values = late[name].abs().to_numpy(dtype=np.float64)
+        at = int(values.argmax())
+        found.append((float(values[at]), curve, int(late["step"].iloc[at])))
     return found
+
+
+def _second_half(curve: TrialCurve, name: str) -> pd.DataFrame:
+    seen = curve.steps.dropna(subset=name)
+    return seen.iloc[len(seen) // 2 :]
 
 
 def _first(curve: TrialCurve, name: str) -> float:
@@ -97,6 +109,7 @@ def _first(curve: TrialCurve, name: str) -> float:
 
 
 def _layers(curve: TrialCurve, name: str) -> dict[str, float]:
-    """Return the largest value of each layer that has a column of its own."""
+    """Return the largest value, in the second half of the looks, of each layer that has a column of its own."""
+    late = _second_half(curve, name)
     columns = [column for column in map(str, curve.steps) if column.startswith(f"{name}/")]
-    return {c.split("/", 1)[1]: float(v) for c in columns if math.isfinite(v := curve.steps[c].abs().max())}
+    return {c.split("/", 1)[1]: float(v) for c in columns if math.isfinite(v := late[c].abs().max())}
