@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import workbench as wb
 from workbench.findings.diagnosis import Diagnosis
+from workbench.instruments.losses.columns import Columns
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -215,6 +216,77 @@ def test_weights_of_a_sampler_that_rise_with_the_counts_are_found(
             optimizer.step()
     found = run.diagnose()["data.imbalance"]
     assert (found.status, Path(__file__).name in found.summary) == (status, status == "warn")
+
+
+class _Unnamed(Dataset[Tensor]):
+    """Examples whose targets nobody can look up beforehand."""
+
+    def __init__(self, targets: Tensor) -> None:
+        self._rows = targets.float()[:, None]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, k: int) -> Tensor:
+        return self._rows[k]
+
+
+def _said_of_weights(counts: list[int], power: float, named: bool, out: Path) -> str:
+    n = torch.tensor(counts)
+    targets = torch.arange(len(n)).repeat_interleave(n)
+    weights = (n.double() ** power)[targets]
+    data: Dataset[Any] = TensorDataset(targets.float()[:, None], targets) if named else _Unnamed(targets)
+    loader = DataLoader(data, 4, sampler=WeightedRandomSampler(weights.tolist(), 8))
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=out) as run:
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch[0] if named else batch).square().mean().backward()
+            optimizer.step()
+    return run.diagnose()["data.imbalance"].status
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("power", [-1.0, -0.5])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [100] + [50] * 4, [300] + [100] * 9, [400] + [200] * 4 + [100] * 16, [60, 20], [180, 20], [540, 20], [90, 90],
+        *torch.randint(10, 200, (4, 6), generator=torch.Generator().manual_seed(0)).repeat(1, 3).tolist(),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_weights_that_fall_with_the_counts_are_right_where_classes_are_of_a_size(
+    counts: list[int], power: float, named: bool, tmp_path: Path
+) -> None:
+    assert _said_of_weights(counts, power, named, tmp_path / "run") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("counts", "named"), [([100] + [50] * 4, True), ([400, 400, 100, 20], True), ([511, 203, 97], False)]
+)
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_weights_that_rise_with_the_counts_are_found_where_classes_are_of_a_size(
+    counts: list[int], named: bool, power: float, tmp_path: Path
+) -> None:
+    assert _said_of_weights(counts, power, named, tmp_path / "run") == "warn"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_columns_that_are_rarely_not_zero_give_no_rare_class_away(seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    x = (torch.rand(128, 300, generator=random) < 0.02).float()
+    rare = torch.tensor([0] * 124 + [1, 1, 2, 3])
+    for column, found in ((x[:, 0], []), (torch.full((128,), 0.1), []), ((rare > 0) * 1.0, [])):
+        columns, x[:, 0] = Columns(), column
+        columns.saw(x, rare)
+        assert (columns.to_dict() or {})["columns"] == found
+    common = torch.randperm(128, generator=random) % 3
+    x[:, 0] = (common == 1) * 2.0
+    columns = Columns()
+    columns.saw(x, common)
+    assert (columns.to_dict() or {})["columns"] == [0]
 
 
 def by_loader(x: Tensor, y: Tensor, model: nn.Module) -> Any:

@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
+from torch.utils.data import DataLoader
 
 import workbench as wb
 
 Loss = Callable[[nn.Module, int], Tensor]
 """Of a model from 6 numbers to 5 and an update."""
 ROWS = torch.arange(32)
+UPDATES = 160
+"""Of losses whose number of classes varies: few are looked at after the first."""
 
 
 def network() -> nn.Module:
@@ -67,7 +70,7 @@ def without_baseline(model: nn.Module, k: int) -> Tensor:
 
 
 def growing(model: nn.Module, k: int) -> Tensor:
-    rows = 8 if k < 8 else 32
+    rows = 8 if k < UPDATES // 5 else 32
     return F.cross_entropy(model(inputs(rows)) @ torch.randn(rows, 5).T, ROWS[:rows])
 
 
@@ -84,6 +87,27 @@ class Followed:
         with torch.no_grad():
             target = 1 + 0.9 * self.copy(x).amax(1)
         return F.smooth_l1_loss(model(x)[:, 0], target)
+
+
+class Averaged:
+    """A supervised loss, beside a moving average of the model that is evaluated after every update, or teaches besides."""
+
+    def __init__(self, how: str) -> None:
+        self.copy, self.how, self.held = network(), how, torch.randn(32, 6)
+        self.loader = DataLoader(torch.randn(64, 6), 32)  # type: ignore[arg-type]
+
+    def __call__(self, model: nn.Module, k: int) -> Tensor:
+        with torch.no_grad():
+            for own, new in zip(self.copy.parameters(), model.parameters(), strict=True):
+                own.lerp_(new, 0.1)
+            self.copy(self.held if self.how == "held" else inputs())
+        x = next(iter(self.loader)) if self.how == "drawn" else inputs()
+        out = model(x)
+        if self.how in ("held", "drawn"):
+            return F.mse_loss(out, x[:, :5])
+        with torch.no_grad():
+            taught = self.copy(x)
+        return F.cross_entropy(out, ROWS % 5) + (F.mse_loss(out, taught) if self.how == "teacher" else 0.0)
 
 
 def weighted(model: nn.Module, k: int) -> Tensor:
@@ -115,6 +139,31 @@ def sampled_negatives(model: nn.Module, k: int) -> Tensor:
     return -(F.logsigmoid(out[:, 0]).mean() + F.logsigmoid(-out.gather(1, negatives)).mean() * 0.5)
 
 
+def varied(model: nn.Module, k: int) -> Tensor:
+    rows = int(torch.randint(8, 64, ()))  # padded candidates, or places of a text
+    return F.cross_entropy(model(inputs(rows)) @ torch.randn(rows, 5).T, ROWS.repeat(2)[:rows])
+
+
+def negatives(model: nn.Module, k: int) -> Tensor:
+    rows = 8 + round(248 * k / UPDATES)
+    return F.cross_entropy(model(inputs()) @ torch.randn(5, rows), ROWS % 8)
+
+
+def by_a_norm(model: nn.Module, k: int) -> Tensor:
+    p = model(inputs())
+    return -(p * torch.rsqrt(p.pow(2).mean(1, keepdim=True) + 1e-6) * torch.randn(32, 5)).mean()
+
+
+def by_a_root(model: nn.Module, k: int) -> Tensor:
+    p = model(inputs())
+    return -(p / (p.pow(2).sum(1, keepdim=True) + 1e-6).sqrt() * torch.randn(32, 5)).mean()
+
+
+def of_fixed_width(model: nn.Module, k: int) -> Tensor:
+    log = -((torch.randn(32) - model(inputs())[:, 0]) ** 2) / (2 * 0.5**2)
+    return -(log * torch.randn(32)).mean()
+
+
 def uneven(model: nn.Module, k: int) -> Tensor:
     rows = 8 if k % 4 == 3 else 32  # the last batch of an epoch
     return F.cross_entropy(model(inputs(rows)) @ torch.randn(rows, 5).T, ROWS[:rows])
@@ -122,18 +171,31 @@ def uneven(model: nn.Module, k: int) -> Tensor:
 
 NO_MEASURE = (
     (with_baseline, "both signs"), (step_by_step, "both signs"), (one_step, "both signs"), (clipped_ratio, "both signs"), (by_cross_entropy, "both signs"),
-    (without_baseline, "choices that the model makes"), (growing, "from 8 to 32"), (Followed(follows=True), "a copy of the model (Sequential)"),
+    (without_baseline, "choices that the model makes"), (growing, "from 8 to 32"), (negatives, "grow in number"), (of_fixed_width, "both signs"), (Followed(follows=True), "a copy of the model (Sequential)"),
 )  # fmt: skip
-MEASURES = (weighted, masked, hinge, cosine, flow, sampled_negatives, uneven, Followed(follows=False))
+MEASURES = (
+    weighted,
+    masked,
+    hinge,
+    cosine,
+    flow,
+    sampled_negatives,
+    uneven,
+    varied,
+    by_a_norm,
+    by_a_root,
+    Followed(follows=False),
+    *map(Averaged, ("held", "drawn", "classes", "teacher")),
+)
 
 
 def judged(loss: Loss, out: Path, seed: int = 0) -> wb.Finding:
     torch.manual_seed(seed)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    models = [model, loss.copy] if isinstance(loss, Followed) else model
+    models = [model, loss.copy] if isinstance(loss, (Followed, Averaged)) else model
     with wb.watch(models, optimizer, out=out) as run:
-        for k in range(40):
+        for k in range(UPDATES if loss in (growing, negatives, varied) else 40):
             optimizer.zero_grad()
             loss(model, k).backward()
             optimizer.step()

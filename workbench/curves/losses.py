@@ -31,8 +31,12 @@ def without_loss(record: RecordLike) -> bool:
     return record.facts.get("minimised") is False or need_not_fall(record.facts.get("loop")) is not None
 
 
-def need_not_fall(loop: Mapping[str, Any] | None) -> str | None:
-    """Return why the loss of a loop does not say how far training is, by the facts of the loop; None where nothing speaks against it."""
+def need_not_fall(loop: Mapping[str, Any] | None, *, grown: float = 1.5, least: int = 3) -> str | None:
+    """Return why the loss of a loop does not say how far training is, by the facts of the loop; None where nothing speaks against it.
+
+    Numbers of classes grow where they are `grown` times as many, and nine tenths of those in the second half are more than nine tenths of
+    those in the first tenth, of which there are to be `least` (rules of thumb).
+    """
     if not loop or "surrogates" not in loop:
         return None
     found, followers = loop["surrogates"], loop["modes"].get("followed_by")
@@ -45,9 +49,11 @@ def need_not_fall(loop: Mapping[str, Any] | None) -> str | None:
         return "the loss weighs log-probabilities by numbers of both signs, as policy gradients do, and need not fall"
     if 2 * found["chosen"] > looks:
         return "the loss weighs log-probabilities of choices that the model makes itself, and need not fall"
-    if followers:
+    if followers and not found["classes"]:  # a loss that is given classes is given what no copy makes
         return f"the targets come from a copy of the model ({followers[0]}) that follows it, so that the loss need not fall"
-    if first and half and np.median(half) > np.median(first):
+    known = len(first) >= least and len(half) >= least
+    grows = known and np.median(half) >= grown * np.median(first)
+    if grows and np.quantile(half, 0.1) > np.quantile(first, 0.9):
         return f"the classes that the loss tells apart grow in number, from {np.median(first):.0f} to {np.median(half):.0f}, so that it need not fall"
     return None
 

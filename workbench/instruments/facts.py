@@ -60,6 +60,7 @@ class LoopFacts:
         if self.attention.awake:
             self.order.add("draw", line=False)
         self.loaders.drew(loader)
+        self.modes.drew()
         self.batches.drew(draws)
 
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102

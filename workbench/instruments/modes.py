@@ -70,8 +70,14 @@ class Modes:
             self._last = root
             return "forward"
         self.passes += 1
-        root.look_at_evaluation()
+        root.look_at_evaluation(next((each for each in args if isinstance(each, torch.Tensor)), None))
         return "evaluate"
+
+    def drew(self) -> None:
+        """Take in that a batch is drawn: passes without gradient that came before gave no targets for it."""
+        if self.passes:
+            for root in self._roots.values():
+                root.asks = False
 
     def backward(self, weight: int) -> None:
         """Take in that a backward pass begins, which stands for `weight` of them: what ran forward last is what trains."""
@@ -279,7 +285,9 @@ class _Root:
         self.trained = self.trained_in_eval = 0
         self._wrong: list[str] = []
         self._evaluated = False
-        self.asked = 0  # backward passes before which it ran without gradient
+        self.asked = 0  # backward passes before which it ran without gradient, on their batch as far as is known
+        self.asks = False
+        self._given: Callable[[], torch.Tensor | None] = lambda: None  # what it ran on last then
         self._before: torch.Tensor | None = None  # some of its numbers then
         self._runs: dict[tuple[int | None, bool, bool], int] = {}  # by loader, several passes, and training mode
         self.lines: dict[str, str] = {}
@@ -302,9 +310,11 @@ class _Root:
             model = inner[0]
         return model is not None and model.training
 
-    def look_at_evaluation(self) -> None:
-        """Note of a pass without gradient what of it is in training mode."""
+    def look_at_evaluation(self, given: torch.Tensor | None) -> None:
+        """Note of a pass without gradient what of it is in training mode; one on the very tensor of the last time is an evaluation."""
         self._evaluated = True
+        self.asks |= given is None or given is not self._given()
+        self._given = self._given if given is None else weakref.ref(given)
         self._before = self._numbers() if self._before is None else self._before
         self._wrong = self._training()
         if self._wrong and "train" not in self.lines:
@@ -313,10 +323,10 @@ class _Root:
     def end_of_run(self, passes: int, *, loader: int | None) -> None:
         """Take in that so many passes without gradient stood in a row, on batches of this loader."""
         if self._evaluated:
-            self.asked += 1
+            self.asked += self.asks
             key = (loader, passes > 1, bool(self._wrong))
             self._runs[key] = self._runs.get(key, 0) + 1
-        self._wrong, self._evaluated = [], False
+        self._wrong, self._evaluated, self.asks = [], False, False
 
     def _numbers(self) -> torch.Tensor:
         parameters = [] if (model := self.model()) is None else list(model.parameters())[-2:]

@@ -109,7 +109,7 @@ class Loaders:
         row["line"] = row["line"] or own_line()
         given = getattr(getattr(loader, "sampler", None), "weights", None)
         if row["begun"] == 1 and isinstance(given, Tensor) and given.is_cpu and given.numel() <= MAX_WEIGHTS:
-            values, counts = torch.unique(given, return_counts=True)
+            (values, counts), row["by_class"] = _weights(given, getattr(loader, "dataset", None))
             row["weights"] = [values.tolist(), counts.tolist()] if len(values) <= MAX_PRINTS else []
 
     def drew(self, loader: Any) -> None:
@@ -133,6 +133,7 @@ class Loaders:
                 "workers": getattr(loader, "num_workers", 0),
                 "line": "",
                 "weights": [],
+                "by_class": False,
             }
         return self._seen[key]
 
@@ -193,3 +194,18 @@ def has_values(value: Any) -> bool:
         return not isinstance(value, Tensor) or value.data_ptr() >= 0
     except (RuntimeError, NotImplementedError):
         return False
+
+
+def _weights(given: Tensor, dataset: Any) -> tuple[tuple[Tensor, Tensor], bool]:
+    """Return the weights and how many examples have each: one a class where the dataset has `targets`, or is of tensors, and they are a function of it."""
+    targets = getattr(dataset, "targets", None)
+    if targets is None and isinstance(dataset, torch.utils.data.TensorDataset):
+        targets = dataset.tensors[-1]
+    if isinstance(targets, (list, Tensor)) and len(targets) == len(given):
+        classes = torch.as_tensor(targets)
+        if classes.dim() == 1 and classes.is_cpu and not classes.is_floating_point():
+            pairs, counts = torch.unique(torch.stack([classes.double(), given.double()]), dim=1, return_counts=True)
+            if len(pairs[0].unique()) == len(counts):
+                return (pairs[1], counts), True
+    values, counts = torch.unique(given, return_counts=True)
+    return (values, counts), False

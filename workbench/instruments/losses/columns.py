@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 MAX_NUMBERS, LEAST, CLASSES, OF_A_CLASS = 1_000_000, 64, 20, 4
-"""Numbers of inputs that are kept, different examples that it takes, targets that are taken for classes, and examples of one on the mean (rules of thumb)."""
+"""Numbers of inputs that are kept, different examples that it takes, targets that are taken for classes, and examples of each that is looked at (rules of thumb)."""
 EXACT = 1e-6
 
 
@@ -41,14 +41,18 @@ class Columns:
         values, kinds, counts = np.unique(y, return_inverse=True, return_counts=True)
         if len(values) < 2 or len(y) < LEAST or not np.isfinite(table).all():
             return None
+        if len(values) <= CLASSES:  # a number that is rare tells a rare class by chance
+            kept = (counts >= OF_A_CLASS)[kinds]
+            x, kinds = x[kept], kinds[kept]
+        varies = np.ptp(x, axis=0) > 0
         x = x - x.mean(0)
         whole = (x**2).sum(0)
-        if len(values) <= CLASSES and len(y) >= OF_A_CLASS * len(values):
+        if len(values) <= CLASSES:
             sums = np.zeros((len(values), x.shape[1]))
             np.add.at(sums, kinds, x)
             explained = (sums**2 / counts[:, None]).sum(0)
         else:
             centred = y - y.mean()
             explained = (x.T @ centred) ** 2 / (centred**2).sum()
-        found = np.flatnonzero((whole > 0) & (explained >= whole * (1 - EXACT)))
+        found = np.flatnonzero(varies & (explained >= whole * (1 - EXACT)))
         return {"examples": len(y), "columns": found[:20].tolist(), "of": x.shape[1]}

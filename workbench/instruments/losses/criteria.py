@@ -15,7 +15,7 @@ from workbench.instruments.order import plain_part
 from workbench.instruments.surroundings import has_values
 from workbench.instruments.taps import PAIRED
 
-MAX_CALLS, MAX_BOUNDS = 20, 200
+MAX_CALLS, MAX_BOUNDS, MAX_NUMBERS = 20, 200, 64
 _FAR = 4
 _KEY = "workbench value"
 _BOUNDS = ("ClampBackward0", "ClampBackward1", "ClampMinBackward0", "MaximumBackward0")
@@ -76,7 +76,8 @@ class Criteria:
             )  # with each other, as where they are ranked, or the same of every example
             asked = inputs.dim() == target.dim() + 1 and str(inputs.grad_fn).startswith("<Unsqueeze")
             if not (compared or asked) and len(self._crossed) < MAX_CALLS:
-                self._targets.setdefault((name, len(self._crossed)), []).append(target.detach().flatten()[:64].clone())
+                given = self._targets.setdefault((name, len(self._crossed)), [])
+                given += [target.detach().flatten()[:MAX_NUMBERS].clone()] if len(given) < MAX_CALLS else []
                 shapes = [list(inputs.shape), list(target.shape)]
                 self._crossed.append(
                     (loss.grad_fn, name, {"calls": 1, "line": own_line(), "broadcast": shapes, "classes": None})
@@ -162,7 +163,7 @@ class Criteria:
             seen = (
                 torch.stack(self._values[name]).cpu().all(0).tolist() if self._values.get(name) else [None, None, None]
             )
-            targets = [given[:MAX_CALLS] for (whose, _), given in self._targets.items() if whose == name]
+            targets = [given for (whose, _), given in self._targets.items() if whose == name]
             same = bool(targets) and all(
                 len(given) > 1 and all(torch.equal(given[0], each) for each in given) for given in targets
             )

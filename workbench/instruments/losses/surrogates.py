@@ -17,8 +17,8 @@ _LINEAR = (
     "Mean", "Sum", "Neg", "Add", "Sub", "Div", "Mul", "Dot", "Stack", "Cat", "Squeeze", "Unsqueeze", "View", "Reshape", "Select", "Slice", "Index", "Expand",
     "Clone", "Minimum", "Maximum", "NllLoss",
 )  # fmt: skip
-_LIKELIHOODS = ("LogBackward", "Log1p", "LogSoftmax", "Logsumexp", "LogSigmoid", "NllLoss", "BinaryCrossEntropy", "Pow")
-"""How the names of nodes begin that a log-probability is made of, the square of a normal distribution's among them."""
+_LIKELIHOODS = ("LogBackward", "Log1p", "LogSoftmax", "Logsumexp", "LogSigmoid", "NllLoss", "BinaryCrossEntropy")
+"""How the names of nodes begin that a log-probability is made of, beside the square of a normal distribution's."""
 _SCALARS = 3
 """Single numbers that have to change for it (rule of thumb)."""
 
@@ -56,7 +56,7 @@ class Surrogates:
                 self._count(parents[0], update)
             elif near and len(self._looks) < LOOKS and (weights := constant_of(node)) is not None:
                 behind = _behind(parents[0], head)
-                if any(each.name().startswith(_LIKELIHOODS) for each in behind):
+                if any(each.name().startswith(_LIKELIHOODS) for each in behind) or _squared(parents[0], head):
                     chosen = any(index in drawn for each in behind for index in _indices(each))
                     seen.append((*weights.detach().aminmax(), chosen))
         if near and len(self._looks) < LOOKS:
@@ -108,6 +108,23 @@ def _behind(node: Any, head: set[Any]) -> set[Any]:
             seen.add(node)
             stack += [parent for parent, _ in node.next_functions if parent is not None]
     return seen
+
+
+def _squared(node: Any, head: set[Any]) -> bool:
+    """Tell whether a square is among the terms; one under a root, or that is divided by, belongs to a norm."""
+    stack, seen = [node], set[Any]()
+    while stack:
+        node = stack.pop()
+        if node in seen or node not in head or (name := node.name()).startswith(("Sqrt", "Rsqrt", "Reciprocal")):
+            continue
+        seen.add(node)
+        if name.startswith("Pow"):
+            if getattr(node, "_saved_exponent", None) == 2:
+                return True
+            continue
+        parents = node.next_functions[:1] if name.startswith("Div") else node.next_functions
+        stack += [parent for parent, _ in parents if parent is not None]
+    return False
 
 
 def _indices(node: Any) -> list[int]:

@@ -68,13 +68,21 @@ def _evaluated(found: Facts | None, *, least: int = 5) -> Finding:
     )  # fmt: skip
 
 
-def _weights(loaders: list[Facts], *, close: float = 0.02) -> Finding:
-    """Find weights that are a power of the number of examples that have them, to a share of `close` (rule of thumb): class weights the wrong way round."""
+def _weights(loaders: list[Facts], *, close: float = 0.02, near: float = 1e-4, merged: int = 4) -> Finding:
+    """Find weights that are a power of the number of examples that have them, to a share of `close` (rule of thumb): class weights the wrong way round.
+
+    Where classes are not known, as many examples as have a weight may be several classes of a size: nothing is said where weights that
+    fall with the count, or its root, would give these numbers, to a share of `near`, with up to `merged` in the smallest (rules of thumb).
+    """
     say: Say = partial(DATA_CODES.finding, "data.imbalance")
     for row in (each for each in loaders if each["trained"] and each["weights"]):
         weights, counts = (np.asarray(side, dtype=np.float64) for side in row["weights"])
         weights, counts = np.log(weights[weights > 0]), np.log(counts[weights > 0])
         if len(weights) < 2 or not np.ptp(counts) > 0:
+            continue
+        ratios = (np.exp(each - each.min()) for each in (counts + weights, counts + 2 * weights))
+        classes = (ratio * k for ratio in ratios for k in range(1, merged + 1))
+        if not row["by_class"] and any(np.allclose(np.rint(each), each, rtol=near, atol=0) for each in classes):
             continue
         power, start = np.polyfit(counts, weights, 1)
         usual = len(weights) > 2 or min(abs(power - 1.0), abs(power - 0.5)) < close  # two points lie on some line
