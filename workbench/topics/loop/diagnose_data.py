@@ -82,7 +82,7 @@ def _weights(loaders: list[Facts], *, close: float = 0.02, near: float = 1e-4, m
             continue
         ratios = (np.exp(each - each.min()) for each in (counts + weights, counts + 2 * weights))
         classes = (ratio * k for ratio in ratios for k in range(1, merged + 1))
-        if not row["by_class"] and any(np.allclose(np.rint(each), each, rtol=near, atol=0) for each in classes):
+        if not row.get("by_class") and any(np.allclose(np.rint(each), each, rtol=near, atol=0) for each in classes):
             continue
         power, start = np.polyfit(counts, weights, 1)
         usual = len(weights) > 2 or min(abs(power - 1.0), abs(power - 0.5)) < close  # two points lie on some line
