@@ -25,6 +25,8 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _CALLS = ((F, "scaled_dot_product_attention"), (F, "softmax"), (torch, "softmax"), (Tensor, "softmax"))
 _ATTENTION = ("attn", "attention")
 _WORDS = (*_ATTENTION, "embed", "wte", "token")
+_OVER: dict[Any, Any] = {}
+"""What stands in for a function and whose look is over -> what it stands in for; None where that is inherited."""
 _OF_LOOKING = (AttributeError, RuntimeError, TypeError, ValueError, IndexError)
 """What a look may raise on values that it was not made for; what is wrong with them torch says itself."""
 
@@ -132,7 +134,7 @@ class Logits:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._called or torch.compiler.is_compiling():
+            if self._called or not self._undo or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             with contextlib.suppress(*_OF_LOOKING), torch.no_grad():
                 if (found := tell(*args, **kwargs)) is not None:
@@ -144,8 +146,10 @@ class Logits:
                 self._called = False
 
         def undo() -> None:
-            if vars(owner).get(name) is call:  # somebody else may have replaced it since: theirs stays
-                setattr(owner, name, original) if own else delattr(owner, name)
+            _OVER[call] = original if own else None
+            while (top := vars(owner).get(name)) in _OVER:  # what replaced it since stays, until its own look is over
+                under = _OVER.pop(top)
+                delattr(owner, name) if under is None else setattr(owner, name, under)
 
         setattr(owner, name, call)
         self._undo.append(undo)

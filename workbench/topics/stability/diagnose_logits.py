@@ -79,6 +79,8 @@ def _unseen(record: JudgedStudy, code: str, curves: Sequence[TrialCurve], missin
         return CODES.not_measured(code, "no run of the own config was looked at more than once")
     if seen == 0 or (seen is None and (record.evals["metric"] == "token_accuracy").any()):
         return CODES.not_measured(code, "no forward pass was looked into; that of a compiled model shows nothing")
+    if seen is None and not len(record.evals):
+        return CODES.not_measured(code, "nothing was looked into")
     if had("output_log_z"):
         return CODES.not_measured(
             code, "the model predicts tokens, and no attention was seen, as where F.softmax was imported by name"

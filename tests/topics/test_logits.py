@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import workbench as wb
-from tests.own_loops.nanogpt import GPT
+from tests.helpers.nanogpt import GPT
 from workbench.instruments.losses import logits as instrument
 from workbench.instruments.losses.logits import Logits
 from workbench.train.batches import train_batches
