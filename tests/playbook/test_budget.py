@@ -172,6 +172,17 @@ def test_a_first_look_for_a_time_goes_on_whatever_a_run_takes_now(
         assert record.facts["first_look"] == {"steps": 50, "whole": 200}
 
 
+def test_a_plan_tells_the_size_of_checkpoints_that_take_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AdamW keeps two numbers a weight beside it: 12 bytes of each of a million."""
+    workload = small_workload(
+        build_model=lambda: nn.Sequential(nn.Linear(3, 200_000), nn.Linear(200_000, 1)),
+        config={"optimizer": "adamw", "precision": None},
+    )
+    assert "Checkpoints" not in str(plan_diagnosis(workload, budget=Budget.of("3x", 3)))
+    monkeypatch.setattr("workbench.playbook.plan.WAITING_BYTES", 10**6)
+    assert "Checkpoints of 0.011 GiB" in str(plan_diagnosis(workload, budget=Budget.of("3x", 3)))
+
+
 @pytest.mark.parametrize("whole", [40, 119, 400, 5107, 99_991])
 def test_the_least_budget_that_is_told_is_taken(whole: int) -> None:
     with pytest.raises(UsageError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from workbench.config import TrainConfig
 from workbench.studies.budget import Budget
 from workbench.studies.session import at_length
-from workbench.train.checkpoint import WAITING_BYTES
+from workbench.train.checkpoint import TRIAL_BYTES, WAITING_BYTES
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
@@ -82,8 +82,9 @@ class Plan:
         if self.unmeasured:
             lines.append(f"Not measured: {self.unmeasured}.")
         if self.checkpoint_bytes > WAITING_BYTES:
+            kept = f"up to {TRIAL_BYTES / 2**30:g} GiB, at least one of the best"
             lines.append(
-                f"Checkpoints of {self.checkpoint_bytes / 1e9:.2g} GB; each run keeps its best and its latest on disk."
+                f"Checkpoints of {self.checkpoint_bytes / 2**30:.2g} GiB; each run keeps its latest and its best ones on disk, {kept}."
             )
         return "\n".join(lines)
 

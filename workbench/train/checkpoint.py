@@ -26,9 +26,7 @@ from workbench.record.read import select_best
 
 WRITE_SECONDS = 5.0  # rule of thumb: what a killed process may have to train again
 WAITING_BYTES = 32 * 2**20  # rule of thumb: larger checkpoints are written at once instead of waiting in memory
-TRIAL_BYTES = (
-    2 * 2**30
-)  # rule of thumb: of checkpoints that are larger together fewer of the best are kept, at least one
+TRIAL_BYTES = 2 * 2**30  # rule of thumb: of a trial's checkpoints that are larger together fewer of the best are kept
 _FILES = ("model.safetensors", "trainer.safetensors")
 
 
