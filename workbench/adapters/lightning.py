@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,14 @@ class WatchCallback(_BASE):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if not (trainer.enable_validation and trainer.num_sanity_val_steps):
-            self._begin(trainer, pl_module)
-
-    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        self._begin(trainer, pl_module)
+            self.on_sanity_check_end(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if (
-            not self._watching.open
-        ):  # resumed, where the sanity check is left out; the loader has begun, and its draws are not seen
-            self._begin(trainer, pl_module)
+        if not self._watching.open:  # resumed, without the sanity check; the loader has begun: its draws are not seen
+            self.on_sanity_check_end(trainer, pl_module)
         self._watching.plan(_planned(trainer, pl_module))  # asked earlier, it would make the loaders before their time
 
-    def _begin(self, trainer: Any, pl_module: Any) -> None:
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:  # the record begins
         if trainer.is_global_zero:
             self._watching.begin(pl_module, trainer.optimizers)
 
@@ -47,8 +42,7 @@ class WatchCallback(_BASE):
         self._known = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        found, known = trainer.callback_metrics, self._known
-        self._watching.log({name: value for name, value in found.items() if value is not known.get(name)})
+        self._watching.log({k: v for k, v in trainer.callback_metrics.items() if v is not self._known.get(k)})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._watching.end()
@@ -59,10 +53,7 @@ class WatchCallback(_BASE):
 
 def _planned(trainer: Any, module: Any) -> int | None:
     """Return how many updates are left; None where Lightning cannot tell."""
-    if not module.automatic_optimization:
-        return None
-    try:
-        left = trainer.estimated_stepping_batches - trainer.global_step
-    except Exception:  # it refuses, as for a changing accumulation: that is no reason to end a training
-        return None
-    return int(left) if math.isfinite(left) else None
+    with suppress(Exception):  # it refuses, as for a changing accumulation, or has no end: no reason to end a training
+        left = int(trainer.estimated_stepping_batches - trainer.global_step)
+        return left if module.automatic_optimization else None
+    return None
