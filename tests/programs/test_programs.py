@@ -205,8 +205,13 @@ def test_what_a_program_leaves_running_is_ended(tmp_path: Path) -> None:
         ("", [], UsageError, "nothing was given after --"),
         ("", ["no-such-program"], UsageError, "no program 'no-such-program'"),
         ("", ["python", "other.py"], UsageError, r"no file 'other.py' .*train.py"),
-        ("raise ValueError('no data')", ["python", "train.py"], WorkbenchError, "exit code 1.*no data"),
-        ("input()", ["python", "train.py"], WorkbenchError, "EOFError"),
+        (
+            "raise ValueError('no data')",
+            ["python", "train.py"],
+            WorkbenchError,
+            r"^`python train.py` failed with exit code 1.*/mine/train.py\", line 1, in <module> \| raise ValueError\('no data'\) \| ValueError: no data$",
+        ),
+        ("input()", ["python", "train.py"], WorkbenchError, "Nobody types.*EOFError"),
         ("print('hello')", ["python", "train.py"], WorkbenchError, "no step of a torch optimizer.*hello"),
         (
             "import sys; sys.stdout.buffer.write(bytes(range(256)))",
@@ -251,12 +256,21 @@ def test_no_secret_of_a_command_is_in_its_study(tmp_path: Path) -> None:
     assert settings["command"].endswith("train.py --token *** --api-key=*** --hub ***")
 
 
-def test_a_device_is_refused_for_a_command_that_chooses_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "cpu", "--", "python", "train.py"], "--device is for a workload"),
+        (["--metric", "(", "--", "python", "train.py"], "not a regular expression"),
+        (["--", "no-such-program"], "there is no program 'no-such-program'"),
+    ],
+)
+def test_a_wrong_argument_is_told_at_once_and_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(folder(tmp_path))
-    assert main(["diagnose", "--device", "cpu", "--", "python", "train.py"]) != 0
-    assert "--device is for a workload" in capsys.readouterr().err
+    assert main(["diagnose", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 @pytest.mark.parametrize(

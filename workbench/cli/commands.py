@@ -107,7 +107,6 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     wrong = next((name for name, there in given.items() if there), None)
     if wrong is not None:
         raise UsageError(f"{wrong} is for a workload, and a command was given after --: leave one of them out.")
-    print(_program_plan(args), file=sys.stderr)
     return diagnose_program(
         words, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
         redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
@@ -115,23 +114,16 @@ def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     )  # fmt: skip
 
 
-def _program_plan(args: argparse.Namespace) -> str:
-    """Return what a command's diagnosis will run; how long a run is shows in the first one."""
-    from workbench.playbook.plan import plan_program
-    from workbench.studies.budget import Budget
-
-    return str(plan_program(Budget.of(args.budget, args.seeds), seeds=args.seeds))
-
-
 def plan(args: argparse.Namespace) -> int:
     """Print what `diagnose` with the same arguments would train, what it would tell, and its price; train a few updates for the price."""
     _check_steps(args)
+    from workbench.playbook.plan import plan_diagnosis, plan_program
+    from workbench.studies.budget import Budget
+
     if "--" in args.words:
-        print(_program_plan(args))
+        print(plan_program(Budget.of(args.budget, args.seeds), seeds=args.seeds))
         return RAN
     _check_workload(args)
-    from workbench.playbook.plan import plan_diagnosis
-    from workbench.studies.budget import Budget
     from workbench.train.trainer import Trainer
     from workbench.workloads.registry import load_workload
 

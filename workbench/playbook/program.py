@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
-from workbench.playbook.plan import PROGRAM_RUNS
+from workbench.playbook.plan import PROGRAM_RUNS, plan_program
 from workbench.programs.command import Command, check_command
 from workbench.programs.on_ray import on_ray
 from workbench.programs.session import ProgramSession, metric_of, open_program
@@ -135,7 +136,10 @@ def diagnose_program(
     options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
     options["budget"] = Budget.of(budget, seeds)
     options |= {"steps": steps, "select": select, "mode": mode, "seeds": seeds}
-    if executor_of(executor, address) is None:
+    elsewhere = executor_of(executor, address)
+    if progress:
+        print(plan_program(options["budget"], seeds=seeds), file=sys.stderr)
+    if elsewhere is None:
         return walk(given, trainer, out, **options)
     with on_ray(given, address) as there:
         return walk(there, replace(trainer, jobs=there.room(threads)), out, **options)

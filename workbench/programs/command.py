@@ -23,7 +23,7 @@ from typing import Any
 from workbench.errors import UsageError, WorkbenchError
 from workbench.programs.forks import Forks, Job, NotForked, end_run
 from workbench.programs.guard import take_back
-from workbench.programs.layout import lay_out, top_of
+from workbench.programs.layout import lay_out, outermost, top_of
 from workbench.record.redact import redact
 
 _STARTUP = Path(__file__).parent / "startup"
@@ -198,13 +198,13 @@ def run_command(
     """
     told, place = scratch.resolve() / "told", scratch.resolve() / "run"
     told.mkdir(parents=True)
-    twin = lay_out(command.folder, place, redirect=command.redirect, copy=command.copy)
+    twin, top = lay_out(command.folder, place, redirect=command.redirect, copy=command.copy), top_of(command.folder)
     path = told / "trial.json"
     given = dict(trial) | {
         "folder": str(told),
         "scratch": str(place),
         "typed_in": str(command.folder),
-        "guarded": str(top_of(command.folder)),
+        "guarded": str(top),
         "patterns": dict(command.patterns),
     }
     path.write_text(json.dumps(given), encoding="utf-8")
@@ -246,7 +246,8 @@ def run_command(
     refused = _read(told / "refused.json")
     return Outcome(
         columns=joined(_lines(told / "rows.jsonl")), metrics=_lines(told / "metrics.jsonl"), facts=facts, code=code,
-        seconds=seconds, start_s=max(facts.get("first_update", started) - started, 0.0), tail=_tail(told / "output.txt"), refused=refused,
+        seconds=seconds, start_s=max(facts.get("first_update", started) - started, 0.0),
+        tail=_tail(told / "output.txt").replace(str(outermost(place, top)), str(top)), refused=refused,
     )  # fmt: skip
 
 
@@ -325,10 +326,16 @@ def _tail(path: Path, *, most: int = 4000) -> str:
         return file.read().decode("utf-8", errors="replace")
 
 
+def printed_last(tail: str, *, lines: int = 6) -> str:
+    """Return the last lines of what a program printed as a part of a sentence, without what underlines a traceback's."""
+    found = [" ".join(line.split()) for line in re.split(r"[\r\n]+", tail) if line.strip(" ^~")]
+    return redact(" | ".join(found[-lines:]))
+
+
 def failure(command: Command, outcome: Outcome) -> WorkbenchError:
     """Return the error that says why a run is of no use, and what to do."""
-    shown = redact(" ".join(command.words))
-    last = redact(" ".join(outcome.tail.split()[-40:]))
+    shown = redact(" ".join([Path(command.words[0]).name, *command.words[1:]]))
+    last = printed_last(outcome.tail)
     said = f" It printed last: {last}" if last else ""
     if outcome.refused is not None:
         path = str(outcome.refused["path"])
@@ -346,6 +353,8 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
     if outcome.code:
         top = top_of(command.folder)
         reach = f" It ran in a twin of {command.folder}, with what lies in {top}: what it reads from elsewhere needs an absolute path."
+        if "EOFError" in last:
+            reach = " Nobody types while it is diagnosed: what it asks for has to be given as an argument."
         return WorkbenchError(
             f"`{shown}` failed with exit code {outcome.code} after {outcome.updates} updates: it has to run by itself first.{'' if outcome.updates else reach}{said}"
         )

@@ -34,7 +34,7 @@ from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
 from workbench.programs.built import BuiltLines
 from workbench.programs.change import Change, Stopped
-from workbench.programs.command import Outcome, joined
+from workbench.programs.command import Outcome, joined, printed_last
 from workbench.programs.seeds import Seed, move_seeds, set_seeds
 
 BLOCK = 100
@@ -133,7 +133,7 @@ class Function:
 
     def failure(self, outcome: Outcome) -> WorkbenchError:
         """Return the error that says why a call is of no use, and what to do."""
-        said = " ".join(outcome.tail.split()[-60:])
+        said = printed_last(outcome.tail)
         if outcome.code:
             return WorkbenchError(
                 f"{self.name}(run) failed after {outcome.updates} updates: {said}. It has to run by itself first."

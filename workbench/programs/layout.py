@@ -33,6 +33,11 @@ def top_of(folder: Path) -> Path:
     return folder if outside & {root, *_between(folder, root)} or _crowded(folder, root) else root
 
 
+def outermost(place: Path, top: Path) -> Path:
+    """Return where `lay_out` puts the twin of `top_of(folder)`."""
+    return place / (top.name or "top")
+
+
 def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bool = False) -> Path:
     """Make a twin of `folder` below `place` and return where it lies: folders of its own with copies of small files and links to large ones, or a copy.
 
@@ -47,7 +52,7 @@ def lay_out(folder: Path, place: Path, *, redirect: Sequence[str] = (), copy: bo
     away = next((name for name in redirected if os.path.isabs(name)), None)
     if away is not None:
         raise UsageError(f"--redirect {away} is absolute: give it as seen from {folder}, such as 'out'.")
-    outer = place / (top.name or "top")
+    outer = outermost(place, top)
     twin = outer / inside
     without = {str(path) for path in (place, *place.parents[:2])} | {os.path.normpath(folder / n) for n in redirected}
     without |= {str(path) for path in place.parents if (path / "study.json").exists()}  # it is being written to

@@ -19,7 +19,7 @@ from workbench.curves.losses import need_not_fall
 from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.findings.first_look import FIRST_LOOK
-from workbench.programs.command import Command, Outcome
+from workbench.programs.command import Command, Outcome, printed_last
 from workbench.programs.layout import FIRST_RUN
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule, own_threshold
 from workbench.programs.trainer import (
@@ -256,7 +256,7 @@ def _check_metric(command: Repeatable, outcome: Outcome, select: str, budget: Bu
         fits = f" {better!r} fits what it printed." if better else ""
         raise UsageError(
             f"metric={pattern!r} matches no line with a number that the program printed in {outcome.updates} updates.{fits} It printed "
-            f"last: {' '.join(outcome.tail.split()[-30:])}"
+            f"last: {printed_last(outcome.tail)}"
         )
     raise UsageError(
         f"metric={metric!r}: the program gave wb.log no such value{f'; it gave {told}' if told else ''}, and a pattern needs a group, 'val loss ([0-9.]+)'."

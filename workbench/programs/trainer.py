@@ -17,7 +17,7 @@ import numpy as np
 from workbench.config import TrainConfig
 from workbench.errors import StudyInterrupted, WorkbenchError
 from workbench.instruments.log import split_of
-from workbench.programs.command import Outcome
+from workbench.programs.command import Outcome, printed_last
 from workbench.programs.own_config import CONSTANTS
 from workbench.progress import Progress
 from workbench.record.read import TrialRecord
@@ -219,7 +219,7 @@ def write_outcome(
     if fault:
         event["said"] = f"not observed to its end, an error in this package: {fault}"
     elif crashed:
-        event["said"] = " ".join(outcome.tail.split()[-40:])
+        event["said"] = printed_last(outcome.tail)
     diverged = bool(losses) and not math.isfinite(losses[-1]) and not fault
     given_up = updates < config.total_steps and _rose(losses)
     if (crashed or given_up) and not fault and changed and updates and not diverged:
