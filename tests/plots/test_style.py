@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import matplotlib.pyplot as plt
 import pytest
 from IPython.core.formatters import DisplayFormatter
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import workbench as wb
@@ -54,21 +55,25 @@ def test_a_number_has_one_colour_in_either_variant() -> None:
     assert all(color in CurvesWidget._esm for color in (*style.SEQUENCE, *style.DARK_SEQUENCE))
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, live: str) -> tuple[Figure, dict[str, str]]:
+def shown(monkeypatch: pytest.MonkeyPatch, live: str, ax: Axes | None = None) -> tuple[Figure, dict[str, str]]:
     monkeypatch.setenv("WORKBENCH_LIVE", live)
-    figure = wb.lr_sweep.plot(study(), diagnosis()).get_figure(root=True)
+    figure = wb.lr_sweep.plot(study(), diagnosis(), ax=ax).get_figure(root=True)
     assert isinstance(figure, Figure)
     data, _ = DisplayFormatter().format(figure)
     plt.close(figure)
     return figure, data
 
 
-def test_a_notebook_shows_a_figure_as_svg_that_follows_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure, data = shown(monkeypatch, "1")
+@pytest.mark.parametrize("own_axes", [False, True])
+def test_a_notebook_shows_a_figure_as_svg_that_follows_its_page(
+    monkeypatch: pytest.MonkeyPatch, own_axes: bool
+) -> None:
+    figure, data = shown(monkeypatch, "1", plt.figure().add_subplot() if own_axes else None)
     svg = data["text/html"].partition("</p>")[2].removesuffix("</div>")
     root = ElementTree.fromstring(svg)
     used = {color for node in root.iter() for color in style.PALETTE if color in node.get("style", "")}
     assert used
+    assert not any(white in node.get("style", "") for node in root.iter() for white in ("#ffffff", "#000000"))
     assert all(f", {color})" in node.get("style", "") for node in root.iter() for color in used if color in node.get("style", ""))  # fmt: skip
     assert root.get("aria-label", "").startswith("Final training loss vs learning rate: training loss")
     assert all(f"--plot-{number}: {color}" in data["text/html"] for number, color in enumerate(style.DARK_PALETTE))
@@ -87,3 +92,9 @@ def test_the_same_figure_has_the_same_characters_and_another_has_other_ids(monke
 
 def test_where_nobody_looks_a_notebook_stores_what_it_always_did(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "text/html" not in shown(monkeypatch, "0")[1]
+
+
+def test_a_figure_of_somebody_elses_colours_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with plt.style.context("dark_background"):
+        ax = plt.figure().add_subplot()
+    assert "text/html" not in shown(monkeypatch, "1", ax)[1]

@@ -36,7 +36,7 @@ from workbench.plots.palette import (
     STYLES,
     house_style,
 )
-from workbench.plots.svg import CHARACTERS_AN_INCH, figure_html
+from workbench.plots.svg import CHARACTERS_AN_INCH, figure_html, show_themed
 
 __all__ = [
     "BAD",
@@ -122,6 +122,7 @@ def drawing(ax: Axes | None, size: Size = "page", shape: tuple[float, float] = (
             figure, ax = plt.subplots(figsize=(width, height), layout="constrained", FigureClass=HouseFigure)
             if isinstance(figure, HouseFigure):
                 figure.house = more
+        show_themed(ax.get_figure(root=True))
         yield ax
         if more:
             _fit_column(ax)

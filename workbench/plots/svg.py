@@ -7,9 +7,11 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from workbench.plots.palette import (
@@ -26,17 +28,22 @@ from workbench.plots.palette import (
 
 CHARACTERS_AN_INCH = 15
 """Of a legend in letters of 8.5 points; more would leave the figure."""
+SMALLEST = 0.65
+"""Of its size, down to which a figure shrinks on a narrow page: its letters stay legible, and it is moved sideways (rule of thumb)."""
 SVG: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "workbench", "font.family": "sans-serif"}
 
 _ROLES = {INK: "currentColor", PAPER: f"var(--paper, {PAPER})", GRID: f"var(--grid, {GRID})"} | {
     color: f"var(--plot-{index}, {color})" for index, color in enumerate(PALETTE)
 }
+_FOREIGN = {"#000000": "currentColor", "#ffffff": f"var(--paper, {PAPER})", "#b0b0b0": f"var(--grid, {GRID})"}
+"""Ink, paper and grid as matplotlib has them by default: what somebody else's axes were made with."""
 DARK_COLORS = "; ".join(f"--plot-{index}: {color}" for index, color in enumerate(DARK_PALETTE))
 """What a dark page sets, as CSS; the light colours are the defaults."""
 _DARK = f"color: {DARK_INK}; --paper: {DARK_PAPER}; --grid: {DARK_GRID}; {DARK_COLORS}"
 _THEMED = f"""<style>
-.wb-figures {{ color: {INK}; display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: flex-start }}
-.wb-figures svg {{ display: block; flex: 0 1 auto; max-width: 100%; height: auto }}
+.wb-figures {{ color: {INK}; display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: flex-start; overflow-x: auto }}
+.wb-figures svg {{ display: block; flex: 0 1 auto; max-width: 100%; min-width: var(--least); height: auto }}
+@media print {{ .wb-figures svg {{ min-width: 0 }} }}
 .wb-figures .wb-untrusted {{ display: none }}
 [data-jp-theme-light="false"] .wb-figures, .vscode-dark .wb-figures {{ {_DARK} }}
 @media screen and (prefers-color-scheme: dark) {{ body:not([data-jp-theme-light], .vscode-light) .wb-figures {{ {_DARK} }} }}
@@ -53,6 +60,12 @@ def is_live(live: bool | None = None) -> bool:
         live: None asks the environment: `WORKBENCH_LIVE=0`, as papermill, nbval and make set it, means that nobody is looking.
     """
     return os.environ.get("WORKBENCH_LIVE") != "0" if live is None else live
+
+
+def show_themed(figure: Figure | None) -> None:
+    """Let a notebook show a figure that the workbench did not make, but drew into, as it shows its own; one on coloured paper stays."""
+    if type(figure) is Figure and to_hex(figure.get_facecolor()) == "#ffffff":
+        figure._repr_html_ = partial(figure_html, figure)  # type: ignore[method-assign]
 
 
 def figure_html(figure: Figure) -> str | None:
@@ -82,7 +95,8 @@ def sized(figure: Figure, alt: str) -> str:
     svg = themed(figure, key="KEY", alt=alt, letters="path")
     key = "f" + hashlib.sha256(svg.encode()).hexdigest()[:10]
     width, height = (round(96 * side) for side in figure.get_size_inches())
-    return svg.replace("KEY-", f"{key}-").replace("<svg", f'<svg width="{width}" height="{height}"', 1)
+    size = f'style="--least: {SMALLEST * width:.0f}px" width="{width}" height="{height}"'
+    return svg.replace("KEY-", f"{key}-").replace("<svg", f"<svg {size}", 1)
 
 
 def themed(figure: Figure, *, key: str, alt: str, letters: str = "none") -> str:
@@ -103,8 +117,8 @@ def _embed(svg: str, key: str) -> str:
     svg = re.sub(r'\bid="', f'id="{key}-', svg)
     svg = re.sub(r'href="#', f'href="#{key}-', svg)
     svg = svg.replace("url(#", f"url(#{key}-")
-    for color, role in _ROLES.items():
+    for color, role in (_ROLES | _FOREIGN).items():
         svg = re.sub(rf"(?<=[ :]){color}(?![0-9a-f])", role, svg)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans, sans-serif)", svg)
     head, rest = svg.split(">", 1)
-    return re.sub(r'\s(width|height|version)="[^"]*"', "", head) + ">" + rest
+    return re.sub(r'\s(width|height|version)="[^"]*"', "", head) + ' fill="currentColor">' + rest
