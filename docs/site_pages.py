@@ -91,6 +91,8 @@ def _notebook(path: Path) -> str:
                 parts.append(
                     f'<p><img alt="output of the cell above" src="data:image/png;base64,{data["image/png"].strip()}"></p>'
                 )
+            elif "text/markdown" in data:
+                parts.append(data["text/markdown"])
             elif "text/html" in data:
                 parts.append("<div>" + re.sub(r"\n\s*", " ", data["text/html"]) + "</div>")
             elif "text/plain" in data or "text" in output:

@@ -46,7 +46,7 @@ QUESTIONS = {
 STUDIES = QUESTIONS - {"data", "loop", "periodicity", "predictions", "schedule", "tracking"}
 OTHERS = {
     "Diagnosis", "Finding", "StudyRecord", "TrainConfig", "Trainer", "TrialRecord", "Workload", "__version__",
-    "callbacks", "classification", "curves_panel", "diagnose", "diagnose_function", "diagnose_program", "errors", "export_studies", "hooks", "how_trained", "judge",
+    "callbacks", "classification", "curves_panel", "diagnose", "diagnose_function", "diagnose_program", "errors", "export_studies", "hooks", "judge",
     "language_model", "list_studies", "list_workloads", "live_view", "load_workload", "log", "open", "read_log", "regression", "run_notebooks", "schedules",
     "set_note", "studies_panel", "summarise", "watch", "write_report",
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,10 @@ def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: p
     assert diagnosis["data.nonfinite"].status == "ok"
     assert diagnosis["lr.best"].value is not None
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block("from mine import workload").replace("total_steps=500", "total_steps=20"), names)
+    assert names["record"].best().step <= 20
 
 
 def test_a_training_of_ones_own_is_watched_and_diagnosed_as_it_is(
@@ -66,12 +72,7 @@ def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.Mo
     exec("import workbench as wb\n" + small + block("class LossPerLR"), names)
     steps = wb.open("runs/hooked").steps
     assert steps["user/loss_over_lr"].tolist() == pytest.approx((steps["loss"] / steps["lr"]).tolist(), rel=1e-6)
-    exec(block("wb.live_view()").replace("wb.lr_sweep.Study()", "wb.lr_sweep.Study(lrs=[0.1], steps=20)"), names)
-    exec(block("wb.summarise("), names)
-    arms = block("wb.comparison.Study(").replace("steps=300", "steps=10, lrs=[0.1, 0.2]")
-    exec(re.sub("digits_resnet(_stride1)?", "digits_mlp", arms), names)
-    exec(block("wb.batch_size.Study(").replace("steps=300", "steps=10, seeds=1, retune=False"), names)
-    exec(block("wb.evaluation.SampleStudy(").replace("budget_s=1.0", "budget_s=1.0, steps=20"), names)
+    exec(block('size="column"'), names)
     exec(small + block("record.lanes"), names)
     lanes = wb.open("runs/many").lanes
     assert len(lanes) == 32
@@ -80,21 +81,57 @@ def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert (lanes["lanes"] == 32).all()
 
 
-def test_the_evaluation_block_runs_and_finds_its_own_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SHORT = {
+    "Study(steps=300)": "Study(lrs=[0.05, 0.1], steps=20)",
+    "wb.lr_sweep.Study()": "wb.lr_sweep.Study(lrs=[0.1], steps=20)",
+    "steps=600": "steps=10, optimizers=('momentum', 'adam'), seeds=1, lrs=[0.05, 0.1]",
+    "depths=(2, 4), lrs=(1e-3, 1e-2, 1e-1)": "depths=(1,), lrs=(1e-3, 1e-2), steps=2",
+    "batch_sizes=[16, 256], steps=300": "batch_sizes=[16, 256], steps=10, seeds=1, retune=False",
+    "batch_size=128, seeds=3, steps=300": "batch_size=128, seeds=1, steps=4, devices=(1, 2), norms=(), lr_factors=(1.0,)",
+    "seeds=2, steps=300": "seeds=1, steps=10, lrs=[0.1, 0.2]",
+    "digits_resnet_stride1": "digits_mlp",
+    '"digits_resnet"': '"digits_mlp"',
+    "budget_s=1.0": "budget_s=1.0, steps=20",
+    "Study(seeds=5)": "Study(seeds=1, steps=20, evaluations=4)",
+    "examples=64, steps=200": "examples=64, steps=10, evaluations=2",
+    "digits_cnn": "digits_mlp",
+    "wb.evaluation.check(": "found = wb.evaluation.check(",
+    "trace=": "seconds=1.0, trace=",
+}
+"""What makes the studies of the pages small enough for a test."""
+
+
+@pytest.mark.slow
+def test_every_block_about_studies_and_notebooks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source = (
-        block("wb.evaluation.Study(")
-        .replace("steps=200", "steps=10, evaluations=2")
-        .replace("digits_cnn", "digits_mlp")
-    )
-    names: dict[str, Any] = {}
-    exec(
-        f"import torch\nimport workbench as wb\n{source.replace('wb.evaluation.check(', 'found = wb.evaluation.check(')}",
-        names,
-    )
+    monkeypatch.setenv("WORKBENCH_LIVE", "0")
+    images = torch.utils.data.TensorDataset(torch.randn(64, 4, 8, 8), torch.randint(0, 10, (64,)))
+    normed = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.Linear(288, 10))  # fmt: skip
+    torch.save(normed.state_dict(), "last.pt")
+
+    def build() -> dict[str, Any]:
+        model = torch.nn.Linear(4, 1)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)}
+
+    def update(made: dict[str, Any]) -> float:
+        loss = made["model"](torch.ones(2, 4)).square().mean()
+        made["optimizer"].zero_grad()
+        loss.backward()
+        made["optimizer"].step()
+        return float(loss)
+
+    names: dict[str, Any] = {
+        "wb": wb, "torch": torch, "workload": wb.load_workload("digits_mlp"), "model": normed, "dataset": images,
+        "loader": torch.utils.data.DataLoader(images, 16), "build": build,
+        "save": lambda made: copy.deepcopy({name: each.state_dict() for name, each in made.items()}),
+        "load": lambda made, saved: [made[name].load_state_dict(state) for name, state in saved.items()],
+    }  # fmt: skip
+    pages = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("studies", "notebooks"))
+    for source in [block("wb.lr_sweep.diagnose("), *re.findall(r"```python\n(.*?)```", pages, re.DOTALL)]:
+        names["step"] = update if "audit_resume" in source else lambda batch: None
+        exec(functools.reduce(lambda text, each: text.replace(*each), SHORT.items(), source), names)
     assert names["found"]["evaluation.weighting"].status == "fail"
     assert set(wb.open("runs/evaluation").evals["setting"]) == {"periodic", "offline"}
-    assert len(names["record"].predictions) == 8 * 3
 
 
 def test_the_first_steps_on_parameter_servers_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from workbench.playbook.diagnose import diagnose
 from workbench.playbook.function import diagnose_function
 from workbench.playbook.judge import judge
 from workbench.playbook.program import diagnose_program
-from workbench.record.read import StudyRecord, TrialRecord, how_trained
+from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.read import open_record as open
 from workbench.report.summary import summarise
 from workbench.report.write import write_report
@@ -75,7 +75,6 @@ __all__ = [
     "export_studies",
     "hooks",
     "hosts",
-    "how_trained",
     "input",
     "judge",
     "language_model",

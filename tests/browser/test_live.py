@@ -90,7 +90,7 @@ def test_each_chart_is_drawn_and_the_legend_names_each_trial(alone: Page) -> Non
         assert colors(alone, box) > 20
     rows = alone.get_by_role("button", name="trial")
     expect(rows).to_have_count(8)
-    expect(rows.nth(7)).to_have_accessible_name(re.compile("trial 7, lr_sweep, lr 10, diverged, loss .* at step 999"))
+    expect(rows.nth(7)).to_have_accessible_name(re.compile("trial 7, sweep, lr 10, diverged, loss .* at step 999"))
     assert "8 trials: 6 running, 2 diverged" in alone.get_by_role("status").inner_text()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from workbench.findings.diagnosis import MAX_ROWS, Diagnosis, verdict_table
 from workbench.findings.finding import Finding, Status
 
@@ -75,3 +77,20 @@ def test_a_notebook_gets_text_table_and_data_of_one_diagnosis() -> None:
     assert "Diagnosis of w" in bundle["text/html"]
     assert "! warn" in bundle["text/html"]
     assert bundle["application/vnd.workbench.verdict+json"]["findings"][0]["code"] == "a.b"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (0.0712, "share of steps", "7.12% of steps"),
+        (4.0784, "lr.unstable / lr*", "4.078×"),
+        (1.5, "times the mean", "1.5× the mean"),
+        (0.03, "p", "p = 0.03"),
+        (12345, "examples", "12,345 examples"),
+        (5.37e-5, "lr", "5.37e-5 lr"),
+        (None, "lr", ""),
+    ],
+)
+def test_a_number_is_told_with_its_unit_as_people_write_it(value: float | None, unit: str, said: str) -> None:
+    one = finding("x.y", "warn", value=value, unit=unit)
+    assert rows(verdict_table(Diagnosis(findings=(one,))))[1][2] == said

@@ -74,7 +74,7 @@ def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> No
         "steps_run",
         "seconds",
     ]
-    assert "The best, trial 2, has validation/loss" in opened["said"]
+    assert "best validation/loss" in opened["said"]
     assert "<svg" in panel.figure
     assert opened["row"]["reproduce"].endswith("workbench diagnose digits_mlp --out " + str(runs / "first"))
 
@@ -122,10 +122,7 @@ def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
     assert clear, "the case is meant to be clear"
     assert "more than 2 standard errors" in found["said"]
     one = replace(side(runs / "seeds", 2), seeds=(b[0],))
-    assert (
-        f"more than 2 standard errors ({deviations[0] * math.sqrt(1.5):.2g} each)"
-        in compare([side(runs / "seeds", 0), one])["said"]
-    )
+    assert "one side has one seed, so this may be chance" in compare([side(runs / "seeds", 0), one])["said"]
     assert "nothing but the seed" in compare([side(runs / "seeds", 0), side(runs / "seeds", 1)])["said"]
 
 

@@ -40,7 +40,7 @@ def test_the_distance_to_the_edge_is_that_of_the_quadratic() -> None:
     for factor in (0.25, 1.04, 2.0):
         panel.controls["lr"].value = factor * EDGE
         words = said(panel)
-        told = re.search(r"([\d.]+) x the unstable lr", words)
+        told = re.search(r"([\d.]+)× the unstable lr", words)
         assert told is not None
         assert float(told[1]) == pytest.approx(factor, rel=0.05)
         outcome = re.search(r"^lr \S+: (stable|unstable|diverged)", words)
@@ -60,7 +60,9 @@ def test_the_numbers_are_those_of_the_diagnosis() -> None:
     assert panel.controls["lr"].value == best
     for lr in LRS:
         panel.controls["lr"].value = lr
-        assert f"{lr / best:.3g} x lr* ({best:.4g}); {lr / edge:.3g} x the unstable lr ({edge:.4g})." in said(panel)
+        assert f"{lr / best:.3g}× the best lr ({best:.4g}); {lr / edge:.3g}× the unstable lr ({edge:.4g})." in said(
+            panel
+        )
 
 
 NORMS = np.random.default_rng(0).lognormal(size=200)

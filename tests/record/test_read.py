@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import workbench as wb
@@ -19,7 +18,7 @@ from tests.helpers.study_folders import edited, filled, opened
 from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError
 from workbench.record.folder import lock
-from workbench.record.read import StudyRecord, TrialRecord, how_trained, open_record, read_events, select_best
+from workbench.record.read import StudyRecord, TrialRecord, open_record, read_events, select_best
 from workbench.train.trainer import Trainer
 
 ROOT = str(Path(__file__).parents[2])
@@ -183,18 +182,3 @@ def test_killed_before_any_touch_of_the_disk_it_goes_on(tmp_path: Path, trained:
             return
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert call
-
-
-def alike(count: int, **columns: object) -> pd.DataFrame:
-    return pd.DataFrame([columns] * count)
-
-
-def test_every_way_is_named_with_its_reason_and_its_gain() -> None:
-    vmap = alike(32, lanes=32, gradients="vmap", reason="the fastest here", faster=7.96)
-    loop = alike(2, lanes=1, gradients="loop", reason="asked for", faster=math.nan)
-    assert how_trained(pd.concat([vmap, loop])) == (
-        "34 trials, up to 32 at a time. 2 by one backward pass each (asked for). "
-        "32 by one vectorised program, 8 times as fast as plain autograd (the fastest here)."
-    )
-    short = alike(3, lanes=3, gradients="loop", reason="too short to measure: about 0.3 s", faster=math.nan)
-    assert how_trained(short).endswith("3 by one backward pass each.")

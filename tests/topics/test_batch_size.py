@@ -101,11 +101,11 @@ def moment(step, value, low=1.0, high=1e9):
 @pytest.mark.parametrize(("rows", "value", "word"), [
     ([moment(0, 500.0), moment(10, 700.0), moment(20, 900.0)], 700.0, "larger than 64"),
     ([moment(0, 4.0)], 4.0, "smaller than 64"), ([moment(0, 60.0), moment(9, 70.0)], 65.0, "near the point where"),
-    ([moment(0, 60.0), moment(9, math.inf, low=900.0)], 480.0, "at least 900"),
+    ([moment(0, 60.0), moment(9, math.inf, low=900.0)], None, "at least 900"),
 ])  # fmt: skip
 def test_the_noise_scale_as_a_prediction(rows, value, word):
     found = diagnose_noise_scale(record([], facts={"noise_scale": rows}, batch_size=64, total_steps=10))[NOISE]
-    assert (found.status, found.value, found.unit) == ("ok", pytest.approx(value), "examples")
+    assert (found.status, found.value, found.unit) == ("ok", value and pytest.approx(value), "examples")
     assert word in found.summary
 
 

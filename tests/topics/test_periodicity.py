@@ -228,9 +228,9 @@ def _never() -> MemoryRecord:
 @pytest.mark.parametrize(
     ("made", "status", "said"),
     [
-        (_rarely, "ok", "10 evaluations are too few for a pattern to show or to mislead. Evaluate every 3 steps"),
+        (_rarely, "ok", "10 evaluations are too few to show a repeating pattern. To look for one: evaluate every 3 steps"),
         (_once_an_epoch, "not_measured", "same point of each epoch"),
-        (lambda: one_trial(1 + NOISE[:60] + 0.2 * np.sin(K[:60]), stage="baseline", total_steps=60), "ok", "Does not apply: 3.9 epochs"),
+        (lambda: one_trial(1 + NOISE[:60] + 0.2 * np.sin(K[:60]), stage="baseline", total_steps=60), "ok", "the run is 3.9 epochs long"),
         (_never, "not_measured", "not evaluated"),
         (empty, "not_measured", "no trial with a curve"),
         (lambda: record(np.full(STEPS, np.nan)), "not_measured", "0 finite values"),

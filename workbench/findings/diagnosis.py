@@ -82,13 +82,12 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
     advised.update(lines)
     advice = "".join(f"<br>Try: {escape(line)}" for line in lines)
     follow = _folded(f"{len(followers)} more follow from it", followers, signs=True) if followers else ""
-    value = "" if finding.value is None else f"{finding.value:.4g} {escape(finding.unit or '')}".strip()
     clauses = (f' title="clause {escape(f.clause)}"' if f.clause else "" for f in alike)
     codes = (f"<code{clause}>{escape(f.code)}</code>" for f, clause in zip(alike, clauses, strict=True))
     cells = (
         "<br>".join([_badge(finding.status), *codes]),
         escape(finding.summary) + advice + follow,
-        value,
+        escape(finding.quantity(finding.value)),
     )
     return "<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>"
 

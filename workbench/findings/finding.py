@@ -53,6 +53,18 @@ class Finding:
         """Return plain values; unknown numbers are None, infinities the strings "inf" and "-inf"."""
         return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
 
+    def quantity(self, value: float | None) -> str:
+        """Return its value or threshold as a table shows it: "0.0707 lr", "4.08×", "7% of steps"; "" where that is unknown."""
+        if value is None:
+            return ""
+        unit, whole = self.unit or "", float(value).is_integer() or 1000 <= abs(value) < 1e9
+        shown = f"{value:,.0f}" if whole else f"{value:.4g}".replace("e-0", "e-")
+        if unit.startswith("share"):
+            return f"{100 * value:.3g}%{unit.removeprefix('share')}"
+        if unit in ("ratio", "times") or " / " in unit:
+            return f"{shown}×"
+        return f"p = {shown}" if unit == "p" else f"{shown} {unit}".replace(" times ", "× ").strip()
+
     def __str__(self) -> str:
         """Return the line that the terminal and the report show."""
         return f"{SYMBOLS[self.status]} {self.status:<12} {self.code:<26} {self.summary}"

@@ -11,7 +11,7 @@ import ipywidgets  # type: ignore[import-untyped]
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.panels.range import Range
-from workbench.plots.render import Draw, Picture, Redrawn
+from workbench.plots.render import Draw, Picture, side_by_side
 from workbench.plots.style import not_measured
 from workbench.plots.svg import is_live
 
@@ -65,7 +65,7 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         self.controls = {key: _widget(control) for key, control in controls.items()}
         self.words = ipywidgets.HTML()
         self.picture = ipywidgets.HTML(layout=ipywidgets.Layout(max_width="100%"))
-        self._name, self._answer, self._alt, self._canvas = name, answer, alt, Redrawn(size=size)
+        self._name, self._answer, self._alt, self._size = name, answer, alt, size
         movable = {
             key: len(each.options) > 1 if isinstance(each, Choice) else each.low < each.high
             for key, each in controls.items()
@@ -84,7 +84,7 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
         """Answer to where the controls stand now."""
         try:
             said = self._answer(**{key: widget.value for key, widget in self.controls.items()})
-            picture = self._canvas.html(said.draws, alt=self._alt)
+            picture = side_by_side(said.draws, alt=self._alt, size=self._size)
         except Exception as error:  # a traceback would end in the server's log, under an old picture
             said_by_us = isinstance(error, WorkbenchError)  # says what to do by itself
             self.words.value = _html(str(error) if said_by_us else f"{type(error).__name__}: {error}")

@@ -70,7 +70,10 @@ class Plan:
         least = "" if self.steps == self.whole else f" of {self.whole:,}: a first look"
         taken = "" if self.run_s is None else f", {_seconds(self.run_s)} by itself"
         length = "" if not self.steps else f": runs of {self.steps:,} updates{least}{taken}"
-        lines = [f"Plan for {self.name}{length}", "  runs     updates    time  what for"]
+        lines = [
+            f"Plan for {self.name}{length}",
+            f"  runs     updates{'    time' * (self.run_s is not None)}  what for",
+        ]
         for stage in self.stages:
             lines.append(f"{self._priced(stage.runs)}  {stage.name}: {stage.tells}")
         total = sum(stage.runs for stage in self.stages)
@@ -89,9 +92,9 @@ class Plan:
         return "\n".join(lines)
 
     def _priced(self, runs: float) -> str:
-        time = "" if self.run_s is None else _seconds(runs * self.run_s)
+        time = "" if self.run_s is None else f" {_seconds(runs * self.run_s):>7}"
         updates = "" if not self.steps else f"{round(runs * self.steps):,}"
-        return f"{runs:6.3g} {updates:>11} {time:>7}"
+        return f"{runs:6.3g} {updates:>11}{time}"
 
 
 def plan_diagnosis(

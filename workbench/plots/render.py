@@ -1,8 +1,4 @@
-"""A figure as text or as pixels: SVG that follows the colours of its page, alone, side by side, or again and again; PNG where no page is.
-
-Of the time that a small figure takes, most goes into finding room for the labels around the axes. While somebody moves a slider,
-that room mostly stays as it is; so it is computed once for all figures that need the same.
-"""
+"""A figure as text or as pixels: SVG that follows the colours of its page, alone or side by side; PNG where no page is."""
 
 from __future__ import annotations
 
@@ -43,57 +39,13 @@ def inline_svg(
         return themed(figure, key=key, alt=alt), None
 
 
-class Redrawn:
-    """Figures of `size` inches side by side as HTML, one below the other where the page is narrow."""
-
-    def __init__(self, *, size: tuple[float, float] = (5.5, 4.0)) -> None:
-        self.size = size
-        self._places: dict[tuple[Any, ...], tuple[int, Any]] = {}
-
-    def html(self, draws: Sequence[Draw], *, alt: str) -> str:
-        """Draw each into axes of its own; nothing stays open."""
-        with house_style(SVG | {"axes.titley": 1.0}):  # matplotlib need not look for room for the titles
-            drawn = [sized(self._arranged(draw), alt if number == 0 else "") for number, draw in enumerate(draws)]
-        return block(drawn, alt)
-
-    def _arranged(self, draw: Draw) -> HouseFigure:
-        """Draw into axes at a place where none of their texts leaves the figure: that of before, unless labels are wider now."""
-        figure = HouseFigure(figsize=self.size, facecolor="none")
-        ax = figure.subplots()
-        draw(ax)
-        kind, widest = _kind(ax), _widest_label(ax)
-        given, place = self._places.get(kind, (-1, None))
-        if widest <= given:
-            ax.set_position(place)
-            return figure
-        figure.set_layout_engine("constrained")
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        self._places[kind] = widest, ax.get_position()
-        return figure
-
-
-def _widest_label(ax: Axes) -> int:
-    """Return the number of characters of the longest tick label beside the axes."""
-    ax.get_xlim(), ax.get_ylim()  # autoscaling waits for somebody to ask
-    axis = ax.yaxis
-    low, high = sorted(axis.get_view_interval())
-    widest = 0
-    for minor, formatter in ((False, axis.get_major_formatter()), (True, axis.get_minor_formatter())):
-        ticks = list(axis.get_ticklocs(minor=minor))
-        shown = [text for at, text in zip(ticks, formatter.format_ticks(ticks), strict=True) if low <= at <= high]
-        widest = max([widest, *map(len, shown)])
-    return widest
-
-
-def _kind(ax: Axes) -> tuple[Any, ...]:
-    """Return what decides how much room is needed around `ax`, beside the length of its tick labels: lines of text."""
-    lines = [axis.label.get_text().count("\n") + bool(axis.label.get_text()) for axis in (ax.xaxis, ax.yaxis)]
-    lines += [ax.get_title(loc).count("\n") for loc in ("left", "center", "right")]
-    legend, figure = ax.get_legend(), ax.get_figure(root=True)
-    entries = [text.get_text() for text in legend.get_texts()] if legend is not None else []
-    height = figure.get_figheight() if figure is not None else 0.0
-    return (bool(ax.axison), height, max(map(len, entries), default=0), *lines, len(ax.child_axes))
+def side_by_side(draws: Sequence[Draw], *, alt: str, size: tuple[float, float] = (5.5, 4.0)) -> str:
+    """Return figures of `size` inches, each drawn into axes of its own, as HTML, one below the other where the page is narrow; nothing stays open."""
+    with house_style(SVG):
+        figures = [HouseFigure(figsize=size, facecolor="none", layout="constrained") for _ in draws]
+        for figure, draw in zip(figures, draws, strict=True):
+            draw(figure.subplots())
+        return block([sized(figure, "" if number else alt) for number, figure in enumerate(figures)], alt)
 
 
 def png(draws: Sequence[Draw], *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100, caption: str = "") -> bytes:
@@ -128,7 +80,7 @@ class Picture:
 
     def html(self) -> str:
         """Return the figures as HTML."""
-        return Redrawn(size=self._size).html(self._draws, alt=self.alt)
+        return side_by_side(self._draws, alt=self.alt, size=self._size)
 
     def png(self) -> bytes:
         """Return the figures, above the caption, as PNG."""

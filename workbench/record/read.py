@@ -374,27 +374,3 @@ def trial_folders(path: Path) -> list[Path]:
     """Return the folders of a study's trials that were begun, in order of their numbers."""
     folders = [p for p in (path / "trials").glob("*") if p.name.isdigit() and (p / "config.json").exists()]
     return sorted(folders, key=lambda p: int(p.name))
-
-
-_WAYS = {"loop": "by one backward pass each", "vmap": "by one vectorised program"}
-
-
-def how_trained(lanes: pd.DataFrame) -> str:
-    """Return how many trials trained together, by which way, why, and how much faster that was where it was measured.
-
-    Args:
-        lanes: `StudyRecord.lanes`, one row a trial.
-    """
-    lanes = lanes.dropna(subset=["lanes"])  # a trial may not have begun
-    if lanes.empty:
-        return "No trial yet."
-    most = int(lanes["lanes"].max())
-    said = [
-        f"{len(lanes)} trial{'s' * (len(lanes) > 1)}, {f'up to {most} at a time' if most > 1 else 'one at a time'}."
-    ]
-    for way, rows in lanes.groupby("gradients", sort=True):
-        faster = rows["faster"].dropna()
-        gain = f", {faster.median():.2g} times as fast as plain autograd" if way == "vmap" and len(faster) else ""
-        why = ", ".join(sorted({str(reason) for reason in rows["reason"] if ": about" not in str(reason)}))
-        said.append(f"{len(rows)} {_WAYS[str(way)]}{gain}{f' ({why})' if why else ''}.")
-    return " ".join(said)

@@ -90,14 +90,11 @@ def _is_sentence(value: Any) -> bool:
     return isinstance(value, str) and len(value) > LONG_CELL
 
 
-def _numbers(finding: Finding) -> list[tuple[str, Any, str | None]]:
-    """Value, threshold and step, each with its unit, as far as they are known."""
-    named = [
-        ("value", finding.value, finding.unit),
-        ("threshold", finding.threshold, finding.unit),
-        ("step", finding.step, None),
-    ]
-    return [each for each in named if each[1] is not None]
+def _numbers(finding: Finding) -> list[str]:
+    """Value, threshold and step in words, as far as they are known."""
+    named = {"value": finding.quantity(finding.value), "threshold": finding.quantity(finding.threshold)}
+    named["step"] = "" if finding.step is None else f"{finding.step:,}"
+    return [f"{name} {shown}" for name, shown in named.items() if shown]
 
 
 def _evidence_tables(

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import UsageError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import listed
 from workbench.findings.diagnosis import SIGNS, Diagnosis
@@ -209,7 +209,7 @@ def draw_figures(record: Any, diagnosis: Diagnosis) -> list[DrawnFigure]:
     order = FIGURES if kind == "diagnosis" else sorted(FIGURES, key=lambda figure: not figure.own)
     belong = [f for f in order if (f.facts is None or f.facts in known) and f.kind in (None, kind)]
     belong = [f for f in belong if f.applies is None or f.applies(record, diagnosis)]
-    drawn = [_drawn(figure, record, diagnosis) for figure in belong]
+    drawn = [draw_figure(figure, record, diagnosis) for figure in belong]
     return [item for item in drawn if not item.figure.own or item.svg is not None]
 
 
@@ -236,13 +236,14 @@ def shown_here(figure: Figure, record: Any, diagnosis: Diagnosis) -> str:
     return " ".join(dict.fromkeys(line for line in (numbers, *said) if line))
 
 
-def _drawn(figure: Figure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
+def draw_figure(figure: Figure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:
+    """Draw one figure for a page, with what it shows here in words."""
     here = shown_here(figure, record, diagnosis)
     alt = shown_line(f"{figure.shows} {here}".strip())
     try:
         svg, reason = inline_svg(
             lambda ax: figure.draw(record, diagnosis, ax=ax), key=figure.name, alt=alt, size=figure.size
         )
-    except UsageError as error:
+    except WorkbenchError as error:
         svg, reason = None, str(error).rstrip(".")
     return DrawnFigure(figure, here, svg, reason)

@@ -311,7 +311,7 @@ def step_threads(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, largest = asked or before, 0
     # Torch begins with a thread a processor, or a core (of two processors), where it has MKL; another number was chosen by somebody.
-    own = before in (cores, cores // 2) and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    own = before in (cores, cores // 2) and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS")))
 
     def note(function: Any, args: Any, kwargs: Any) -> Any:
         nonlocal largest

@@ -22,7 +22,7 @@ from workbench.plots.render import Picture
 from workbench.record.json_values import to_json
 from workbench.record.read import StudyRecord, ranked_trials
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
-from workbench.views.summary import study_picture
+from workbench.views.summary import study_picture, study_sentence
 
 STUDY_COLUMNS = [
     "study", "workload", "state", "verdict", "lr_best", "lr_unstable", "best_value", "select", "best_lr", "trials", "diverged", "failed", "created", "note",
@@ -71,7 +71,7 @@ def open_study(path: str | Path) -> tuple[dict[str, Any], StudyRecord]:
             "columns": columns,
             "trials": trials[columns].to_dict("records") if len(trials) else [],
             "select": f"{record.config['select']} ({record.config['select_mode']})",
-            "said": _found(record, trials),
+            "said": study_sentence(record),
         }
     )
     return opened, record
@@ -108,20 +108,6 @@ def draw_curves(record: StudyRecord) -> Picture:
 
 def _curves(record: StudyRecord, trials: pd.DataFrame, ax: Any) -> Any:
     return plot_loss_curves(record, trials=[int(t) for t in trials["trial"].head(CURVES)], ax=ax)
-
-
-def _found(record: StudyRecord, trials: pd.DataFrame) -> str:
-    """One sentence: how many trials came to what, and which is best."""
-    if not len(trials):
-        return "No trial yet."
-    states = ", ".join(f"{count} {state}" for state, count in trials["state"].value_counts().items())
-    best = trials.iloc[0]
-    if not math.isfinite(best["best_value"]):
-        return f"{len(trials)} trials ({states}); none has a value of {record.config['select']} yet."
-    return (
-        f"{len(trials)} trials ({states}). The best, trial {int(best['trial'])}, has {record.config['select']} "
-        f"{best['best_value']:.4g} at step {int(best['best_step'] or 0):,}."
-    )
 
 
 NOISE = 2.0
@@ -267,27 +253,11 @@ def _answer_text(left: Side, right: Side) -> str:
         return f"They differ in nothing but the seed: the difference of {abs(left.value - right.value):.3g} is noise."
     sign = 1.0 if left.config["select_mode"] == "min" else -1.0
     better, worse = (left, right) if sign * (left.mean - right.mean) <= 0 else (right, left)
-    gap, counts = abs(left.mean - right.mean), (len(better.seeds), len(worse.seeds))
-    means = (
-        ""
-        if max(counts) == 1
-        else f", means over {counts[0]} and {counts[1]} seeds"
-        if counts[0] != counts[1]
-        else f", means over {counts[0]} seeds"
-    )
-    said = f"{better.name} is better by {gap:.3g} ({better.mean:.4g} against {worse.mean:.4g}{means})"
-    if max(counts) == 1:
-        return f"{said}; each has one seed, so this may be chance."
-    known = max(
-        s.deviation for s in (left, right) if len(s.seeds) > 1
-    )  # that of the side with one seed is taken for the same
-    deviations = [s.deviation if len(s.seeds) > 1 else known for s in (better, worse)]
-    error = math.hypot(*(deviation / math.sqrt(count) for deviation, count in zip(deviations, counts, strict=True)))
-    guess = (
-        ""
-        if min(counts) > 1
-        else f"; of the one seed of {(better if counts[0] == 1 else worse).name} the same spread is assumed"
-    )
-    if gap > NOISE * error:
-        return f"{said}: more than {NOISE:g} standard errors ({error:.2g} each){guess}."
-    return f"{said}: within {NOISE:g} standard errors ({error:.2g} each), so this may be chance{guess}."
+    gap, seeds = abs(left.mean - right.mean), [len(better.seeds), len(worse.seeds)]
+    over = "" if seeds == [1, 1] else f", means over {' and '.join(map(str, dict.fromkeys(seeds)))} seeds"
+    said = f"{better.name} is better by {gap:.3g} ({better.mean:.4g} against {worse.mean:.4g}{over})"
+    if min(seeds) == 1:
+        return f"{said}; {'each' if max(seeds) == 1 else 'one side'} has one seed, so this may be chance."
+    error = math.hypot(*(s.deviation / math.sqrt(len(s.seeds)) for s in (better, worse)))
+    held = f"{NOISE:g} standard errors ({error:.2g} each)"
+    return f"{said}: more than {held}." if gap > NOISE * error else f"{said}: within {held}, so this may be chance."

@@ -7,7 +7,6 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,9 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 from workbench.errors import WorkbenchError
 from workbench.findings.diagnosis import verdict_table
 from workbench.playbook import diagnosis_of
-from workbench.plots.render import inline_svg
 from workbench.record.read import StudyRecord, open_record
 from workbench.report.templates import page_css, render, table
+from workbench.report.write import draw_figure
 from workbench.topics.registry import FIGURES, STUDIES
 from workbench.views.curves import CSS, SCRIPT, plain
 from workbench.views.study_curves import StudyCurves
@@ -135,14 +134,12 @@ def study_body(folder: Path) -> str:
         return render("watch_now.html.j2", Path(__file__).parent, said=str(error), figures=[], verdict="", trials="")
     kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
     names = STUDIES[kind].pictures if kind in STUDIES else ("loss-curves",)
-    figures = []
-    for figure in (figure for name in names for figure in FIGURES if figure.name == name != "loss-curves"):
-        try:
-            draw = partial(figure.draw, record, diagnosis)
-            svg, reason = inline_svg(lambda ax, draw=draw: draw(ax=ax), key=figure.name, alt=figure.shows)  # type: ignore[misc]
-        except WorkbenchError as error:
-            svg, reason = None, str(error)
-        figures.append((svg, reason))
+    figures = [
+        draw_figure(figure, record, diagnosis)
+        for name in names
+        for figure in FIGURES
+        if figure.name == name != "loss-curves"
+    ]
     columns = [name for name in _COLUMNS if name in record.trials]
     rows = record.trials[columns].astype(object).where(record.trials[columns].notna(), None).to_numpy().tolist()
     return render(

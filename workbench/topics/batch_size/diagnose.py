@@ -283,16 +283,16 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     own = int(record.config["batch_size"])
     moments = [(int(r["step"]), number(r["value"]), number(r["low"])) for r in rows]
     known = any(math.isfinite(value) for _, value, _ in moments)
+    bounds = sum(not math.isfinite(value) for _, value, _ in moments)
     value = float(np.median([value if math.isfinite(value) else low for _, value, low in moments]))
     shown = f"{'about' if known else 'at least'} {_count(value)} examples"
     span = ", ".join(
         f"{_count(value) if math.isfinite(value) else f'at least {_count(low)}'} at step {step:,}"
         for step, value, low in ([moments[0], moments[-1]] if len(moments) > 1 else moments)
     )
-    bounds = sum(not math.isfinite(v) for _, v, _ in moments)  # where some are bounds, no one number stands for all
     told = f"{span}, in examples" if 0 < bounds < len(moments) else f"{shown} ({span})"
     evidence = {"rows": rows, "batch_size": own} | ({} if known else {"at_least": value})
-    found = partial(found, value=value if known else None, unit="examples")
+    found = partial(found, value=None if bounds else value, unit="examples")  # no one number stands for bounds
     cost = next(iter(replaced(record).get(code, ())), None)
     if cost is not None and cost.costs:
         larger = f"Train with larger batches, {cost.usual:g} for a start"
@@ -306,7 +306,7 @@ def noise_scale_finding(record: RecordLike) -> Finding:
         means = f"batches larger than {own} should save steps"
     elif value < own / 2:
         means = f"batches smaller than {own} should need fewer examples and hardly more steps"
-    return found("ok", f"The gradient noise scale is {told}: {means}.", evidence=evidence)
+    return found("ok", f"The critical batch size (gradient noise scale) is {told}: {means}.", evidence=evidence)
 
 
 def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:

@@ -56,7 +56,7 @@ def plot_checkpoints(
             mean = float(np.nanmean(tested))
             axes.plot(at, tested, "^", color=BAD, markersize=7, label=f"on the test split (mean {mean:.2g})", zorder=3)
         axes.set(xlabel="step of the best checkpoint, share of the run", title="Best checkpoint against the last")
-        axes.set_ylabel(f"last less best, {record.config.get('select', 'metric')}", parse_math=False)
+        axes.set_ylabel(f"{record.config.get('select', 'metric')}, last minus best", parse_math=False)
         axes.set_xlim(-0.03, 1.03)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.margins(y=0.15)

@@ -195,7 +195,7 @@ def plot_clipping(
     with hollow marks (half of the steps or more are clipped, F4.11) reach a low loss, or every threshold is marked along the top
     edge: the learning rate is too high, and no threshold makes up for that.
 
-    `clipping.threshold` of the diagnosis draws the threshold that is proposed. Runs that did not come back are marked along the top edge,
+    `clipping.threshold` of the diagnosis draws the threshold that is proposed. Runs that did not recover are marked along the top edge,
     a cross for diverged, a triangle for the others.
 
     Source: F4.10 (ladder of thresholds), F4.11 and F4.12 (the clipped share).

@@ -37,7 +37,7 @@ class Candidate:
 
     @property
     def lasting(self) -> int:
-        """How many of the runs did not come back."""
+        """How many of the runs did not recover."""
         return sum(bool(row["lasting"]) for row in self.rows)
 
     @property

@@ -93,7 +93,7 @@ def plot_loss_curves(
     """Draw training loss against step, by default for lr* and the next learning rates above it.
 
     Healthy: every curve falls, the larger lr the faster, until they blur together in noise. Sick: just above lr* a
-    curve goes up for a stretch instead of down, jumps and does not come back, or ends in a cross (diverged).
+    curve goes up for a stretch instead of down, jumps and does not recover, or ends in a cross (diverged).
 
     Args:
         trials: numbers of the trials to draw; None is one for each seed at the learning rates that `diagnosis` says.

@@ -19,18 +19,18 @@ ALT = "The objective against the learning rate with one of them marked, and its 
 
 
 def _distance(diagnosis: Diagnosis, row: Mapping[str, Any]) -> str:
-    """Say how one trained learning rate did, and how far it is from lr* and from the unstable one."""
+    """Say how one trained learning rate did, and how far it is from the best and from the unstable one."""
     lr, loss = float(row["lr"]), number(row.get("loss"))
 
     def held_against(code: str, name: str, unknown: str) -> str:
         found = finding(diagnosis, code)
         value = number(found.value if found else None)
-        return f"{lr / value:.3g} x {name} ({value:.4g})" if math.isfinite(value) else unknown
+        return f"{lr / value:.3g}× {name} ({value:.4g})" if math.isfinite(value) else unknown
 
     how = "unstable" if row.get("unstable") else "stable"
     how = "diverged" if row.get("state") == "diverged" else "not trained" if math.isnan(loss) else how
     end = f", training loss at the end {loss:.4g}" if math.isfinite(loss) else ""
-    best = held_against("lr.best", "lr*", "lr* not measured")
+    best = held_against("lr.best", "the best lr", "best lr not measured")
     edge = held_against("lr.unstable", "the unstable lr", "unstable not found")
     return f"lr {lr:.4g}: {how}{end}; {best}; {edge}."
 

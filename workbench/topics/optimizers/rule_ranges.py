@@ -35,7 +35,7 @@ class RuleRange:
         low, high: interval of lrs that are as good.
         trains_from, trains_to: smallest and largest lr that train, without a gap.
         fails_below, fails_above: the next smaller and larger lr tried, which do not; None where none was tried.
-        stable, unstable: largest lr below `unstable` that is not lastingly unstable, and the smallest above lr* that is.
+        stable, unstable: largest lr below `unstable` that is not unstable without recovery, and the smallest above lr* that is.
         selected_lr, selected, selected_trial: of the best selected checkpoint among the lrs that train, under the first seed.
         decades, most_decades: between the ends that train, and those that fail; infinite where an end was not found.
     """

@@ -87,7 +87,7 @@ def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Findin
     }  # fmt: skip
     epochs = max(float(np.ptp(s.steps)) if len(s.steps) else 0.0 for s in series) / epoch if epoch else np.inf
     if epochs < MIN_CYCLES:
-        said = f"Does not apply: {epochs:.1f} epochs, and a pattern has to repeat {MIN_CYCLES:g} times to be one"
+        said = f"Does not apply: the run is {epochs:.1f} epochs long, and a pattern shows over {MIN_CYCLES:g} or more"
         return _finding("ok", f"{said}.", evidence=evidence)
     learned = training is not None and training.found.period is not None and epoch is not None  # full batches have none
     if training is not None and learned and epoch is not None:
@@ -151,8 +151,8 @@ def _silent(held: Sequence[Series], training: Series | None, alpha: float, evide
         ask = f"Evaluate {'every step' if every == 1 else f'every {every} steps'}, at least {max(MIN_POINTS, int(np.ceil(MIN_CYCLES * epoch / every)) + 2)} times."
     most = max((len(s.values) for s in held), default=MIN_POINTS)
     if most < MIN_POINTS:
-        said = f"Does not apply: {most} evaluations are too few for a pattern to show or to mislead"
-        return _finding("ok", f"{said}. {ask}", evidence=evidence)
+        said = f"Does not apply: {most} evaluations are too few to show a repeating pattern"
+        return _finding("ok", f"{said}. To look for one: {ask[0].lower()}{ask[1:]}", evidence=evidence)
     why = None
     if not judged:
         why = held[0].found.reason if held else "validation was not evaluated"
@@ -162,7 +162,9 @@ def _silent(held: Sequence[Series], training: Series | None, alpha: float, evide
         return _finding("not_measured", f"Not measured: {why}. {ask}", evidence=evidence)
     names = ", ".join(s.name for s in (*judged, *([] if training is None or training.found.reason else [training])))
     least = min(s.found.p for s in judged)
-    said = f"No period in {names} of trial {evidence['trial']} (p = {least:.2g})."
+    said = (
+        f"Nothing in {names} of trial {evidence['trial']} repeats (smallest p = {least:.2g}; below {alpha:g} it would)."
+    )
     return _finding("ok", said, value=least, unit="p", threshold=alpha, evidence=evidence)
 
 
@@ -172,7 +174,7 @@ def _every(series: Series) -> str:
     about = f"{period:.3g} steps" if period < 100 else f"{period:,.0f} steps"
     if epoch is not None:
         about += f" (one epoch of {epoch:g})" if abs(period / epoch - 1) < SAME else f" (an epoch is {epoch:g})"
-    return f"{about}, moving by {series.found.size:.2g} (root mean square)"
+    return f"{about}, up and down by {series.found.size:.2g} (rms)"
 
 
 def _of_schedule(record: RecordLike, number: int, found: Period) -> bool:

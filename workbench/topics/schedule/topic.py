@@ -48,8 +48,7 @@ def _says_more(record: Any, diagnosis: Diagnosis) -> bool:
     flat = all(
         (c.get("schedule") or "constant") == "constant" and not c.get("warmup_steps") for c in (chosen, record.config)
     )
-    fields = ("schedule", "peak_lr", "warmup_steps", "total_steps")
-    return not flat or any(chosen.get(name) != record.config.get(name) for name in fields)
+    return not flat or chosen.get("peak_lr") != record.config.get("peak_lr")
 
 
 def _shape(config: Any) -> str:

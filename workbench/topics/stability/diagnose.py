@@ -1,4 +1,4 @@
-"""`diagnose_instability`: early or in the middle, whether training comes back, and whose run it is (F1.5, F1.8 to F1.13)."""
+"""`diagnose_instability`: early or in the middle, whether training recovers, and whose run it is (F1.5, F1.8 to F1.13)."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def diagnose_instability(
     """Say when training becomes unstable, at which lr, and what came of it.
 
     Every workload is unstable at some lr (F1.4). So a code fails where a run of the study's own config, under any seed, does not
-    come back, and warns where it comes back and that costs something. What other configs do says how far away that is,
+    recover, and warns where it recovers and that costs something. What other configs do says how far away that is,
     `stability.headroom`, and is listed. A study that never ran its own config, as a sweep of lrs given, is judged by lr: fail at or
     below the baseline's, warn up to `near_ratio` times lr* unless fix runs show that nothing is lost by it, `ok` beyond.
     What was not seen is `ok` only where a trial from the baseline's lr to lr* could be judged, else `not_measured`.

@@ -43,7 +43,7 @@ def plot_probe(
     """Draw the probe: a short run at twice the best lr, evaluated at every step, and what a coarse interval shows.
 
     Healthy: both curves tell the same story, a loss that falls from the start. Sick: the every-step curve climbs above
-    the dotted line (the loss before the first update) and comes back, while the coarse curve misses most of it: the
+    the dotted line (the loss before the first update) and recovers, while the coarse curve misses most of it: the
     model is unstable early and then recovers to slow training.
 
     `stability.early` and `.early_recovers` of the diagnosis add the step at which the first rise starts. The training loss is drawn

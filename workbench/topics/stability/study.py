@@ -37,7 +37,7 @@ class InstabilityStudy(Study):
         probe_steps: length of the probe, at most a full trial (F1.11).
         probe_multiple: the probe's lr over lr* (F1.11).
         confirm_multiples: lrs of the confirmation runs over lr* (F1.13).
-        confirm_all: run every multiple; False stops at the first one that is lastingly unstable.
+        confirm_all: run every multiple; False stops at the first one that is unstable without recovery.
         fixes: what to try beyond an edge, to tell whether it is curable; () asks nothing.
         fix_multiple: lr of a fix run over the lr where instability starts (rule of thumb).
         fix_warmup_frac: its warmup as a share of the run, the cap of F3.10; prepended, so the run is longer by it (F3.11).

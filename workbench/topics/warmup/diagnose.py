@@ -37,7 +37,7 @@ class WarmupSigns:
         at_edge: the best lr sits at the edge of the unstable region, and no fix run has shown that this costs nothing
             (F1.12, F1.4); None where it was not measured, or between lrs too far apart to tell.
         rises: a run far above the best lr falls steadily and then rises (F1.13); None where none was made.
-        unstable_lr: the lr at which training becomes lastingly unstable, None where it was not found,
+        unstable_lr: the lr at which training becomes unstable without recovery, None where it was not found,
         lower, upper: largest lr below it that is stable, and smallest that is not.
     """
 

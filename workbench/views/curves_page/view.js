@@ -182,10 +182,9 @@ class View {
 
   paint(lanes) {
     const stops = dark() ? SEQUENCE.dark : SEQUENCE.light;
-    const lrs = lanes.map((lane) => Math.log(lane.info.lr));
-    const [low, high] = [Math.min(...lrs), Math.max(...lrs)];
-    const share = (i) => (high > low ? (lrs[i] - low) / (high - low) : lanes.length > 1 ? i / (lanes.length - 1) : 0.5);
-    return new Map(lanes.map((lane, i) => [lane.trial, mix(stops, share(i))]));
+    const lrs = [...new Set(lanes.map((lane) => lane.info.lr))]; // by rank: one far off leaves the others their colours
+    const share = (lane, i) => (lrs.length > 1 ? lrs.indexOf(lane.info.lr) / (lrs.length - 1) : lanes.length > 1 ? i / (lanes.length - 1) : 0.5);
+    return new Map(lanes.map((lane, i) => [lane.trial, mix(stops, share(lane, i))]));
   }
 
   stroke(trial, alpha) {
@@ -199,7 +198,7 @@ class View {
     const states = status.states;
     const total = Object.values(states).reduce((a, b) => a + b, 0);
     const said = [
-      !head.still && status.stage ? status.stage : "",
+      !head.still && status.stage ? named(status.stage) : "",
       `${total} trial${total === 1 ? "" : "s"}: ` + Object.entries(STATES).filter(([key]) => states[key]).map(([key, [, word]]) => `${states[key]} ${word}`).join(", "),
       `${count(status.steps)} steps`,
       status.rate !== null && !head.still ? `${count(status.rate)} steps/s${this.left(status)}` : "",
@@ -226,9 +225,9 @@ class View {
     if (key !== this.legendKey) {
       this.legendKey = key;
       this.rows.clear();
-      this.legend.replaceChildren();
+      this.legend.replaceChildren(...(order.length ? [tag("div", { class: "wb-live-what" }, "last loss")] : []));
       for (const [stage, group] of order) {
-        const heading = tag("button", { type: "button", class: "wb-live-stage", "aria-pressed": "false" }, stage);
+        const heading = tag("button", { type: "button", class: "wb-live-stage", "aria-pressed": "false" }, named(stage));
         const trials = group.map((lane) => lane.trial);
         heading.addEventListener("click", () => this.choose(trials));
         heading.wbTrials = trials;
@@ -261,7 +260,7 @@ class View {
     set(parts.name, `lr ${short(info.lr)}${info.note ? ` · ${brief(info.note)}` : ""}`);
     set(parts.loss, n ? short(points.y[n - 1]) : "");
     set(parts.state, sign);
-    const about = `trial ${info.trial}, ${info.stage}, lr ${short(info.lr)}${info.note ? `, ${info.note}` : ""}, ${word}` + (n ? `, loss ${short(points.y[n - 1])} at step ${count(points.x[n - 1])}` : "");
+    const about = `trial ${info.trial}, ${named(info.stage)}, lr ${short(info.lr)}${info.note ? `, ${info.note}` : ""}, ${word}` + (n ? `, loss ${short(points.y[n - 1])} at step ${count(points.x[n - 1])}` : "");
     row.title = about;
     row.setAttribute("aria-label", about);
     row.setAttribute("aria-pressed", String(this.isChosen([lane.trial])));
@@ -317,7 +316,7 @@ class View {
     };
     const { info } = lane;
     const facts = [
-      ["trial", `${info.trial} · ${info.stage}`],
+      ["trial", `${info.trial} · ${named(info.stage)}`],
       ["lr", short(info.lr) + (short(at("lr")[1]) === short(info.lr) ? "" : `, here ${short(at("lr")[1])}`)],
       ["step", `${count(at("loss")[0])} of ${count(info.steps)}`],
       ["training time", this.x === "time" && `${short(at("seconds")[1])} s`],
