@@ -299,25 +299,8 @@ def test_the_unstable_lr_of_a_scripted_quadratic_is_two_over_its_curvature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder(tmp_path, QUADRATIC))
-    assert (
-        main(
-            [
-                "diagnose",
-                "--out",
-                "runs/one",
-                "--seeds",
-                "1",
-                "--threads",
-                "1",
-                "--jobs",
-                "2",
-                "--",
-                "python",
-                "train.py",
-            ]
-        )
-        == 0
-    )
+    words = "diagnose --out runs/one --seeds 1 --threads 1 --jobs 2 -- python train.py"
+    assert main(words.split()) == 0
     findings = {f["code"]: f for f in json.loads(Path("runs/one/diagnosis.json").read_text())["findings"]}
     assert findings["lr.unstable"]["value"] == pytest.approx(2.0, rel=0.05)
     assert findings["loop.no_zero_grad"]["status"] == "ok"

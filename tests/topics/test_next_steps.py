@@ -49,3 +49,12 @@ def test_a_smaller_lr_that_was_proven_better_is_no_last_resort(adopted, changed,
     diagnosis = said(("a.fail", "fail", (LOWER,)), adopted=adopted, changed=changed, config={"peak_lr": lr})
     (step,) = next_steps(record([trial(FALLING, 0.1)]), diagnosis)
     assert step.done is done
+
+
+@pytest.mark.parametrize(("rule", "left"), [("momentum", True), ("adamw", False)])
+def test_nobody_who_trains_with_adam_is_told_to_and_a_program_is_given_no_study_of_workloads(rule: str, left: bool):
+    optimizer = str(ADVICE["optimizer"])
+    r = record([trial(FALLING, 0.1)], facts={"program": {}}, optimizer=rule)
+    lines = [step.line for step in next_steps(r, said(("a.warn", "warn", (WARMUP, optimizer))))]
+    assert len(lines) == 1 + left
+    assert all(line.endswith(".") and "Study" not in line for line in lines)

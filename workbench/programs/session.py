@@ -40,23 +40,7 @@ from workbench.studies.session import Session
 
 LOGGED = "validation/loss"
 """What runs are compared by where it is logged and nothing else was asked for."""
-_MAXIMISED = (
-    "acc",
-    "accuracy",
-    "auc",
-    "bleu",
-    "f1",
-    "iou",
-    "map",
-    "precision",
-    "r2",
-    "recall",
-    "reward",
-    "return",
-    "score",
-    "top1",
-    "top5",
-)
+_MAXIMISED = re.compile("acc|accuracy|auc|bleu|f1|iou|map|precision|r2|recall|reward|return|score|top1|top5")
 
 
 def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str, str]:
@@ -73,7 +57,7 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
         ) from error
     label = re.sub(r"\W+", "_", re.split(r"\(", metric)[0]).strip("_").lower() or "metric"
     words = re.split(r"_", label)
-    mode = mode or ("max" if any(word in _MAXIMISED for word in words) else "min")
+    mode = mode or ("max" if any(map(_MAXIMISED.fullmatch, words)) else "min")
     if groups == 0 and re.fullmatch(r"\w+", metric):
         return {}, "/".join(place_of(metric)), mode  # the program gives it to wb.log
     if groups == 0:

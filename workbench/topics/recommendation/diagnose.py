@@ -350,10 +350,14 @@ def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
         }
     if adopted and "peak_lr" in changed and float(found["config"]["peak_lr"]) < float(record.config["peak_lr"]):
         done.add(str(ADVICE["lower_lr"]))  # proven better, it is no last resort, but what was wrong
+    adaptive = str(record.config.get("optimizer")) in ("adam", "adamw", "nadam")  # the advice is to try Adam
     held = found.get("candidate") is not None and not adopted  # it had the best learning rate, or a better config
     steps: dict[str, NextStep] = {}
     for finding in causes_first(f for f in diagnosis.findings if f.status != "ok"):
         in_vain = finding.code == "lr.too_low" and held
         for line in finding.advice:
-            steps.setdefault(line, NextStep(line, finding.code, line in done, in_vain or remedies.get(line) in tried))
+            if adaptive and line == str(ADVICE["optimizer"]):
+                continue
+            shown = line if line in done or "program" not in record.facts else line.split(" Cost with wb.")[0]
+            steps.setdefault(line, NextStep(shown, finding.code, line in done, in_vain or remedies.get(line) in tried))
     return list(steps.values())
