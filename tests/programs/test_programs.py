@@ -206,10 +206,10 @@ def test_what_a_program_leaves_running_is_ended(tmp_path: Path) -> None:
         ("", ["no-such-program"], UsageError, "no program 'no-such-program'"),
         ("", ["python", "other.py"], UsageError, r"no file 'other.py' .*train.py"),
         (
-            "raise ValueError('no data')",
+            "raise ValueError('no \\x1b[1mdata\\x1b[0m')",
             ["python", "train.py"],
             WorkbenchError,
-            r"^`python train.py` failed with exit code 1.*/mine/train.py\", line 1, in <module> \| raise ValueError\('no data'\) \| ValueError: no data$",
+            r"^`python train.py` failed with exit code 1.*/mine/train.py\", line 1, in <module> \| raise ValueError\(.*\| ValueError: no data$",
         ),
         ("input()", ["python", "train.py"], WorkbenchError, "Nobody types.*EOFError"),
         ("print('hello')", ["python", "train.py"], WorkbenchError, "no step of a torch optimizer.*hello"),

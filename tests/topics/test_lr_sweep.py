@@ -270,3 +270,12 @@ def test_a_loss_that_has_come_nine_tenths_of_the_way_to_chance_has_arrived(rate,
     """At the end 20 % and 7 % of the way are left, and it is still falling in both."""
     finding = learned([4.9, 4.5, 3.5, 1.5, 1.2], start=5.0, rate=rate, sd=0.01)
     assert (finding.status, "too few" in finding.summary) == (status, status == "not_measured")
+
+
+@pytest.mark.parametrize(("steps", "told"), [(9, False), (12, True)])
+def test_runs_of_a_few_minibatches_tell_no_learning_rate(steps, told):
+    trials = [trial(2.0 * 0.99 ** (lr * np.arange(steps)), lr) for lr in (0.1, 0.4, 1.6)]
+    found = wb.lr_sweep.diagnose(record(trials, full_batch=False))
+    assert (found["lr.too_low"].status == "fail") is told
+    assert ("9 updates are too short" in found["lr.nothing_learns"].summary) is not told
+    assert (found["lr.best"].status == "not_measured") is not told

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.judged import judged
-from workbench.curves.sweep import LRPoint, SweepTable, mean_and_error
+from workbench.curves.sweep import FEWEST_STEPS, LRPoint, SweepTable, mean_and_error
 from workbench.curves.trial_curves import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
@@ -153,15 +153,12 @@ def nothing_learns(
         summary = f"{at} training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}."
         return CODES.finding(CODE, "ok", summary, evidence=evidence | {"end_loss": best.loss})
     finite = [p for p in table.points if math.isfinite(p.loss)]
-    if len(table.points) == 1 and finite:
-        return _one_lr(judged(record).curves, finite[0], evidence, noise_sds)
-    if not finite:
-        reason = (
-            "the loss became non-finite at every learning rate tried"
-            if table.points
-            else "no run was trained to its end"
-        )
+    if not finite or table.too_short:
+        held = "the loss became non-finite at every learning rate tried"
+        reason = nothing_clear(table) if finite else held if table.points else "no run was trained to its end"
         return CODES.not_measured(CODE, reason, evidence=evidence)
+    if len(table.points) == 1:
+        return _one_lr(judged(record).curves, finite[0], evidence, noise_sds)
     point = min(finite, key=lambda p: p.loss)
     curves = [curve for curve in judged(record).curves if curve.trial in point.trials]
     half, error, falls = _end(curves, table, noise_sds=noise_sds, near_frac=near_frac)
@@ -248,6 +245,10 @@ def nothing_clear(table: SweepTable) -> str:
     point = min((p for p in table.points if math.isfinite(p.loss)), key=lambda p: p.loss, default=None)
     if point is None or table.level - point.loss <= 1e-6 * abs(table.level):
         return f"no learning rate brought the loss below {level}"
+    if table.too_short:
+        return (
+            f"runs of {table.total_steps} updates are too short to tell learning from noise; {FEWEST_STEPS} are needed"
+        )
     return f"the lowest loss, {point.loss:.4g} at lr {point.lr:.4g}, lies below {level}, {table.level:.4g}, but no further than its noise"
 
 

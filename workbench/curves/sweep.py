@@ -18,6 +18,8 @@ _BLOCKS = 8
 """Blocks that the last steps are cut into (rule of thumb)."""
 _NOISE_SDS = 4.0
 """Standard errors that what was learned must stand out by (rule of thumb)."""
+FEWEST_STEPS = 10
+"""Updates on minibatches from which a run shows its noise, as `CurveThresholds.min_steps` has it (rule of thumb)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,11 @@ class SweepTable:
     learned: bool
     total_steps: int
     chance: float | None = None
+
+    @property
+    def too_short(self) -> bool:
+        """Whether what was learned cannot be told from the noise of minibatches."""
+        return not self.noise_free and self.total_steps < FEWEST_STEPS
 
     @property
     def lowest(self) -> int | None:
@@ -174,6 +181,8 @@ def sweep_of_curves(full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1
 
 def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_noise: float) -> bool:
     """Tell whether the best lr came below the loss of knowing nothing by more than the noise of the last steps."""
+    if table.too_short:
+        return False
     se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
     if table.level < table.loss_ref:
         later, error = mean_and_error([c.loss[c.planned_rows // 2 :] for c in curves])

@@ -328,7 +328,8 @@ def _tail(path: Path, *, most: int = 4000) -> str:
 
 def printed_last(tail: str, *, lines: int = 6) -> str:
     """Return the last lines of what a program printed as a part of a sentence, without what underlines a traceback's."""
-    found = [" ".join(line.split()) for line in re.split(r"[\r\n]+", tail) if line.strip(" ^~")]
+    plain = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", tail)  # without colours
+    found = [" ".join(line.split()) for line in re.split(r"[\r\n]+", plain) if line.strip(" ^~")]
     return redact(" | ".join(found[-lines:]))
 
 
