@@ -8,18 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.curves.trial_curves import RecordLike as Record
-from workbench.plots.style import (
-    INK,
-    PALETTE,
-    PAPER,
-    STYLES,
-    Size,
-    drawing,
-    legend,
-    log_scale,
-    mark_steps,
-    not_measured,
-)
+from workbench.plots.palette import INK, PALETTE, PAPER, STYLES
+from workbench.plots.style import Size, drawing, legend, log_scale, mark_steps, not_measured
 from workbench.topics.architecture.diagnose import architecture_depths, lr_sensitivity
 
 MARKERS = "osD^vPX*"

@@ -12,18 +12,8 @@ from matplotlib.axes import Axes
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    PALETTE,
-    Size,
-    drawing,
-    legend,
-    log_scale,
-    not_measured,
-    ticks_at,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, PALETTE
+from workbench.plots.style import Size, drawing, legend, log_scale, not_measured, ticks_at
 from workbench.record.json_values import number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 

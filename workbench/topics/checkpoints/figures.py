@@ -12,17 +12,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    INK,
-    PALETTE,
-    Size,
-    drawing,
-    legend,
-    not_measured,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, INK, PALETTE
+from workbench.plots.style import Size, drawing, legend, not_measured
 from workbench.record.json_values import number
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 

@@ -16,12 +16,8 @@ from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import curve, default_trial, field_of, finding, lr_of
 from workbench.plots.loss import fit_y
+from workbench.plots.palette import BAD, BASELINE, GOOD, PALETTE, PAPER
 from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    PALETTE,
-    PAPER,
     Size,
     draw_curve,
     drawable,

@@ -13,19 +13,8 @@ from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
 from workbench.plots.loss import fit_y
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    PAPER,
-    Size,
-    drawing,
-    legend,
-    log_scale,
-    mark_steps,
-    not_measured,
-    short,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, PAPER
+from workbench.plots.style import Size, drawing, legend, log_scale, mark_steps, not_measured, short
 from workbench.record.json_values import number
 from workbench.topics.comparison.diagnose import diagnose_modification
 

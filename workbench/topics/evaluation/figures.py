@@ -15,19 +15,8 @@ from workbench.curves.selection import metric_sign
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding, trials_in
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    INK,
-    PALETTE,
-    Size,
-    drawing,
-    legend,
-    log_scale,
-    not_measured,
-    short,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, INK, PALETTE
+from workbench.plots.style import Size, drawing, legend, log_scale, not_measured, short
 from workbench.record.json_values import number
 from workbench.record.read import periodic_rows
 from workbench.topics.evaluation.diagnose import diagnose_evaluation

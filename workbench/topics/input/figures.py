@@ -11,19 +11,8 @@ from matplotlib.axes import Axes
 
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    INK,
-    PALETTE,
-    Size,
-    drawing,
-    legend,
-    log_scale,
-    not_measured,
-    short,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, INK, PALETTE
+from workbench.plots.style import Size, drawing, legend, log_scale, not_measured, short
 from workbench.topics.input.bound import CHANGES, find_cause
 from workbench.topics.input.throughput import Pipeline, knee
 

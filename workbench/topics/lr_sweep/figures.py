@@ -15,19 +15,8 @@ from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import baseline_lr, best_lr, curve, field_of, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    PALETTE,
-    Size,
-    drawing,
-    legend,
-    log_scale,
-    mark_steps,
-    not_measured,
-    short,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, PALETTE
+from workbench.plots.style import Size, drawing, legend, log_scale, mark_steps, not_measured, short
 from workbench.record.json_values import number
 from workbench.record.roles import Role
 

@@ -14,19 +14,8 @@ from matplotlib.patches import Patch
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import baseline_lr, finding
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    INK,
-    PALETTE,
-    Size,
-    drawing,
-    legend,
-    log_scale,
-    not_measured,
-    short,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, INK, PALETTE
+from workbench.plots.style import Size, drawing, legend, log_scale, not_measured, short
 from workbench.record.json_values import number
 from workbench.topics.optimizers.diagnose import diagnose_optimizers
 

@@ -8,19 +8,8 @@ from matplotlib.axes import Axes
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import finding
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    PALETTE,
-    STYLES,
-    Size,
-    draw_curve,
-    drawing,
-    legend,
-    log_scale,
-    not_measured,
-    short,
-)
+from workbench.plots.palette import BAD, BASELINE, PALETTE, STYLES
+from workbench.plots.style import Size, draw_curve, drawing, legend, log_scale, not_measured, short
 from workbench.record.json_values import number
 from workbench.topics.periodicity.diagnose import periodic_series
 

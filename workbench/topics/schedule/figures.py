@@ -8,19 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.config import TrainConfig
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    INK,
-    Size,
-    draw_curve,
-    drawing,
-    legend,
-    not_measured,
-    short,
-    why_not_measured,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, INK
+from workbench.plots.style import Size, draw_curve, drawing, legend, not_measured, short, why_not_measured
 from workbench.schedules import schedule_of
 
 

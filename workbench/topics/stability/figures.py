@@ -13,19 +13,8 @@ from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.frames import best_lr, curve, evaluations, finding, lr_of, trials_at, trials_in
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
-from workbench.plots.style import (
-    BAD,
-    BASELINE,
-    GOOD,
-    PALETTE,
-    Size,
-    draw_curve,
-    drawing,
-    legend,
-    mark_steps,
-    not_measured,
-    short,
-)
+from workbench.plots.palette import BAD, BASELINE, GOOD, PALETTE
+from workbench.plots.style import Size, draw_curve, drawing, legend, mark_steps, not_measured, short
 
 Floats = NDArray[np.float64]
 
