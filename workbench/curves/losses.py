@@ -235,8 +235,7 @@ def _one_lr(
     return CODES.finding(CODE, "warn", summary, evidence=evidence, advice=advice)
 
 
-_CLASSES = (2, 3, 4, 5, 10, 20, 100, 1000)
-"""Numbers of classes that are common, whose loss of guessing is worth naming."""
+_CLASSES = (2, 3, 4, 5, 10, 20, 100, 1000)  # numbers of classes that are common, whose loss of guessing is worth naming
 
 
 def nothing_clear(table: SweepTable) -> str:

@@ -12,14 +12,11 @@ from itertools import pairwise
 
 from workbench.curves.sweep import LRPoint, SweepTable
 
-_DENSE_RATIO = 1.118
-"""Neighbours this close bracket lr* to a factor of 1.25 (1.118 squared)."""
+_DENSE_RATIO = 1.118  # neighbours this close bracket lr* to a factor of 1.25 (1.118 squared)
 EDGE_MARGIN = 1.5
 """How far below the unstable lr a recommended one stays (rule of thumb: another seed moves it by so much)."""
-SAME = 1.001
-"""lrs closer than this are the same question."""
-_SAME_LOSS = 1.04
-"""Without noise, a lower neighbour with a loss up to this many times the lowest is as good."""
+SAME = 1.001  # lrs closer than this are the same question
+_SAME_LOSS = 1.04  # without noise, a lower neighbour with a loss up to this many times the lowest is as good
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,8 +173,7 @@ def _metrics(record: RecordLike, numbers: Sequence[int]) -> dict[str, tuple[NDAr
 
 LIMIT = 0.05
 """Largest p of one look at the seeds (rule of thumb). The two looks of `worth_more_seeds` adopt 8 % of what is no better (simulated)."""
-MOST_FLIPPED = 10
-"""Seeds up to which all signs are tried: 2 ** 10 sums."""
+MOST_FLIPPED = 10  # seeds up to which all signs are tried: 2 ** 10 sums
 
 
 def prove(

@@ -26,8 +26,7 @@ from workbench.record.roles import Role
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
-FEWEST_TO_SEE_NOISE = 4
-"""Evaluations; fewer have less than two second differences."""
+FEWEST_TO_SEE_NOISE = 4  # evaluations; fewer have less than two second differences
 
 
 @lru_cache(maxsize=256)

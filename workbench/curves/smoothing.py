@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import median_filter
 
 FloatArray = NDArray[np.float64]
-WIDTHS: tuple[int, ...] = (3, 5, 9, 17, 33, 65)
-"""Widths of the centred median that are tried, in steps."""
-MEDIAN_PENALTY = 1.2533
-"""Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
+WIDTHS: tuple[int, ...] = (3, 5, 9, 17, 33, 65)  # widths of the centred median that are tried, in steps
+MEDIAN_PENALTY = 1.2533  # standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)
 _RESOLUTION = float(np.finfo(np.float32).eps)
 _RECENT = 17
 _NEAR = (9, 33)

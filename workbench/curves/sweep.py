@@ -14,10 +14,8 @@ from workbench.curves.smoothing import noise_per_step
 from workbench.curves.trial_curves import TrialCurve, TrialVerdict, initial_losses, judge
 
 FloatArray = NDArray[np.float64]
-_BLOCKS = 8
-"""Blocks that the last steps are cut into (rule of thumb)."""
-_NOISE_SDS = 4.0
-"""Standard errors that what was learned must stand out by (rule of thumb)."""
+_BLOCKS = 8  # blocks that the last steps are cut into (rule of thumb)
+_NOISE_SDS = 4.0  # standard errors that what was learned must stand out by (rule of thumb)
 FEWEST_STEPS = 10
 """Updates on minibatches from which a run shows its noise, as `CurveThresholds.min_steps` has it (rule of thumb)."""
 

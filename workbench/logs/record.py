@@ -18,10 +18,8 @@ from workbench.logs.series import Series, in_order, thinned
 from workbench.record.read import EVAL_COLUMNS
 from workbench.record.roles import Role
 
-_SAME_LENGTH = 0.95
-"""Runs whose lengths differ by less than this are of one length (rule of thumb)."""
-_RISEN = 0.99
-"""Share of the peak at which a warmup counts as over (rule of thumb)."""
+_SAME_LENGTH = 0.95  # runs whose lengths differ by less than this are of one length (rule of thumb)
+_RISEN = 0.99  # share of the peak at which a warmup counts as over (rule of thumb)
 _MOST_RESTARTS = 50
 _MOST_ROWS = 100_000
 """Longer logs are seen as means over so many steps that this many are left: what a few steps of a million do is no verdict on it."""

@@ -9,8 +9,7 @@ import numpy as np
 from workbench.logs.raw import Floats, Ints
 
 _WENT_ON, _ANEW = "went on with its steps counted from the start", "was begun anew"
-_HEAD = 10
-"""Values at each end of a stretch whose median says where it begins or ends (rule of thumb)."""
+_HEAD = 10  # values at each end of a stretch whose median says where it begins or ends (rule of thumb)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,7 @@ from workbench.logs.raw import RawLog
 STEP = "step"
 _STEP, _SUMMARY, _VALUE, _TAG, _SIMPLE, _TENSOR = 2, 5, 1, 1, 2, 8
 _CONTENT, _FLOATS, _DOUBLES, _DTYPE = 4, 5, 6, 1
-_WIDTHS = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
-"""Number of a tensor's type -> how its bytes are read."""
+_WIDTHS = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}  # number of a tensor's type -> how its bytes are read
 
 
 def is_event_file(path: Path) -> bool:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from workbench.parameter_server.errors import CancelledError
 
-PARTS = ("data_wait_s", "pull_s", "push_s")
-"""What a function spends its time on, besides computing."""
+PARTS = ("data_wait_s", "pull_s", "push_s")  # what a function spends its time on, besides computing
 
 
 class Alive(NamedTuple):

@@ -106,8 +106,7 @@ def shared_memory_missing() -> str | None:
     return None
 
 
-Offset = tuple[int, int, torch.dtype]
-"""Where a packed tensor lies: first byte, number of values, dtype."""
+Offset = tuple[int, int, torch.dtype]  # where a packed tensor lies: first byte, number of values, dtype
 
 
 def offsets_of(tensors: Sequence[Sequence[Tensor]]) -> tuple[list[Offset], int]:

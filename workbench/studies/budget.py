@@ -15,8 +15,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(x|s|m|h)")
 _SEARCH = 4.0
 """Baseline runs that the search keeps where a proof is paid for: the baseline and three more (rule of thumb)."""
-_ALONE = 6.0
-"""Baseline runs that a diagnosis without a proof may cost where nothing is said (rule of thumb)."""
+_ALONE = 6.0  # baseline runs that a diagnosis without a proof may cost where nothing is said (rule of thumb)
 _LOOK_RUNS = 3.0
 """Short runs that a first look pays for, where the budget does not pay for the baseline (rule of thumb)."""
 _LOOK_STEPS = 20

@@ -28,8 +28,7 @@ from workbench.workloads.items import IndexedDataset, in_its_own_order
 from workbench.workloads.losses import CrossEntropy, classes_of
 
 Floats = NDArray[np.float64]
-PROBED = 16
-"""Examples that are looked at in batches of all and of a few (rule of thumb)."""
+PROBED = 16  # examples that are looked at in batches of all and of a few (rule of thumb)
 TOLERANCE = 1e-3
 """Float32 values of the same examples in other batches differ by less than this share of the largest (rule of thumb)."""
 REMEMBERED = 16

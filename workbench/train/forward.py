@@ -19,12 +19,10 @@ from workbench.errors import TargetError, WorkbenchError, WorkloadError, callers
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_loss_shape
 
-MicroBatches = Sequence[tuple[Any, int]]
-"""The micro-batches of one update, each with its number of examples."""
+MicroBatches = Sequence[tuple[Any, int]]  # the micro-batches of one update, each with its number of examples
 
 T = TypeVar("T")
-DIFFERENTIATES = "does not require grad"
-"""What torch says of a gradient that is asked for where none is kept."""
+DIFFERENTIATES = "does not require grad"  # what torch says of a gradient that is asked for where none is kept
 
 
 OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]

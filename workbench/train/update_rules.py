@@ -22,8 +22,7 @@ from workbench.config import TrainConfig
 
 Number = float | NDArray[np.float64]
 """A number that all lanes share, or one for each, shape (lanes, 1); arithmetic on it is in double precision."""
-HostLr = Sequence[float] | NDArray[np.float64] | None
-"""The lr of each lane as a number of the host."""
+HostLr = Sequence[float] | NDArray[np.float64] | None  # the lr of each lane as a number of the host
 
 
 def global_norm(grad: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ class LoopClock:
         return self._seconds + (self._now() - self._since if self._busy and self._since is not None else 0.0)
 
 
-MAX_WAITING = 256 * 1024
-"""Closures that wait before `put` blocks (rule of thumb: some hundred MB of arguments at most)."""
+MAX_WAITING = 256 * 1024  # closures that wait before `put` blocks (rule of thumb: some hundred MB of arguments at most)
 
 
 class ClosureQueue:

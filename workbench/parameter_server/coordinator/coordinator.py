@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 _ONLY_ONE = threading.Lock()
 
-WATCHDOG_S = 600.0
-"""Rule of thumb: longer than a function should take, shorter than a person waits in vain."""
+WATCHDOG_S = 600.0  # rule of thumb: longer than a function should take, shorter than a person waits in vain
 
 
 class PerWorkerDataset:

@@ -28,8 +28,7 @@ from workbench.parameter_server.workers.worker import WorkerIterator
 from workbench.train.batches import train_order
 from workbench.workloads.items import IndexedDataset, in_its_own_order, plain_tensors
 
-Collate = Callable[[list[Any]], Any]
-"""List of items -> batch."""
+Collate = Callable[[list[Any]], Any]  # list of items -> batch
 SHARDS_PER_WORKER = 5
 """Shards of an evaluation: few enough to cost little, enough that a lost worker costs little (TensorFlow's number)."""
 

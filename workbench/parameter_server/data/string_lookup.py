@@ -17,8 +17,7 @@ from torch import Tensor
 from workbench.checks import check_integer
 from workbench.errors import UnknownNameError, UsageError
 
-UNKNOWN = "[UNK]"
-"""What `decode` gives for an unknown word's id."""
+UNKNOWN = "[UNK]"  # what `decode` gives for an unknown word's id
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 
 POLL_S = 0.02  # how soon a caller sees that its closure was cancelled or its worker killed
 
-Ended = tuple[Any, BaseException | None]
-"""Result of a call, or its error."""
+Ended = tuple[Any, BaseException | None]  # result of a call, or its error
 
 
 class _Task:

@@ -29,8 +29,7 @@ from workbench.ray.shared_memory import (
 
 Plane = Literal["auto", "shm", "plasma"]
 PLANES = ("auto", "shm", "plasma")
-CONTROL = "control"
-"""Calls of this group are answered while another call runs."""
+CONTROL = "control"  # calls of this group are answered while another call runs
 LOOK_S = 0.1  # how often it is looked whether the server is there still, where that can be seen
 
 

@@ -42,8 +42,7 @@ class TableOf(NamedTuple):
     rule: RowRule | None  # None is the config's optimizer, on the whole table
 
 
-SETTINGS = "/settings"
-"""End of the name of a block that says something, and holds no values."""
+SETTINGS = "/settings"  # end of the name of a block that says something, and holds no values
 
 
 class Written:
@@ -287,8 +286,7 @@ _WRITES: Mapping[str, Callable[[Tensor, Tensor], object]] = {
     "assign": Tensor.copy_, "add": Tensor.add_, "sub": Tensor.sub_,
 }  # fmt: skip
 
-Grad = Sequence[Tensor]
-"""A gradient as flat pieces, which lie one after the other in the block."""
+Grad = Sequence[Tensor]  # A gradient as flat pieces, which lie one after the other in the block
 Take = Callable[[int, Tensor], object]
 """Copies the flat values of a block, which is told by its place among those asked for."""
 

@@ -14,8 +14,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.servers.row_rules import ROW_RULES, RowRule, RowRuleName
 from workbench.parameter_server.servers.variable import Shard, checked_rows, place_among, pull_rows
 
-TABLE_BYTES = 256 * 2**10
-"""Smaller tables travel whole: a request for rows costs more (rule of thumb)."""
+TABLE_BYTES = 256 * 2**10  # smaller tables travel whole: a request for rows costs more (rule of thumb)
 
 Embeddings = Literal["whole"] | RowRuleName | RowRule | None
 

@@ -28,8 +28,7 @@ from workbench.parameter_server.workers.closure import RemoteValue
 AHEAD = 4  # functions under way for each worker, so that none waits for the coordinator (rule of thumb)
 LOOK_S = 0.1  # how often it is looked whether a server died while no result comes
 
-Task = tuple[Callable[..., Any], Sequence[Any]]
-"""A function and its arguments."""
+Task = tuple[Callable[..., Any], Sequence[Any]]  # A function and its arguments
 
 
 class LocalExecutor:

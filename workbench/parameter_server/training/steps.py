@@ -79,8 +79,7 @@ def examples_of(batch: Any) -> int:
     return len(parts) if nested is None else examples_of(nested)
 
 
-State = dict[str, Tensor]
-"""Sums by name, in float64; two states are joined by adding them."""
+State = dict[str, Tensor]  # sums by name, in float64; two states are joined by adding them
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ from workbench.workloads.base import Workload
 
 STRETCH = 256
 """Updates between two writes where no evaluation is due (rule of thumb); an interrupt is noticed as late as this."""
-MEASURED = 4
-"""Updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)."""
+MEASURED = 4  # updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 PARTS = ("data_wait_s", "pull_s", "compute_s", "push_s")
 """Of an update, on the worker that makes it; the rest of a worker's time it has nothing to do."""
-SIZES = 32
-"""Sizes of a closure that are tried, in even ratios from 1 to all updates."""
+SIZES = 32  # sizes of a closure that are tried, in even ratios from 1 to all updates
 
 
 class Update(NamedTuple):

@@ -48,12 +48,9 @@ from workbench.workloads.base import first_of_batch
 from workbench.workloads.batch_norm import batch_norm_layers
 from workbench.workloads.subsets import draw_sample
 
-MOST_EXAMPLES = 2000
-"""Of the validation split, for the loss with either statistics."""
-BATCHES = 20
-"""Forward passes over training data by which statistics are estimated anew (rule of thumb)."""
-LEAST_WARM = 0.05
-"""Running statistics that are colder than this say nothing about what they average (rule of thumb)."""
+MOST_EXAMPLES = 2000  # of the validation split, for the loss with either statistics
+BATCHES = 20  # forward passes over training data by which statistics are estimated anew (rule of thumb)
+LEAST_WARM = 0.05  # running statistics that are colder than this say nothing about what they average (rule of thumb)
 Forward = Callable[[nn.Module, Any], Any]
 Shards = Literal["dealt", "sorted"]
 Floats = NDArray[np.float64]

@@ -17,10 +17,8 @@ from workbench.plots.style import Size, drawing, legend, log_scale, not_measured
 from workbench.record.json_values import number
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 
-SHIFT = 0.05
-"""How far the two series at one size are moved apart, as a share of it."""
-OTHERS = {"layer": (PALETTE[4], ":"), "group": (PALETTE[9], "-.")}
-"""How the lines of other norms look."""
+SHIFT = 0.05  # how far the two series at one size are moved apart, as a share of it
+OTHERS = {"layer": (PALETTE[4], ":"), "group": (PALETTE[9], "-.")}  # how the lines of other norms look
 
 
 def plot_batch_norm(

@@ -18,10 +18,8 @@ CODES = Codes({
     "batch_norm.ghost_size": "P6.6", "batch_norm.small_batch": "P6.2", "batch_norm.cold_ema": "P6.7", "batch_norm.stale": "P6.7",
 })  # fmt: skip
 _RANK_LOCAL, _FIRST_DEVICE, _VARIANCE = list(CODES)[:3]
-EPS = 1e-5
-"""What batch norm adds to a variance, by torch's default: in a dead channel, smaller ones do not count."""
-SAME = 1e-5
-"""Standard deviations that rounding may account for: float32 buffers hold seven digits (rule of thumb)."""
+EPS = 1e-5  # what batch norm adds to a variance, by torch's default: in a dead channel, smaller ones do not count
+SAME = 1e-5  # standard deviations that rounding may account for: float32 buffers hold seven digits (rule of thumb)
 _TOLD = {"merged": "merged", "average": "averaged"}
 _NOT_FINITE = "running statistics of some process are not finite"
 _Layer = tuple[NDArray[np.float64], NDArray[np.float64]]

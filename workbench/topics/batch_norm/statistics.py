@@ -23,11 +23,9 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.batch_norm import batch_norm_layers, plain_name
 
 Floats = NDArray[np.float64]
-Moments = tuple[Floats, Floats]
-"""Mean and variance of a layer, each shape (channels,)."""
+Moments = tuple[Floats, Floats]  # mean and variance of a layer, each shape (channels,)
 State = Mapping[str, Any]
-LEAST_CALLS = 8
-"""Calls from which their spread is estimated, at least (rule of thumb)."""
+LEAST_CALLS = 8  # calls from which their spread is estimated, at least (rule of thumb)
 
 
 class BatchStatistics(NamedTuple):

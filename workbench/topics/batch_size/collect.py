@@ -25,12 +25,9 @@ from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 from workbench.workloads.batch_norm import batch_norm_layers
 
-GROUPS = 8
-"""Of micro-batches, each left out once for the interval (rule of thumb)."""
-MAX_BYTES = 4 * 2**30
-"""What the sums of the groups may take; a larger model is not measured (rule of thumb)."""
-COLUMNS = 2**20
-"""Parameters whose products are summed in float64 at a time."""
+GROUPS = 8  # of micro-batches, each left out once for the interval (rule of thumb)
+MAX_BYTES = 4 * 2**30  # what the sums of the groups may take; a larger model is not measured (rule of thumb)
+COLUMNS = 2**20  # parameters whose products are summed in float64 at a time
 
 
 class NoiseScale(NamedTuple):

@@ -18,8 +18,7 @@ from workbench.plots.style import Size, drawing, legend, log_scale, not_measured
 from workbench.record.json_values import number
 from workbench.topics.batch_size.diagnose import diagnose_batch_size
 
-SHIFT = 0.06
-"""How far groups at one batch size are moved apart, as a share of it."""
+SHIFT = 0.06  # how far groups at one batch size are moved apart, as a share of it
 
 
 def plot_batch_size(

@@ -21,8 +21,7 @@ CODES = Codes({
     "checkpoints.best_not_last": "P4.3", "checkpoints.resume_jump": "P4.2", "checkpoints.selection": "P4.5",
 })  # fmt: skip
 _LAST, _RESUME, _SELECTION = CODES
-FEWEST_TESTED = 3
-"""Runs with a test split; fewer show no spread from seed to seed (rule of thumb)."""
+FEWEST_TESTED = 3  # runs with a test split; fewer show no spread from seed to seed (rule of thumb)
 FEWEST_DISTINCT = 32
 """Training rows; with fewer, as in a problem whose loss is no sample of anything, a split may well be all of it (rule of thumb)."""
 _NAN_ADVICE = "Find out what makes the evaluation NaN or infinite: an empty batch, a logarithm of 0, half precision."

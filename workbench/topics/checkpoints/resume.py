@@ -23,8 +23,7 @@ from workbench.topics.checkpoints.diagnose import resume_finding
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 
 Parts = MutableMapping[str, Any]
-FLOOR_FACTOR = 10.0
-"""A jump counts from this many times what two runs that were not stopped differ by (rule of thumb)."""
+FLOOR_FACTOR = 10.0  # A jump counts from this many times what two runs that were not stopped differ by (rule of thumb)
 OWN_SEED, OTHER_SEED = 1, 2
 """Global random state before `build`: twins share it, a resumed run starts in a process of its own."""
 PLAIN = (bool, int, float, str, type(None), Tensor)

@@ -26,10 +26,8 @@ from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 
-STEPS = 4
-"""Updates before the checkpoint, and after it (rule of thumb: a few cost nothing)."""
-MAX_EXAMPLES = 64
-"""Validation examples that are looked at (rule of thumb)."""
+STEPS = 4  # updates before the checkpoint, and after it (rule of thumb: a few cost nothing)
+MAX_EXAMPLES = 64  # validation examples that are looked at (rule of thumb)
 
 
 @dataclass(frozen=True, kw_only=True)

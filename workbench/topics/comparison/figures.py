@@ -24,8 +24,7 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "warmed": ("modified, with warmup", {"color": GOOD, "linestyle": "-.", "marker": "D", "markersize": 4}),
 }
 """Curves that run together stay visible: marks of different sizes, one on the other."""
-ROWS = {"baseline": 0.97, "modified": 0.93, "warmed": 0.89}
-"""Heights along the top edge."""
+ROWS = {"baseline": 0.97, "modified": 0.93, "warmed": 0.89}  # heights along the top edge
 
 
 def plot_modification(

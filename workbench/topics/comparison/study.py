@@ -18,8 +18,7 @@ from workbench.train.trainer import AnyTrainer
 from workbench.workloads.base import Workload
 
 BASELINE, MODIFIED, WARMED = "baseline", "modified", "warmed"
-LONGEST_WARMUP = 1000
-"""Steps of the warmup of figure 4 (F3.16)."""
+LONGEST_WARMUP = 1000  # steps of the warmup of figure 4 (F3.16)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,8 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 
 Evaluate = Callable[..., Any]
-PAIRED = 16
-"""Examples that are looked at two by two (rule of thumb)."""
-ITEM = 4
-"""Bytes of a value in a row: rows are compared as float32."""
+PAIRED = 16  # examples that are looked at two by two (rule of thumb)
+ITEM = 4  # bytes of a value in a row: rows are compared as float32
 
 
 def check_evaluation(

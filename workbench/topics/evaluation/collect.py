@@ -46,8 +46,7 @@ from workbench.workloads.losses import SquaredError, TokenCrossEntropy
 from workbench.workloads.subsets import SubsetOf, draw_sample, subset_of, whole
 
 LEAST_EXAMPLES, ROUNDS, BATCHES = 2000, 5, 4
-MAX_FEATURES = 256
-"""Columns of the inputs that a part is held against the whole by (rule of thumb)."""
+MAX_FEATURES = 256  # columns of the inputs that a part is held against the whole by (rule of thumb)
 RUN_FRAC = 0.06
 """Examples seen in forward passes, as a share of those of a baseline run: 2 % of its time, an update being three passes."""
 Pairs = list[tuple[int, int | None]]

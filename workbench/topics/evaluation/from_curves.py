@@ -12,8 +12,7 @@ from workbench.curves.selection import FEWEST_TO_SEE_NOISE, selected_rows, wobbl
 from workbench.curves.sweep import mean_and_error
 from workbench.curves.trial_curves import RecordLike
 
-_NEAR = 0.05
-"""Share of the run on each side of an evaluation whose training losses it is held against (rule of thumb)."""
+_NEAR = 0.05  # share of the run on each side of an evaluation whose training losses it is held against (rule of thumb)
 
 
 def facts_of_curves(record: RecordLike, trial: int) -> dict[str, Any]:

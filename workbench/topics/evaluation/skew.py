@@ -22,12 +22,9 @@ Mask = NDArray[np.bool_]
 
 FEWEST_EXPECTED = 5.0
 """Examples that every class should lead one to expect for the chi-square approximation (Cochran 1954)."""
-MAX_LEVELS = 10
-"""A feature with no more values than this is a category (rule of thumb)."""
-DRAWS = 9999
-"""Samples of classes drawn anew for an exact p-value."""
-MEAN_DRAWS = 1999
-"""Samples of examples drawn anew for that of a mean: enough for a p-value of 0.001."""
+MAX_LEVELS = 10  # A feature with no more values than this is a category (rule of thumb)
+DRAWS = 9999  # samples of classes drawn anew for an exact p-value
+MEAN_DRAWS = 1999  # samples of examples drawn anew for that of a mean: enough for a p-value of 0.001
 MAX_CELLS = 20_000_000
 """Above this many values, draws times examples, the metric's p-value is the normal approximation's (rule of thumb)."""
 

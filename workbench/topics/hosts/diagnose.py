@@ -95,8 +95,7 @@ def _nothing_to_judge(facts: Mapping[str, Any], ranks: Ranks) -> str | None:
     return "there is one rank only, and nothing to compare it with" if len(here) < 2 else None
 
 
-_SAME = 1e-6
-"""Standard deviations of a channel up to which statistics are the same: rounding in another order."""
+_SAME = 1e-6  # standard deviations of a channel up to which statistics are the same: rounding in another order
 
 
 def buffers(ranks: Ranks, *, large_shift: float) -> Finding:
@@ -156,8 +155,7 @@ def _shift(ranks: Ranks, step: int, moment: str) -> float | None:
 _NUMBERS = re.compile(r"(\D*)(\d+)")
 _COUNTED = re.compile(r"(version|run|exp|experiment|trial|try|attempt)[-_ ]?$", re.IGNORECASE)
 """Words before a number that a program counts up by itself: the second process to come gets 1, whichever it is."""
-_REPEATED = 3
-"""Lines alike on all ranks from which they are a log (rule of thumb)."""
+_REPEATED = 3  # lines alike on all ranks from which they are a log (rule of thumb)
 
 
 def writers(ranks: Ranks, printed: Mapping[str, Sequence[str]]) -> Finding:

@@ -12,8 +12,7 @@ from typing import Any
 from workbench.findings.finding import Finding
 from workbench.topics.hosts.diagnose_update import CODES, Ranks, Row, evaluation_passes, named, training_passes
 
-FIRST = 8
-"""Indices shown of each rank."""
+FIRST = 8  # indices shown of each rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,8 @@ CODES = Codes({
     "hosts.straggler": "P7.1", "hosts.not_wrapped": "P7.1",
 })  # fmt: skip
 Row = Mapping[str, Any]
-Ranks = Sequence[Row]
-"""The facts of every rank."""
-Key = tuple[int, int]
-"""Step and optimizer of an update."""
+Ranks = Sequence[Row]  # the facts of every rank
+Key = tuple[int, int]  # step and optimizer of an update
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -12,8 +12,7 @@ from workbench.plots.frames import finding
 from workbench.plots.style import BAD, BASELINE, GOOD, Size, drawing, legend, not_measured
 from workbench.topics.hosts.diagnose_data import training_shards
 
-MAX_MARKS = 4000
-"""Examples drawn of each rank, evenly chosen; the numbers in the title are of all."""
+MAX_MARKS = 4000  # examples drawn of each rank, evenly chosen; the numbers in the title are of all
 
 
 def plot_hosts(record: Any, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None) -> Axes:

@@ -12,8 +12,7 @@ import pandas as pd
 from workbench.checks import check_integer
 from workbench.errors import DataError, UsageError
 
-RECORD_BYTES = 4096
-"""Of a record, as long as a small image or a line of text (rule of thumb)."""
+RECORD_BYTES = 4096  # of a record, as long as a small image or a line of text (rule of thumb)
 
 
 def shard_files(paths: Sequence[str | Path], hosts: int) -> list[list[Path]]:

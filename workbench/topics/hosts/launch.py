@@ -22,10 +22,8 @@ from workbench.topics.hosts.run_rank import error_path, failures_path
 from workbench.topics.hosts.watch_state import stack_path, status_path
 
 POLL_S = 0.1
-END_S = 40.0
-"""torchrun gives its processes 30 s to end before it kills them."""
-Frame = tuple[str, int, str]
-"""File, line and function."""
+END_S = 40.0  # torchrun gives its processes 30 s to end before it kills them
+Frame = tuple[str, int, str]  # file, line and function
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
 _NOT_THE_USERS = ("/torch/", "/workbench/topics/hosts/watch", "/workbench/topics/hosts/run_rank", "/runpy.py", "<frozen", "/threading.py")  # fmt: skip
 _STANDARD = sysconfig.get_path("stdlib")

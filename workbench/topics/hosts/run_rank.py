@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from workbench.topics.hosts.watch import HostsWatch
 
 LOOPBACK = "127.0.0.1"
-HEALTHY = "healthy"
-"""The name of the training without a bug."""
+HEALTHY = "healthy"  # the name of the training without a bug
 
 
 class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined, misc]

@@ -19,13 +19,10 @@ from workbench.instruments.workers import digest, generators, state_of
 from workbench.topics.hosts.watch_state import Patches, State, hash_of, place_of, random_state, row_hashes
 from workbench.workloads.items import IndexedDataset
 
-MAX_INDICES = 100_000
-"""Of a pass that are written down (rule of thumb: a rehearsal is far shorter)."""
-MAX_HASHED = 1024
-"""Examples of a pass that are hashed, for data of which indices say nothing (rule of thumb)."""
+MAX_INDICES = 100_000  # of a pass that are written down (rule of thumb: a rehearsal is far shorter)
+MAX_HASHED = 1024  # examples of a pass that are hashed, for data of which indices say nothing (rule of thumb)
 MAX_PASSES = 50
-FETCHES = 8
-"""Fetches of the training data that are looked at in each process (rule of thumb)."""
+FETCHES = 8  # fetches of the training data that are looked at in each process (rule of thumb)
 
 
 class LoaderWatch:

@@ -21,8 +21,7 @@ _SHARDING = ("FullyShardedDataParallel", "FSDPModule")
 _CLIPPING = (("clip_grad_norm_", "max_norm"), ("clip_grads_with_norm_", "max_norm"), ("clip_grad_value_", "clip_value"))
 MAX_ROWS = 20_000
 """Of steps, of clippings and of running statistics that are written down (rule of thumb: a rehearsal is far shorter, and a job that goes on for days costs nothing more)."""
-CHANNELS = 8
-"""Of a layer whose statistics are written down (rule of thumb: ranks differ in all of them)."""
+CHANNELS = 8  # of a layer whose statistics are written down (rule of thumb: ranks differ in all of them)
 MAX_NUMBERS = 200_000
 
 

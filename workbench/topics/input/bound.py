@@ -76,17 +76,14 @@ CHANGES = {"workers": "num_workers={}", "cache": "items stored ready-made", "dro
            "persistent": "persistent_workers=True", "in_process": "num_workers=0", "no_sync": "fetching no number in each step"}  # fmt: skip
 _LARGE_BYTES = 1e5
 """Of a batch, from which handing it over takes longer for its size (rule of thumb: copying as much takes some tens of microseconds)."""
-_GAIN = 1.05
-"""Times as fast as before, from which a change helps (rule of thumb)."""
+_GAIN = 1.05  # times as fast as before, from which a change helps (rule of thumb)
 _HIDDEN_SHARE = 0.2
 """Of a step that may be left to wait with more workers, for "too few" (above it the TensorFlow profiler calls a step highly input-bound)."""
 _MOST = 0.5
 """Of the recoverable time that a sync or restarts must explain, of the wait that a part of making a batch must, and of the steps that
 must fetch (rule of thumb); and what a batch may take beside a step for the loader to be ready long before (twice as fast)."""
-_CLOSE = 0.8
-"""Of what the best change saves, from which one that asks for less is taken (rule of thumb)."""
-_APART = 1.2
-"""Times the slowest round, from which the fastest is told of, too (a fifth, a rule of thumb)."""
+_CLOSE = 0.8  # of what the best change saves, from which one that asks for less is taken (rule of thumb)
+_APART = 1.2  # times the slowest round, from which the fastest is told of, too (a fifth, a rule of thumb)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,14 +36,10 @@ from workbench.topics.input.watch import count_syncs, observe_reads, stale_fetch
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves, length_of
 
-ROUNDS = 3
-"""Of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)."""
-SLICES = 26
-"""Parts that the budget is cut into; about so many pieces are timed."""
-WORTH = 0.1
-"""Share of waiting from which a change is tried in full."""
-VISITS = 4 * 20
-"""Items that `probe_workers` asks for in all, by two workers in two epochs."""
+ROUNDS = 3  # of the loader as it is, of a cached batch, and of the change: medians are taken over them (rule of thumb)
+SLICES = 26  # parts that the budget is cut into; about so many pieces are timed
+WORTH = 0.1  # share of waiting from which a change is tried in full
+VISITS = 4 * 20  # items that `probe_workers` asks for in all, by two workers in two epochs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from workbench.topics.input.bound import CHANGES, find_cause
 from workbench.topics.input.throughput import Pipeline, knee
 
 _FIX = CHANGES | {"drop": "unread features dropped", "no_sync": "no fetch in each step", "persistent": "persistent workers"}  # fmt: skip
-_SEEN = 0.005
-"""Share of a bar that can be seen: less is left out, and its colour has no name in the legend."""
+_SEEN = 0.005  # share of a bar that can be seen: less is left out, and its colour has no name in the legend
 _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE[4], "unused_features": PALETTE[5]}
 
 

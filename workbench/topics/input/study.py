@@ -43,8 +43,7 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 from workbench.workloads.registry import load_named
 
-_SHOWN = 160
-"""Characters of an error's own message that are repeated; the whole of it is its cause."""
+_SHOWN = 160  # characters of an error's own message that are repeated; the whole of it is its cause
 
 
 def audit_input(

@@ -32,14 +32,10 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.items import fresh_containers
 
 Step = Callable[[Any], Any]
-_CATCH_UP = 16
-"""Steps after which a device that lags behind is waited for (rule of thumb)."""
-_KEPT = 4
-"""Batches that are kept: large ones would fill the memory."""
-LEAST, MOST = 4, 400
-"""Batches of a round."""
-LOADING, STEP = "data loading", "training step"
-"""Names of the spans of a trace."""
+_CATCH_UP = 16  # steps after which a device that lags behind is waited for (rule of thumb)
+_KEPT = 4  # batches that are kept: large ones would fill the memory
+LEAST, MOST = 4, 400  # batches of a round
+LOADING, STEP = "data loading", "training step"  # names of the spans of a trace
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from workbench.train.stacked_weights import LaneStack, build_model
 from workbench.workloads.base import Workload
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
 
-Weighted = tuple[Any, int, Tensor | None]
-"""A batch, its number of examples and their weights."""
+Weighted = tuple[Any, int, Tensor | None]  # A batch, its number of examples and their weights
 
 
 class CriticalLR(NamedTuple):

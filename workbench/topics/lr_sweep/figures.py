@@ -23,8 +23,7 @@ from workbench.record.roles import Role
 ABOVE, SPACING = 3, 1.4
 """Learning rates that are drawn above lr* ("just above" has no number in F1.7), and the ratio between neighbours: half a grid step of factor
 two (rules of thumb)."""
-MOST = 8
-"""Learning rates that are drawn where lr* is not known: more cannot be told apart (rule of thumb)."""
+MOST = 8  # learning rates that are drawn where lr* is not known: more cannot be told apart (rule of thumb)
 
 
 def plot_lr_sweep(

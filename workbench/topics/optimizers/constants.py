@@ -29,10 +29,8 @@ CODES = Codes({"optimizers.constants": "F7.7", "optimizers.weight_decay_shrinks"
 _CONSTANTS, _DECAY = CODES
 LOST_FRAC = 0.1
 """A setting costs something where it takes this share of what training learns without it (rule of thumb)."""
-_MOST_FRAC = 0.5
-"""Where the selected metric lacks this much, a better fit is none (rule of thumb)."""
-ALL_FRAC = 0.9
-"""Where it takes this much, training does not work (rule of thumb)."""
+_MOST_FRAC = 0.5  # where the selected metric lacks this much, a better fit is none (rule of thumb)
+ALL_FRAC = 0.9  # where it takes this much, training does not work (rule of thumb)
 _NOISE_SDS = 2.0
 _MEANS = {
     "momentum": "gradients are averaged over {memory:,.0f} steps",

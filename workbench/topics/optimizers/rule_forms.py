@@ -16,10 +16,8 @@ from workbench.schedules import lr_values
 from workbench.train.update_rules import RULES, Constants, Memory, Rule
 
 FloatArray = NDArray[np.float64]
-ROUNDING = 1e-9
-"""Relative difference up to which two updates are the same."""
-MATERIAL = 0.1
-"""Relative difference from which on an update is another one (rule of thumb)."""
+ROUNDING = 1e-9  # relative difference up to which two updates are the same
+MATERIAL = 0.1  # relative difference from which on an update is another one (rule of thumb)
 _EPS = "the playbook adds eps before the bias correction of v, which makes it larger by 1 / sqrt(1 - beta2^t)"
 _WHY = {
     "rmsprop": (

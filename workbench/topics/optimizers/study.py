@@ -30,8 +30,7 @@ from workbench.topics.optimizers.rule_ranges import RuleRange, ends_next, read_r
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 
-EXPLAINED_STEPS = 2000
-"""Steps of the baseline's trace on which the two forms of a rule are compared, at most."""
+EXPLAINED_STEPS = 2000  # steps of the baseline's trace on which the two forms of a rule are compared, at most
 
 
 def _sweep() -> LRSweep:

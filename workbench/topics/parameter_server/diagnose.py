@@ -27,8 +27,7 @@ from workbench.topics.parameter_server.server_load import (
     server_throughput,
 )
 
-WINDOW = 31
-"""Updates over which the course of a curve is taken out before it is held against staleness (rule of thumb)."""
+WINDOW = 31  # updates over which the course of a curve is taken out before it is held against staleness (rule of thumb)
 
 
 def diagnose_parameter_server(

@@ -15,8 +15,7 @@ from workbench.plots.style import BAD, BASELINE, GOOD, INK, PALETTE, STYLES, Siz
 from workbench.topics.parameter_server.diagnose import histogram
 from workbench.topics.parameter_server.server_load import saturation, server_load, server_throughput
 
-SHOWN = 5
-"""Variables that get a colour of their own, the heaviest ones; the others are drawn together."""
+SHOWN = 5  # variables that get a colour of their own, the heaviest ones; the others are drawn together
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 MAX_LAGS = 40
 

@@ -18,8 +18,7 @@ from workbench.record.json_values import number
 CODES = Codes({"ps.imbalance": "T13.1", "ps.hotspot": "T13.3", "ps.staleness": "T1.2", "ps.bound": "T13.5"})
 MEASURES = {"bytes": "bytes", "requests": "requests", "apply_s": "apply time"}
 _SHARED = re.compile(r"(@|/shard_)\d+$")
-_SMALL = 1024
-"""Bytes a request up to which moving a value costs nothing beside asking for it (rule of thumb)."""
+_SMALL = 1024  # bytes a request up to which moving a value costs nothing beside asking for it (rule of thumb)
 SPLIT = "variable_partitioner=FixedShardsPartitioner(number of servers)"
 
 

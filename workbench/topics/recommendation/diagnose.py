@@ -36,8 +36,7 @@ REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 REMEDY_FIELDS = {"warmup": "warmup_steps", "clipping": "max_grad_norm"}
 """Advice that a study can try -> the config field that it changes."""
 _OWN_LR = ("lr.too_high", "lr.too_low")
-CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")
-"""What a candidate may change."""
+CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")  # what a candidate may change
 
 
 def cost_of(record: RecordLike) -> dict[str, Any]:

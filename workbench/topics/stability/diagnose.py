@@ -38,8 +38,7 @@ _NAME = {
     "stability.divergent": "Diverges: ends non-finite or no better than it began",
     "stability.spike": "Short loss spike in mid-training",
 }
-KINDS = tuple(_NAME)
-"""The codes about what a loss curve does."""
+KINDS = tuple(_NAME)  # the codes about what a loss curve does
 
 
 class _Hit(NamedTuple):

@@ -25,10 +25,8 @@ else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = ["Study", "check", "diagnose", "plot", "plot_confirm", "replay"]
-EVERY_STEPS = 100
-"""The coarse interval that the picture of the probe draws (F1.10)."""
-MAX_RUNS = 4
-"""Runs that a sentence names one by one."""
+EVERY_STEPS = 100  # the coarse interval that the picture of the probe draws (F1.10)
+MAX_RUNS = 4  # runs that a sentence names one by one
 
 
 def _probe_numbers(record: Any, _: Diagnosis) -> str:

@@ -15,8 +15,7 @@ from workbench.plots.style import BAD, BASELINE, GOOD, INK, Size, drawing, legen
 from workbench.record.json_values import number
 from workbench.topics.warmup.diagnose import diagnose_warmup
 
-NO_WARMUP = 0.5
-"""Where no warmup is drawn: a logarithmic axis has no place for 0."""
+NO_WARMUP = 0.5  # where no warmup is drawn: a logarithmic axis has no place for 0
 _LOOKS: tuple[tuple[str, bool, str, dict[str, Any]], ...] = (
     ("short", True, "short trial trains", {"marker": "o", "color": GOOD, "markersize": 6}),
     ("short", False, "short trial does not", {"marker": "x", "color": BAD, "markersize": 7, "markeredgewidth": 1.8}),

@@ -20,8 +20,7 @@ from workbench.topics.lr_sweep.study import TrialRequest, run_round
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.diagnose import NextRun, WarmupSearch, next_run, read_searches, warmup_signs
 
-MIN_TRIAL_STEPS = 10
-"""A curve of fewer steps cannot be judged."""
+MIN_TRIAL_STEPS = 10  # A curve of fewer steps cannot be judged
 
 
 @dataclass(frozen=True, kw_only=True)

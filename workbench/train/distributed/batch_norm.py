@@ -31,8 +31,7 @@ from workbench.workloads.batch_norm import (
     track,
 )
 
-Group = Any
-"""A `torch.distributed.ProcessGroup`; None is the default one."""
+Group = Any  # A `torch.distributed.ProcessGroup`; None is the default one
 How = Literal["merge", "average"]
 
 

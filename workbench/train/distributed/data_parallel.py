@@ -38,8 +38,7 @@ from workbench.workloads.base import Workload
 from workbench.workloads.batch_norm import batch_norm_layers
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
-KINDS = ("rng/", "data/", "statistics/")
-"""Beginnings of the names of what is each rank's own in a checkpoint."""
+KINDS = ("rng/", "data/", "statistics/")  # beginnings of the names of what is each rank's own in a checkpoint
 
 
 class PartialSum(NamedTuple):

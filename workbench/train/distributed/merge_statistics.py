@@ -18,8 +18,7 @@ class MergedStatistics(NamedTuple):
     """Mean of the variances plus variance of the means: what the examples of all devices have together."""
     average_variance: NDArray[np.float64]
     """Mean of the variances alone, which is what averaging running statistics gives."""
-    spread: NDArray[np.float64]
-    """Variance of the means: what that average leaves out."""
+    spread: NDArray[np.float64]  # variance of the means: what that average leaves out
 
 
 def merge_statistics(means: ArrayLike, variances: ArrayLike, counts: ArrayLike | None = None) -> MergedStatistics:

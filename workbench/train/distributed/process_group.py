@@ -106,8 +106,7 @@ class HostGroup:
         return flag if self.size == 1 else any(self.gather(flag))
 
 
-ALONE = HostGroup()
-"""A process that trains by itself."""
+ALONE = HostGroup()  # A process that trains by itself
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from torch import Tensor, fx
 from workbench.train.lanes.recorder import CannotBatch, arguments, is_random, meta
 from workbench.train.rng import global_generator
 
-GENERATORS = "generators"
-"""Name of the input that holds the generators, one per lane."""
+GENERATORS = "generators"  # name of the input that holds the generators, one per lane
 
 _global_state = threading.Lock()
 

@@ -13,8 +13,7 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError
 from workbench.schedules import first_parameter
 
-SCALE = "lr_scale"
-"""What timm's layer decay writes into a group, for whoever sets its lr to multiply with."""
+SCALE = "lr_scale"  # what timm's layer decay writes into a group, for whoever sets its lr to multiply with
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:

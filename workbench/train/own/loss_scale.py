@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-FIRST, GROWTH, BACKOFF, INTERVAL = 2.0**16, 2.0, 0.5, 2000
-"""Defaults of `torch.amp.GradScaler`."""
+FIRST, GROWTH, BACKOFF, INTERVAL = 2.0**16, 2.0, 0.5, 2000  # defaults of `torch.amp.GradScaler`
 
 
 class _Updater(Protocol):
