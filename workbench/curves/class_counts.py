@@ -1,7 +1,5 @@
 """Correct predictions as counts, class by class: what a metric of a rare class rests on (P3.6, P3.7)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

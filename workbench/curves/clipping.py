@@ -1,7 +1,5 @@
 """A clipping threshold from the gradient norms of one run (F4.5, F4.9, O6), and what clipping did to each run (F4.9 to F4.12)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

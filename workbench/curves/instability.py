@@ -4,8 +4,6 @@ A rise is judged against what had been learned before it, so the verdict is free
 around a level, a standstill, the ripple of training at the edge of stability, and the swing with which momentum settles.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What a training loss allows to say: that it never leaves chance (F1.1), has no minimum, or is not to be minimised at all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

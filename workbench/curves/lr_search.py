@@ -3,8 +3,6 @@
 Lrs of one round train side by side; () means that the question is settled. Ratios without a source are rules of thumb.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

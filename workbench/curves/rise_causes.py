@@ -1,7 +1,5 @@
 """What can be said about one rise of the loss: its cause, its warning, and who would have seen it (F1.9, F1.10, F1.13)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

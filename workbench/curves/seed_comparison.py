@@ -5,8 +5,6 @@ How likely a mean gain of that size is where nothing is gained follows from the 
 Losses are compared by their ratio: they differ by factors, and one seed that blew up would drown the others in a difference.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The best of many evaluations is better than the best of few, so runs that were e
 of the others, as a share of the run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

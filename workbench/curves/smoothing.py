@@ -1,7 +1,5 @@
 """Noise of one loss curve, and the narrowest median that brings it below what was learned."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """With which update a rise of the loss begins: its learning rate, its batch, and whether the optimizer's second moment was up to its gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

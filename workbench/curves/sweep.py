@@ -1,7 +1,5 @@
 """The points of a learning-rate sweep: the loss of each lr over its seeds, and its paired distance to the best."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

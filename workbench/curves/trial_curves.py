@@ -1,7 +1,5 @@
 """The trials of a record as loss curves, those that a sweep compares, and the stability verdict of each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass

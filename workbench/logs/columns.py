@@ -1,7 +1,5 @@
 """Which column of a log is the loss, the learning rate, the step: by the names that are usual, or by the one that was given."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A file is a sequence of records: length, checksum of the length, contents, check
 message of protocol buffers. Checksums are CRC-32C, rotated and shifted by a constant.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

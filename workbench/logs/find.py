@@ -1,7 +1,5 @@
 """Which logs lie at a path: a file, a folder of one run, or a folder of runs."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Source: https://protobuf.dev/programming-guides/encoding/
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 

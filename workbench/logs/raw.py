@@ -1,7 +1,5 @@
 """`RawLog`: the columns of one log as they were written, before anybody knows what they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

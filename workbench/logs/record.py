@@ -1,7 +1,5 @@
 """`LogRecord`: logs of runs made elsewhere, with the frames that every diagnosis of curves reads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

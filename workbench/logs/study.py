@@ -1,7 +1,5 @@
 """Logged runs as a study on disk, to be opened, listed and reported like one that was trained here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A file is a sequence of records: length, checksum of the length, an `Event` mess
 left unfinished at the end is passed over. Source: tensorboard/compat/proto/{event,summary,tensor}.proto.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Logs that are text: CSV, JSON lines, and the state that Hugging Face's Trainer leaves beside its checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The file is LevelDB's log of `Record` messages behind seven bytes of its own: bl
 middle and last piece. Source: https://github.com/google/leveldb/blob/main/doc/log_format.md and wandb/proto/wandb_internal.proto.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

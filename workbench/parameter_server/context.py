@@ -1,7 +1,5 @@
 """Where a piece of code runs: on which worker, in which closure; `get_current_worker_index`, `check_cancelled`."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """What goes wrong in a cluster of workers and parameter servers: who failed, and what became of a closure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Joining a cluster that does not answer hangs for minutes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

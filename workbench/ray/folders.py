@@ -1,7 +1,5 @@
 """Temporary folders of processes that may be killed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """`RayNode`: this machine, or a part of it, as one of the machines of a Ray cluster, for as long as this process lives."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

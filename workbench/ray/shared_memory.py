@@ -3,8 +3,6 @@
 The memory has no name, so it ends with the last process that uses it and leaves no file; /dev/shm and its size do not matter to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """`Study`: what every study is: fields that say what to try, and trials that go into one folder."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path

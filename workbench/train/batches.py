@@ -5,8 +5,6 @@ dataset is read in its own order, by one worker process at most: two would both 
 together each reads all of it and keeps its share, for the same reason.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import time

@@ -4,8 +4,6 @@
 superseded within seconds never reaches the disk.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """One forward pass, shapes checked; errors of a person's own code in it, explained with their place; and observers of every call in it."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import weakref

@@ -1,7 +1,5 @@
 """Loss and gradient of one step for all lanes; `LoopGradients` takes them by plain autograd, one lane after the other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`Lane`: one trial in the record, from its first step or its checkpoint to its end; which of them train together, and their rows."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ for step in range(total_steps):
     parameters -= update
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Random state: seeded per trial, saved with a checkpoint, given back to the caller afterwards."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

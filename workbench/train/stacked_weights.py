@@ -4,8 +4,6 @@ The parameters of lane k's model are views of row k, and so are its buffers. One
 norm, clipping and every update rule a handful of operations for all lanes together; a single trial is K = 1.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`Trainer`: where trials are trained, one alone or many together; the loop itself is in `loop.py`."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -6,8 +6,6 @@ writes it, "torch" is the arithmetic of `torch.optim` 2.x with its defaults. A r
 lanes of 26,122 float32 parameters on one core adam takes 0.8 ms that way, and 4.8 ms with fresh tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ only gets steeper outside. At the bottom every lr up to 2 is stable. So the larg
 shortest warmup for a multiple of it follows from that one line of arithmetic: 12 steps for 10 times, 116 for 100 times.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

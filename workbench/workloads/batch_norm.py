@@ -1,7 +1,5 @@
 """Batch norm with statistics from a set number of examples (P6.4 to P6.6), and the norms that take its place (P6.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """What can be said about a workload before and at its first step; the trainer calls these."""
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """Batches of items, and what an item that cannot be part of one is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of frameworks that train by hooks: what of them this trainer does not call is told once, by name."""
 
-from __future__ import annotations
-
 import logging
 
 from torch import nn

@@ -3,8 +3,6 @@
 Losses and metrics have shape (batch,), run under `torch.func.vmap`, and ask the device for a value only to explain an error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

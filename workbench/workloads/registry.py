@@ -1,7 +1,5 @@
 """From a name to a `Workload`: bundled ones, `package.module:attribute`, `path/to/file.py:attribute`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -3,8 +3,6 @@
 `digits_mlp`, `digits_cnn`, `digits_resnet` with the stride variant of F1.3, `deep_residual` with its options, `breast_cancer`.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache, partial
 from typing import Any, Literal, TypedDict, get_args

@@ -1,7 +1,5 @@
 """`source_text`: a byte-level transformer on the source of Python's standard library, before or after its norms."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sysconfig

@@ -1,7 +1,5 @@
 """Parts of a dataset: train, validation and test, a validation subset for periodic evaluation (P2.3), a named sample (P3.1)."""
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 from collections.abc import Sequence

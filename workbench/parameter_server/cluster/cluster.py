@@ -1,7 +1,5 @@
 """Clusters: on this machine in one call (T2), or of tasks on several, which find each other by a description (T3.1, T9)."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

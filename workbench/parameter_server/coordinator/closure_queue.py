@@ -1,7 +1,5 @@
 """`ClosureQueue`: closures that wait for a worker, those that run, and the one error that stops them all (behaviours 1 to 14)."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

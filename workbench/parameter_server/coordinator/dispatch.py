@@ -1,7 +1,5 @@
 """`Dispatcher`: one thread a worker that takes closures from the queue, and what happens when a task is gone (T10, behaviours 47 to 64)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

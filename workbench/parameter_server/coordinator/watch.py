@@ -1,7 +1,5 @@
 """`WatchDog`: tells where all threads stand when no closure ends; `CoordinatorMetrics`: what happened so far (behaviours 26, 27)."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

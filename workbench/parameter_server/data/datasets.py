@@ -1,7 +1,5 @@
 """Per-worker datasets: every worker builds its own, from the same function, which may learn where it runs (T4.3, T7, behaviours 29 to 41)."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """`training_feed` and `evaluation_feed`: whatever data `fit` is given, as one source a worker and one plan a step (T14.11)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`WorkerActor` and `ServerActor`: what the processes of a Ray cluster hold, around the runtimes that every engine has."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """`RayEngine`: each worker and each server is an actor of a Ray cluster, a process of its own (T2.4, T9)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """`RayTask`: a worker or server as the coordinator knows it (behaviours 60, 64); `SendOnce`: what a worker is sent once and then named by a number."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

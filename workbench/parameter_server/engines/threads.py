@@ -1,7 +1,5 @@
 """`ThreadEngine`: workers and servers in this process, for tutorials, tests and debugging (T2.1 to T2.3)."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Into how many shards a variable is split along its first axis (T3.2 to T3.4), where those of a module lie (T3.8), and its state, whole, from them (T10.4, T14.5)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How values get to servers and back: `RayPlane` by shared memory on one machine, by Ray's object store between machines."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import threading

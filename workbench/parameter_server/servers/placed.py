@@ -1,7 +1,5 @@
 """`PlacedModule`: a module whose parameters live on parameter servers; workers hold replicas that read and write them (T1.1)."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import types

@@ -1,7 +1,5 @@
 """`Replica`: a process's copy of a placed module, how such a module travels, and its buffers, merged over the workers (T1.1, P6.7, P7.3)."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Collection, Mapping

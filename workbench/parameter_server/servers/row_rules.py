@@ -1,7 +1,5 @@
 """How a server updates a table of embeddings from a gradient on some of its rows: `RowRule` says by which rule, `RowUpdater` does it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

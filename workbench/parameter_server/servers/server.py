@@ -1,7 +1,5 @@
 """`ServerRuntime`: what a parameter server holds and does, whichever engine asks (T1.1); `DirectPlane`: how a process reaches it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """Embedding tables that stay on the servers: a worker's module asks for the rows of its batch, and sends their gradient alone."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

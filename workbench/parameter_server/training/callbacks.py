@@ -1,7 +1,5 @@
 """Callbacks of `fit`: checkpoints, backups, and loss and metrics of each epoch in files that TensorBoard reads (T4.8 to T4.10)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

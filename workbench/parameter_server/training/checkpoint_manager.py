@@ -1,7 +1,5 @@
 """`CheckpointManager`: checkpoints of what lives on the servers, written and read by the coordinator (T10.3 to T10.6)."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass

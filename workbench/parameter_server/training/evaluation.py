@@ -1,7 +1,5 @@
 """Inline evaluation: on the coordinator, or shared out to the workers with each example exactly once (T8.1 to T8.5)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from functools import partial

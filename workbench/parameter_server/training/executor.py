@@ -1,7 +1,5 @@
 """Where functions that train run, of `fit` and of trials: on the workers of a strategy, or one after the other in this process (T4.2)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import queue

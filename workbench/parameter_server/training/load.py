@@ -1,7 +1,5 @@
 """`load_facts` and `time_facts`: who did how much, for `diagnose_parameter_server` (T13)."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from typing import Any

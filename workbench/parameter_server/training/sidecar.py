@@ -1,7 +1,5 @@
 """`SidecarEvaluator`: a process of its own that evaluates every checkpoint that training writes (T8.6, T8.7)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass

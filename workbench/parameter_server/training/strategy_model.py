@@ -1,7 +1,5 @@
 """`StrategyModel`: fit, evaluate and predict, on a cluster or in this process by one argument (T4, behaviours 80 to 87)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`ParameterServerTrainer`: trials whose parameters live on servers and whose updates come from many workers, asynchronously (T1.2)."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What workers do with their time, and how many updates a worker should make each time it is asked (T13.5, T13.7, T14.3)."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`Closure` and `RemoteValue`: a function on its way to some worker, and what will come back; how values travel through Ray."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import threading

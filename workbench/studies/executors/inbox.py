@@ -1,7 +1,5 @@
 """`Mailbox`: what workers tell, until the driver comes for it; `Inbox`: writes it into the study, whose one writer the driver is."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A workload and its trainer on their way to a worker: by name where they have one, pickled where not."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """`train_chunk`: the task that trains a chunk of trials in a folder of its own, and tells the driver what happens there."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

@@ -4,8 +4,6 @@ The operations are seen below autograd, so `x + f(x)`, `torch.add`, `x += y` and
 Unlike the recorder of a training step it need not be able to repeat them: `if` and `.item()` on values are no obstacle.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

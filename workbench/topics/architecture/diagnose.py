@@ -4,8 +4,6 @@ A practice that is absent is no fault in itself. What each finding warns of grow
 it stays silent.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

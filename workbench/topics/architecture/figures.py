@@ -1,7 +1,5 @@
 """The largest stable learning rate of each variant of an architecture, over its depth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

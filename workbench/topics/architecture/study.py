@@ -1,7 +1,5 @@
 """`ArchitectureStudy`, `collect_architecture`: the audit of a model (F2.4), and what its practices are worth: the largest stable lr over depth (F2.5 to F2.8)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which practices of its architecture does a model follow?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

@@ -1,7 +1,5 @@
 """`collect_batch_norm`, `audit_batch_norm`: the facts for `diagnose_batch_norm`, of a study or of your own model; `measure_devices`: one batch on several devices."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`diagnose_batch_norm`: whose examples make batch norm's statistics, how many, and does evaluation use the right ones (P6)?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """How many examples make a batch-norm statistic, and how far the devices of one batch lie apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

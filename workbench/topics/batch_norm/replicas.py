@@ -1,7 +1,5 @@
 """Batch norm on several processes: whose examples make a statistic, and what running statistics and a checkpoint then hold (P6.3 to P6.8)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

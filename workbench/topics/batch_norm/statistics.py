@@ -1,7 +1,5 @@
 """What batch norm sees and keeps: the statistics of one batch after the other, layer by layer, and those that a checkpoint and the processes of a job hold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

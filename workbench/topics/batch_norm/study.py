@@ -1,7 +1,5 @@
 """`BatchNormStudy`: how many examples a batch-norm statistic should have, on how many devices, and which norm else (P6)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Do batch norm's statistics hold, over batches, devices and time?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

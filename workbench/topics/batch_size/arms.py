@@ -1,7 +1,5 @@
 """What a study of batch sizes trained: as it is and retuned, at equal steps and at equal examples (F6.2, F6.3, F6.7)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The gradient noise scale: how many examples a gradient needs until its noise is as large as itself (F6.5)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`diagnose_batch_size`: is a batch size better, or do the other settings fit it better; and how large may it be (F6)?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Batch sizes side by side: what they reach as they are and tuned, and which learning rates they want."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`BatchSizeStudy`: batch sizes side by side, as they are and with learning rate and momentum tuned for each (F6)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`diagnose_checkpoints`: is the best checkpoint the last, is choosing it more than luck, and does training go on from one (P4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

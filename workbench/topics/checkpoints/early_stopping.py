@@ -1,7 +1,5 @@
 """Early-stopping rules, by name, replayed on recorded curves: what each would have kept, and what it would have saved (P4.6)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

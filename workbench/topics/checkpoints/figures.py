@@ -1,7 +1,5 @@
 """The best checkpoint of each run: where it lies and what it is worth over the last; what stopping early would have kept and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 What is missing is found by putting back every part but one from a twin that was not stopped: where the traces part, that one is lost.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

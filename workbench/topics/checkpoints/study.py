@@ -1,7 +1,5 @@
 """`CheckpointStudy`: the baseline under several seeds, evaluated often, on the test split as well (P4.3); `collect_resume` (P4.2)."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from dataclasses import dataclass, replace

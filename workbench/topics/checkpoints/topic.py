@@ -1,7 +1,5 @@
 """Which checkpoint to take, and does training resume where it stopped?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

@@ -1,7 +1,5 @@
 """`diagnose_clipping`: a threshold for the gradient norm, and what clipping at it does to training (F4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

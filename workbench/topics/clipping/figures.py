@@ -1,7 +1,5 @@
 """Pictures of gradient clipping: the norm at each step and how often each size occurs (F4.8), and what each threshold costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

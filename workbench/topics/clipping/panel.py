@@ -1,7 +1,5 @@
 """`clipping_panel`: both pictures of the gradient norm, with the percentile of the threshold on a slider (F4.8, F4.9)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`ClippingStudy`: does clipping the gradient norm let an unstable lr train, at which threshold, and at what price?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

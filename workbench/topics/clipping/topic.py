@@ -1,7 +1,5 @@
 """Does gradient clipping help, and at which norm?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

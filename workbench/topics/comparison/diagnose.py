@@ -4,8 +4,6 @@ Three sweeps over the same learning rates, each under several seeds: the baselin
 one with a warmup. The playbook's three statements about them come out as three booleans.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

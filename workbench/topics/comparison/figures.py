@@ -1,7 +1,5 @@
 """Figure 4 of the playbook: loss against learning rate for a baseline, a modification, and the modification with a warmup."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`ModificationStudy`: a baseline, a modification of it, and the modification with a warmup, over the same learning rates (F1.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What does a modification do to the learning rates that train, and does a warmup undo it?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Topic

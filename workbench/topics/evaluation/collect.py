@@ -1,7 +1,5 @@
 """Facts about the set that periodic evaluation reads: how far two models differ on it, its classes, seconds and bytes (P2.7, P3)."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

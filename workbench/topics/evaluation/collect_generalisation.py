@@ -1,7 +1,5 @@
 """`collect_generalisation`: the baseline in evaluation mode on training examples, beside validation (facts for the gap between them)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

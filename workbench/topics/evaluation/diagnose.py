@@ -1,7 +1,5 @@
 """`diagnose_evaluation`: is the model measured often enough, cheaply enough, exactly, and on what counts? (P2)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`evaluation.generalisation_gap` and `.underfits`: how much of what was learned holds on validation, and was it as much as could be?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

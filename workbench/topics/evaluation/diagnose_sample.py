@@ -1,7 +1,5 @@
 """`diagnose_evaluation_sample`: is the set that is evaluated during training like the full one, and large enough (P3)?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

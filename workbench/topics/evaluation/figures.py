@@ -1,7 +1,5 @@
 """Periodic against offline metric, evaluations by steps and by seconds; what a sample can show and costs, and recall in counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How far validation is from training by curves that somebody else's loop logged, where no model is there to be evaluated."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints after training: loaded or exported (P2.13), evaluated on whole splits (P2.2)."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Does the periodic metric rank checkpoints as the offline one does, and not only because both fall? Spearman's correlation (P2.4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

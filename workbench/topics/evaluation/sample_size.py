@@ -11,8 +11,6 @@ expected maximum of k standard normal draws. Rounds that build on each other are
 kept, and the gap adds up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

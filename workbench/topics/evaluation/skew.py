@@ -4,8 +4,6 @@ A sample is held against what was left out: where it was drawn without looking, 
 known exactly, because the set is finite. So every test here knows that a sample of nearly everything cannot differ.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

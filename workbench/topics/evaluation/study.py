@@ -1,7 +1,5 @@
 """`EvaluationStudy` and `EvaluationSampleStudy`: does a part tell what the whole splits tell, and which part to take? (P2.4, P3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Does evaluation measure what it should, often and precisely enough?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

@@ -1,7 +1,5 @@
 """`diagnose_hosts`: is this training right on many ranks (P7)? One verdict a code, and one for each of five areas."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

@@ -1,7 +1,5 @@
 """`hosts.sharding`, `.set_epoch`, `.data_seed`, `.evaluation`: what each rank is given to train on, and what it evaluates."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

@@ -1,7 +1,5 @@
 """The codes of `hosts`, and `hosts.init_seed`, `.not_wrapped`, `.clip`, `.straggler`: is one model trained, by one update, at one speed?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What each rank does with its time, and which examples it sees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`shard_files`, `measure_file_shards`: which files each host reads, and what it costs when every host reads all of them (P7.4)."""
 
-from __future__ import annotations
-
 import time
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`launch`: a training job on N processes of this machine, started by torchrun, watched, and ended whatever happens."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

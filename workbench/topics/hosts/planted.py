@@ -6,8 +6,6 @@ finds and what not, and it is an example of a script that does all of P7 right::
     torchrun --standalone --nproc-per-node 4 planted.py --bug clip --out runs/planted
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Sequence

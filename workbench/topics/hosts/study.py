@@ -1,7 +1,5 @@
 """`HostsStudy`, `audit_script`, `audit_hosts`: a training on many ranks, rehearsed on this machine or watched where it runs."""
 
-from __future__ import annotations
-
 import atexit
 import dataclasses
 import shlex

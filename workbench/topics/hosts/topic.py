@@ -1,7 +1,5 @@
 """Does training over several processes do what one process would?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import NARROW, Figure, StudyKind, Topic

@@ -1,7 +1,5 @@
 """`LoaderWatch`, `DrawWatch`: which examples a rank is given, pass by pass over every `DataLoader`, and what is drawn while they are made."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections import deque

@@ -1,7 +1,5 @@
 """What the watches of one rank share: where it is in its training, what it replaces for a while, short hashes, and where it stands still."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools

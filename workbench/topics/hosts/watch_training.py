@@ -1,7 +1,5 @@
 """`ModelWatch`, `UpdateWatch`, `BufferWatch`: calls of models, what each update starts from, clips and takes, and running statistics."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

@@ -1,7 +1,5 @@
 """`input.bound`: how much of a step waits for data, what makes it wait, and what a change of that is worth (P1.1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Short ablations say what the loading is made of; the change that they point to i
 the loader as it is, because other programs on the machine slow down both alike.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """`diagnose_input_pipeline`: does training wait for its data, why, and what would help (P1); `diagnose_input_share` asks any record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

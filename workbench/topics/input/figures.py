@@ -1,7 +1,5 @@
 """Where the time of a step goes, with what a change makes of it; and throughput against the number of workers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

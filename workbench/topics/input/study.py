@@ -1,7 +1,5 @@
 """`audit_input`: an input pipeline by itself, with a step, its seconds, or a workload's own; its study, and what `workbench input` does (P1)."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import multiprocessing

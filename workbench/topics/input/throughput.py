@@ -5,8 +5,6 @@ of them whichever is slower, loading divided by k or computing with the hand-ove
 over the processors that other programs leave. What workers take to start is shared out over the batches of an epoch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A loop over a loader, timed: what each batch and each step took, what a round of it says, and its Chrome trace (P1.2)."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Does training wait for its data loader, and why?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

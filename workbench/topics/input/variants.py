@@ -1,7 +1,5 @@
 """Loaders with one thing changed, drained without a step: what each is worth (P1.5 to P1.9); and plain against compressed files (P1.3)."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import time

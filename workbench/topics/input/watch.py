@@ -1,7 +1,5 @@
 """What a step reads of a batch (P1.8), and where it fetches numbers from the device, which waits for all work before it (P1.6)."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections import Counter

@@ -1,7 +1,5 @@
 """Facts about a model before it trains, by forward passes: the scale of its learning rates, and the loss of guessing."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """`diagnose_lr_sweep`: lr*, where instability starts, and what that says about the baseline (F1.6, F1.12, O1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """The learning-rate sweep as two pictures: objective against lr, and the loss curves just above the best lr."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Is the person's own learning rate too high or too low? Held against what the sweep trained, by validation first (F1.6, F2.9)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

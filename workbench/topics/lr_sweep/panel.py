@@ -1,7 +1,5 @@
 """`lr_sweep_panel`: the learning rates of a sweep on a slider, each with its curve and its distance to the edge (F1.6, F1.12)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`LRSweep`: the learning rates to train at, so that lr* and the onset of instability are known (F1.6, F1.12)."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

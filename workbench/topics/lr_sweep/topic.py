@@ -1,7 +1,5 @@
 """Which learning rate trains best, and where does training become unstable?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

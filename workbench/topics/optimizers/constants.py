@@ -5,8 +5,6 @@ the learning rate says (Wortsman et al. 2023, arXiv:2304.13013). That alone is n
 setting far from usual costs is told by the same run with the usual value (`topics/recommendation/collect.py` trains it).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

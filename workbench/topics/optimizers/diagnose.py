@@ -1,7 +1,5 @@
 """`diagnose_optimizers`: is another rule better, and are the forms of the baseline's or its memory the trouble (F2.3, F7)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

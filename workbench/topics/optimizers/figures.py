@@ -1,7 +1,5 @@
 """Update rules side by side: the learning rates that each of them trains with."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`explain_rule`: where the playbook's form of an update rule and torch's part, by how much, and why (F7)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 The other rule is chosen under one seed and held against the baseline's under fresh ones, because the best of six is lucky too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

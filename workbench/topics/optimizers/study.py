@@ -3,8 +3,6 @@
 Each rule gets a sweep of its own; a round holds what every one of them asks for next, and all of it trains as lanes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence

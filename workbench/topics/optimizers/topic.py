@@ -1,7 +1,5 @@
 """Which update rule, with which constants?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

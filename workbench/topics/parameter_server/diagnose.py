@@ -1,7 +1,5 @@
 """`diagnose_parameter_server`: is the load even, is anything asked for too often, how old are gradients, and who keeps whom waiting (T13)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

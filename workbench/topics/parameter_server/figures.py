@@ -1,7 +1,5 @@
 """Which server carries what, how old gradients are, and what more workers bring."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

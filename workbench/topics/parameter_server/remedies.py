@@ -1,7 +1,5 @@
 """Remedies for uneven or useless load, each tried in a small loop on a cluster that is up and measured there (T11.3, T13.3, T13.4)."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

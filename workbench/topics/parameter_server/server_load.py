@@ -1,7 +1,5 @@
 """Load and throughput of parameter servers: who does how much, and which variable carries it (T1.3, T13.1 to T13.4)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`ParameterServerStudy`, `audit_parameter_server`: what a workload's training on parameter servers is bound by, and what the remedies are worth (T13)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What limits asynchronous training on parameter servers?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

@@ -1,7 +1,5 @@
 """`recommend`: the config to train with, adopted only where its selected checkpoints beat the baseline's (F3.12)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple

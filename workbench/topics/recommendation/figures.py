@@ -1,7 +1,5 @@
 """The proof of a recommendation: each seed's selected checkpoint, baseline against candidate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 `collect_replaced` trains the baseline once more for each setting of it that is far from usual (`topics/optimizers/replaced.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

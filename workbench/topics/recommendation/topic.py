@@ -1,7 +1,5 @@
 """What the report and the pages have to know of this question."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

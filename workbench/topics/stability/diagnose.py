@@ -1,7 +1,5 @@
 """`diagnose_instability`: early or in the middle, whether training recovers, and whose run it is (F1.5, F1.8 to F1.13)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

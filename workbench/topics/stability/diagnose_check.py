@@ -1,7 +1,5 @@
 """`check_stability`: whether an earlier study found the training stable, asked before anything is tuned (F1.1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from workbench.errors import RecordError

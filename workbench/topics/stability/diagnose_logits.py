@@ -1,7 +1,5 @@
 """`judge_logits`: whether attention logits grow and output logits drift in the runs of the person's own config."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

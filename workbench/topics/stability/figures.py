@@ -1,7 +1,5 @@
 """Pictures of instability: the every-step probe, and the runs far above the best learning rate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

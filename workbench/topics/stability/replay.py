@@ -1,7 +1,5 @@
 """`replay`: the update that a rise of the loss begins with, made again from the last checkpoint before it: is its batch bad, or the state it met?"""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import shutil

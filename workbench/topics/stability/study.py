@@ -1,7 +1,5 @@
 """`InstabilityStudy`: the runs that show whether training is unstable, and whether that costs anything."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Is training stable, and what cures it where it is not?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The warmups that were tried, as one picture: learning rate against length, and which of them train."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`warmup_panel`: the shape of a warmup on two sliders, against the trace of the nearest one that was run (F3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`WarmupStudy`: the shortest warmup that opens learning rates far above the one that is unstable without it (F3)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

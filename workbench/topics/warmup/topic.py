@@ -1,7 +1,5 @@
 """Is a warmup needed, and how long?"""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from workbench.findings.topic import Figure, StudyKind, Topic

@@ -3,8 +3,6 @@
 An average of running variances leaves out how far the means of the processes lie apart.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -10,8 +10,6 @@ from the same numbers; nothing but gradients has to travel. One rank writes the 
 each rank's own (P4.2): random state, and running statistics of batch norm, which the model of a checkpoint has merged.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import zlib

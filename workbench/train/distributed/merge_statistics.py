@@ -1,7 +1,5 @@
 """Statistics of several devices as one: the law of total variance, beside the average that leaves the spread of the means out."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -3,8 +3,6 @@
 A process that was started alone is a group of one, for which all of this costs nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

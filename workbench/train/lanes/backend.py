@@ -5,8 +5,6 @@ they take in one thread, of ways of about the same cost a fixed order takes the 
 study by its facts, for other studies of this user by a file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Random operations with a generator for each lane: lane k draws what it would draw if it were trained alone."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Sequence

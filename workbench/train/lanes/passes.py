@@ -6,8 +6,6 @@ without it over the time with it): `_tidy` 1.36 and `_transpose_products` 1.41 o
 `_reuse_memory` together 1.02 to 1.2 on rows of 8 and 32 lanes. The table of all is in docs/findings.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable
 from typing import Any

@@ -1,7 +1,5 @@
 """`LaneProgram`: one training step, or one evaluation batch, of some lanes as a list of tensor operations, recorded once per batch shape."""
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence

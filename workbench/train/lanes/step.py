@@ -1,7 +1,5 @@
 """A workload's step as a graph: recorded for one lane, or for several lanes together under `vmap`."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import enum

@@ -1,7 +1,5 @@
 """`VmapGradients`: gradients and evaluations of K lanes by a traced program, in calls of c lanes each."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

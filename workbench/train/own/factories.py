@@ -1,7 +1,5 @@
 """A person's own optimizer, from a factory that is handed what it asks for by the name of its first parameter."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

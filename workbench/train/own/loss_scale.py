@@ -3,8 +3,6 @@
 A gradient that overflows makes no update and halves the scale; 2,000 in a row that do not double it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 
