@@ -276,7 +276,5 @@ def _wide(record: RecordLike, table: SweepTable, *, span: float = 64.0, above: f
             far |= top >= 0.25 * scale
         else:
             own = scale
-    blown = any(
-        outcome in ("lasting", "divergent") for p in table.points for outcome in p.outcomes
-    )  # not: never trained
+    blown = any(outcome in ("lasting", "divergent") for p in table.points for outcome in p.outcomes)  # not: untrained
     return blown or (far and top >= above * own)

@@ -126,9 +126,7 @@ def _second_moment_ratio(curve: TrialCurve, row: int, loop: Mapping[str, Any]) -
     begun = (loop.get("batches") or {}).get("second_moment") or {"sum": 0.0, "steps": 0.0}
     moment, count = float(begun["sum"]), float(begun["steps"])
     known = np.flatnonzero(np.isfinite(squares[:-1]))
-    for at, gap in zip(
-        known, np.diff(known, append=row), strict=True
-    ):  # each stands for the updates up to the next one
+    for at, gap in zip(known, np.diff(known, append=row), strict=True):  # each stands for the updates up to the next
         left = beta ** float(gap)
         moment, count = left * moment + (1.0 - left) * float(squares[at]), count + gap
     if moment <= 0 or count < 1 or not math.isfinite(squares[-1]):

@@ -152,9 +152,7 @@ def _steps(log: RawLog, names: Names, notes: list[str]) -> np.ndarray[Any, np.dt
         notes.append(f"{names.step} holds fractions: rows are counted as steps")
         return np.arange(log.rows, dtype=np.int64)
     if not known.any():
-        raise RecordError(
-            f"{log.path}: column {names.step!r} holds no step. Name another with step=NAME (--step NAME)."
-        )
+        raise RecordError(f"{log.path}: column {names.step!r} holds no step. Name one with step=NAME (--step NAME).")
     filled = np.full(log.rows, np.nan)
     filled[rows[known]] = values[known]
     place = np.maximum.accumulate(np.where(np.isfinite(filled), np.arange(log.rows), -1))

@@ -210,9 +210,7 @@ def valley(
     if not steepness > 1:
         raise UsageError(f"steepness={steepness!r} must be above 1, the curvature at the bottom of the wall.")
     if not 0 <= slow_curvature <= 1:
-        raise UsageError(
-            f"slow_curvature={slow_curvature!r} must be at least 0 and at most 1, that of the wall's bottom."
-        )
+        raise UsageError(f"slow_curvature={slow_curvature!r} must be from 0 to 1, that of the wall's bottom.")
     return _full_batch(
         "valley",
         lambda: Valley(steepness=steepness, slow=slow, slow_curvature=slow_curvature),

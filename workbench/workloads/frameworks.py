@@ -17,9 +17,7 @@ def uncalled_hooks(model: nn.Module) -> list[str]:
     if own is None:
         return []
     names = [name for kind in kinds[: kinds.index(own)] for name in vars(kind)]
-    hooks = [
-        n for n in names if not n.startswith("_") and callable(getattr(own, n, None)) and not hasattr(nn.Module, n)
-    ]
+    hooks = [n for n in names if n[0] != "_" and callable(getattr(own, n, None)) and not hasattr(nn.Module, n)]
     return list(dict.fromkeys(hooks))
 
 

@@ -266,9 +266,7 @@ class ClusterResolver:
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(
-            f"the key {max(keys, key=keys.count)!r} stands there twice, and one of its values would be lost"
-        )
+        raise ValueError(f"the key {max(keys, key=keys.count)!r} stands there twice, and one value would be lost")
     return found
 
 

@@ -106,9 +106,7 @@ def _endless(data: Iterable[Any], first: int, every: int) -> Iterator[Any]:
         if isinstance(data, Iterator):
             return
         if empty and every == 1:
-            raise DataError(
-                "The dataset has no batch. Look at the filter that it was made with, and at the batch size."
-            )
+            raise DataError("The dataset has no batch. Look at the filter that it was made with, and the batch size.")
         if empty:  # fewer batches than workers: all read all
             first, every = 0, 1
 
@@ -237,9 +235,7 @@ def evaluation_feed(
         examples = range(_finite_length(data))
         batches = [list(examples[at : at + batch_size]) for at in range(0, len(examples), batch_size)]
     if not batches:
-        raise DataError(
-            "The dataset to evaluate has no examples. Look at the filter or the path that it was made with."
-        )
+        raise DataError("The dataset to evaluate has no examples. Look at the filter or path that it was made with.")
     if steps is not None and steps > len(batches):
         raise UsageError(f"steps={steps} is more than the {len(batches)} batches of the dataset.")
     batches = batches[:steps]

@@ -42,9 +42,7 @@ class Node:
     shape: tuple[int, ...]
     floating: bool
     zero: bool = False  # of a parameter, whether all of it is 0
-    sizes: tuple[
-        float, ...
-    ] = ()  # of an addition of two data tensors, root mean square of each input and of the result
+    sizes: tuple[float, ...] = ()  # of an addition of data tensors: root mean square of each input and the result
 
 
 @dataclass

@@ -99,9 +99,7 @@ def audit_batch_norm(
             read = itertools.islice(batches, max_batches)
             first = next(read, None)
             if first is None:
-                raise UsageError(
-                    "batches yields nothing: give a loader that can be read again, with at least one batch."
-                )
+                raise UsageError("batches yields nothing: give a loader that can be read again, with a batch at least.")
             seen = batch_statistics(inner, itertools.chain([first], read), forward or _inputs, refused=refused)
     facts = _model_facts(inner, seen, refused=len(refused))
     facts["copies_first"] = copies_first(model)

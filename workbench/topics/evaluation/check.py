@@ -177,9 +177,7 @@ def _falling_examples(
     """Return the examples that the function is called on, whose values fall; facts about them; the mean of every other metric."""
     data = workload.data(split)
     if not len(data):
-        raise DataError(
-            f"workload {workload.name!r}: the {split} split has 0 examples, so there is nothing to evaluate."
-        )
+        raise DataError(f"workload {workload.name!r}: the {split} split has 0 examples: there is nothing to evaluate.")
     if in_its_own_order(data):
         data = first_items(workload, split, 10 * count)
     places = list(range(len(data)))

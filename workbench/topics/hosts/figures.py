@@ -70,9 +70,7 @@ def plot_shards(record: Any, *, size: Size = "page", ax: Axes | None = None) -> 
         ]
         for place, examples, color in (*marks, (len(rows), nobody, BASELINE)):
             shown = sorted(examples)[:: max(1, len(examples) // MAX_MARKS)]
-            axes.plot(
-                shown, [place] * len(shown), "|", color=color, markersize=14, markeredgewidth=0.6, rasterized=True
-            )
+            axes.plot(shown, [place] * len(shown), "|", color=color, markersize=14, mew=0.6, rasterized=True)
         for color, said in ((GOOD, "on one rank"), (BAD, "on several ranks")):
             axes.plot([], [], "s", color=color, label=said)  # a mark of one example is a hairline
         axes.set_yticks(range(len(rows) + 1), [*map(str, shards.examples), "none"])

@@ -37,9 +37,7 @@ class State:
     """What the watches of one rank share; what is to be called at an event is a list under the name of the event."""
 
     folder: Path
-    rank: int = field(
-        default_factory=lambda: int(os.environ.get("RANK", "0"))
-    )  # until a process group says another one
+    rank: int = field(default_factory=lambda: int(os.environ.get("RANK", "0")))  # until a process group says another
     world: int = field(default_factory=lambda: int(os.environ.get("WORLD_SIZE", "1")))
     pid: int = field(default_factory=os.getpid)
     initialised: bool = False

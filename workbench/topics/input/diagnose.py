@@ -168,9 +168,7 @@ def _count(facts: Facts) -> Finding:
         if all(r["same_order"] for r in rows):
             return say("ok", f"The same examples in the same order with {counts} workers.")
         said = f"With {counts} workers examples come in different orders, random state being equal."
-        return say(
-            "warn", said, advice=("Set in_order=True: without it the order depends on which worker is quickest.",)
-        )
+        return say("warn", said, advice=("Set in_order=True: else the order depends on which worker is quickest.",))
     if loader.get("dataset") is None:
         return say("ok", "Batches are made in the training process: there are no workers to compare.")
     if given is None and not repeated:

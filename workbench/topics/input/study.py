@@ -129,9 +129,7 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
         return Stepping(kind="none", step=None, device=device)
     if isinstance(step, (int, float)) and not isinstance(step, bool):
         if not 0 <= step < math.inf:
-            raise ConfigError(
-                f"step={step!r} must be a finite number of seconds of at least 0, or a function of a batch."
-            )
+            raise ConfigError(f"step={step!r} must be finite seconds of at least 0, or a function of a batch.")
         return Stepping(kind="seconds", step=lambda _: time.sleep(float(step)), device=device)
     if not callable(step):
         raise UsageError(f"step must be a function of one batch, seconds, or None, not {type(step).__name__}.")

@@ -151,9 +151,7 @@ def _draw_short_runs(ax: Axes, record: Record) -> None:
     ends = {}
     for trial in trials_in(record, Role.LR_RANGE):
         _, losses = curve(record, trial, "loss")
-        if (
-            losses.size and 0 < losses[-1] <= 10 * losses[0]
-        ):  # what is above says "diverged" by a longer run (rule of thumb)
+        if losses.size and 0 < losses[-1] <= 10 * losses[0]:  # above, a longer run says "diverged" (rule of thumb)
             ends[lr_of(record, trial)] = float(losses[-1])
     if ends:
         line = ax.plot(

@@ -284,9 +284,7 @@ class _Rounds:
                 apart = table.noise_free and min(edge) > table.points[table.best + 1].lr
                 sharper = sharper if apart else ()
             refined += len(sharper)
-            if asked.issuperset(
-                (*grid, *sharper, *edge)
-            ):  # also what was asked for and is of no use, as its run ended early
+            if asked.issuperset((*grid, *sharper, *edge)):  # also what is of no use, as its run ended early
                 return
             asked.update((*grid, *sharper, *edge))
             yield [*self.ask((*grid, *sharper)), *self.ask(edge, Role.LR_UNSTABLE)]

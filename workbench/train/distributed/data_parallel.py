@@ -106,9 +106,7 @@ def join_shards(parts: Sequence[Sequence[PartialSum]]) -> list[Evaluation]:
 def check_shares(config: TrainConfig, hosts: HostGroup) -> None:
     """Raise `ConfigError` unless every rank gets as many examples of each micro-batch as the others."""
     if config.precision == "float16" and hosts.size > 1:
-        raise ConfigError(
-            "precision='float16' scales the loss, which many ranks do not agree on here; take 'bfloat16'."
-        )
+        raise ConfigError("precision='float16' scales the loss, which ranks do not agree on here; take 'bfloat16'.")
     parts = config.accumulate_steps * hosts.size
     if config.batch_size % parts:
         micro = f" times {config.accumulate_steps} micro-batches" if config.accumulate_steps > 1 else ""
