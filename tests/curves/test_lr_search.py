@@ -19,7 +19,7 @@ from workbench.curves.lr_search import (
     spread,
     unstable_bracket,
 )
-from workbench.curves.rise_causes import edge_from_growth
+from workbench.curves.spikes import edge_from_growth
 from workbench.curves.sweep import paired_difference
 
 

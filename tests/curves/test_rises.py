@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.simulated_curves import catapult, noisy_decay
 from tests.helpers.simulated_records import EVAL_COLUMNS, evaluations, record, trial
 from workbench.curves.judged import is_harmful, judged, judged_runs
-from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
+from workbench.curves.spikes import confirmation, rise_cause, seen_at_interval
 from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trial_curves import judge
 

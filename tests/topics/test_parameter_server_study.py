@@ -24,9 +24,15 @@ from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.playbook.verdict import diagnose_record
 from workbench.report.write import draw_figures
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server, server_remedies
-from workbench.topics.parameter_server.remedies import lr_load, return_values, vocabulary_load, zipf_shares
 from workbench.topics.parameter_server.server_load import CODES, load_ratios, server_throughput
-from workbench.topics.parameter_server.study import ParameterServerStudy, audit_parameter_server
+from workbench.topics.parameter_server.study import (
+    ParameterServerStudy,
+    audit_parameter_server,
+    lr_load,
+    return_values,
+    vocabulary_load,
+    zipf_shares,
+)
 
 SLOW = 0.05  # beside which no hand-over between threads counts, on a busy machine either
 

@@ -1,15 +1,57 @@
-"""`EventFile`: scalars in the file format that TensorBoard reads, a few bytes a value and no further package (T4.10).
-
-A file is a sequence of records: length, checksum of the length, contents, checksum of the contents. The contents are an `Event`
-message of protocol buffers. Checksums are CRC-32C, rotated and shifted by a constant.
-"""
+"""The wire format of protocol buffers, as far as logs need it: fields that are read, and `EventFile`, scalars in the files that TensorBoard reads (T4.10)."""
 
 import itertools
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield number and contents of every field: an int for a varint, else the bytes."""
+    at, size = 0, len(data)
+    while at < size:
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        length = 8 if kind == _FIXED64 else 4 if kind == _FIXED32 else None
+        if kind == _BYTES:
+            length, at = _varint(data, at)
+        if length is None or at + length > size:
+            raise ValueError(f"no field of wire type {kind} at byte {at}")
+        yield key >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError(f"a number is cut off at byte {at}")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def signed(value: int) -> int:
+    """Return a varint as the 64-bit integer that it stands for."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def double(data: bytes) -> float:
+    """Return eight or four little-endian bytes as a number."""
+    return float(struct.unpack("<d" if len(data) == 8 else "<f", data)[0])
+
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
 _NUMBERS = itertools.count()
@@ -38,7 +80,7 @@ class EventFile:
     def scalar(self, tag: str, value: float, step: int) -> None:
         """Append a value, stored in 32 bits, to the curve `tag`."""
         entry = _text(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
-        self._write(b"\x10" + _varint(step) + _text(5, _text(1, entry)))
+        self._write(b"\x10" + _as_varint(step) + _text(5, _text(1, entry)))
 
     def _write(self, contents: bytes) -> None:
         contents = b"\x09" + struct.pack("<d", time.time()) + contents
@@ -52,7 +94,7 @@ def _masked(data: bytes) -> bytes:
     return struct.pack("<I", (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _varint(value: int) -> bytes:
+def _as_varint(value: int) -> bytes:
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -61,4 +103,4 @@ def _varint(value: int) -> bytes:
 
 
 def _text(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
+    return _as_varint(field << 3 | 2) + _as_varint(len(value)) + value

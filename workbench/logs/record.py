@@ -1,7 +1,7 @@
 """`LogRecord`: logs of runs made elsewhere, with the frames that every diagnosis of curves reads."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.errors import RecordError
-from workbench.logs.columns import Names
-from workbench.logs.raw import RawLog
+from workbench.errors import RecordError, UsageError
+from workbench.logs.columns import Names, RawLog
 from workbench.logs.series import Series, in_order, thinned
-from workbench.record.read import EVAL_COLUMNS
+from workbench.record.read import EVAL_COLUMNS, StudyRecord
 from workbench.record.roles import Role
+from workbench.record.write import StudyWriter
 
 _SAME_LENGTH = 0.95  # runs whose lengths differ by less than this are of one length (rule of thumb)
 _RISEN = 0.99  # share of the peak at which a warmup counts as over (rule of thumb)
@@ -269,3 +269,56 @@ def _origin(run: Run) -> dict[str, Any]:
     used |= {"/".join(key): name for key, name in names.held.items()}
     said = ", ".join(f"{word} from {name}" if word != name else word for word, name in used.items())
     return {"file": str(run.log.path), "columns": used, "every": run.loss.every, "notes": run.notes, "said": said}
+
+
+KIND = "log"
+
+
+def write_study(record: LogRecord, out: str | Path, *, command: str | None = None) -> StudyRecord:
+    """Return the study that was written from logged runs."""
+    path = Path(out)
+    if (path / "study.json").exists():
+        raise UsageError(f"{path} holds a study already. Give a new folder, or delete this one.")
+    files = [log["file"] for log in record.facts["log"]]
+    note = f"{len(files)} logged run{'s' * (len(files) != 1)}: {', '.join(files[:3])}{', ...' * (len(files) > 3)}"
+    writer = StudyWriter.open(
+        path, kind=KIND, workload=record.workload, config=record.config, settings={"files": files}, note=note,
+        command=command, call="judge",
+    )  # fmt: skip
+    try:
+        for row, file in zip(record.trials.to_dict("records"), files, strict=True):
+            number = int(row["trial"])
+            trial = writer.trial(_config(record, row) | {"file": file}, stage=str(row["stage"]), train_examples=0)
+            for parts, table in ((writer.steps, record.steps), (writer.evals, record.evals)):
+                mine = table[table["trial"] == number].dropna(axis="columns", how="all")
+                if len(mine):
+                    parts.add(
+                        {str(name): mine[name].to_numpy() for name in mine.columns}
+                        | {"trial": [trial.number] * len(mine)}
+                    )
+            trial.event("read", state=row["state"], steps_run=int(row["steps_run"]), **_best(record, number))
+        writer.add_facts(**record.facts)
+        writer.finish()
+    finally:
+        writer.close()
+    return StudyRecord(path)
+
+
+def _config(record: LogRecord, row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what is known of how one run was trained."""
+    known = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in row.items()}
+    fields = ("peak_lr", "total_steps", "batch_size", "optimizer", "warmup_steps", "max_grad_norm")
+    own = {name: known[name] for name in fields}
+    return own | {"shared_seed": int(row["seed"])} | {name: record.config[name] for name in ("select", "select_mode")}
+
+
+def _best(record: LogRecord, number: int) -> dict[str, Any]:
+    split, metric = record.config["select"].split("/", 1)
+    evals = record.evals
+    rows = evals[(evals["trial"] == number) & (evals["split"] == split) & (evals["metric"] == metric)]
+    rows = rows[rows["value"].astype(float).map(math.isfinite)] if len(rows) else rows
+    if not len(rows):
+        return {}
+    values = rows["value"].astype(float)
+    place = values.idxmin() if record.config["select_mode"] == "min" else values.idxmax()
+    return {"best_step": int(rows.loc[place, "step"]), "best_value": float(values[place])}

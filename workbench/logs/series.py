@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workbench.logs.raw import Floats, Ints
+from workbench.logs.columns import Floats, Ints
 
 _WENT_ON, _ANEW = "went on with its steps counted from the start", "was begun anew"
 _HEAD = 10  # values at each end of a stretch whose median says where it begins or ends (rule of thumb)

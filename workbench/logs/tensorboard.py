@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RecordError
-from workbench.logs.protobuf import double, fields, signed
-from workbench.logs.raw import RawLog
+from workbench.logs.columns import RawLog
+from workbench.logs.event_file import double, fields, signed
 
 STEP = "step"
 _STEP, _SUMMARY, _VALUE, _TAG, _SIMPLE, _TENSOR = 2, 5, 1, 1, 2, 8

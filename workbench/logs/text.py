@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RecordError
-from workbench.logs.raw import RawLog, columns_of
+from workbench.logs.columns import RawLog, columns_of
 
 _SEPARATORS = ",;\t|"
 

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RecordError
-from workbench.logs.protobuf import double, fields, signed
-from workbench.logs.raw import RawLog
+from workbench.logs.columns import RawLog
+from workbench.logs.event_file import double, fields, signed
 from workbench.record.json_values import number
 
 _MAGIC, _HEADER, _BLOCK = b":W&B", 7, 32768

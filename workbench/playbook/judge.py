@@ -14,15 +14,13 @@ from workbench.curves.judged import JudgedStudy
 from workbench.curves.selection import selected_rows
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import STATUSES, Finding
-from workbench.logs.record import LogRecord
-from workbench.logs.study import write_study
+from workbench.logs.record import LogRecord, write_study
 from workbench.record.folder import write_json
 from workbench.report.write import write_report
 from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.clipping.diagnose import CODES as CLIPPING
 from workbench.topics.clipping.diagnose import diagnose_clipping
-from workbench.topics.evaluation.diagnose_generalisation import diagnose_generalisation_gap
-from workbench.topics.evaluation.from_curves import facts_of_curves
+from workbench.topics.evaluation.diagnose_generalisation import diagnose_generalisation_gap, facts_of_curves
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.registry import CODES
 from workbench.topics.schedule.diagnose import diagnose_schedule

@@ -9,20 +9,19 @@ import copy
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from workbench.config import TrainConfig
 from workbench.errors import DataError, DeviceError
 from workbench.train.forward import MicroBatches
 from workbench.train.rng import capture_rng, isolated_rng, restore_rng, seed_all
 from workbench.workloads.base import Workload
-from workbench.workloads.collate import Collate
 from workbench.workloads.items import (
     CountedStream,
     HostShare,
@@ -264,3 +263,31 @@ def _loaded(
         ) from error
     finally:  # a traceback may keep the iterator alive, and its worker processes with it
         getattr(batches, "_shutdown_workers", lambda: None)()
+
+
+class Collate:
+    """Makes a batch of items; an error says of which split, by which function, and what the items are. None is `default_collate`."""
+
+    def __init__(self, collate: Callable[..., Any] | None, split: str) -> None:
+        self.collate, self.split = collate or default_collate, split
+
+    def __call__(self, items: Any) -> Any:
+        """Return the batch of these items."""
+        try:
+            return self.collate(items)
+        except DataError:
+            raise
+        except Exception as error:
+            kinds = list(dict.fromkeys(_kind(item) for item in items)) if isinstance(items, list) else [_kind(items)]
+            by = getattr(self.collate, "__name__", type(self.collate).__name__)
+            raise DataError(
+                f"{by} could not make a batch of the {self.split} split ({type(error).__name__}: {str(error).partition(chr(10))[0]}). Its items "
+                f"are {', '.join(kinds[:3])}. Let the dataset return tensors, arrays and numbers of one shape, or give the workload collate=..."
+            ) from error
+
+
+def _kind(item: Any) -> str:
+    if isinstance(item, (tuple, list)):
+        return f"({', '.join(_kind(part) for part in item[:4])}{', ...' * (len(item) > 4)})"
+    shape = getattr(item, "shape", None)
+    return "None" if item is None else type(item).__name__ + ("" if shape is None else str(list(shape)))

@@ -104,7 +104,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
     if drift is not None:
         evidence["parameters_differ_at"] = drift
         said = f"Parameters differ between ranks from update {drift} on, though gradients and clipping are the same."
-        advice = "Look for code that changes parameters, learning rate or the optimizer's state on some ranks only."
+        advice = ("Look for code that changes parameters, lr or the optimizer's state on some ranks only.",)
         return say("fail", said, step=drift, advice=advice)
     how = "through the wrapper" if num_wrapped else "by collectives of the script's own"
     return say("ok", f"Gradients are averaged over {len(ranks)} ranks {how}.")

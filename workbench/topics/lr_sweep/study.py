@@ -23,7 +23,7 @@ from workbench.curves.lr_search import (
     refine_round,
     unstable_bracket,
 )
-from workbench.curves.rise_causes import growth_edge
+from workbench.curves.spikes import growth_edge
 from workbench.curves.sweep import SweepTable
 from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError

@@ -9,8 +9,15 @@ from workbench.curves.instability import Rise
 from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
 from workbench.curves.losses import nothing_clear
 from workbench.curves.lr_search import lr_best, unstable_bracket
-from workbench.curves.rise_causes import confirmation, rise_cause, seen_at_interval
-from workbench.curves.spikes import first_update, told, told_course, told_replay
+from workbench.curves.spikes import (
+    confirmation,
+    first_update,
+    rise_cause,
+    seen_at_interval,
+    told,
+    told_course,
+    told_replay,
+)
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, judge
 from workbench.findings.advice import Kind, advise
 from workbench.findings.diagnosis import Diagnosis

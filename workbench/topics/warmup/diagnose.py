@@ -12,8 +12,8 @@ import numpy as np
 
 from workbench.config import is_callable_name
 from workbench.curves.judged import JudgedStudy, judged, judged_runs
-from workbench.curves.rise_causes import confirmation
 from workbench.curves.selection import compare_selected
+from workbench.curves.spikes import confirmation
 from workbench.curves.trial_curves import RecordLike, judge
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis
