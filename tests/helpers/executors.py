@@ -49,7 +49,7 @@ def train_alone(workload: Workload, configs: Sequence[TrainConfig], out: Path) -
     """Run the same study without an executor: one trial after the other by plain autograd."""
     study = StudyWriter.open(out, kind="sweep", workload=workload.name, config=workload.config.to_dict())
     for config in configs:
-        Trainer(device="cpu", gradients="loop").run_trial(workload, config, study, stage="lr_sweep")
+        Trainer(device="cpu", gradients="loop").run_trials(workload, [config], study, stage="lr_sweep")
     study.close()
 
 

@@ -46,7 +46,7 @@ def test_catapults_are_named_by_what_they_do(
     tmp_path: Path, relative_lr: float, codes: dict[str, tuple[str, int]], loss_scale: float
 ) -> None:
     """lr * curvature below 2 falls, between 2 and 4 rises and soon comes back, above 4 diverges (arXiv 2003.02218)."""
-    workload = catapult(curvature=1.0, peak_lr=relative_lr / loss_scale)
+    workload = catapult(peak_lr=relative_lr / loss_scale)
     if loss_scale != 1.0:
         workload = workload.replace(loss=lambda outputs, batch: loss_scale * half_squared_length(outputs, batch))
     for seed in SEEDS:

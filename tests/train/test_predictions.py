@@ -108,11 +108,11 @@ def test_a_resumed_trial_writes_each_evaluation_once(tmp_path: Path) -> None:
     whole = Trainer(gradients="loop").run(classes(), out=tmp_path / "whole").predictions
     workload = classes()
     study = StudyWriter.open(tmp_path / "cut", kind="trial", workload="classes", config=workload.config.to_dict())
-    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
+    Trainer(gradients="loop").run_trials(workload, [workload.config], study, stage="trial")
     for late in sorted((study.path / "trials" / "0" / "checkpoints").glob("step-*"))[2:]:
         shutil.rmtree(late)
     study.trial(workload.config.to_dict(), stage="trial", train_examples=64).event("ended", state="stopped")
-    Trainer(gradients="loop").run_trial(workload, workload.config, study, stage="trial")
+    Trainer(gradients="loop").run_trials(workload, [workload.config], study, stage="trial")
     study.close()
     cut = open_record(tmp_path / "cut").predictions
     assert cut.drop(columns="loss").equals(whole.drop(columns="loss"))

@@ -23,7 +23,6 @@ from workbench.workloads.source_text import (
     source_lm,
     source_text,
     source_text_post_norm,
-    text_hash,
 )
 
 PLACEMENTS = ("none", "branch", "after_add", "pre")
@@ -91,8 +90,8 @@ def test_the_text_is_that_of_the_first_file_on() -> None:
     first = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=os.fspath)[0].read_bytes()
     windows = source_data().train.tensors[0]
     assert bytes(windows.flatten().tolist()).startswith(first)
-    assert len(text_hash()) == len(hashlib.sha256().hexdigest())
-    assert text_hash() == source_data.__wrapped__().sha256
+    assert len(source_data().sha256) == len(hashlib.sha256().hexdigest())
+    assert source_data().sha256 == source_data.__wrapped__().sha256
 
 
 def test_targets_are_the_next_bytes() -> None:

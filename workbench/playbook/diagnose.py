@@ -26,7 +26,7 @@ from workbench.record.read import open_record
 from workbench.record.roles import Role
 from workbench.schedules import cap_steps, prepend_warmup
 from workbench.studies.budget import Budget, BudgetSpent
-from workbench.studies.session import Session, check_workload, open_session
+from workbench.studies.session import Session, open_session
 from workbench.topics.architecture.study import collect_architecture
 from workbench.topics.batch_norm.collect import collect_batch_norm
 from workbench.topics.batch_size.collect import collect_noise_scale
@@ -48,6 +48,7 @@ from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.study import WarmupStudy
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_workload
 from workbench.workloads.registry import call_on, load_workload
 from workbench.workloads.subsets import subset_of
 

@@ -32,7 +32,7 @@ from workbench.train.distributed.process_group import check_alone
 from workbench.train.lane import check_lanes
 from workbench.train.trainer import AnyTrainer, Trainer, fingerprint, step_threads
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import check_data, check_selection
+from workbench.workloads.checks import check_data, check_selection, check_workload
 
 if TYPE_CHECKING:
     from workbench.studies.executors.on_ray import RayExecutor
@@ -289,19 +289,6 @@ def open_session(
         raise
     finally:
         writer.close()
-
-
-def check_workload(workload: object) -> None:
-    """Refuse what is no workload.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    if not isinstance(workload, Workload):
-        raise UsageError(
-            f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
-            "Load one by name with workbench.load_workload(...)."
-        )
 
 
 def _fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any] | None:

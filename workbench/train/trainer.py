@@ -166,18 +166,6 @@ class Trainer:
             hosts.any(False)  # nobody reads the record before it is whole
             return record
 
-    def run_trial(
-        self,
-        workload: Workload,
-        config: TrainConfig,
-        study: StudyWriter,
-        *,
-        stage: str,
-        progress: Progress | None = None,
-    ) -> TrialRecord:
-        """Train one trial of a study, or return the finished one that is there already."""
-        return self.run_trials(workload, [config], study, stage=stage, progress=progress)[0]
-
     def run_trials(
         self,
         workload: Workload,

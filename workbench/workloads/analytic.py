@@ -116,13 +116,13 @@ def _optima(curvature: Tensor, *, noise: float, count: int, seed: int) -> Tensor
 
 
 class Catapult(nn.Module):
-    """f(x) = x u.v / sqrt(width), initialised in a random direction with exactly the given curvature and output."""
+    """f(x) = x u.v / sqrt(width), of width 1,000, initialised in a random direction with curvature 1 and output 1."""
 
-    def __init__(self, *, width: int, curvature: float, output: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        width = 1000
         axes, _ = torch.linalg.qr(torch.randn(width, 2, dtype=torch.float64))
-        length = math.sqrt(curvature * width / 2)
-        cosine = 2 * output / (curvature * math.sqrt(width))
+        length, cosine = math.sqrt(width / 2), 2 / math.sqrt(width)
         self.u = nn.Parameter(length * axes[:, 0])
         self.v = nn.Parameter(length * (cosine * axes[:, 0] + math.sqrt(1 - cosine**2) * axes[:, 1]))
 
@@ -131,39 +131,13 @@ class Catapult(nn.Module):
         return x * (self.u * self.v).sum() / math.sqrt(self.u.shape[0])
 
 
-def catapult(
-    *,
-    width: int = 1000,
-    curvature: float = 1.0,
-    output: float = 1.0,
-    peak_lr: float | None = None,
-    total_steps: int = 300,
-) -> Workload:
+def catapult(*, peak_lr: float = 2.5, total_steps: int = 300) -> Workload:
     """Return a two-layer linear network whose early instability, and recovery, are known; the full batch, two equal examples.
 
-    Args:
-        width: length of u and of v.
-        curvature: (|u|^2 + |v|^2) / width at the start, the largest Hessian eigenvalue but for the output's small part.
-        output: f at the start.
-        peak_lr: None is 2.5 / `curvature`, in the middle of the catapult's range.
-
-    Raises:
-        UsageError: no u and v have this curvature and output.
+    The largest Hessian eigenvalue is 1 at the start, but for the output's small part: a `peak_lr` of 2 to 4 is the catapult's range.
     """
-    largest = curvature * math.sqrt(width) / 2
-    if width < 2 or curvature <= 0 or not abs(output) <= largest:
-        raise UsageError(
-            f"width={width!r}, curvature={curvature!r}, output={output!r}: width must be at least 2, curvature above 0 "
-            "and output at most curvature * sqrt(width) / 2 in size."
-        )
-    return _full_batch(
-        "catapult",
-        lambda: Catapult(width=width, curvature=curvature, output=output),
-        torch.ones(2, 1, dtype=torch.float64),
-        half_squared_length,
-        peak_lr=2.5 / curvature if peak_lr is None else peak_lr,
-        total_steps=total_steps,
-    )
+    inputs = torch.ones(2, 1, dtype=torch.float64)
+    return _full_batch("catapult", Catapult, inputs, half_squared_length, peak_lr=peak_lr, total_steps=total_steps)
 
 
 class Valley(nn.Module):
@@ -188,20 +162,13 @@ def loss_itself(outputs: Tensor, batch: Any) -> Tensor:  # noqa: ARG001 - the co
     return outputs
 
 
-def valley(
-    *,
-    steepness: float = 201.0,
-    slow: float = 20.0,
-    slow_curvature: float = 0.1,
-    peak_lr: float | None = None,
-    total_steps: int = 400,
-) -> Workload:
+def valley(*, steepness: float = 201.0, peak_lr: float | None = None, total_steps: int = 400) -> Workload:
     """Return one that is steep where training starts and flat where it ends, so that a warmup opens far larger learning rates.
+
+    The slow directions start 20 from the bottom, with a curvature of 0.1: they are what a larger lr is good for.
 
     Args:
         steepness: lr * steepness = 2 is the edge of stability at the start; the bottom of the wall has curvature 1.
-        slow: how far from the bottom the slow directions start.
-        slow_curvature: their curvature; it is what a larger lr is good for.
         peak_lr: None is 1 / `steepness`, half of the largest stable lr.
 
     Raises:
@@ -209,11 +176,9 @@ def valley(
     """
     if not steepness > 1:
         raise UsageError(f"steepness={steepness!r} must be above 1, the curvature at the bottom of the wall.")
-    if not 0 <= slow_curvature <= 1:
-        raise UsageError(f"slow_curvature={slow_curvature!r} must be from 0 to 1, that of the wall's bottom.")
     return _full_batch(
         "valley",
-        lambda: Valley(steepness=steepness, slow=slow, slow_curvature=slow_curvature),
+        lambda: Valley(steepness=steepness, slow=20.0, slow_curvature=0.1),
         torch.zeros(2, 1, dtype=torch.float64),
         loss_itself,
         peak_lr=1.0 / steepness if peak_lr is None else peak_lr,

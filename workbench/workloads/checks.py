@@ -14,19 +14,25 @@ LARGER_IS_BETTER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision
 """Names of metrics that nobody wants small (rule of thumb)."""
 
 
-def chosen_config(workload: object, config: object) -> TrainConfig:
-    """Return what to train with: `config`, or the workload's own where it is None; a `UsageError` where either is something else."""
+def check_workload(workload: object) -> Workload:
+    """Return it; raise `UsageError` where it is no workload."""
     if not isinstance(workload, Workload):
         raise UsageError(
             f"workload must be a Workload, not {type(workload).__name__} ({str(workload)[:60]}). "
             "Load one by name with workbench.load_workload(...)."
         )
+    return workload
+
+
+def chosen_config(workload: object, config: object) -> TrainConfig:
+    """Return what to train with: `config`, or the workload's own where it is None; a `ConfigError` where it is something else."""
+    own = check_workload(workload).config
     if config is not None and not isinstance(config, TrainConfig):
         raise ConfigError(
             f"config must be a TrainConfig, not {type(config).__name__} ({str(config)[:60]}). Write "
             "TrainConfig(peak_lr=..., total_steps=..., batch_size=...), or workload.config.replace(peak_lr=...)."
         )
-    return workload.config if config is None else config
+    return own if config is None else config
 
 
 def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:

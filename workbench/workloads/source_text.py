@@ -53,11 +53,6 @@ def source_data(*, length: int = 64, max_bytes: int = MAX_BYTES) -> SourceText:
     return SourceText(splits[0], splits[1], splits[2], digest)
 
 
-def text_hash() -> str:
-    """Return the SHA-256 of the text, in hexadecimal: it differs from one version of Python to the next."""
-    return source_data().sha256
-
-
 def _read_files(max_bytes: int) -> list[bytes]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in root.rglob("*.py") if not SKIPPED.intersection(path.relative_to(root).parts)]
@@ -178,7 +173,7 @@ def source_text(
     peak_lr: float = 2e-3,
     total_steps: int = 2000,
 ) -> Workload:
-    """Return the workload; `text_hash()` says which text this Python has.
+    """Return the workload; `source_data().sha256` says which text this Python has.
 
     Args:
         width: of every position, a multiple of `heads`.

@@ -24,7 +24,7 @@ from workbench.parameter_server.data.datasets import (
 )
 from workbench.parameter_server.workers.worker import WorkerIterator
 from workbench.train.batches import train_order
-from workbench.workloads.items import IndexedDataset, in_its_own_order, plain_tensors
+from workbench.workloads.items import IndexedDataset, in_its_own_order, length_of, plain_tensors
 
 Collate = Callable[[list[Any]], Any]  # list of items -> batch
 SHARDS_PER_WORKER = 5
@@ -126,7 +126,7 @@ class Shards:
 
 def _finite_length(data: Any) -> int:
     """Return `len(data)`; what has none is refused, because an evaluation of each example needs an end (behaviour 87)."""
-    length = _length(data)
+    length = length_of(data)
     if length is None:
         raise UsageError(
             f"Evaluation with each example exactly once takes a dataset with a length; {type(data).__name__} has none, and may be "
@@ -134,13 +134,6 @@ def _finite_length(data: Any) -> int:
             "which counts batches and promises nothing about examples."
         )
     return length
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def as_data(data: Any, y: Any = None, *, precision: str | None = None) -> Any:
@@ -196,7 +189,7 @@ def training_feed(data: Any, config: TrainConfig, collate: Collate | None, *, nu
     """
     batching = Batching(config.batch_size, collate, config.per_host_seed)
     if not _indexed(data):
-        length = None if isinstance(data, (DatasetCreator, DatasetRecipe)) else _length(data)
+        length = None if isinstance(data, (DatasetCreator, DatasetRecipe)) else length_of(data)
         if length is not None and isinstance(data, Dataset):
             length //= config.batch_size
         return _stream(data, batching, num_workers, length=length)
@@ -248,7 +241,7 @@ def _indexed(data: Any) -> bool:
     """Whether examples can be read by their indices, so that the coordinator says which."""
     if isinstance(data, DataLoader):
         stream = isinstance(data.dataset, IterableDataset)
-        return data.batch_sampler is not None and not stream and _length(data) is not None
+        return data.batch_sampler is not None and not stream and length_of(data) is not None
     return not isinstance(data, (DatasetCreator, DatasetRecipe)) and not in_its_own_order(data)
 
 

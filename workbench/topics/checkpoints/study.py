@@ -104,7 +104,7 @@ def _train(workload: Workload, config: TrainConfig, device: torch.device, folder
             study = StudyWriter(folder, held)
             trainer = Trainer(device=str(device), gradients="loop", hooks=hooks)
             with contextlib.suppress(_CrashError):
-                trainer.run_trial(workload, config, study, stage=Role.RESUME)
+                trainer.run_trials(workload, [config], study, stage=Role.RESUME)
         study.flush()
         record = TrialRecord(folder, 0)
         after = record.steps["loss"].to_numpy()[STEPS:].tolist()

@@ -31,6 +31,7 @@ from workbench.topics.hosts.watch import HostsWatch, facts_path, read_facts
 from workbench.train.distributed.data_parallel import check_shares
 from workbench.train.distributed.process_group import HostGroup
 from workbench.workloads.base import Workload
+from workbench.workloads.checks import check_workload
 from workbench.workloads.registry import call_on, load_workload
 
 _PROGRAMS = ("-m", "workbench.topics.hosts.run_rank")
@@ -70,10 +71,7 @@ class HostsStudy:
             ClusterError: the port is taken, a rank died, or nothing moved for `timeout_s`.
             RecordError: the folder cannot be used.
         """
-        if not isinstance(workload, Workload):
-            raise UsageError(
-                f"workload must be a Workload, not {type(workload).__name__}; load one with workbench.load_workload(...)."
-            )
+        check_workload(workload)
         check_hosts(self.hosts)
         config = at_length(workload.config, self.steps)
         if workload.source is None:
