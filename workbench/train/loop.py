@@ -44,9 +44,8 @@ from workbench.train.hooks import Hook, Run, Step, watchers
 from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluation
 from workbench.train.lanes.backend import Chosen
 from workbench.train.optimizers import Updater, make_updater
-from workbench.train.own.loss_scale import update_unless_overflown
 from workbench.train.rng import capture_rng, seed_all
-from workbench.train.stacked_weights import LaneStack
+from workbench.train.stacked_weights import LaneStack, update_unless_overflown
 from workbench.train.steps.own_step import OwnStep, first_update
 from workbench.train.update_rules import clip_by_norm, clip_thresholds, global_norm
 from workbench.workloads.base import Workload

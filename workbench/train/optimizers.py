@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
-from workbench.train.own.factories import build_optimizer
-from workbench.train.own.torch_optimizer import TorchOptimizer
+from workbench.train.own.torch_optimizer import TorchOptimizer, build_optimizer
 from workbench.train.update_rules import RULES, Constants, HostLr, Memory
 
 

@@ -15,8 +15,7 @@ from typing import Any
 from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.parameter_server.context import Run
-from workbench.parameter_server.coordinator.closure_queue import ClosureQueue
-from workbench.parameter_server.coordinator.watch import CoordinatorMetrics, WatchDog
+from workbench.parameter_server.coordinator.closure_queue import ClosureQueue, CoordinatorMetrics, WatchDog
 from workbench.parameter_server.data.datasets import refuse_captured
 from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.parameter_server.engines.threads import Ended, ThreadEngine

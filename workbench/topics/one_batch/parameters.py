@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.train.batches import train_batches
 from workbench.train.forward import per_example
 from workbench.train.gradients import needs_gradient
-from workbench.train.own.factories import build_optimizer
+from workbench.train.own.torch_optimizer import build_optimizer
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload

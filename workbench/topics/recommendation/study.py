@@ -21,7 +21,7 @@ from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.gradients import needs_gradient
-from workbench.train.own.factories import build_optimizer, trained_parameters
+from workbench.train.own.torch_optimizer import build_optimizer, trained_parameters
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 

@@ -1,7 +1,8 @@
-"""`TorchOptimizer`: a person's own optimizer, and scheduler, as the updater of one lane; its state is saved with the lane's."""
+"""`TorchOptimizer`: an optimizer, and scheduler, of a person, as the updater of one lane, whose state is saved with it; made by a factory that is handed what it asks for by the name of its first parameter."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +10,84 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError
 from workbench.lr_schedulers import scheduled_groups
-from workbench.schedules import lr_values, takes_optimizer
+from workbench.schedules import first_parameter, lr_values, takes_optimizer
 from workbench.train.forward import all_finite
-from workbench.train.own.factories import SCALE
+
+SCALE = "lr_scale"  # what timm's layer decay writes into a group, for whoever sets its lr to multiply with
+
+
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained, in order."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> Any:
+    """Return what `config.optimizer` makes of the trained parameters, of the model, or of the parameters with their names.
+
+    `(model, lr)` and `(named_parameters, lr)` ask for the last two; under any other name a factory is given the parameters.
+    """
+    name, optimizer = _name(config), _made(config, model, parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"{name} returned {type(optimizer).__name__}; a factory takes (params, lr), (model, lr) or (named_parameters, lr) and "
+            "returns a torch.optim.Optimizer. Several take a step of your own: Workload(step=...)."
+        )
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    arguments = inspect.signature(optimizer.step).parameters.values()
+    if any(p.kind in positional and p.default is inspect.Parameter.empty for p in arguments):
+        raise ConfigError(
+            f"{name} returned {type(optimizer).__name__}, whose step needs a closure that computes the loss "
+            "again; this trainer computes one gradient per step. Take an optimizer whose step() works alone, make the update in a "
+            "function of your own, Workload(step=...), or leave your loop as it is: wb.watch records it, and `workbench diagnose -- "
+            "python train.py` diagnoses it."
+        )
+    return optimizer
+
+
+def build_optimizers(config: TrainConfig, model: nn.Module) -> Any:
+    """Return what `config.optimizer` makes for a custom step: an optimizer, a list, a tuple or a mapping of some."""
+    if not callable(config.optimizer):
+        raise ConfigError(
+            f"optimizer={config.optimizer!r} is the name of a rule, and a custom step, Workload(step=...), steps optimizers of "
+            "torch. Write optimizer=lambda model, lr: torch.optim.Adam(model.parameters(), lr), or return a list of optimizers."
+        )
+    made = _made(config, model, trained_parameters(model))
+    wrong = [type(each).__name__ for each in listed(made) if not isinstance(each, torch.optim.Optimizer)]
+    if wrong or not listed(made):
+        raise ConfigError(
+            f"{_name(config)} returned {wrong[0] if wrong else 'no optimizer'}; for a custom step a factory returns a "
+            "torch.optim.Optimizer, or a list, a tuple or a dict of some."
+        )
+    return made
+
+
+def listed(made: Any) -> list[Any]:
+    """Return the optimizers that a factory made, in order."""
+    return list(made.values()) if isinstance(made, dict) else list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def _name(config: TrainConfig) -> str:
+    return f"optimizer={config.to_dict()['optimizer']!r}"
+
+
+def _made(config: TrainConfig, model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> Any:
+    factory = config.optimizer
+    assert callable(factory)
+    wanted = first_parameter(factory)
+    given: Any = list(parameters)
+    if wanted in ("model", "named_parameters"):
+        if model is None:
+            raise ConfigError(
+                f"{_name(config)} asks for {wanted}, and here are only parameters; take (params, lr) instead."
+            )
+        given = model if wanted == "model" else [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    return factory(given, config.peak_lr)
+
 
 Make = Callable[[], torch.optim.Optimizer]
 _OURS = ("params", "lr")  # of a parameter group: set by the trainer, so never saved

@@ -25,8 +25,7 @@ from workbench.schedules import lr_values
 from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, autocast, has_diverged
 from workbench.train.gradients import SHORT, Excuse, LaneLoss, LoopGradients
-from workbench.train.own.factories import build_optimizers, listed
-from workbench.train.own.torch_optimizer import TorchOptimizer
+from workbench.train.own.torch_optimizer import TorchOptimizer, build_optimizers, listed
 from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
