@@ -31,22 +31,16 @@ def ignorance(start: float, chance: float | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Rise:
-    """One stretch in which the loss went up and stayed up; early rises start in the first tenth of the planned steps.
-
-    Attributes:
-        onset_step: last step at the trough before the rise.
-        peak_step, peak_loss: of the highest loss; None and infinite when the run became non-finite.
-        trough_loss: lowest smoothed loss before the rise.
-        back_step: first step back near the trough, None if there is none.
-    """
+    """One stretch in which the loss went up and stayed up; early rises start in the first tenth of the planned steps."""
 
     when: When
     outcome: Outcome
-    onset_step: int
+    onset_step: int  # last step at the trough before the rise
+    # peak_step, peak_loss: of the highest loss; None and infinite when the run became non-finite
     peak_step: int | None
     peak_loss: float
-    trough_loss: float
-    back_step: int | None
+    trough_loss: float  # lowest smoothed loss before the rise
+    back_step: int | None  # first step back near the trough, None if there is none
 
     @property
     def steps_to_recover(self) -> int | None:
@@ -56,31 +50,21 @@ class Rise:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveVerdict:
-    """When a loss curve became unstable and the outcome, those of its worst rise (see `Rise`).
-
-    Attributes:
-        outcome: "settling" is coming back at the end.
-        end_loss: median of the last tenth of the steps, infinite when the run became non-finite.
-        loss_ref: loss before the first update.
-        progress: what the study's best trial learned, or this run where no study sets the scale.
-        high: the run ended about where it began, though the study shows that more can be learned.
-        width: steps in the smoothing median.
-        noise: standard deviation of the smoothed loss at its lowest point.
-    """
+    """When a loss curve became unstable and the outcome, those of its worst rise (see `Rise`)."""
 
     when: When
-    outcome: Outcome
+    outcome: Outcome  # "settling" is coming back at the end
     onset_step: int | None = None
     peak_step: int | None = None
     peak_loss: float | None = None
-    end_loss: float | None = None
+    end_loss: float | None = None  # median of the last tenth of the steps, infinite when the run became non-finite
     trough_loss: float | None = None
     reason: str = ""
-    loss_ref: float | None = None
-    progress: float = 0.0
-    high: bool = False
-    width: int = 1
-    noise: float | None = None
+    loss_ref: float | None = None  # loss before the first update
+    progress: float = 0.0  # what the study's best trial learned, or this run where no study sets the scale
+    high: bool = False  # the run ended about where it began, though the study shows that more can be learned
+    width: int = 1  # steps in the smoothing median
+    noise: float | None = None  # standard deviation of the smoothed loss at its lowest point
     rises: tuple[Rise, ...] = ()
 
     @property
@@ -91,42 +75,30 @@ class CurveVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveThresholds:
-    """When a loss curve counts as having risen, and as having come back; rules of thumb, where no source is named.
+    """When a loss curve counts as having risen, and as having come back; rules of thumb, where no source is named."""
 
-    Attributes:
-        rise_frac: rise needed, as a share of what the run had learned.
-        study_frac: rise needed, as a share of what the study's best trial learned.
-        high_frac: a run that ends with less than this share of what the study's best trial learned is uncharacteristically
-            high (a network stuck at chance learns a little when it starts above chance).
-        noise_sds: rise needed, in standard deviations of the smoothed loss: of its root mean square there and at the trough (rule of
-            thumb; simulated, 1 % of healthy noisy curves of 20 to 1,000 losses rise by more for a stretch).
-        recover_frac: distance from the trough that counts as back, as a share of what was learned.
-        early_frac: a rise that starts in this share of the planned steps is early (the cap on warmup, F3.10).
-        settle_ratio: settling means that the excess of the last tenth is below this share of the tenth before.
-        tail_frac: share of the steps whose median is the end loss.
-        max_noise_frac: noise left by the smoothing, as a share of the progress.
-        min_steps: shorter finite curves are `not_measured`.
-        stretch_steps, sure_stretch_steps: hot steps in a row that make a rise; for a full batch, or above the initial loss.
-        memory_spans: an optimizer with memory may swing for this many times 1 / (1 - memory) steps,
-        memory_frac: and for no more than this share of the planned steps: who swings longer does not settle.
-        calm_frac: rises closer together than this share of the planned steps are one.
-    """
-
-    rise_frac: float = 0.5
-    study_frac: float = 0.1
+    rise_frac: float = 0.5  # rise needed, as a share of what the run had learned
+    study_frac: float = 0.1  # rise needed, as a share of what the study's best trial learned
+    # a run that ends with less than this share of what the study's best trial learned is uncharacteristically high (a
+    # network stuck at chance learns a little when it starts above chance)
     high_frac: float = 0.25
+    # rise needed, in standard deviations of the smoothed loss: of its root mean square there and at the trough (rule
+    # of thumb; simulated, 1 % of healthy noisy curves of 20 to 1,000 losses rise by more for a stretch)
     noise_sds: float = 6.0
-    recover_frac: float = 0.1
-    early_frac: float = 0.1
+    recover_frac: float = 0.1  # distance from the trough that counts as back, as a share of what was learned
+    early_frac: float = 0.1  # a rise that starts in this share of the planned steps is early (the cap on warmup, F3.10)
+    # settling means that the excess of the last tenth is below this share of the tenth before
     settle_ratio: float = 0.8
-    tail_frac: float = 0.1
-    max_noise_frac: float = 0.025
-    min_steps: int = 10
+    tail_frac: float = 0.1  # share of the steps whose median is the end loss
+    max_noise_frac: float = 0.025  # noise left by the smoothing, as a share of the progress
+    min_steps: int = 10  # shorter finite curves are `not_measured`
+    # stretch_steps, sure_stretch_steps: hot steps in a row that make a rise; for a full batch, or above the initial
+    # loss
     stretch_steps: int = 5
     sure_stretch_steps: int = 3
-    memory_spans: float = 5.0
-    memory_frac: float = 0.5
-    calm_frac: float = 0.05
+    memory_spans: float = 5.0  # an optimizer with memory may swing for this many times 1 / (1 - memory) steps,
+    memory_frac: float = 0.5  # and for no more than this share of the planned steps: who swings longer does not settle
+    calm_frac: float = 0.05  # rises closer together than this share of the planned steps are one
 
 
 USUAL = CurveThresholds()

@@ -19,42 +19,27 @@ _SAME_LOSS = 1.04  # without noise, a lower neighbour with a loss up to this man
 
 @dataclass(frozen=True, kw_only=True)
 class BestLR:
-    """lr*, with its doubt. Beyond the first unstable lr nothing counts: a run that trains well there is luck.
-
-    Attributes:
-        low, high: interval around `lr` in which all lrs tried are as good.
-        measured_lr: the lr with the lowest objective; `lr` may be its lower neighbour.
-        point: the measurement at `lr`.
-        tied: lrs whose paired difference to the best is within the tolerance.
-        border: "low" or "high" where the lowest objective lies at the border of the lrs tried, else None.
-        needs_refinement: the grid around the minimum is too coarse for the promise made in `reason`.
-        reason: how `lr` follows from the measurements.
-    """
+    """lr*, with its doubt. Beyond the first unstable lr nothing counts: a run that trains well there is luck."""
 
     lr: float
+    # low, high: interval around `lr` in which all lrs tried are as good
     low: float
     high: float
-    measured_lr: float
-    point: LRPoint
-    tied: tuple[float, ...]
-    border: str | None
-    needs_refinement: bool
-    reason: str
+    measured_lr: float  # the lr with the lowest objective; `lr` may be its lower neighbour
+    point: LRPoint  # the measurement at `lr`
+    tied: tuple[float, ...]  # lrs whose paired difference to the best is within the tolerance
+    border: str | None  # "low" or "high" where the lowest objective lies at the border of the lrs tried, else None
+    needs_refinement: bool  # the grid around the minimum is too coarse for the promise made in `reason`
+    reason: str  # how `lr` follows from the measurements
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnstableBracket:
-    """Where lasting instability starts above lr*.
+    """Where lasting instability starts above lr*."""
 
-    Attributes:
-        lower: largest lr below `upper` that is not lastingly unstable; None if none was run.
-        upper: smallest lr above lr* at which at least half of the seeds are lastingly unstable.
-        stable_above: larger lrs that are not lastingly unstable all the same.
-    """
-
-    lower: float | None
-    upper: float
-    stable_above: tuple[float, ...]
+    lower: float | None  # largest lr below `upper` that is not lastingly unstable; None if none was run
+    upper: float  # smallest lr above lr* at which at least half of the seeds are lastingly unstable
+    stable_above: tuple[float, ...]  # larger lrs that are not lastingly unstable all the same
 
     @property
     def ratio(self) -> float:

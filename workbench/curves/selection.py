@@ -71,19 +71,14 @@ def selected_rows(record: RecordLike, trial: int) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedRun:
-    """The evaluations of one finished run; costs are what is smaller when it is better, whatever the metric.
-
-    Attributes:
-        costs: what selection compares at each of the `steps`, NaN and inf kept, shape (evaluations,).
-        test_costs: the same metric on the test split, NaN where it was not measured, shape (evaluations,).
-    """
+    """The evaluations of one finished run; costs are what is smaller when it is better, whatever the metric."""
 
     trial: int
     seed: int
     total_steps: int
     steps: Steps
-    costs: Floats
-    test_costs: Floats
+    costs: Floats  # what selection compares at each of the `steps`, NaN and inf kept, shape (evaluations,)
+    test_costs: Floats  # the same metric on the test split, NaN where it was not measured, shape (evaluations,)
 
     @property
     def finite(self) -> Floats:

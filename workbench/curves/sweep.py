@@ -20,24 +20,19 @@ FEWEST_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class LRPoint:
-    """All full-length trials at one learning rate.
-
-    Attributes:
-        loss: mean over the seeds of the tail loss (the objective), infinite when a seed diverged.
-        loss_se: standard error of `loss` over the last steps and the seeds.
-        above_best, above_best_se: paired difference to the best lr (same seeds, steps and batches), and its standard error.
-        lasting: how many seeds are lastingly unstable.
-    """
+    """All full-length trials at one learning rate."""
 
     lr: float
-    loss: float
-    loss_se: float
+    loss: float  # mean over the seeds of the tail loss (the objective), infinite when a seed diverged
+    loss_se: float  # standard error of `loss` over the last steps and the seeds
+    # above_best, above_best_se: paired difference to the best lr (same seeds, steps and batches), and its standard
+    # error
     above_best: float = math.nan
     above_best_se: float = math.nan
     seeds: tuple[int, ...]
     losses: tuple[float, ...]
     outcomes: tuple[str, ...]
-    lasting: int
+    lasting: int  # how many seeds are lastingly unstable
     trials: tuple[int, ...]
 
     @property
@@ -53,25 +48,16 @@ class LRPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTable:
-    """The points of a sweep in order of lr, with what is common to them.
-
-    Attributes:
-        noise_free: every trial saw the full batch in every step.
-        memory: momentum or beta1 of the optimizer.
-        loss_ref: loss of the initial model, mean over the seeds.
-        progress: how far the best trial came below the initial model, or below chance where that is lower.
-        learned: the progress of some lr, or its lead over a smaller one, stands out of the noise.
-        chance: loss of the best constant output, None where unknown.
-    """
+    """The points of a sweep in order of lr, with what is common to them."""
 
     points: tuple[LRPoint, ...]
-    noise_free: bool
-    memory: float
-    loss_ref: float
-    progress: float
-    learned: bool
+    noise_free: bool  # every trial saw the full batch in every step
+    memory: float  # momentum or beta1 of the optimizer
+    loss_ref: float  # loss of the initial model, mean over the seeds
+    progress: float  # how far the best trial came below the initial model, or below chance where that is lower
+    learned: bool  # the progress of some lr, or its lead over a smaller one, stands out of the noise
     total_steps: int
-    chance: float | None = None
+    chance: float | None = None  # loss of the best constant output, None where unknown
 
     @property
     def too_short(self) -> bool:

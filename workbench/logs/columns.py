@@ -19,21 +19,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class RawLog:
-    """One run's log.
+    """One run's log."""
 
-    Attributes:
-        path: its file, or a name where it came from memory.
-        columns: name -> the cells that were written, in order, their index the row of the log.
-        rows: how many there are.
-        known: what else the log says: "total_steps" planned, "lr" of its config, "max_grad_norm", "notes" for the reader.
-        text: missing cells at the end may be a NaN that was written as an empty cell.
-    """
-
-    path: Path
-    columns: Mapping[str, pd.Series]
-    rows: int
+    path: Path  # its file, or a name where it came from memory
+    columns: Mapping[str, pd.Series]  # name -> the cells that were written, in order, their index the row of the log
+    rows: int  # how many there are
+    # what else the log says: "total_steps" planned, "lr" of its config, "max_grad_norm", "notes" for the reader
     known: Mapping[str, Any] = field(default_factory=dict)
-    text: bool = False
+    text: bool = False  # missing cells at the end may be a NaN that was written as an empty cell
 
     def numbers(self, name: str) -> tuple[Ints, Floats]:
         """Return rows and values of a column; cells that say that there is none are left out."""

@@ -28,29 +28,18 @@ class BudgetSpent(Exception):
 
 @dataclass
 class Budget:
-    """What a diagnosis may cost.
+    """What a diagnosis may cost."""
 
-    Attributes:
-        text: as it was given, "" where there is no limit.
-        runs: baseline runs, counted by their updates; `inf` where time is what counts.
-        seconds: of this call; `inf` where runs are what counts.
-        reserved: baseline runs that are kept for the proof, while others ask.
-        proof: configs of the proof that the search trains beside its own: what is reserved pays for them.
-        look: whether it pays for runs shorter than the baseline alone.
-        whole: updates of the baseline's own run, where a first look is shorter.
-        ended: what could not be paid for, "" while all could.
-        default: whether nobody gave it.
-    """
-
-    text: str = ""
-    runs: float = math.inf
-    seconds: float = math.inf
-    reserved: float = 0.0
+    text: str = ""  # as it was given, "" where there is no limit
+    runs: float = math.inf  # baseline runs, counted by their updates; `inf` where time is what counts
+    seconds: float = math.inf  # of this call; `inf` where runs are what counts
+    reserved: float = 0.0  # baseline runs that are kept for the proof, while others ask
+    # configs of the proof that the search trains beside its own: what is reserved pays for them
     proof: frozenset[TrainConfig] = frozenset()
-    look: bool = False
-    whole: int = 0
-    ended: str = ""
-    default: bool = False
+    look: bool = False  # whether it pays for runs shorter than the baseline alone
+    whole: int = 0  # updates of the baseline's own run, where a first look is shorter
+    ended: str = ""  # what could not be paid for, "" while all could
+    default: bool = False  # whether nobody gave it
     _began: float = field(default_factory=time.monotonic)
 
     @classmethod

@@ -222,13 +222,7 @@ def executor_of(name: str, address: str | None = None) -> RayExecutor | None:
 
 
 class RunOptions(TypedDict, total=False):
-    """How a study is run, as `Study.run` takes it.
-
-    Attributes:
-        command: what reproduces the study; None is this process's command line.
-        call: the Python expression that ran it; the command where there is no command line, as in a notebook.
-        budget: what it may cost; None is without a limit.
-    """
+    """How a study is run, as `Study.run` takes it."""
 
     trainer: AnyTrainer | None
     executor: str
@@ -236,10 +230,10 @@ class RunOptions(TypedDict, total=False):
     out: str | Path | None
     name: str | None
     note: str | None
-    command: str | None
-    call: str | None
+    command: str | None  # what reproduces the study; None is this process's command line
+    call: str | None  # the Python expression that ran it; the command where there is no command line, as in a notebook
     progress: bool
-    budget: Budget | None
+    budget: Budget | None  # what it may cost; None is without a limit
 
 
 @contextmanager

@@ -31,21 +31,13 @@ Floats = NDArray[np.float64]
 
 
 class Evaluation(NamedTuple):
-    """One metric over a whole split.
+    """One metric over a whole split."""
 
-    Attributes:
-        metric: "loss" or a name of the workload's metrics.
-        value: weighted mean over the examples.
-        num_examples: examples with a positive weight.
-        num_correct: their number of correct predictions for a metric of zeros and ones, else None (P3.7).
-        seconds: wall time of the whole evaluation.
-    """
-
-    metric: str
-    value: float
-    num_examples: int
-    num_correct: int | None
-    seconds: float
+    metric: str  # "loss" or a name of the workload's metrics
+    value: float  # weighted mean over the examples
+    num_examples: int  # examples with a positive weight
+    num_correct: int | None  # their number of correct predictions for a metric of zeros and ones, else None (P3.7)
+    seconds: float  # wall time of the whole evaluation
 
 
 def evaluate(

@@ -42,21 +42,14 @@ _known: OrderedDict[Hashable, tuple[Workload, _Look]] = OrderedDict()
 
 
 class ExampleValues(NamedTuple):
-    """What is known of every example of a split.
+    """What is known of every example of a split."""
 
-    Attributes:
-        columns: "loss" and the workload's metrics -> values, shape (examples,).
-        weights: shape (examples,), ones without weights.
-        labels: class of each, shape (examples,); None where the loss is no cross-entropy with one class an example.
-        classes: how many the model tells apart; None where unknown.
-        features: shape (examples, features), the floating tensors of the batch; None where there is none.
-    """
-
-    columns: dict[str, Floats]
-    weights: Floats
+    columns: dict[str, Floats]  # "loss" and the workload's metrics -> values, shape (examples,)
+    weights: Floats  # shape (examples,), ones without weights
+    # class of each, shape (examples,); None where the loss is no cross-entropy with one class an example
     labels: NDArray[np.int64] | None
-    classes: int | None
-    features: Floats | None
+    classes: int | None  # how many the model tells apart; None where unknown
+    features: Floats | None  # shape (examples, features), the floating tensors of the batch; None where there is none
 
     def only(self, mask: NDArray[np.bool_]) -> ExampleValues:
         """Return the values of a part of the examples."""
@@ -108,17 +101,12 @@ def float_tensors(batch: Any) -> list[Tensor]:
 
 
 class Dependence(NamedTuple):
-    """How far the values of the same examples differ between two looks at them.
+    """How far the values of the same examples differ between two looks at them."""
 
-    Attributes:
-        random: largest difference between two looks at the same batch.
-        batch: the same between one batch of all and batches of a few; 0 where values are random.
-        coupled: whether the loss looks at the whole batch, though the model does not, and it is no mean over the batch. Of random
-            values, whether their mean differs between batches.
-    """
-
-    random: float = 0.0
-    batch: float = 0.0
+    random: float = 0.0  # largest difference between two looks at the same batch
+    batch: float = 0.0  # the same between one batch of all and batches of a few; 0 where values are random
+    # whether the loss looks at the whole batch, though the model does not, and it is no mean over the batch. Of
+    # random values, whether their mean differs between batches
     coupled: bool = False
 
 

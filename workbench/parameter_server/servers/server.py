@@ -300,14 +300,10 @@ class DirectPlane:
     """Moves values to and from servers that live in this process, which `server` returns by their index.
 
     `RayPlane` has the same methods. All raise `UnavailableError` where a server is gone.
-
-    Attributes:
-        name: how values travel: "direct", "shm" or "plasma".
-        why: why this way was taken.
     """
 
-    name: str = "direct"
-    why: str = "the servers are in this process"
+    name: str = "direct"  # how values travel: "direct", "shm" or "plasma"
+    why: str = "the servers are in this process"  # why this way was taken
 
     def __init__(self, server: Callable[[int], ServerRuntime]) -> None:
         self._server = server

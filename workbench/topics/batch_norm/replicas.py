@@ -25,19 +25,15 @@ _Row = Mapping[str, Any]
 
 
 class Replicas(NamedTuple):
-    """The running statistics of every process of a job.
-
-    Attributes:
-        layers: mean and variance of each layer, (processes, channels).
-        merged: the same of all processes together, by their weights.
-        apart: largest distance of two processes in a channel of each layer, in standard deviations; NaN where they are not finite.
-        written: how the checkpoint holds them, "merged" or as an "average"; None where neither, or there is none.
-    """
+    """The running statistics of every process of a job."""
 
     processes: int
-    layers: dict[str, _Layer]
-    merged: dict[str, MergedStatistics]
+    layers: dict[str, _Layer]  # mean and variance of each layer, (processes, channels)
+    merged: dict[str, MergedStatistics]  # the same of all processes together, by their weights
+    # largest distance of two processes in a channel of each layer, in standard deviations; NaN where they are not
+    # finite
     apart: dict[str, float]
+    # how the checkpoint holds them, "merged" or as an "average"; None where neither, or there is none
     written: str | None
     finite: bool
 

@@ -27,20 +27,14 @@ LEAST_CALLS = 8  # calls from which their spread is estimated, at least (rule of
 
 
 class BatchStatistics(NamedTuple):
-    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared.
+    """The statistics that one layer made, one row for each time that it was called: once a batch, or more where it is shared."""
 
-    Attributes:
-        mean, variance: shape (calls, channels); the variance is unbiased.
-        examples: that made the statistic, over all processes where it is synchronised, shape (calls,).
-        values: per channel, examples times places, shape (calls,).
-        batch: its number, from 0, shape (calls,).
-    """
-
+    # mean, variance: shape (calls, channels); the variance is unbiased
     mean: Floats
     variance: Floats
-    examples: NDArray[np.int64]
-    values: NDArray[np.int64]
-    batch: NDArray[np.int64]
+    examples: NDArray[np.int64]  # that made the statistic, over all processes where it is synchronised, shape (calls,)
+    values: NDArray[np.int64]  # per channel, examples times places, shape (calls,)
+    batch: NDArray[np.int64]  # its number, from 0, shape (calls,)
 
     @property
     def together(self) -> Moments:

@@ -18,15 +18,11 @@ _FOLLOWS = (
 
 
 class Tuned(NamedTuple):
-    """One point of a search, and the selected metric under the seeds that choose.
-
-    Attributes:
-        value: mean over the choosing seeds; inf (or -inf where larger is better) where one was not finite.
-    """
+    """One point of a search, and the selected metric under the seeds that choose."""
 
     lr: float
     memory: float
-    value: float
+    value: float  # mean over the choosing seeds; inf (or -inf where larger is better) where one was not finite
     seeds: int
 
 

@@ -15,21 +15,14 @@ FIRST = 8  # indices shown of each rank
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Which examples each rank saw in one pass over the data.
+    """Which examples each rank saw in one pass over the data."""
 
-    Attributes:
-        examples: of each rank, in their order: positions in the data set they share, or hashes of their content.
-        by: "index" or "content".
-        size: of the data that the ranks share out; None where it is not known.
-        whole: whether each rank's part is complete, and not what a short run saw of it.
-        why_not: why ranks cannot be compared; None where they can.
-    """
-
+    # of each rank, in their order: positions in the data set they share, or hashes of their content
     examples: Mapping[int, Sequence[Any]]
-    by: str
-    size: int | None = None
-    whole: bool = False
-    why_not: str | None = None
+    by: str  # "index" or "content"
+    size: int | None = None  # of the data that the ranks share out; None where it is not known
+    whole: bool = False  # whether each rank's part is complete, and not what a short run saw of it
+    why_not: str | None = None  # why ranks cannot be compared; None where they can
 
     @property
     def holders(self) -> Counter[Any]:

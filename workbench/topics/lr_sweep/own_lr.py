@@ -22,25 +22,18 @@ OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """The best of some other learning rates, held against the person's own.
-
-    Attributes:
-        select: what selects checkpoints; "training loss" where the record has no evaluations of it.
-        own, value: the metric with the person's lr and with this one, under the seeds that both were trained with.
-        gain: how much better `value` is; below 0 where it is worse.
-        noise: of this lr's metric from evaluation to evaluation.
-        share: `gain` as a share of what this lr learned by this metric; infinite where the own lr has no finite value.
-        lost: how much higher the own training loss ends, as a share of what the sweep learned.
-    """
+    """The best of some other learning rates, held against the person's own."""
 
     lr: float
-    select: str
+    select: str  # what selects checkpoints; "training loss" where the record has no evaluations of it
+    # own, value: the metric with the person's lr and with this one, under the seeds that both were trained with
     own: float
     value: float
-    gain: float
-    noise: float
+    gain: float  # how much better `value` is; below 0 where it is worse
+    noise: float  # of this lr's metric from evaluation to evaluation
+    # `gain` as a share of what this lr learned by this metric; infinite where the own lr has no finite value
     share: float
-    lost: float
+    lost: float  # how much higher the own training loss ends, as a share of what the sweep learned
 
     def shows(self, share: float, *, noise_sds: float = 2.0) -> bool:
         """Tell whether the own lr loses at least this share of what could be learned, and more than the noise."""

@@ -36,25 +36,18 @@ _WHY = {
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RuleForms:
-    """The updates of both forms from the same gradients and learning rates.
-
-    Attributes:
-        playbook, torch: updates of each form for one parameter, shape (steps,).
-        first_step: first step at which they differ, None where they never do.
-        first_ratio: update of torch's form over that of the playbook's there.
-        way_ratio: sum of all updates of torch's form over that of the playbook's: how much farther it has gone at the end.
-        material_steps: how many updates differ by more than a tenth.
-        why: in what the formulas differ; () where they are the same.
-    """
+    """The updates of both forms from the same gradients and learning rates."""
 
     optimizer: str
+    # playbook, torch: updates of each form for one parameter, shape (steps,)
     playbook: FloatArray
     torch: FloatArray
-    first_step: int | None
-    first_ratio: float | None
+    first_step: int | None  # first step at which they differ, None where they never do
+    first_ratio: float | None  # update of torch's form over that of the playbook's there
+    # sum of all updates of torch's form over that of the playbook's: how much farther it has gone at the end
     way_ratio: float
-    material_steps: int
-    why: tuple[str, ...]
+    material_steps: int  # how many updates differ by more than a tenth
+    why: tuple[str, ...]  # in what the formulas differ; () where they are the same
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a record keeps: no arrays."""

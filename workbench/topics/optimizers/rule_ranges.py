@@ -217,24 +217,16 @@ def read_twins(record: RecordLike, field: str) -> list[Twin]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """The best other rule against the baseline's, each at the lr of its own best checkpoint.
-
-    Attributes:
-        gain: by how much the rival's selected metric is better, above 0; over fresh seeds where there are any.
-        learned: what the better of the two learned of that metric, the scale of a gain.
-        better: by more than noise and chance.
-        wins: and by enough to matter.
-        reason: the numbers in words.
-    """
+    """The best other rule against the baseline's, each at the lr of its own best checkpoint."""
 
     own: RuleRange
     rival: RuleRange
-    gain: float
-    learned: float
+    gain: float  # by how much the rival's selected metric is better, above 0; over fresh seeds where there are any
+    learned: float  # what the better of the two learned of that metric, the scale of a gain
     seeds: int
-    better: bool
-    wins: bool
-    reason: str
+    better: bool  # by more than noise and chance
+    wins: bool  # and by enough to matter
+    reason: str  # the numbers in words
     proof: Mapping[str, Any] | None
 
     @property

@@ -31,19 +31,14 @@ CODES = Codes({
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupSigns:
-    """The two signs that call for a warmup: the best lr at the edge, and a rise after a decline far above it (F3.1).
+    """The two signs that call for a warmup: the best lr at the edge, and a rise after a decline far above it (F3.1)."""
 
-    Attributes:
-        at_edge: the best lr sits at the edge of the unstable region, and no fix run has shown that this costs nothing
-            (F1.12, F1.4); None where it was not measured, or between lrs too far apart to tell.
-        rises: a run far above the best lr falls steadily and then rises (F1.13); None where none was made.
-        unstable_lr: the lr at which training becomes unstable without recovery, None where it was not found,
-        lower, upper: largest lr below it that is stable, and smallest that is not.
-    """
-
+    # the best lr sits at the edge of the unstable region, and no fix run has shown that this costs nothing (F1.12,
+    # F1.4); None where it was not measured, or between lrs too far apart to tell
     at_edge: bool | None
-    rises: bool | None
-    unstable_lr: float | None
+    rises: bool | None  # a run far above the best lr falls steadily and then rises (F1.13); None where none was made
+    unstable_lr: float | None  # at which training becomes unstable without recovery, None where it was not found
+    # lower, upper: largest lr below it that is stable, and smallest that is not
     lower: float | None
     upper: float | None
 

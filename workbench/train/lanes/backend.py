@@ -55,20 +55,13 @@ Update = Sequence[MicroBatches]
 
 
 class Verdict(NamedTuple):
-    """What was decided for a stack.
+    """What was decided for a stack."""
 
-    Attributes:
-        lanes_per_call: of the traced program; None is plain autograd.
-        measured_ms: way -> processor time of a step of so many `lanes`.
-        lanes: 0 where nothing was measured.
-        threads: calls at a time, 0 is as many as torch has threads.
-    """
-
-    lanes_per_call: int | None
+    lanes_per_call: int | None  # of the traced program; None is plain autograd
     reason: str
-    measured_ms: Mapping[str, float] = {}
-    lanes: int = 0
-    threads: int = 0
+    measured_ms: Mapping[str, float] = {}  # way -> processor time of a step of so many `lanes`
+    lanes: int = 0  # 0 where nothing was measured
+    threads: int = 0  # calls at a time, 0 is as many as torch has threads
 
 
 class Chosen:

@@ -210,21 +210,16 @@ _global_state = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class _Draw:
-    """A random operation lane by lane, each with its own generator.
-
-    Attributes:
-        op: as a single trial calls it, with `args` and `kwargs`.
-        tensors: place of each tensor among them, and its strides in a single trial, which decide which number lands where.
-        fills: whether the first tensor is filled in place.
-    """
+    """A random operation lane by lane, each with its own generator."""
 
     __name__ = "draw"  # a graph asks what it calls for its name
 
-    op: Any
+    op: Any  # as a single trial calls it, with `args` and `kwargs`
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    # place of each tensor among them, and its strides in a single trial, which decide which number lands where
     tensors: tuple[tuple[int, tuple[int, ...]], ...]
-    fills: bool
+    fills: bool  # whether the first tensor is filled in place
 
     def __call__(self, generators: Sequence[torch.Generator], *tensors: Tensor) -> Any:
         """Return the result, stacked where there is a lane axis; the first tensor where it is filled."""

@@ -100,22 +100,14 @@ def lane_tensors(stack: LaneStack, first: int, lanes: int, *, copied: bool = Fal
 
 
 class StepResult(NamedTuple):
-    """What a step returns, with a lane axis unless it has a single lane; all but gradients and buffers per example.
+    """What a step returns, with a lane axis unless it has a single lane; all but gradients and buffers per example."""
 
-    Attributes:
-        grads: one for each trained parameter; None is zero.
-        weights: None where every example weighs one.
-        metrics: one for each metric of the workload, in evaluation.
-        buffers: one for each buffer; None where it is unchanged.
-        prediction: in evaluation; None where the outputs say nothing that a table could hold.
-    """
-
-    grads: Sequence[Any]
+    grads: Sequence[Any]  # one for each trained parameter; None is zero
     losses: Any
-    weights: Any
-    metrics: Sequence[Any]
-    buffers: Sequence[Any]
-    prediction: Any
+    weights: Any  # None where every example weighs one
+    metrics: Sequence[Any]  # one for each metric of the workload, in evaluation
+    buffers: Sequence[Any]  # one for each buffer; None where it is unchanged
+    prediction: Any  # in evaluation; None where the outputs say nothing that a table could hold
 
 
 @dataclass(frozen=True)
