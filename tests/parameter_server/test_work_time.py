@@ -14,7 +14,8 @@ from workbench.config import TrainConfig
 from workbench.parameter_server.coordinator.closure_queue import PAUSE_S, ClosureQueue, LoopClock
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.training.load import Update, WorkTime, load_facts, time_facts
+from workbench.parameter_server.training.load import load_facts, time_facts
+from workbench.parameter_server.training.work_time import Update, WorkTime
 from workbench.parameter_server.workers.closure import Closure
 
 NAP, FUNCTIONS = 0.02, 12

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.server_facts import UPDATES, WORKERS, block, facts, served, server, work
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
-from workbench.parameter_server.training.load import closure_size, stretch_seconds
+from workbench.parameter_server.training.work_time import closure_size, stretch_seconds
 from workbench.topics.parameter_server.diagnose import diagnose_parameter_server
 from workbench.topics.parameter_server.server_load import CODES, saturation, server_throughput
 

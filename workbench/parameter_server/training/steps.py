@@ -19,7 +19,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import quicken_batch_norm
-from workbench.parameter_server.training.load import Update
+from workbench.parameter_server.training.work_time import Update
 from workbench.train.batches import DataStream, to_device
 from workbench.train.evaluation import eval_mode
 from workbench.train.forward import autocast, per_example

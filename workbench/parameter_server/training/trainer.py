@@ -20,8 +20,9 @@ from workbench.parameter_server.servers.replicas import BufferLog
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import load_placed, packed_state
 from workbench.parameter_server.training.executor import ClusterExecutor, Task, trained
-from workbench.parameter_server.training.load import PARTS, Update, WorkTime, closure_size, load_facts, server_loads
+from workbench.parameter_server.training.load import load_facts, server_loads
 from workbench.parameter_server.training.steps import GENERATORS, WorkerTrial, train_steps
+from workbench.parameter_server.training.work_time import PARTS, Update, WorkTime, closure_size
 from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of

@@ -1,0 +1,100 @@
+"""What workers do with their time, and how many updates a worker should make each time it is asked (T13.5, T13.7, T14.3)."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+PARTS = ("data_wait_s", "pull_s", "compute_s", "push_s")
+"""Of an update, on the worker that makes it; the rest of a worker's time it has nothing to do."""
+SIZES = 32  # sizes of a closure that are tried, in even ratios from 1 to all updates
+
+
+class Update(NamedTuple):
+    """What one update was like, as the worker that made it saw it."""
+
+    step: int  # how many updates the servers had applied before it
+    worker: int
+    loss: float  # weighted mean over the batch, before the update
+    loss_se: float
+    grad_norm: float  # before clipping
+    clipped: bool
+    staleness_steps: int  # updates of others between reading the parameters and applying this one
+    data_wait_s: float  # for its batch
+    pull_s: float
+    compute_s: float  # forward and backward pass
+    push_s: float  # until every server had applied the gradient
+
+
+class WorkTime:
+    """Sums over the stretches of a trial, from one wait for everybody to the next; what is left of `workers * training_s` the workers were idle."""
+
+    def __init__(self, workers: int) -> None:
+        self.training_s, self.closures, self.stretches = 0.0, 0, 0
+        self.by_worker = [dict.fromkeys((*PARTS, "updates"), 0.0) for _ in range(workers)]
+
+    def add(self, seconds: float, closures: int, updates: Sequence[Update]) -> None:
+        """Count one stretch."""
+        self.training_s += seconds
+        self.closures += closures
+        self.stretches += 1
+        for update in updates:
+            mine = self.by_worker[update.worker]
+            mine["updates"] += 1
+            for part in PARTS:
+                mine[part] += getattr(update, part)
+
+    @property
+    def updates(self) -> int:
+        """How many updates were made."""
+        return int(sum(mine["updates"] for mine in self.by_worker))
+
+    @property
+    def step_s(self) -> list[float]:
+        """Mean time of an update on each worker that made one."""
+        return [sum(mine[part] for part in PARTS) / mine["updates"] for mine in self.by_worker if mine["updates"]]
+
+    @property
+    def dispatch_s(self) -> float:
+        """Mean time that a closure costs a worker beside its updates; NaN before the first."""
+        busy = sum(mine[part] for mine in self.by_worker for part in PARTS)
+        idle = max(0.0, len(self.by_worker) * self.training_s - busy)
+        return idle / self.closures if self.closures else math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "training_s": self.training_s, "updates": self.updates, "closures_timed": self.closures, "stretches": self.stretches,
+            "work": self.by_worker,
+        }  # fmt: skip
+
+
+def closure_size(dispatch_s: float, step_s: Sequence[float], updates: int, *, jitter: float = 0.1) -> int:
+    """Return the number of updates a closure, from 1 to `updates`, with which a stretch is over soonest; 1 where nothing was measured.
+
+    Small closures lose time to their dispatch. At the end of a stretch, before everybody waits for everybody, large ones leave workers
+    idle that find nothing left to take while a slower one works off its last. So the stretch is played with each of some sizes,
+    every worker being slower than measured by `jitter` once, and the size with the smallest mean is taken.
+
+    Args:
+        dispatch_s: what a closure costs a worker beside its updates; `step_s` is an update on each worker that was measured.
+        updates: until everybody waits for everybody (an evaluation, a checkpoint).
+        jitter: how much slower a worker may turn out to be (rule of thumb).
+
+    Source: T14.3; the way is ours.
+    """
+    steps = [step for step in step_s if step > 0 and math.isfinite(step)]
+    if not (dispatch_s > 0 and math.isfinite(dispatch_s) and steps and updates > 1):
+        return 1
+    sizes = sorted({math.ceil(updates ** (k / SIZES) - 1e-9) for k in range(SIZES)} | {math.ceil(updates / len(steps))})
+    played = [[step * (1 + jitter * (k == slow)) for k, step in enumerate(steps)] for slow in range(len(steps))]
+    return min(sizes, key=lambda size: sum(stretch_seconds(size, dispatch_s, each, updates) for each in played))
+
+
+def stretch_seconds(size: int, dispatch_s: float, step_s: Sequence[float], updates: int) -> float:
+    """Return how long `updates` take in closures of `size`, each taken by whoever is free first."""
+    free = [(0.0, worker) for worker in range(len(step_s))]
+    for done in range(0, updates, size):
+        begun, worker = free[0]
+        heapq.heapreplace(free, (begun + dispatch_s + min(size, updates - done) * step_s[worker], worker))
+    return max(free)[0]
