@@ -100,10 +100,13 @@ class Averaged:
         with torch.no_grad():
             for own, new in zip(self.copy.parameters(), model.parameters(), strict=True):
                 own.lerp_(new, 0.1)
-            self.copy(self.held if self.how == "held" else inputs())
+            given = self.held if self.how == "held" else inputs()
+            out = self.copy(given)
+            if self.how == "measured":
+                F.mse_loss(out, given[:, :5])
         x = next(iter(self.loader)) if self.how == "drawn" else inputs()
         out = model(x)
-        if self.how in ("held", "drawn"):
+        if self.how in ("held", "drawn", "measured"):
             return F.mse_loss(out, x[:, :5])
         with torch.no_grad():
             taught = self.copy(x)
@@ -185,7 +188,7 @@ MEASURES = (
     by_a_norm,
     by_a_root,
     Followed(follows=False),
-    *map(Averaged, ("held", "drawn", "classes", "teacher")),
+    *map(Averaged, ("held", "drawn", "measured", "classes", "teacher")),
 )
 
 

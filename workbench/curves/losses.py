@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from workbench.curves.judged import judged
 from workbench.curves.sweep import FEWEST_STEPS, LRPoint, SweepTable, mean_and_error
@@ -26,15 +27,19 @@ _BY_SELECTION = {"checkpoints.*", "evaluation.periodic", "evaluation.bad_proxy",
 
 def without_loss(record: RecordLike) -> bool:
     """Tell whether a study's workload says that its loss is not to be minimised, or its loop shows it."""
-    return record.facts.get("minimised") is False or need_not_fall(record.facts.get("loop")) is not None
+    return record.facts.get("minimised") is False or need_not_fall(record.facts.get("loop"), record.steps) is not None
 
 
-def need_not_fall(loop: Mapping[str, Any] | None, *, grown: float = 1.5, least: int = 3) -> str | None:
-    """Return why the loss of a loop does not say how far training is, by the facts of the loop; None where nothing speaks against it.
+def need_not_fall(
+    loop: Mapping[str, Any] | None, columns: Mapping[str, Any] | pd.DataFrame, *, grown: float = 1.5, least: int = 3
+) -> str | None:
+    """Return why the loss of a loop does not say how far training is, by its facts and the columns of its updates; None where nothing speaks against it.
 
     Numbers of classes grow where they are `grown` times as many, and nine tenths of those in the second half are more than nine tenths of
     those in the first tenth, of which there are to be `least` (rules of thumb).
     """
+    if np.isfinite(np.asarray(columns.get("loss/optimizer1", ()), dtype=float)).any():
+        return "several optimizers have losses of their own, of which none has to fall"
     if not loop or "surrogates" not in loop:
         return None
     found, followers = loop["surrogates"], loop["modes"].get("followed_by")
@@ -77,7 +82,7 @@ def judged_without_loss(record: RecordLike, diagnosis: Diagnosis) -> Diagnosis:
         return not by_loss or (gone and code == "stability.divergent")
 
     seen = record.facts.get("not_minimised") or (
-        need_not_fall(record.facts.get("loop")) if record.facts.get("minimised") is not False else None
+        need_not_fall(record.facts.get("loop"), record.steps) if record.facts.get("minimised") is not False else None
     )
     nothing = _NOTHING if seen is None else _NOTHING | {"status": "not_measured", "summary": f"Not measured: {seen}."}
     findings = (finding if spared(finding.code) else replace(finding, **nothing) for finding in diagnosis.findings)

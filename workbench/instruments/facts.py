@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,16 +15,18 @@ from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.conversions import Conversions
 from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
+from workbench.instruments.losses.classes import Classes
 from workbench.instruments.losses.columns import Columns
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.evaluated import Evaluated
-from workbench.instruments.losses.graphs import Graphs
+from workbench.instruments.losses.graphs import Graphs, behind_weights
 from workbench.instruments.losses.logits import Logits
-from workbench.instruments.losses.surrogates import Surrogates
+from workbench.instruments.losses.surrogates import MOST_NODES, Surrogates
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
 from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor, tensors
+from workbench.instruments.taps import CRITERIA, TAPS
 from workbench.instruments.workers import Workers
 
 EVERY = 50
@@ -40,6 +43,7 @@ class LoopFacts:
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.evaluated, self.surrogates, self.logits, self.columns = Evaluated(), Surrogates(), Logits(), Columns()
+        self.classes, self.survival = Classes(), self.parameters.survival
         self._given: Tensor | None = None  # what the model was given last
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
@@ -89,6 +93,8 @@ class LoopFacts:
             self.evaluated.entered(module, given, trains=kind == "forward", loader=drawn)
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
+        if not torch.is_grad_enabled() and name in ("dropout", *CRITERIA):
+            (self.modes.dropped if name == "dropout" else self.modes.measured)()
         if self.near and name == "multinomial":
             self.surrogates.drew(target)
         elif self.near:
@@ -104,7 +110,11 @@ class LoopFacts:
         self.passed_backward()
         if self.attention.awake:
             self.modes.backward(self.attention.weight)
-            self.surrogates.trained(losses, self.updates, near=self.near)
+            if not TAPS.hooked:  # what a graph saves may be handed out by code of the program's own
+                head = behind_weights(losses, most=MOST_NODES)
+                self.surrogates.trained(losses, head, self.updates, near=self.near)
+                self.classes.trained(head)
+            self.surrogates.drawn.clear()
         self.order.backward(losses, touched=touched, near=self.near)
         if self.near:
             self.criteria.trained(losses)
@@ -209,6 +219,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "floor": lambda facts: facts.criteria.floor(),
     "columns": lambda facts: facts.columns.to_dict(),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
+    "classes": lambda facts: facts.classes.to_dict(),
     "answers": lambda facts: facts.answers.to_dict(),
     "logits": lambda facts: facts.logits.to_dict(),
     "evaluated": lambda facts: facts.evaluated.to_dict(facts.loaders.is_trained_on),

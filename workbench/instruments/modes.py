@@ -36,9 +36,10 @@ class Modes:
         self._roots: dict[int, _Root] = {}
         self._inner: set[int] = set()
         self._last: _Root | None = None
+        self.asked: _Root | None = None  # whose pass without gradient was the last of all passes
         self.unrecorded, self.statistics, self.first = _Unrecorded(), _Statistics(), FirstLayer(self._places)
         self.passes = 0  # forward passes without gradient since the last backward pass
-        self._entered = 0
+        self._entered, self._follows = 0, None  # type: int, list[_Root] | None
         for model in models:
             self._add(model)
 
@@ -67,11 +68,21 @@ class Modes:
             root = self._add(module)
         self._entered += 1
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            self._last = root
+            self._last, self.asked = root, None
             return "forward"
-        self.passes += 1
+        self.passes, self.asked = self.passes + 1, root
         root.look_at_evaluation(next((each for each in args if isinstance(each, torch.Tensor)), None))
         return "evaluate"
+
+    def dropped(self) -> None:
+        """Take in that a function drops units without gradient, unless that is the first pass of a checkpoint."""
+        if self.asked is not None and not self.asked.wrong:
+            self.asked.wrong, self.asked.lines["dropout"] = ["F.dropout"], own_line()
+
+    def measured(self) -> None:
+        """Take in that a loss function compares without gradient: the pass before was no question for targets, but an evaluation."""
+        if self.asked is not None:
+            self.asked.asks = False
 
     def drew(self) -> None:
         """Take in that a batch is drawn: passes without gradient that came before gave no targets for it."""
@@ -91,12 +102,12 @@ class Modes:
             loader = max(drawn, key=lambda key: drawn[key], default=None)
             whose = loader if loader is not None and drawn[loader] * 2 >= self.passes else None
             for root in self._roots.values():
-                root.end_of_run(self.passes, loader=whose)
+                root.end_of_run(loader=whose)
             self.passes = 0
 
     def settle(self, trained: set[int]) -> None:
         """Forget models of which no parameter is trained."""
-        followed = self._followed()
+        self._follows = followed = self._followed()  # later evaluations are not told from questions
         for key, root in list(self._roots.items()):
             model = root.model()
             gone = model is None or not (root in followed or any(id(p) in trained for p in model.parameters()))
@@ -105,6 +116,8 @@ class Modes:
 
     def _followed(self) -> list[_Root]:
         """Return the models like a trained one, and not trained themselves, that run without gradient before most backward passes, as target networks do."""
+        if self._follows is not None:
+            return self._follows
         trained = [root for root in self._roots.values() if root.trained]
         shapes = [shapes_of(model) for root in trained if (model := root.model()) is not None]
         passes = max((root.trained for root in trained), default=0)
@@ -283,13 +296,15 @@ class _Root:
             (name, weakref.ref(module)) for name, module in model.named_modules() if _depends_on_mode(module)
         ]
         self.trained = self.trained_in_eval = 0
-        self._wrong: list[str] = []
-        self._evaluated = False
+        self.wrong: list[str] = []
+        self._passes = self._again = 0  # without gradient in a row, and of them on the very tensor of the one before
         self.asked = 0  # backward passes before which it ran without gradient, on their batch as far as is known
         self.asks = False
         self._given: Callable[[], torch.Tensor | None] = lambda: None  # what it ran on last then
         self._before: torch.Tensor | None = None  # some of its numbers then
-        self._runs: dict[tuple[int | None, bool, bool], int] = {}  # by loader, several passes, and training mode
+        self._runs: Counter[tuple[int | None, bool, bool]] = (
+            Counter()
+        )  # by loader, training mode, and whether on the tensor of the run before
         self.lines: dict[str, str] = {}
 
     def _training(self) -> list[str]:
@@ -312,21 +327,20 @@ class _Root:
 
     def look_at_evaluation(self, given: torch.Tensor | None) -> None:
         """Note of a pass without gradient what of it is in training mode; one on the very tensor of the last time is an evaluation."""
-        self._evaluated = True
-        self.asks |= given is None or given is not self._given()
+        again = given is not None and given is self._given()
+        self._passes, self._again, self.asks = self._passes + 1, self._again + again, self.asks or not again
         self._given = self._given if given is None else weakref.ref(given)
         self._before = self._numbers() if self._before is None else self._before
-        self._wrong = self._training()
-        if self._wrong and "train" not in self.lines:
+        self.wrong = self._training()
+        if self.wrong and "train" not in self.lines:
             self.lines["train"] = own_line()
 
-    def end_of_run(self, passes: int, *, loader: int | None) -> None:
-        """Take in that so many passes without gradient stood in a row, on batches of this loader."""
-        if self._evaluated:
-            self.asked += self.asks
-            key = (loader, passes > 1, bool(self._wrong))
-            self._runs[key] = self._runs.get(key, 0) + 1
-        self._wrong, self._evaluated, self.asks = [], False, False
+    def end_of_run(self, *, loader: int | None) -> None:
+        """Take in that passes without gradient in a row are over, on batches of this loader; many on one tensor are draws that are averaged on purpose."""
+        self.asked += self._passes > 0 and self.asks
+        if self._passes and self.trained and not (self._passes > 2 and 2 * self._again > self._passes):
+            self._runs[loader, bool(self.wrong), self._again == self._passes] += 1
+        self.wrong, self._passes, self._again, self.asks = [], 0, 0, False
 
     def _numbers(self) -> torch.Tensor:
         parameters = [] if (model := self.model()) is None else list(model.parameters())[-2:]
@@ -339,16 +353,17 @@ class _Root:
         )
 
     def to_dict(self, loaders: _Trains) -> dict[str, Any]:
-        """Return the counts; an evaluation is several passes in a row, or one on a loader that is not trained on."""
+        """Return the counts; those before the model trains tell it the shapes of its inputs."""
         apart = {key: not loaders.is_trained_on(key[0]) and key[0] is not None for key in self._runs}
-        runs = {key: count for key, count in self._runs.items() if key[1] or apart[key]}
+        wrong = {key: count for key, count in self._runs.items() if key[1]}
         model = self.model()
         return {
             "model": "a model that is gone" if model is None else type(model).__name__,
             "depends_on_mode": [name for name, _ in self._random][:5], "trained": self.trained, "trained_in_eval": self.trained_in_eval,
-            "runs": sum(runs.values()), "runs_in_train": sum(count for key, count in runs.items() if key[2]),
-            "runs_in_train_apart": sum(count for key, count in runs.items() if key[2] and apart[key]),
-            "runs_in_train_no_loader": sum(count for key, count in runs.items() if key[2] and key[0] is None),
+            "runs": sum(self._runs.values()), "runs_in_train": sum(wrong.values()),
+            "runs_in_train_apart": sum(count for key, count in wrong.items() if apart[key]),
+            "runs_in_train_no_loader": sum(count for key, count in wrong.items() if key[0] is None),
+            "runs_in_train_again": sum(count for key, count in wrong.items() if key[0] is None and key[2]),
             "training": model is not None and model.training, "lines": self.lines,
         }  # fmt: skip
 

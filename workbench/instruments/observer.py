@@ -36,15 +36,9 @@ class LoopObserver:
     """
 
     def __init__(
-        self,
-        sink: Callable[[Mapping[str, list[float]]], None],
-        *,
-        optimizers: Sequence[Optimizer] = (),
-        models: Sequence[nn.Module] = (),
-        every: int = 50,
-        share: float | None = None,
-        intervention: Intervention | None = None,
-    ) -> None:
+        self, sink: Callable[[Mapping[str, list[float]]], None], *, optimizers: Sequence[Optimizer] = (), models: Sequence[nn.Module] = (),
+        every: int = 50, share: float | None = None, intervention: Intervention | None = None,
+    ) -> None:  # fmt: skip
         self.attention = Attention(share, most=every)
         self.facts = LoopFacts(models, self.attention)
         self._sink = sink
@@ -93,6 +87,7 @@ class LoopObserver:
         """Tell whether nothing but what it is given is wanted of a forward pass; that is held until the update is made."""
         if self.looks_now or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return False
+        self.facts.modes.asked = None
         self.facts.batches.hold(args)
         return True
 
@@ -189,6 +184,10 @@ class LoopObserver:
         self._fresh = True
 
     @looks
+    def loads(self, module: nn.Module) -> None:  # noqa: D102
+        self.facts.survival.loads(module, next((o for o, k in self._numbers.items() if k == 0), None))
+
+    @looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
         if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self.norms]:
@@ -269,16 +268,22 @@ class LoopObserver:
             self.attention.probed(torch.linalg.vector_norm(grad).item())
             self.looks_now = self.looks_now or self.attention.roused
         if not (self.looks_now or new):
+            if number == 0 and self.facts.survival.due:
+                self.facts.survival.begins(optimizer, self.updates)
             self.facts.order.step(number, empty=False, line=False)
             self._fill(number, optimizer, self._losses_of(number, optimizer), (), None)
 
     @looks
     def _note_step(self, number: int, optimizer: Optimizer) -> None:
         altered = self._is_altered(number)
+        if number == 0:
+            self.facts.survival.begins(optimizer, self.updates)
         self.facts.step_begins(number, optimizer, altered=altered)
 
     @looks
     def _note_end(self, number: int, optimizer: Optimizer) -> None:
+        if number == 0 and self.looks_now:
+            self.facts.survival.ends(optimizer)
         self.facts.step_ends(number)
         if self.norms:
             used_up = clippings_of(self.norms, optimizer, self._numbers)
@@ -340,9 +345,7 @@ class LoopObserver:
     def _losses_of(self, number: int, optimizer: Optimizer) -> Sequence[Value]:
         return self._pending.of(number, functools.partial(identities, optimizer))
 
-    def _fill(
-        self, number: int, optimizer: Optimizer, losses: Sequence[Value], grads: Sequence[Tensor], scale: Tensor | None
-    ) -> None:
+    def _fill(self, number: int, optimizer: Optimizer, losses: Sequence[Value], grads: Sequence[Tensor], scale: Tensor | None) -> None:  # fmt: skip
         """Fill the row of the update in progress."""
         where = "" if number == 0 else f"/optimizer{number}"
         row = self._row
@@ -357,9 +360,7 @@ class LoopObserver:
             row["looked"] = 0.0 if norm is None else 1.0
         row.update(learning_rates(optimizer.param_groups, where, self.rows.names))
 
-    def _unclipped(
-        self, number: int, optimizer: Optimizer, grads: Sequence[Tensor]
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _unclipped(self, number: int, optimizer: Optimizer, grads: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
         if mine := clippings_of(self.norms, optimizer, self._numbers):
             norms, limits = [n for _, _, n in mine], [limit for _, limit, _ in mine]

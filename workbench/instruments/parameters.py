@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from workbench.instruments.caller import own_line
 from workbench.instruments.modes import Modes, shapes_of
 from workbench.instruments.norms import each_norm, stacked
 
@@ -54,6 +56,7 @@ class Parameters:
             0.0  # the lr now, the largest so far, and the largest at which updates were measured
         )
         self._largest: dict[str, Tensor] = {}
+        self.survival = Survival()
 
     def elsewhere(self, optimizer: Optimizer) -> None:
         """Note the parameters of an optimizer that is not observed."""
@@ -112,12 +115,12 @@ class Parameters:
             "unowned_in_model": sum(key in in_models for key in homeless), "moves": self._moves,
             "moved_at": self._moved_at / self._highest if self._highest else 1.0,
             "still": still[:MAX_NAMES], "named": bool(models), "numbers": sum(p.numel() for model in models for p in model.parameters()),
-            "asleep": _asleep(models),
+            "asleep": _asleep(models), "kept": self.survival.to_dict(),
         }  # fmt: skip
 
 
-_NUMBERS = 4096
-"""Of a tensor whose distribution is looked at (rule of thumb)."""
+_NUMBERS, _FEW = 4096, 64
+"""Of a tensor whose distribution is looked at, and of one whose updates are followed (rules of thumb)."""
 
 
 def _asleep(models: Iterable[nn.Module]) -> list[dict[str, Any]]:
@@ -167,6 +170,73 @@ def _plain(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
         return None
     return float(value) if not isinstance(value, Tensor) or value.numel() == 1 else None
+
+
+class Survival:
+    """What is left of updates: how many of some numbers keep `least` of their step until the next update begins, or beyond the loading of weights.
+
+    A moving average that is written into the model leaves a thousandth of each step; clipped, masked or projected weights leave some of the numbers be.
+    """
+
+    def __init__(self, *, least: float = 0.05, most: int = 40) -> None:
+        self._least, self._most = least, most  # updates that are looked at (rules of thumb)
+        self._begun: tuple[int, Tensor] | None = None  # the update that is looked at, and the numbers before it
+        self._ended: Tensor | None = None  # after it
+        self._origin: Tensor | None = None  # in the first update, or that after the last loading
+        self._loaded: Tensor | None = None  # before a loading, until the next update
+        self._kept: dict[str, list[Tensor]] = {"updates": [], "loads": []}
+        self._ids, self._line = set[int](), ""
+
+    @property
+    def due(self) -> bool:
+        """Tell whether weights were loaded since the last update."""
+        return self._loaded is not None
+
+    def begins(self, optimizer: Optimizer, update: int) -> None:
+        """Take in that an update begins that is looked at, or the first one after a loading."""
+        if (len(self._kept["updates"]) >= self._most and not self.due) or (now := self._some(optimizer)) is None:
+            return
+        if self._begun is not None and self._ended is not None and self._begun[0] == update - 1:
+            self._note("updates", self._begun[1], self._ended, now)
+        if self._loaded is not None and self._origin is not None:
+            self._note("loads", self._origin, self._loaded, now)
+            self._origin = None
+        self._origin = now if self._origin is None else self._origin
+        self._begun, self._ended, self._loaded = (update, now), None, None
+
+    def ends(self, optimizer: Optimizer) -> None:
+        """Take in that it has ended."""
+        if self._begun is not None and self._ended is None:
+            self._ended = self._some(optimizer)
+
+    def loads(self, module: nn.Module, optimizer: Optimizer | None) -> None:
+        """Take in that weights are about to be loaded into a module."""
+        if optimizer is not None and not self.due and any(id(p) in self._ids for p in module.parameters()):
+            self._loaded, self._line = self._some(optimizer), own_line()
+
+    def _some(self, optimizer: Optimizer) -> Tensor | None:
+        params = [
+            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None or id(p) in self._ids
+        ]
+        some = [
+            p
+            for p in params[:: len(params) // 4 or 1]
+            if type(p) in (Tensor, nn.Parameter) and p.device == params[0].device
+        ]
+        self._ids = self._ids or {id(p) for p in params}
+        return torch.cat([p.detach().reshape(-1)[:_FEW].float() for p in some]) if some else None
+
+    def _note(self, what: str, before: Tensor, after: Tensor, now: Tensor) -> None:
+        if before.shape == after.shape == now.shape and len(self._kept[what]) < self._most:
+            moved = after - before
+            left = ((now - before).abs() >= self._least * moved.abs()) & (moved != 0)
+            self._kept[what].append(left.sum() / (moved != 0).sum())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the shares of numbers that keep a part of their step, of updates and of what stands between loadings, as JSON values."""
+        return {what: [x for x in map(float, kept) if math.isfinite(x)] for what, kept in self._kept.items()} | {
+            "line": self._line
+        }
 
 
 class Snapshot:

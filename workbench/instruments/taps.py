@@ -41,6 +41,7 @@ class Listener(Protocol):
     def step_begins(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def step_ends(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def zeroed(self, owner: Optimizer | nn.Module) -> None: ...  # noqa: D102
+    def loads(self, module: nn.Module) -> None: ...  # noqa: D102
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None: ...  # noqa: D102
     def scaled(self, loss: Any, result: Any, scale: Callable[[Tensor], Tensor]) -> None: ...  # noqa: D102
     def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
@@ -72,16 +73,9 @@ class Intervention(Protocol):
 
 
 CRITERIA = (
-    "cross_entropy",
-    "nll_loss",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "poisson_nll_loss",
-    "binary_cross_entropy",
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
-)
+)  # fmt: skip
 """Functions of `torch.nn.functional` that compare outputs with targets; the loss modules of `torch.nn` call them."""
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 """Functions of `torch.nn.functional` that the modules of these names call."""
@@ -163,6 +157,7 @@ class Taps:
         self._undo.append(register_optimizer_step_post_hook(self._step_ends).remove)
         for owner in (Optimizer, nn.Module):
             self._replace(owner, "zero_grad", self._zero_grad)
+        self._replace(nn.Module, "load_state_dict", self._load)
         for kind in ("clip_grad_norm_", "clip_grad_value_"):
             tapped = functools.partial(self._clip, kind)
             for module in (nn.utils, sys.modules["torch.nn.utils.clip_grad"]):
@@ -173,6 +168,8 @@ class Taps:
             found = getattr(lr_scheduler, name)
             if isinstance(found, type) and issubclass(found, lr_scheduler.LRScheduler) and "step" in vars(found):
                 self._replace(found, "step", self._schedule)
+        for name in DROPOUTS:
+            self._replace(F, name, self._drop)
         self._replace(DataLoader, "__iter__", self._iterate)
         self._replace(BatchSampler, "__iter__", self._sample)
 
@@ -193,8 +190,6 @@ class Taps:
                 begun = len(self._undo)
                 for name in CRITERIA:
                     self._replace(F, name, functools.partial(self._compare, name))
-                for name in DROPOUTS:
-                    self._replace(F, name, self._drop)
                 for name, gives in PAIRED.items():
                     for whose in (Tensor, torch) if hasattr(torch, name) else (Tensor,):
                         self._replace(whose, name, functools.partial(self._pair, gives))
@@ -292,6 +287,11 @@ class Taps:
             self._tell("zeroed", owner)
         return done
 
+    def _load(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        self._pass_over("end")
+        self._tell("loads", module)
+        return original(module, *args, **kwargs)
+
     def _clip(self, kind: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = args[0] if args else kwargs.pop("parameters", ())
         given = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is used up by looking
@@ -364,14 +364,10 @@ class Taps:
         return original(owner, *args, **kwargs)
 
     def _drop(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-        if (
-            self.passing is None
-            and isinstance(p, (int, float))
-            and p > 0.5
-            and (args[2] if len(args) > 2 else kwargs.get("training", True))
-        ):
-            self._tell("compared", "dropout", None, p, None)
+        if self.passing is None or (self.passing.held is None and not torch.is_grad_enabled()):
+            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            if isinstance(p, (int, float)) and p > 0 and (args[2] if len(args) > 2 else kwargs.get("training", True)):
+                self._tell("compared", "dropout", None, p, None)
         return dispatched(original, *args, **kwargs)
 
     def _pair(self, gives: str, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -158,7 +158,7 @@ def open_program(
         config = _config(outcome, select=select, select_mode=mode)
         full = one_batch(outcome.facts["loop"])
         cut = steps is None and bool(outcome.facts["stopped"]) and not outcome.facts["diverged"]
-        minimised = _need_not_fall(outcome) is None
+        minimised = need_not_fall(outcome.facts["loop"], outcome.columns) is None
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
         note=note or _note(given, outcome), command=options.get("command"), call=options.get("call"),
@@ -191,17 +191,11 @@ def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, 
     if first_look:
         writer.add_facts(**{FIRST_LOOK: {"steps": outcome.updates, "whole": None}})
     if not program.minimised:
-        writer.add_facts(minimised=False, not_minimised=_need_not_fall(outcome))
+        writer.add_facts(minimised=False, not_minimised=need_not_fall(outcome.facts["loop"], outcome.columns))
     writer.add_facts(
         loop=outcome.facts["loop"], program=facts, full_batch=program.full_batch, chance_loss=None, initial_critical_lr=config.peak_lr,
         initial_critical_lr_found=False, own_config=config.to_dict(),
     )  # fmt: skip
-
-
-def _need_not_fall(outcome: Outcome) -> str | None:
-    if np.isfinite(outcome.columns.get("loss/optimizer1", ())).any():
-        return "several optimizers have losses of their own, of which none has to fall"
-    return need_not_fall(outcome.facts["loop"])
 
 
 def _note(given: Repeatable, outcome: Outcome | None) -> str:

@@ -20,20 +20,8 @@ _FAR = 4
 _KEY = "workbench value"
 _BOUNDS = ("ClampBackward0", "ClampBackward1", "ClampMinBackward0", "MaximumBackward0")
 _ALONG = (
-    "Logsumexp",
-    "LogSoftmax",
-    "Softmax",
-    "Amax",
-    "Amin",
-    "MaxBackward0",
-    "MinBackward0",
-    "Diagonal",
-    "Gather",
-    "Sort",
-    "Topk",
-    "NllLoss",
-    "Cumsum",
-)
+    "Logsumexp", "LogSoftmax", "Softmax", "Amax", "Amin", "MaxBackward0", "MinBackward0", "Diagonal", "Gather", "Sort", "Topk", "NllLoss", "Cumsum",
+)  # fmt: skip
 """How the names of nodes begin that tell the rows or columns of a matrix apart."""
 _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
 

@@ -20,19 +20,8 @@ _NEAR = 64
 _WEIGHS = ("Addmm", "Mm", "Bmm", "Addbmm", "Baddbmm", "Mv", "Convolution", "Embedding", "ScaledDot")
 """How the names of nodes begin that give what layers with weights give."""
 _SHAPES = (
-    "View",
-    "UnsafeView",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Select",
-    "Slice",
-    "Transpose",
-    "TBackward",
-    "Permute",
-    "ToCopy",
-    "Add",
-)
+    "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "TBackward", "Permute", "ToCopy", "Add",
+)  # fmt: skip
 """How those begin that hand on the range of what they are given; a sum does where it is the bias of a layer."""
 _KEY, _UPDATE = "workbench", "workbench update"
 

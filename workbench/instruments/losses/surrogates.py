@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from workbench.instruments.losses.graphs import behind_weights, constant_of
-from workbench.instruments.taps import TAPS
+from workbench.instruments.losses.graphs import constant_of
 
 LOOKS, MOST_NODES, MOST_DRAWN, MOST_COUNTS = 20, 2000, 10_000, 200
 """Backward passes whose weights are read, nodes of a graph, choices, and numbers of classes, that are kept (rules of thumb)."""
@@ -34,20 +34,17 @@ class Surrogates:
         self._looks: list[
             list[tuple[Tensor, Tensor, bool]]
         ] = []  # least and largest of each tensor of weights, and whether of choices
-        self._drawn: list[Tensor] = []  # choices since the last backward pass
+        self.drawn: list[Tensor] = []  # choices since the last backward pass
         self._classes: list[tuple[int, int]] = []  # with the update
 
     def drew(self, choices: Any) -> None:
         """Take in what `torch.multinomial` gave."""
-        if isinstance(choices, Tensor) and len(self._drawn) < MOST_DRAWN:
-            self._drawn.append(choices)
+        if isinstance(choices, Tensor) and len(self.drawn) < MOST_DRAWN:
+            self.drawn.append(choices)
 
-    def trained(self, losses: Any, update: int, *, near: bool) -> None:
-        """Take in a loss that `backward` is about to be called on; one whose graph runs code of the program's own is left alone."""
-        drawn, self._drawn = {t.untyped_storage().data_ptr() for t in self._drawn}, []
-        if TAPS.hooked:
-            return
-        head = behind_weights(losses, most=MOST_NODES)
+    def trained(self, losses: Any, head: set[Any], update: int, *, near: bool) -> None:
+        """Take in a loss that `backward` is about to be called on, and what it does to the outputs of the last layer."""
+        drawn = {t.untyped_storage().data_ptr() for t in self.drawn}
         root = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
         seen = []
         for node in _terms(root, head):
@@ -56,7 +53,10 @@ class Surrogates:
                 self._count(parents[0], update)
             elif near and len(self._looks) < LOOKS and (weights := constant_of(node)) is not None:
                 behind = _behind(parents[0], head)
-                if any(each.name().startswith(_LIKELIHOODS) for each in behind) or _squared(parents[0], head):
+                squares = _behind(parents[0], head, norms=False)
+                if any(each.name().startswith(_LIKELIHOODS) for each in behind) or any(
+                    getattr(each, "_saved_exponent", None) == 2 for each in squares
+                ):
                     chosen = any(index in drawn for each in behind for index in _indices(each))
                     seen.append((*weights.detach().aminmax(), chosen))
         if near and len(self._looks) < LOOKS:
@@ -100,35 +100,21 @@ def _terms(loss: Any, head: set[Any]) -> Iterator[Any]:
             stack += [parent for parent in parents if parent is not None]
 
 
-def _behind(node: Any, head: set[Any]) -> set[Any]:
-    seen, stack = set[Any](), [node]
-    while stack:
-        node = stack.pop()
-        if node in head and node not in seen:
-            seen.add(node)
-            stack += [parent for parent, _ in node.next_functions if parent is not None]
-    return seen
-
-
-def _squared(node: Any, head: set[Any]) -> bool:
-    """Tell whether a square is among the terms; one under a root, or that is divided by, belongs to a norm."""
+def _behind(node: Any, head: set[Any], *, norms: bool = True) -> set[Any]:
+    """Return the nodes behind this one; without `norms` none under a root, or that is divided by."""
     stack, seen = [node], set[Any]()
     while stack:
         node = stack.pop()
-        if node in seen or node not in head or (name := node.name()).startswith(("Sqrt", "Rsqrt", "Reciprocal")):
+        if node in seen or node not in head or (not norms and node.name().startswith(("Sqrt", "Rsqrt", "Reciprocal"))):
             continue
         seen.add(node)
-        if name.startswith("Pow"):
-            if getattr(node, "_saved_exponent", None) == 2:
-                return True
-            continue
-        parents = node.next_functions[:1] if name.startswith("Div") else node.next_functions
-        stack += [parent for parent, _ in parents if parent is not None]
-    return False
+        divides = node.name().startswith("Div") and not norms
+        stack += [parent for parent, _ in node.next_functions[: 1 if divides else None] if parent is not None]
+    return seen
 
 
 def _indices(node: Any) -> list[int]:
     """Return where the indices lie by which a node takes numbers out of others."""
     given = [getattr(node, name, None) for name in ("_saved_index", "_saved_target", "_saved_indices")]
-    flat = [part for each in given for part in (each if isinstance(each, (tuple, list)) else (each,))]
-    return [part.untyped_storage().data_ptr() for part in flat if isinstance(part, Tensor)]
+    flat = itertools.chain.from_iterable(each if isinstance(each, (tuple, list)) else (each,) for each in given)
+    return [each.untyped_storage().data_ptr() for each in flat if isinstance(each, Tensor)]

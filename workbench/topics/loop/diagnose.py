@@ -187,6 +187,8 @@ def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> F
         OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
     )
     update = say("ok", "Every parameter that was looked at is changed by its updates.")
+    if (lost := _overwritten(facts.get("kept"))) is not None:
+        return lost
     if facts["moves"] < 2:
         update = OWN_CODES.not_measured(
             "loop.no_update", f"parameters were looked at before and after {facts['moves']} updates, 2 are needed"
@@ -201,6 +203,27 @@ def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> F
             "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
         ])  # fmt: skip
     return update
+
+
+def _overwritten(
+    kept: Facts | None, *, least: float = 0.01, share: float = 0.9, updates: int = 5, loads: int = 3
+) -> Finding | None:
+    """Return a finding where at most `least` of the numbers keep their step, in this share of `updates` or more, or over all of `loads` loadings or more (rules of thumb)."""
+    if kept is None:
+        return None
+    say: Say = partial(OWN_CODES.finding, "loop.no_update", "fail", evidence=dict(kept), unit="share", threshold=least)
+    each, loaded = ([x <= least for x in kept[name]] for name in ("updates", "loads"))
+    if len(each) >= updates and sum(each) >= share * len(each):
+        return say(
+            f"Of each update nearly nothing is left when the next one begins: the weights are overwritten after the step{at(kept, 'line')}.", value=max(kept["updates"]),
+            advice=["Keep an average of the weights in a copy of the model, and evaluate that; the model itself goes on from where its step led."],
+        )  # fmt: skip
+    if len(loaded) >= loads and all(loaded):
+        return say(
+            f"Weights are loaded into the model {len(loaded)} times in its training{at(kept, 'line')}, and nothing is left of the updates before.", value=max(kept["loads"]),
+            advice=["Load the best weights once, after training; and look at when they count as the best."],
+        )  # fmt: skip
+    return None
 
 
 def _eval_mode(facts: Facts, share: float) -> Finding:
@@ -228,13 +251,20 @@ def _train_mode(facts: Facts) -> Finding:
     if not facts["modes"]["entered"]:
         return OWN_CODES.not_measured("loop.train_mode_in_eval", "no forward pass of the model was seen")
     if not any(m["runs"] for m in facts["modes"]["models"]):
-        return say("ok", "Does not apply: no evaluation, several batches without gradient in a row, was seen.")
+        return say("ok", "Does not apply: no evaluation, a pass without gradient between updates, was seen.")
     apart = [m for m in models if m["runs_in_train_apart"]]
-    rare = [m for m in models if m["runs_in_train_no_loader"] and m["runs_in_train_no_loader"] * 2 < facts["updates"]]
+    rare = [
+        m for m in models if 0 < m["runs_in_train_no_loader"] * 2 < facts["updates"] or m.get("runs_in_train_again")
+    ]  # else they are part of the updates, as those of a teacher
     wrong = apart or rare
     if not wrong:
         return say("ok", "Evaluations on other data than the updates' are made in evaluation mode.")
     worst = wrong[0]
+    if "train" not in worst["lines"]:
+        return say(
+            "fail" if apart else "warn", f"F.dropout drops units in {worst['runs_in_train']} of {worst['runs']} evaluations{at(worst['lines'], 'dropout')}: what is measured is another model each time.",
+            value=float(worst["runs_in_train"]), unit="evaluations", advice=["Pass training=self.training to F.dropout, or use nn.Dropout."],
+        )  # fmt: skip
     return say(
         "fail" if apart else "warn", f"{worst['model']} is in training mode in {worst['runs_in_train']} of {worst['runs']} evaluations"
         f"{at(worst['lines'], 'train')}: {named(worst['depends_on_mode'])} change what is measured.",

@@ -15,7 +15,7 @@ from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.loop.known import at, rows_of, where_known
 
 LOSS_CODES = Codes({
-    "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "units.dropped": "F2.4",
+    "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "loop.batch_dependence": "F1.1", "units.dropped": "F2.4",
 })  # fmt: skip
 _OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
 _TWICE_SIGMOID = math.log1p(math.exp(-1.0))
@@ -34,6 +34,7 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
         ),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
+        *where_known(LOSS_CODES, ["loop.batch_dependence"], lambda: _classes(facts["classes"])),
         *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
     ]
 
@@ -101,6 +102,19 @@ def _answers(found: Facts | None) -> Finding:
     return say(
         "warn", f"The target of each position is its own input token{at(found, 'line')}, which its output sees: there is nothing to predict.",
         advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
+    )  # fmt: skip
+
+
+def _classes(found: Facts | None) -> Finding:
+    say: Say = partial(LOSS_CODES.finding, "loop.batch_dependence", evidence=dict(found or {}))
+    if found is None:
+        return say("ok", "Does not apply: no loss was seen that picks classes from a softmax.")
+    if 2 * found["wrong"] <= found["looks"]:
+        return say("ok", "The softmax runs over the classes that the loss picks from.")
+    name = "log_softmax" if found["log"] else "softmax"
+    return say(
+        "fail", f"{name} runs over axis {found['axis']} of {tuple(found['shape'])}, and the loss picks classes along another one{at(found, 'line')}: "
+        "what an example, or a position, is given depends on the others.", advice=[f"Give {name} the axis of the classes, dim=-1 behind a linear layer and dim=1 behind a convolution."],
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from workbench.curves.losses import judged_without_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Finding
 from workbench.record.folder import write_json
 from workbench.record.read import open_record
 from workbench.topics.batch_norm.diagnose import diagnose_seen_batches
@@ -23,8 +23,6 @@ from workbench.topics.schedule.diagnose import CODES as SCHEDULE
 from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import CODES as STABILITY
 from workbench.topics.stability.diagnose import diagnose_instability
-
-_CLIPPED = ("clipping.aggressive", "clipping.nonfinite")
 
 
 def judge_run(record: RecordLike) -> Diagnosis:
@@ -51,16 +49,15 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
     steps = record.steps
     if "loss" not in steps or not steps["loss"].notna().any():
         reason = "no update has a loss: no backward pass on a single number was seen before one"
-        for codes, names in ((STABILITY, STABILITY), (SCHEDULE, SCHEDULE), (CLIPPING, _CLIPPED)):
-            yield from _unknown(codes, names, reason)
+        for codes, names in (
+            (STABILITY, STABILITY),
+            (SCHEDULE, SCHEDULE),
+            (CLIPPING, ("clipping.aggressive", "clipping.nonfinite")),
+        ):
+            yield from (codes.not_measured(code, reason) for code in names)
         return
     study = judged(record)
-    if "loss/optimizer1" in steps and steps["loss/optimizer1"].notna().any():
-        yield from _unknown(
-            STABILITY, STABILITY, "several optimizers have losses of their own, of which none has to fall"
-        )
-    else:
-        yield from diagnose_instability(study)
+    yield from diagnose_instability(study)
     yield from diagnose_schedule(study, restarts_planned=True)
     clipped = diagnose_clipping(study)
     if study.config.get("max_grad_norm") is None and (values := clipped_values(record)) is not None:
@@ -73,7 +70,3 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
     else:
         yield clipped["clipping.aggressive"]
     yield clipped["clipping.nonfinite"]
-
-
-def _unknown(codes: Codes, names: Iterable[str], reason: str) -> Iterable[Finding]:
-    return (codes.not_measured(code, reason) for code in names)

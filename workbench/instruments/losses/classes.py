@@ -1,0 +1,107 @@
+"""`Classes`: whether the probabilities that a loss picks a class from sum to 1 over the classes, or over something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.instruments.caller import own_line
+from workbench.instruments.losses.graphs import constant_of
+
+LOOKS, _FAR = 5, 16
+"""Backward passes that are looked at, and nodes between a softmax and the choice of a class (rules of thumb)."""
+_SHAPED = ("View", "UnsafeView", "Reshape", "Unsqueeze", "Squeeze")
+_KEPT = ("Neg", "Log", "Add", "Sub", "Mul", "Div", "Clamp", "ToCopy", "Clone", "Alias", "Expand", "Slice")
+"""How the names of nodes begin that lay numbers out anew, and that leave each axis where it is."""
+
+
+class Classes:
+    """Follows, in a loss's graph, the axis along which it picks a class back to the softmax, which has an axis of its own."""
+
+    def __init__(self) -> None:
+        self._looks: list[list[Tensor]] = []  # of each softmax that a class is picked from, whether over another axis
+        self._found: dict[str, Any] = {}
+
+    def trained(self, head: set[Any]) -> None:
+        """Take in what a loss that `backward` is about to be called on does to the outputs of the last layer."""
+        if len(self._looks) < LOOKS:
+            self._looks.append([wrong for node in head for wrong in self._wrong(node)])
+
+    def _wrong(self, node: Any) -> Iterator[Tensor]:
+        picked, above = (
+            _picked(node),
+            next(((parent, k) for parent, k in node.next_functions if parent is not None), None),
+        )
+        ends = [] if above is None else [_softmax(*above, axis) for axis in range(len(picked))]
+        if picked and ends and ends[0] is not None:
+            softmax, rights = ends[0][0], torch.stack(picked)
+            shape = softmax._saved_result.shape
+            own = _dim(softmax._saved_dim, len(shape))
+            fits = torch.tensor([end is None or end[1] in (own, None) for end in ends])
+            self._found |= {"log": "Log" in softmax.name(), "shape": list(shape), "axis": own, "line": own_line()}
+            yield rights.any() & ~(rights & fits.to(rights.device)).any() & (shape[own] > 1)
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return in how many of the passes a softmax runs over another axis than the classes, as JSON values; None where no class is picked from one."""
+        looks = [[bool(wrong) for wrong in look] for look in self._looks if look]
+        return self._found | {"looks": len(looks), "wrong": sum(map(any, looks))} if looks else None
+
+
+def _picked(node: Any) -> list[Tensor]:
+    """Return of each axis of what a node is given whether classes may be picked along it; nothing where none are."""
+    name = node.name()
+    if name.startswith("NllLoss"):
+        dims = node._saved_self.dim()
+        return [torch.tensor(axis == min(1, dims - 1)) for axis in range(dims)]
+    if name == "GatherBackward0":
+        index = node._saved_index
+        axis = _dim(node._saved_dim, index.dim())
+        return [torch.tensor(k == axis) for k in range(index.dim())] if index.shape[axis] == 1 else []
+    if name == "IndexBackward0":  # of two the one that has no row of its own for each example
+        given = [each for each in node._saved_indices if each is not None]
+        if len(given) != 2 or any(each.dim() != 1 or each.dtype == torch.bool for each in given):
+            return []
+        own = iter(torch.stack([(each.sort().values.diff() > 0).all() for each in given]))
+        alone = [next(own) if each is not None else torch.tensor(False) for each in node._saved_indices]
+        alone += [torch.tensor(False)] * (len(node._saved_self_sym_sizes) - len(alone))
+        return [~each for each in alone]
+    weights = constant_of(node)  # targets, where they sum to 1 along some axis
+    if weights is None or weights.dim() < 2 or tuple(weights.shape) != tuple(node._input_metadata[0].shape):
+        return []
+    totals = [weights.sum(axis) for axis in range(weights.dim())]
+    sums = torch.stack([((t == 0) | ((t - 1).abs() < 1e-3)).all() & (size > 1) for t, size in zip(totals, weights.shape, strict=True)])  # fmt: skip
+    return list(sums | ~sums.any())
+
+
+def _dim(value: int, dims: int) -> int:
+    return (value - 2**64 if value >= 2**63 else value) % max(dims, 1)
+
+
+def _softmax(node: Any, place: int, at: int) -> tuple[Any, int | None] | None:
+    """Return the softmax behind output number `place` of a node, and which of its axes is axis `at` there, None where that is one of several; None where something else stands between."""
+    axis: int | None = at
+    for _ in range(_FAR):
+        name, shape = node.name(), node._input_metadata[place].shape
+        if name.startswith(("LogSoftmax", "Softmax")):
+            return node, axis
+        parents = [pair for pair in node.next_functions if pair[0] is not None]
+        if len(parents) != 1 or not parents[0][0].next_functions:
+            return None
+        below, place = parents[0]
+        before = below._input_metadata[place].shape
+        if name.startswith(("Transpose", "TBackward")):
+            one, other = (_dim(getattr(node, f"_saved_dim{k}", k), len(shape)) for k in (0, 1))
+            axis = {one: other, other: one}.get(axis, axis) if axis is not None else None
+        elif name.startswith("Permute"):
+            axis = None if axis is None else _dim(node._saved_dims[axis], len(shape))
+        elif name.startswith(_SHAPED):
+            key = None if axis is None else (shape[axis], math.prod(shape[axis + 1 :]))
+            axis = next((k for k, size in enumerate(before) if (size, math.prod(before[k + 1 :])) == key), None)
+        elif not name.startswith(_KEPT) or len(before) != len(shape):
+            return None
+        node = below
+    return None
