@@ -258,7 +258,10 @@ def _train_mode(facts: Facts) -> Finding:
     ]  # else they are part of the updates, as those of a teacher
     wrong = apart or rare
     if not wrong:
-        return say("ok", "Evaluations on other data than the updates' are made in evaluation mode.")
+        return say(
+            "ok",
+            "No evaluation on other data than the updates' was seen to drop units, or to take the statistics of its batch.",
+        )
     worst = wrong[0]
     if "train" not in worst["lines"]:
         return say(
