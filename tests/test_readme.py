@@ -118,7 +118,7 @@ def test_every_block_about_studies_and_notebooks_runs(tmp_path: Path, monkeypatc
         made["optimizer"].zero_grad()
         loss.backward()
         made["optimizer"].step()
-        return float(loss)
+        return float(loss.detach())
 
     names: dict[str, Any] = {
         "wb": wb, "torch": torch, "workload": wb.load_workload("digits_mlp"), "model": normed, "dataset": images,

@@ -21,7 +21,7 @@ from workbench.findings.finding import Finding
 from workbench.notebook import engine
 from workbench.notebook.html import write_notebook_html
 from workbench.notebook.runner import find_notebook, is_complete, list_notebooks, read_verdict, run_notebook
-from workbench.plots.render import png
+from workbench.plots.render import Picture
 
 PARAMETERS = "count: int = 1  # how many\nlrs: list[float] = [0.1]  # which"
 
@@ -115,7 +115,7 @@ def test_the_engine_uses_the_polling_channel(tmp_path: Path, monkeypatch: pytest
     assert None in asked, "nbclient asks for an endless wait, and does not get it"
 
 
-PICTURE = base64.b64encode(png([lambda ax: ax])).decode()
+PICTURE = base64.b64encode(Picture([lambda ax: ax], "").png()).decode()
 
 
 @pytest.fixture

@@ -48,20 +48,6 @@ def side_by_side(draws: Sequence[Draw], *, alt: str, size: tuple[float, float] =
         return block([sized(figure, "" if number else alt) for number, figure in enumerate(figures)], alt)
 
 
-def png(draws: Sequence[Draw], *, size: tuple[float, float] = (5.5, 4.0), dpi: int = 100, caption: str = "") -> bytes:
-    """Draw figures of `size` inches side by side, above the caption, and return them as one PNG; nothing stays open."""
-    with house_style():
-        whole = Figure(figsize=(size[0] * len(draws), size[1]), dpi=dpi, layout="constrained")
-        for draw, ax in zip(draws, whole.subplots(1, len(draws), squeeze=False)[0], strict=True):
-            draw(ax)
-        if caption:
-            said = "\n".join(textwrap.wrap(caption, width=int(whole.get_figwidth() * CHARACTERS_AN_INCH)))
-            whole.supxlabel(said, x=0.01, ha="left", fontsize=9.5, parse_math=False)
-        buffer = io.BytesIO()
-        whole.savefig(buffer, format="png")
-        return buffer.getvalue()
-
-
 class Picture:
     """Figures as what a notebook shows and stores when it is the last line of a cell: themed SVG on a page, PNG elsewhere.
 
@@ -84,7 +70,17 @@ class Picture:
 
     def png(self) -> bytes:
         """Return the figures, above the caption, as PNG."""
-        return png(self._draws, size=self._size, caption=self._caption)
+        wide, high = self._size
+        with house_style():
+            whole = Figure(figsize=(wide * len(self._draws), high), dpi=100, layout="constrained")
+            for draw, ax in zip(self._draws, whole.subplots(1, len(self._draws), squeeze=False)[0], strict=True):
+                draw(ax)
+            if self._caption:
+                said = "\n".join(textwrap.wrap(self._caption, width=int(whole.get_figwidth() * CHARACTERS_AN_INCH)))
+                whole.supxlabel(said, x=0.01, ha="left", fontsize=9.5, parse_math=False)
+            buffer = io.BytesIO()
+            whole.savefig(buffer, format="png")
+            return buffer.getvalue()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG002
         stored: dict[str, Any] = {"text/plain": repr(self), "image/png": self.png()}
