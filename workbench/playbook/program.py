@@ -124,14 +124,8 @@ def diagnose_program(
     where = Path(folder).resolve()
     patterns, select, mode = metric_of(metric, metric_mode)
     given = Command(
-        words=check_command(words, where),
-        folder=where,
-        redirect=tuple(redirect),
-        copy=copy,
-        seed_arg=seed_arg,
-        patterns=patterns,
-        timeout_s=timeout_s,
-    )
+        words=check_command(words, where), folder=where, redirect=tuple(redirect), copy=copy, seed_arg=seed_arg, patterns=patterns, timeout_s=timeout_s,
+    )  # fmt: skip
     trainer = ProgramTrainer(jobs=jobs, threads=threads)
     options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
     options["budget"] = Budget.of(budget, seeds)
