@@ -302,3 +302,8 @@ def test_seeds_that_do_not_decide_are_followed_by_more(tmp_path: Path, monkeypat
     assert trials["stage"].tolist() == ["baseline"] + ["proof"] * 10
     seeds = {lr: sorted(rows["shared_seed"]) for lr, rows in trials.groupby("peak_lr")}
     assert seeds == {0.05: [0, 1, 2, 3, 4, 5], 0.1: [1, 2, 3, 4, 5]}
+
+
+def test_where_no_lr_is_the_best_one_the_sweep_says_why():
+    made = Study().arm(0.1, 1.0).record
+    assert "needs at least two, so there is nothing" in said(made, wb.lr_sweep.diagnose(made))[1]

@@ -105,7 +105,7 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
     """Return why nothing was held against the baseline."""
     own, best = record.config["peak_lr"], diagnosis["lr.best"].value
     if best is None:
-        return "no learning rate that was tried learned anything, so there is nothing to recommend"
+        return f"{diagnosis['lr.best'].evidence.get('reason', 'no best learning rate is known')}, so there is nothing to recommend"
     wrong = next((diagnosis[c] for c in _OWN_LR if c in diagnosis and diagnosis[c].status in ("warn", "fail")), None)
     tried = "no other change that was tried trains stably with a margin"
     rest = tried if tried_remedies(record) else "nothing else was tried"
