@@ -12,8 +12,8 @@ from torch.utils.data import Subset, TensorDataset
 
 import workbench as wb
 import workbench.topics.data.overlap as overlap
+from workbench.instruments.examples.rows import read_rows
 from workbench.topics.data.overlap import find_overlap
-from workbench.topics.data.rows import read_rows
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(300, 40, generator=G)

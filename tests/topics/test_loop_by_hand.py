@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 import workbench as wb
 from workbench.findings.diagnosis import Diagnosis
-from workbench.instruments.losses.columns import Columns
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -271,22 +270,6 @@ def test_weights_that_rise_with_the_counts_are_found_where_classes_are_of_a_size
     counts: list[int], named: bool, power: float, tmp_path: Path
 ) -> None:
     assert _said_of_weights(counts, power, named, tmp_path / "run") == "warn"
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_columns_that_are_rarely_not_zero_give_no_rare_class_away(seed: int) -> None:
-    random = torch.Generator().manual_seed(seed)
-    x = (torch.rand(128, 300, generator=random) < 0.02).float()
-    rare = torch.tensor([0] * 124 + [1, 1, 2, 3])
-    for column, found in ((x[:, 0], []), (torch.full((128,), 0.1), []), ((rare > 0) * 1.0, [])):
-        columns, x[:, 0] = Columns(), column
-        columns.saw(x, rare)
-        assert (columns.to_dict() or {})["columns"] == found
-    common = torch.randperm(128, generator=random) % 3
-    x[:, 0] = (common == 1) * 2.0
-    columns = Columns()
-    columns.saw(x, common)
-    assert (columns.to_dict() or {})["columns"] == [0]
 
 
 def by_loader(x: Tensor, y: Tensor, model: nn.Module) -> Any:

@@ -13,6 +13,10 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.errors import UsageError
 
 COLUMNS = ["class", "total", "correct", "recall", "low", "high", "before", "delta", "delta_examples"]
+FEWEST_EXPECTED = 5.0
+"""Examples that every class should lead one to expect for the chi-square approximation (Cochran 1954)."""
+DRAWS = 9999
+"""Samples of classes drawn anew for an exact p-value."""
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
@@ -90,3 +94,24 @@ def _class_row(row: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dic
         "before": None if earlier is None else int(earlier["correct"]), "delta": delta,
         "delta_examples": in_examples(delta, total) if earlier is not None else None,
     }  # fmt: skip
+
+
+def class_test(mask: npt.NDArray[np.bool_], labels: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return whether the classes have the same shares in the sample, where `mask` is true, as in the full set."""
+    values, codes = np.unique(labels, return_inverse=True)
+    full, counts = (np.bincount(each, minlength=len(values)) for each in (codes, codes[mask]))
+    n, size = int(mask.sum()), mask.size
+    expected = full * (n / size)
+    place = int(np.argmax(np.abs(counts - expected) / np.sqrt(expected)))
+    value = values[place].item() if isinstance(values[place], np.generic) else values[place]
+    furthest = {"value": value, "count": int(counts[place]), "expected": float(expected[place])}
+    known = {"kind": "class", "name": "class", "levels": len(values), "furthest": furthest}
+    if n == size or len(values) < 2:
+        return known | {"p": 1.0, "test": "none: nothing can differ"}
+    own = (((counts - expected) ** 2) / expected).sum()
+    if min(expected.min(), (full - expected).min()) >= FEWEST_EXPECTED:
+        p = float(stats.chi2.sf(float(own * size / (size - n)), len(values) - 1))
+        return known | {"p": p, "test": "chi-square"}
+    drawn = np.random.default_rng(0).multivariate_hypergeometric(full, n, size=DRAWS, method="marginals")
+    far = (((drawn - expected) ** 2) / expected).sum(1)
+    return known | {"p": float((1 + (far >= own * (1 - 1e-12)).sum()) / (1 + DRAWS)), "test": "exact"}

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
+from workbench.instruments.caller import own_line
 from workbench.instruments.conversions import Conversions
+from workbench.instruments.examples.seen import Examples, Source
+from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
 from workbench.instruments.losses.classes import Classes
-from workbench.instruments.losses.columns import Columns
 from workbench.instruments.losses.criteria import Criteria
-from workbench.instruments.losses.evaluated import Evaluated
 from workbench.instruments.losses.graphs import Graphs, behind_weights
 from workbench.instruments.losses.logits import Logits
 from workbench.instruments.losses.surrogates import MOST_NODES, Surrogates
@@ -42,9 +43,9 @@ class LoopFacts:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
-        self.evaluated, self.surrogates, self.logits, self.columns = Evaluated(), Surrogates(), Logits(), Columns()
+        self.examples, self.surrogates, self.logits = Examples(), Surrogates(), Logits()
+        self.judged = True  # whether the examples are looked into at the end
         self.classes, self.survival = Classes(), self.parameters.survival
-        self._given: Tensor | None = None  # what the model was given last
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._nears = 0
@@ -58,13 +59,12 @@ class LoopFacts:
         self.order.add(name, line=self.near)
 
     def drew(self, loader: Any, draws: Draws, batch: Any) -> None:  # noqa: D102
-        self._drawn = batch if self.near or self.evaluated.open else None
-        if self.near and isinstance(batch, (list, tuple)) and len(batch) == 2:
-            self.columns.saw(*batch)
+        self._drawn = batch if self.near or self.examples.open else None
         if self.attention.awake:
             self.order.add("draw", line=False)
         self.loaders.drew(loader)
         self.modes.drew()
+        self.examples.drew()
         self.batches.drew(draws)
 
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
@@ -83,14 +83,18 @@ class LoopFacts:
             first = first_tensor(args)
             self.batches.fed(first)
             if self.near:
-                self._given = first
                 self.loaders.fed(first if first is not None else tuple(tensors(self._drawn)))  # model(**batch)
         elif kind == "evaluate":
             self.batches.evaluated()
-        if kind == "evaluate" or (kind is not None and self.near):
+        if (kind == "evaluate" and self.examples.open) or (kind is not None and self.near):
             drawn = self.loaders.last if self.loaders.drawn() else None  # since the last backward pass
-            given = tuple(tensors(args)) or tuple(tensors(self._drawn) if drawn is not None else ())
-            self.evaluated.entered(module, given, trains=kind == "forward", loader=drawn)
+            batch = tuple(tensors(self._drawn)) if drawn is not None else ()
+            given = tuple(tensors(args)) or batch
+            epoch = self.loaders.row(drawn).get("number", 0)
+            size = len(given[0]) if given and given[0].dim() else 0
+            line = own_line() if kind == "evaluate" else ""
+            source = Source(drawn, epoch, self.updates, size, line)
+            self.examples.entered(module, given, batch, source, trains=kind == "forward")
 
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
         if not torch.is_grad_enabled() and name in ("dropout", *CRITERIA):
@@ -99,9 +103,7 @@ class LoopFacts:
             self.surrogates.drew(target)
         elif self.near:
             self.criteria.compared(name, inputs, target, loss)
-            if self._given is not None and self._drawn is None and getattr(inputs, "requires_grad", False):
-                self.columns.saw(self._given, target)
-                self._given = None  # other losses have other targets
+            self.examples.compared(name, inputs, target, loss, self.updates)
             self.answers.compared(name, inputs, target)
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
@@ -118,6 +120,7 @@ class LoopFacts:
         self.order.backward(losses, touched=touched, near=self.near)
         if self.near:
             self.criteria.trained(losses)
+            self.examples.trained_on(losses)
         if not self.near and not (retained and self.updates < WINDOW):  # growing ones are seen in all that are kept
             return None
         return self.graphs.backward(losses, retained=retained, update=self.updates)
@@ -217,12 +220,11 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "criteria": lambda facts: facts.criteria.to_dict(),
     "dropped": lambda facts: facts.criteria.dropped,
     "floor": lambda facts: facts.criteria.floor(),
-    "columns": lambda facts: facts.columns.to_dict(),
+    "data": lambda facts: told(facts.examples if facts.judged else Examples(), facts.loaders),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
     "classes": lambda facts: facts.classes.to_dict(),
     "answers": lambda facts: facts.answers.to_dict(),
     "logits": lambda facts: facts.logits.to_dict(),
-    "evaluated": lambda facts: facts.evaluated.to_dict(facts.loaders.is_trained_on),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),
     "conversions": lambda facts: facts.conversions.to_dict(),
     "batches": lambda facts: facts.batches.to_dict(),

@@ -17,6 +17,13 @@ MAX_PRINTS, MAX_WEIGHTS = 200, 1_000_000
 _HORIZONS = ("total_steps", "T_max", "T_0", "total_iters", "step_size")
 
 
+_RANDOM = (
+    torch.utils.data.RandomSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+)
+
+
 class Schedulers:
     """Counts the calls of each scheduler, and reads after how many of them it is through."""
 
@@ -79,6 +86,7 @@ class Loaders:
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._prints: list[tuple[int, Tensor]] = []  # with the update that each is of
         self._sizes: list[int] = []
+        self._numbers = itertools.count()  # of iterations over any loader
         self._fed: list[Tensor] = []
         self._drawn: dict[int, int] = {}  # by loader, since the last backward pass
         self._weights: dict[int, Tensor] = {}
@@ -98,6 +106,10 @@ class Loaders:
         """Tell whether updates are made on batches of a loader."""
         return loader is not None and loader in self._seen and self._seen[loader]["trained"] > 0
 
+    def row(self, loader: int | None) -> dict[str, Any]:
+        """Return what is known of a loader; nothing of none."""
+        return {} if loader is None else self._seen.get(loader, {})
+
     def line(self, loader: int) -> str:
         """Return the line in which iteration over a loader begins first."""
         return str(self._seen[loader]["line"]) if loader in self._seen else ""
@@ -105,7 +117,7 @@ class Loaders:
     def begins(self, loader: Any) -> None:
         """Take in that iteration over a loader begins."""
         row = self._row(loader)
-        row["begun"] += 1
+        row["begun"], row["number"] = row["begun"] + 1, next(self._numbers)
         row["line"] = row["line"] or own_line()
         given = getattr(getattr(loader, "sampler", None), "weights", None)
         if row["begun"] == 1 and isinstance(given, Tensor) and given.is_cpu and given.numel() <= MAX_WEIGHTS:
@@ -122,14 +134,19 @@ class Loaders:
         key = id(loader)
         ref = self._refs.get(key)
         if ref is None or ref() is not loader:
-            shuffled = not isinstance(getattr(loader, "sampler", None), torch.utils.data.SequentialSampler)
+            sampler = getattr(loader, "sampler", None)
+            shuffled = not isinstance(sampler, torch.utils.data.SequentialSampler)
+            own = type(getattr(loader, "batch_sampler", None)) is torch.utils.data.BatchSampler
             self._refs[key] = weakref.ref(loader)
             self._seen[key] = {
                 "batches": length_of(loader),
                 "begun": 0,
+                "number": 0,
                 "drawn": 0,
                 "trained": 0,
                 "shuffled": shuffled,
+                "random": own and isinstance(sampler, _RANDOM),
+                "weighted": own and isinstance(sampler, torch.utils.data.WeightedRandomSampler),
                 "workers": getattr(loader, "num_workers", 0),
                 "line": "",
                 "weights": [],

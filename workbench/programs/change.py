@@ -55,6 +55,10 @@ class Change:
     _began: float | None = None
     _kept: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
 
+    def is_none(self) -> bool:
+        """Tell whether the program trains as it does alone, to whatever end."""
+        return self.factor == 1.0 and not (self.constants or self.warmup_steps or self.unclipped or self.max_grad_norm)
+
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
         """Change the learning rates and constants of an update that is about to be made."""
         if not any(each is optimizer for each in self.optimizers):

@@ -98,6 +98,7 @@ class Observed:
         self._change.stop_s = trial.get("stop_s") if _world() == 1 else None
         self._change.constants = trial.get("constants") or {}
         self._change.unclipped = bool(trial.get("unclipped"))
+        self._observer.facts.judged = self._change.is_none()
         set_seeds(int(trial["seed"]))
         self._seed = int(trial["seed"])
         self._packages = importing_packages()

@@ -257,6 +257,7 @@ class _Observed:
         )  # fmt: skip
         self._observer = LoopObserver(self._take, intervention=self._change)
         self._observer.rows.block = BLOCK
+        self._observer.facts.judged = self._change.is_none()
         self.blocks: list[Mapping[str, list[float]]] = []
         self.metrics: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}

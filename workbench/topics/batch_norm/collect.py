@@ -16,6 +16,7 @@ from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
+from workbench.instruments.examples.rows import read_rows
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.topics.batch_norm.statistics import (
@@ -33,7 +34,6 @@ from workbench.topics.batch_norm.statistics import (
     tracking_layers,
     unwrapped,
 )
-from workbench.topics.data.rows import read_rows
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.checkpoint import load_model
 from workbench.train.distributed.batch_norm import LayerStatistics, SynchronisedBatchNorm

@@ -16,18 +16,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
+from workbench.instruments.examples.rows import Sample, chance_bits, exact_hashes, fetch_rows, read_rows, split_sample
+from workbench.instruments.examples.sizes import far_rows, input_scale, missing_codes
+from workbench.instruments.examples.yardsticks import input_shift, measure, target_shift
 from workbench.topics.data.order import loader_order, probe_workers, stream_order, trainer_order
-from workbench.topics.data.overlap import chance_bits, find_overlap, joined
-from workbench.topics.data.rows import Sample, exact_hashes, fetch_rows, read_rows, split_sample
-from workbench.topics.data.scale import (
-    codes_in_the_model,
-    far_in_the_model,
-    far_rows,
-    input_scale,
-    missing_codes,
-    model_scale,
-)
-from workbench.topics.data.yardsticks import input_shift, measure, target_shift
+from workbench.topics.data.overlap import find_overlap, joined
+from workbench.topics.data.scale import codes_in_the_model, far_in_the_model, model_scale
 from workbench.topics.one_batch.batch import OneBatch, first_batch
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload

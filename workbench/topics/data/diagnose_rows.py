@@ -52,7 +52,11 @@ def unshuffled(facts: Facts, alpha: float) -> Finding:
     fix = "Set shuffle=True, or a RandomSampler; give a stream a shuffle buffer of several thousand examples, or shuffle it on disk."
     ordered = labels is not None and min(labels["neighbours_p"], _one(labels["drift_p"])) < alpha
     if by_class or (in_place and ordered):
-        kind = "sorted by class" if by_class else "in the order they are stored in, and their labels follow it"
+        kind = (
+            f"sorted by {labels.get('by', 'class')}"
+            if by_class
+            else "in the order they are stored in, and their labels follow it"
+        )
         return tell("fail", f"Training examples come {kind}.", advice=(fix,))
     if in_place:
         why = "their labels are in no order" if labels is not None else "labels are unknown"

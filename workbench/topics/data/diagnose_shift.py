@@ -28,6 +28,8 @@ _CHANCE, _MOVED = (
     1e-4,
     0.15,
 )  # chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)
+_CLEAR_Z = 6.0
+"""Deviations of chance by which the targets of validation can be told from their inputs (as in `_relation`)."""
 _SAME_CONSTANTS = "Prepare both splits by the same code and with the same constants, taken from the training split."
 
 
@@ -243,6 +245,12 @@ def no_signal(
     nothing = f"Neither a linear model nor nearest neighbours can predict the targets from the inputs ({said})"
     if found["rows"] < few_rows:
         return say("ok", f"{nothing}; {found['rows']} examples are too few to say more.")
+    own = found.get("own") or {}
+    if "z" in own and own["rows"] >= few_rows and max(own["z"].values()) >= _CLEAR_Z:
+        return say(
+            "fail", f"{nothing}, though those of validation can be ({what} {max(own['score'].values()):.2g}): the targets of training do not belong to their inputs.",
+            advice=("Look at how inputs and targets of training are put together: is one of the two shuffled, or joined by the wrong key?",),
+        )  # fmt: skip
     status, why = _trained(trained or {})
     advice = (
         "Look at some examples with their targets: are they shuffled, or joined by the wrong key?",
@@ -255,10 +263,11 @@ def _trained(found: Facts) -> tuple[Status, str]:
     """Return what the trained model adds to yardsticks that find nothing."""
     at = [_at_chance((found.get(name) or {}).get("validation") or {}, found) for name in ("last", "selected")]
     if None in at:
-        return "ok", "; a trained model may"
+        start = _at_chance((found.get("last") or {}).get("train") or {}, found)
+        return ("warn", ", nor has the training learned anything") if start else ("ok", "; a trained model may")
     if not all(at):
         return "ok", ", but the trained model can, on validation"
-    if _at_chance(found["last"]["train"], {}) is False:
+    if _at_chance(found["last"]["train"], found) is False:
         return "fail", ", and the trained model has memorised its training examples and fails on validation: the targets do not depend on the inputs"  # fmt: skip
     return "warn", ", nor does the trained model on validation"
 

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
 from workbench.errors import ConfigError
-from workbench.topics.data.rows import (
+from workbench.instruments.examples.rows import (
     NEAR_VALUES,
     Floats,
     Numbers,
-    Sample,
     Words,
     as_objects,
     exact_hashes,
@@ -23,6 +22,7 @@ from workbench.topics.data.rows import (
     is_ids,
     near_hasher,
     read_rows,
+    repeats,
     split_sample,
     standardised,
     text_of,
@@ -37,7 +37,6 @@ NEIGHBOURS = (10, 20)  # by the distances to which of the nearest rows it is tol
 CLOSE = 0.1  # of the distance at which chance has the nearest row: closer ones are copies (rule of thumb)
 LARGE = 10.0  # times three quarters of the columns: a larger column hides what rows differ by (rule of thumb)
 LARGEST = 1e100  # numbers beyond it are as good as infinite: their squares would be
-CERTAIN = 1e6  # bits of rows that never agree by chance
 ROWS = 20_000  # training rows that neighbours are looked for among, at most: 4 s for rows of 15 columns that depend on nothing
 CLUMPS = 1000  # of these, whose own neighbours tell what comes by chance, at most
 _EQUAL = 1e-9  # distance of rows that are equal but for rounding, in scaled columns
@@ -216,45 +215,6 @@ def _alike(rows: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     if object in (rows.dtype, like.dtype) or rows.shape[1] != like.shape[1]:
         return as_objects(rows)
     return rows.astype(like.dtype) if rows.dtype.kind != like.dtype.kind else rows
-
-
-def repeats(hashes: Words, labels: NDArray[Any] | None) -> dict[str, Any]:
-    """Return JSON facts on equal rows of one split, from their hashes in order and their labels.
-
-    Returns:
-        "rows", "repeated" (rows that were there before), "top" (how often the most common row is there, and where first),
-        "contradicting" (repeated rows whose label is another than where they were first) and "majority" (repeated rows of the class
-        that has the most rows of its own); the last two are None without classes.
-    """
-    if not len(hashes):
-        return {"rows": 0, "repeated": 0, "top": [0, 0], "contradicting": None, "majority": None}
-    _, first, which, counts = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
-    again = np.flatnonzero(first[which] != np.arange(len(hashes)))
-    differing = majority = None
-    if labels is not None and labels.dtype.kind != "f":
-        differing = int((labels[again] != labels[first[which[again]]]).sum())
-        values, own = np.unique(labels[first], return_counts=True)
-        majority = int((labels[again] == values[own.argmax()]).sum())
-    top = [int(counts.max()), int(first[counts.argmax()])]
-    return {"rows": len(hashes), "repeated": len(again), "top": top, "contradicting": differing, "majority": majority}
-
-
-def chance_bits(sample: Sample) -> float | None:
-    """Return how many bits tell one row from another, were columns independent; None where rows are no numbers.
-
-    The collision entropy, summed over columns: two rows agree by chance once in 2**bits, or more often where columns depend on each
-    other. `CERTAIN` where a column is as good as continuous: its values repeat no more than whole rows do.
-    """
-    if sample.inputs is None or not len(sample.inputs):
-        return None
-    rows = np.unique(sample.inputs, axis=0)
-    bits = 0.0
-    for column in rows.T:
-        _, counts = np.unique(column, return_counts=True)
-        if len(counts) >= 0.9 * len(rows) and len(counts) > 1 and not sample.ids:
-            return CERTAIN
-        bits -= float(np.log2(((counts / len(rows)) ** 2).sum()))
-    return bits
 
 
 def closer_than_chance(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from workbench.errors import WorkbenchError
+from workbench.instruments.examples.sizes import MOST_HELD, apart, relative_distances
 from workbench.instruments.norms import KINDS, WEIGHED, first_layer, sizes_of
-from workbench.topics.data.rows import Floats, Sample
 from workbench.train.batches import eval_batches
 from workbench.train.forward import autocast
 from workbench.train.stacked_weights import build_model
@@ -20,41 +20,7 @@ from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import label_of
 
-APART = 10.0
-"""Deviations of the others that a value lies from the nearest of them (rule of thumb: no tail leaves such a gap and repeats its end)."""
-TAIL = 30.0
-"""Robust deviations (of the median distance) from their median, from which on the others have a tail towards it, which may be cut off
-there (rule of thumb: of 2,000 log-normal values of deviation 1 the largest lies as far)."""
-LEAST, MOST_HELD = 0.001, 0.2
-"""Share of a column's cells that a code makes up (rule of thumb: fewer are single rows, more are a kind of example)."""
 MOST = 4096  # examples that the model is shown: a batch of the config, and no more than these (rule of thumb)
-FEW = 8  # rows, or other cells of a column, from which on they have a middle and a deviation (rule of thumb)
-
-
-def input_scale(sample: Sample) -> dict[str, Any]:
-    """Return the size of the inputs as they are stored, as `model_scale` has it."""
-    if sample.inputs is None:
-        return {"reason": "the inputs are text, or of different sizes"}
-    if sample.integers:
-        return {"reason": "the inputs are integers, which a model looks up or scales itself"}
-    return {"layer": None} | sizes_of(sample.inputs)
-
-
-def far_rows(sample: Sample, *, most: int = 32) -> dict[str, Any]:
-    """Return how far the rows that are farthest from the middle of the others lie, of inputs and of targets that are numbers.
-
-    Returns:
-        Under "inputs" and "targets", where there are some: "rows" that were looked at, and "far", at most `most` pairs of a place in the
-        split and a distance (root mean square over columns, from their medians, in units of the median row's), the farthest first.
-    """
-    kinds = {"inputs": None if sample.ids else sample.inputs, "targets": None if sample.classes else sample.targets}
-    found = {}
-    for kind, rows in kinds.items():
-        away = None if rows is None or len(rows) < FEW else _relative_distances(rows, rows)
-        if away is not None:
-            order = np.argsort(-away, kind="stable")[:most]
-            found[kind] = {"rows": len(away), "far": [[int(sample.places[i]), float(away[i])] for i in order]}
-    return found
 
 
 def model_scale(workload: Workload, device: torch.device, *, most: int | None = None) -> dict[str, Any]:
@@ -98,7 +64,7 @@ def far_in_the_model(
     if reached is None:
         return [list(pair) for pair in far]
     values = reached.flatten(1).numpy()
-    away = _relative_distances(values[: len(places)], values[len(places) :])
+    away = relative_distances(values[: len(places)], values[len(places) :])
     found = [] if away is None else zip(places, away.tolist(), strict=True)
     return sorted(([place, distance] for place, distance in found), key=lambda pair: -pair[1])
 
@@ -124,15 +90,6 @@ def _reached(workload: Workload, device: torch.device, places: list[int]) -> Ten
     seen = _run_forward(workload.replace(train_data=Subset(workload.train_data, places)), device, len(places))
     taken = next((x for module, x in seen.called if isinstance(module, WEIGHED)), None) if seen else None
     return taken.detach().double().cpu() if isinstance(taken, Tensor) and len(taken) == len(places) else None
-
-
-def _relative_distances(rows: Floats, others: Floats) -> Floats | None:
-    """Return how far rows lie from the median of others, in units of the median distance of these; None where that is 0."""
-    rows, others = (np.clip(np.nan_to_num(r, nan=0.0, posinf=0.0, neginf=0.0), -1e150, 1e150) for r in (rows, others))
-    middle = np.median(others, axis=0)
-    away, usual = (np.sqrt(np.square(r - middle).mean(1)) for r in (rows, others))
-    unit = float(np.median(usual))
-    return away / unit if unit > 1e-150 else None
 
 
 class _Seen(NamedTuple):
@@ -165,49 +122,3 @@ def _run_forward(workload: Workload, device: torch.device, count: int) -> _Seen 
         for handle in handles:
             handle.remove()
     return _Seen(called, outputs, batch, examples, {module: name for name, module in model.named_modules()})
-
-
-def missing_codes(sample: Sample, *, cells: int = 3, rows: int = 12) -> list[dict[str, Any]]:
-    """Return the values that look like codes for missing ones, the most frequent first; of pictures and series, over all places.
-
-    Zero is none: a sensor that is off, and most of a sparse column, are 0. Nor is an end of a scale that others come near.
-
-    Returns:
-        "value", "share" (of the cells of the columns where it stands), "cells", "columns", "deviations" (from the others' mean, the
-        smallest of its columns), "places" of rows in the split.
-    """
-    if sample.inputs is None or sample.ids:
-        return []
-    flat = not sample.outline_names
-    values = sample.inputs if flat else sample.inputs.reshape(-1, 1)
-    found: dict[float, list[tuple[int, float]]] = {}
-    for column, value, deviations in apart(values):
-        found.setdefault(value, []).append((column, deviations))
-    codes = []
-    for value, known in found.items():
-        held = values[:, [column for column, _ in known]] == value
-        count, share = int(held.sum()), float(held.mean())
-        if count < cells or not LEAST <= share <= MOST_HELD:
-            continue
-        places = np.flatnonzero(held.reshape(len(sample.inputs), -1).any(1))[:rows]
-        codes.append({
-            "value": value, "share": share, "cells": count, "columns": len(known) if flat else None,
-            "deviations": min(d for _, d in known), "places": sample.places[places].tolist(),
-        })  # fmt: skip
-    return sorted(codes, key=lambda code: -code["share"])
-
-
-def apart(values: Floats) -> Iterator[tuple[int, float, float]]:
-    """Yield the ends of columns that no other finite value comes near: column, value, deviations from the mean of the others."""
-    for column, cells in enumerate(values.T):
-        finite = cells[np.isfinite(cells)]
-        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
-        rest = finite[(finite > low) & (finite < high)]
-        if len(rest) < FEW:
-            continue
-        middle, mean, deviation = float(np.median(rest)), float(rest.mean()), float(rest.std())
-        robust = 1.4826 * float(np.median(np.abs(rest - middle)))  # 0 where half of them are equal
-        for end, nearest in ((low, float(rest.min())), (high, float(rest.max()))):
-            gap, tail = abs(end - nearest), abs(nearest - middle)
-            if end != 0 and gap >= APART * deviation and tail <= TAIL * robust and robust > 0:
-                yield column, end, abs(end - mean) / deviation

@@ -12,16 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from workbench.curves.class_counts import DRAWS, class_test
 from workbench.errors import DataError, UsageError
 
 SkewTest = dict[str, Any]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-FEWEST_EXPECTED = 5.0
-"""Examples that every class should lead one to expect for the chi-square approximation (Cochran 1954)."""
 MAX_LEVELS = 10  # A feature with no more values than this is a category (rule of thumb)
-DRAWS = 9999  # samples of classes drawn anew for an exact p-value
 MEAN_DRAWS = 1999  # samples of examples drawn anew for that of a mean: enough for a p-value of 0.001
 MAX_CELLS = 20_000_000
 """Above this many values, draws times examples, the metric's p-value is the normal approximation's (rule of thumb)."""
@@ -62,27 +60,6 @@ def skew_tests(
             test for name, column in zip(names, table.T, strict=True) if (test := _feature_test(mask, column, name))
         ]
     return found + [_metric_test(mask, np.asarray(v, dtype=np.float64), name) for name, v in (metrics or {}).items()]
-
-
-def class_test(mask: Mask, labels: NDArray[Any]) -> SkewTest:
-    """Return whether the classes have the same shares in the sample, where `mask` is true, as in the full set."""
-    values, codes = np.unique(labels, return_inverse=True)
-    full, counts = (np.bincount(each, minlength=len(values)) for each in (codes, codes[mask]))
-    n, size = int(mask.sum()), mask.size
-    expected = full * (n / size)
-    place = int(np.argmax(np.abs(counts - expected) / np.sqrt(expected)))
-    value = values[place].item() if isinstance(values[place], np.generic) else values[place]
-    furthest = {"value": value, "count": int(counts[place]), "expected": float(expected[place])}
-    known = {"kind": "class", "name": "class", "levels": len(values), "furthest": furthest}
-    if n == size or len(values) < 2:
-        return known | {"p": 1.0, "test": "none: nothing can differ"}
-    own = (((counts - expected) ** 2) / expected).sum()
-    if min(expected.min(), (full - expected).min()) >= FEWEST_EXPECTED:
-        p = float(stats.chi2.sf(float(own * size / (size - n)), len(values) - 1))
-        return known | {"p": p, "test": "chi-square"}
-    drawn = np.random.default_rng(0).multivariate_hypergeometric(full, n, size=DRAWS, method="marginals")
-    far = (((drawn - expected) ** 2) / expected).sum(1)
-    return known | {"p": float((1 + (far >= own * (1 - 1e-12)).sum()) / (1 + DRAWS)), "test": "exact"}
 
 
 def _feature_test(mask: Mask, values: Floats, name: str) -> SkewTest | None:

@@ -277,12 +277,13 @@ class WatchedRun:
         facts = self._observer.facts
         facts.ended = error is None
         updates = self._observer.updates
-        fields = self._config(facts.to_dict())
+        loop = facts.to_dict()
+        fields = self._config(loop)
         study = read_json(self.path / "study.json")
         write_json(self.path / "study.json", study | {"config": fields})
         stored = read_json(self._trial.folder / "config.json")
         write_json(self._trial.folder / "config.json", stored | {"config": fields})
-        self._writer.add_facts(loop=facts.to_dict())
+        self._writer.add_facts(loop=loop)
         state = "complete" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         if self._last_loss is not None and not math.isfinite(self._last_loss):
             state = "diverged"

@@ -11,37 +11,124 @@ import numpy as np
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.data.diagnose import scale_finding
+from workbench.topics.data.diagnose_rows import by_chance, duplicates, unshuffled, weak_shuffle
+from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.loop.known import at, rows_of, where_known
+from workbench.topics.one_batch.diagnose import range_finding
+from workbench.topics.one_batch.diagnose_preflight import flipped_labels, wrong_labels
 
-DATA_CODES = Codes(
-    {
-        "data.leakage": "P2.9",
-        "data.imbalance": "P3.6",
-        "data.worker_rng": "P2.9",
-        "data.scale": "F1.1",
-        "loop.conversion": "P1.6",
-    }
-)
+DATA_CODES = Codes({
+    "data.nonfinite": "F1.1", "data.labels": "F1.1", "data.no_signal": "F1.1", "data.scale": "F1.1", "data.leakage": "P2.9",
+    "data.duplicates": "P2.9", "data.unshuffled": "P2.9", "data.weak_shuffle": "P2.9", "data.worker_rng": "P2.9", "data.label_shift": "P3.2",
+    "data.train_validation_shift": "P3.2", "data.imbalance": "P3.6", "loss.output_range": "F1.1", "loop.conversion": "P1.6",
+})  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
+_ALPHA = 1e-4
+"""Chance at which a random order, or a random split, is called none, as in `diagnose_data`."""
+_FAR = {"data.label_shift": 0.8, "data.train_validation_shift": 0.6}
+"""Distance of the splits that is an alarm where nobody measured what it costs: noise on numbers that are mostly equal makes 0.5 (rules of thumb)."""
+_AT_CHANCE = 0.01
+"""Error of a loss that is compared with that of one and the same output, as a share of it (rule of thumb)."""
 
 
 def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
-    return [
-        *where_known(DATA_CODES, ["data.leakage"], lambda: _leaks(facts["columns"], facts["evaluated"])),
-        *where_known(DATA_CODES, ["data.imbalance"], lambda: _weights(facts["loaders"]["loaders"])),
-        *where_known(DATA_CODES, ["data.worker_rng"], lambda: _workers(facts["workers"])),
-        *where_known(DATA_CODES, ["data.scale"], lambda: _scale(facts["modes"]["inputs"])),
-        *where_known(
-            DATA_CODES, ["loop.conversion"], lambda: _conversion(record, facts, conversion_share, least_updates)
-        ),
-    ]
+    judges: dict[str, Callable[[], Finding]] = {code: partial(_of_sample, code, facts, record) for code in _SAMPLE} | {
+        "data.leakage": lambda: _leaks(facts["data"]),
+        "data.imbalance": lambda: _weights(facts["loaders"]["loaders"]),
+        "data.worker_rng": lambda: _workers(facts["workers"]),
+        "data.scale": lambda: _scale(facts["modes"]["inputs"], facts["data"]),
+        "loop.conversion": lambda: _conversion(record, facts, conversion_share, least_updates),
+    }  # fmt: skip
+    return [finding for code, judge in judges.items() for finding in where_known(DATA_CODES, [code], judge)]
 
 
-def _leaks(columns: Facts | None, evaluated: Facts | None) -> Finding:
+def _of_sample(code: str, facts: Facts, record: RecordLike) -> Finding:
+    """Return what the examples that were seen tell of a code."""
+    data, (part, judge) = facts["data"], _SAMPLE[code]
+    missing = next((name for name in ("examples", part) if not data.get(name)), None)
+    if missing is not None:
+        return DATA_CODES.finding(code, "ok", f"Does not apply: {_MISSING[missing]}.")
+    return judge(data, record)
+
+
+def _nonfinite(data: Facts, record: RecordLike) -> Finding:
+    bad = {name: count for name, count in data["nonfinite"].items() if count}
+    say: Say = partial(DATA_CODES.finding, "data.nonfinite", evidence=dict(data["nonfinite"]))
+    seen, steps = f"the first {data['examples']['train']:,} examples that are trained on", rows_of(record)
+    if not bad:
+        return say("ok", f"All values of {seen} are finite.")
+    where = " and ".join(f"{count} in the {name}" for name, count in bad.items())
+    if "loss" not in steps or np.isfinite(steps["loss"].iloc[-1]):
+        return say("ok", f"Of {seen}, {where} are not finite; the loss is.")
+    return say(
+        "fail", f"NaN or infinite values in {seen}: {where}.", value=float(sum(bad.values())), unit="values",
+        advice=["Replace or drop missing values before training."],
+    )  # fmt: skip
+
+
+def _labels(data: Facts, _: RecordLike) -> Finding:
+    flipped, total = wrong_labels(data), data["examples"]["train"]
+    if flipped is not None:
+        return flipped_labels(flipped, {})
+    said = (
+        f"The labels of the first {total:,} training examples are not wrong at random, as far as a linear model tells."
+    )
+    return DATA_CODES.finding("data.labels", "ok", said)
+
+
+def _shift(judge: Callable[..., Finding], code: str, data: Facts, _: RecordLike) -> Finding:
+    if data["shift"]["validation"]["drifts"]:
+        said = (
+            "what is trained on changes in the course of the first updates, so that these examples are no sample of all"
+        )
+        return DATA_CODES.not_measured(code, said)
+    return judge(data, None, alpha=_ALPHA, small=_FAR[code], large=_FAR[code])
+
+
+def _signal(data: Facts, record: RecordLike) -> Finding:
+    found, steps, evals = data["trained"], rows_of(record), record.evals
+    constant, losses = found["constant"], steps["loss"].dropna().tolist() if "loss" in steps else []
+    trained: dict[str, Any] = {}
+    if constant and found["alone"] and len(losses) >= 10:
+        held = [loss for update, loss in found["losses"] if update >= 0.8 * len(losses)]
+        if "metric" in evals:
+            held += evals["value"][(evals["metric"] == "loss") & (evals["split"] != "train")].tolist()
+        end = {"train": float(np.mean(losses[-max(len(losses) // 5, 1) :]))} | (
+            {"validation": held[-1]} if held else {}
+        )
+        known = {split: {"loss": loss, "se": _AT_CHANCE * constant} for split, loss in end.items()}
+        trained = {"constant": constant, "last": known, "selected": known}
+    return no_signal(data, trained)
+
+
+_SAMPLE: dict[str, tuple[str, Callable[[Facts, RecordLike], Finding]]] = {
+    "data.nonfinite": ("nonfinite", _nonfinite),
+    "data.labels": ("classes", _labels),
+    "data.no_signal": ("yardsticks", _signal),
+    "data.duplicates": ("repeats", lambda data, _: duplicates({**data, "overlap": {"repeats": {"train": data["repeats"]}}}, limit=0.8, blank=0.05)),
+    "data.unshuffled": ("order", lambda data, _: unshuffled(data, _ALPHA)),
+    "data.weak_shuffle": ("order", lambda data, _: weak_shuffle(data, _ALPHA, unshuffled(data, _ALPHA))),
+    "data.label_shift": ("shift", partial(_shift, label_shift, "data.label_shift")),
+    "data.train_validation_shift": ("shift", partial(_shift, train_validation_shift, "data.train_validation_shift")),
+    "loss.output_range": ("range", lambda data, _: range_finding(data["range"])),
+}  # fmt: skip
+"""Which part of what is told of the first examples answers a code, and how it is judged."""
+_MISSING = {
+    "examples": "fewer than 40 examples with inputs of one kind were seen in the first updates",
+    "classes": "no target was seen that is one of several classes",
+    "repeats": "only a loader that draws each example once an epoch shows which ones are there twice",
+    "order": "a loader draws the examples at random, or no target was seen for each of them",
+    "shift": "no evaluation on other examples than those of training was seen in the first updates",
+    "range": "no loss function of torch was seen to be given outputs and targets",
+}
+
+
+def _leaks(data: Facts) -> Finding:
+    columns = data.get("columns")
     if not columns or not columns["columns"]:
-        return _evaluated(evaluated)
+        return _evaluated(data["evaluated"], data)
     which = named([f"column {k}" for k in columns["columns"]])
     return DATA_CODES.finding(
         "data.leakage", "warn", f"{which[0].upper()}{which[1:]} of the inputs, of {columns['of']}, can be told from the target without error in all of the first {columns['examples']:,} examples: the answer is among the features.",
@@ -49,7 +136,7 @@ def _leaks(columns: Facts | None, evaluated: Facts | None) -> Finding:
     )  # fmt: skip
 
 
-def _evaluated(found: Facts | None, *, least: int = 5) -> Finding:
+def _evaluated(found: Facts | None, data: Facts, *, least: int = 5) -> Finding:
     """Find examples that agree, where they are more than chance has of data that do not repeat themselves: `least`, and as many times one in so many as are compared (rule of thumb)."""
     say: Say = partial(DATA_CODES.finding, "data.leakage", evidence=dict(found or {}))
     if found is None:
@@ -57,7 +144,7 @@ def _evaluated(found: Facts | None, *, least: int = 5) -> Finding:
             "ok", "Does not apply: no examples were seen both in training and in an evaluation in evaluation mode."
         )
     both, trained, total = found["both"], found["trained"], found["evaluated"]
-    if found["clear"] or both < least * (1 + total / trained):
+    if found["clear"] or both < least * (1 + total / trained) or by_chance(data, trained):
         return say(
             "ok",
             f"No evaluation was seen on examples that are trained on, by more than chance; {trained:,} and {total:,} were compared.",
@@ -95,12 +182,14 @@ def _weights(loaders: list[Facts], *, close: float = 0.02, near: float = 1e-4, m
     return say("ok", "No sampler was seen whose weights rise with the number of examples that have them.")
 
 
-def _scale(inputs: Facts) -> Finding:
-    if dict(inputs).get("unseen"):
+def _scale(inputs: Facts, data: Facts) -> Finding:
+    known = {"codes": data.get("codes"), "far": data.get("far")}
+    found = scale_finding({"scale": dict(inputs) | dict(data.get("scale") or {}), **known})
+    if dict(inputs).get("unseen") and found.status == "ok":
         return DATA_CODES.not_measured(
             "data.scale", "no layer of torch with weights was seen to take the inputs of two examples or more"
         )
-    return scale_finding({"scale": dict(inputs)})
+    return found
 
 
 def _workers(rows: list[Facts]) -> Finding:

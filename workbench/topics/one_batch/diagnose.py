@@ -226,7 +226,7 @@ def _losses(facts: Facts, record: RecordLike, deep: float, nothing: float) -> li
     loss = part(facts, "loss")
     found = [CODES.not_measured(code, why_not(facts, "loss")) for code in _LOSS]
     if loss is not None:
-        found = [_unbounded(loss), _broadcast(loss), _double(loss), _range(loss)]
+        found = [_unbounded(loss), _broadcast(loss), _double(loss), range_finding(loss)]
     if found[0].status != "fail":
         found[0] = falls_without_end(record, deep=deep) or _ignores_inputs(record, nothing) or found[0]
     return found
@@ -311,7 +311,7 @@ def _double(loss: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _range(loss: Facts, limit: float = 0.05) -> Finding:
+def range_finding(loss: Facts, limit: float = 0.05) -> Finding:
     """Judge the share of what there is to learn that the last activation function puts out of reach (limit: rule of thumb)."""
     kind, reachable, say = loss["kind"], loss.get("reachable"), partial(CODES.finding, "loss.output_range")
     if kind is None or loss["range"] is None:

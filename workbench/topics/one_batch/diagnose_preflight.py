@@ -126,12 +126,7 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
         return say("fail", f"All {total:,} training examples are of class {counts.index(total)}.", advice=advice)
     flipped = wrong_labels(data)
     if flipped is not None:
-        return CODES.finding(
-            "data.labels", "warn", f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
-            f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.",
-            value=flipped["share"], unit="share", evidence={**evidence, **flipped},
-            advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
-        )  # fmt: skip
+        return flipped_labels(flipped, evidence)
     if counts is None:
         said = "Does not apply: the loss is not one of classification(...), so the targets are not classes that could be counted."
         return CODES.finding("data.labels", "ok", said)
@@ -143,6 +138,16 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
         "warn", f"The model has {len(counts)} outputs, but no training example is of class {', '.join(map(str, rare[:8]))}.",
         value=float(len(rare)), unit="classes",
         advice=["Check how targets are numbered, and whether the split lost a class.", "Give the model fewer outputs."],
+    )  # fmt: skip
+
+
+def flipped_labels(flipped: Facts, evidence: Facts) -> Finding:
+    """Return the finding that labels are wrong at random, of what `wrong_labels` returns."""
+    return CODES.finding(
+        "data.labels", "warn", f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
+        f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.",
+        value=flipped["share"], unit="share", evidence={**evidence, **flipped},
+        advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
     )  # fmt: skip
 
 

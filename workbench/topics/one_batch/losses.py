@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from workbench.errors import WorkbenchError
+from workbench.instruments.losses.ranges import INF, RANGES, REFUSED, LossAt, Span, head_of, ideals_of, reachable
 from workbench.topics.one_batch.batch import OneBatch
 from workbench.workloads.losses import next_tokens
 
-INF = math.inf
-Span = tuple[float, float]
-LossAt = Callable[[Tensor], Tensor]
-_RANGES = {
-    "Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "SafeSoftmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, INF),
-    "Softplus": (0.0, INF), "Exp": (0.0, INF), "Abs": (0.0, INF), "Elu": (-1.0, INF), "Silu": (-0.2785, INF),
-    "Gelu": (-0.17, INF), "LogSoftmax": (-INF, 0.0), "LogSigmoid": (-INF, 0.0),
-}  # fmt: skip
-"""What an activation function returns at the least and at the most, by the name of its node in autograd's graph."""
-_VIEWS = (
-    "View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "Permute", "ToCopy", "Clone",
-    "Alias", "T", "Expand",
-)  # fmt: skip
 SCALES = (10.0, 100.0, 1000.0)
-STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError, WorkbenchError)
-"""What a loss may raise on outputs that its model never gives."""
 
 
 def find_loss(one: OneBatch) -> dict[str, Any]:
@@ -45,10 +26,10 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     outputs = one.forward(train=True, grad=True)
     tensors = one.tensors(outputs)
     out = tensors[0] if len(tensors) == 1 else None
-    head = None if out is None else _head(out)
-    span = _RANGES.get(head or "", (-INF, INF))
+    head = None if out is None else head_of(out)
+    span = RANGES.get(head or "", (-INF, INF))
     facts: dict[str, Any] = {
-        "kind": None, "head": head, "range": list(span) if head in _RANGES else None, "reversed": False,
+        "kind": None, "head": head, "range": list(span) if head in RANGES else None, "reversed": False,
         "broadcast": _broadcast(one, outputs), "escape": _escape(one, outputs, span),
     }  # fmt: skip
 
@@ -57,27 +38,10 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
         return one.losses(one.with_tensors(outputs, lambda _: values.detach()))
 
     ideals = [] if out is None else _ideals(one, out)
-    for kind, ideal in ideals:
-        with contextlib.suppress(*REFUSED):
-            found = _at_targets(at, ideal, span) if kind == "regression" else _at_logits(at, kind, ideal, span)
-            if found is not None:
-                return facts | {"kind": kind, **found}
+    found = reachable(at, ideals, span)
+    if found is not None:
+        return facts | found
     return facts | {"reversed": any(_reversed(at, ideal, span) for kind, ideal in ideals if kind != "regression")}
-
-
-def _head(out: Tensor) -> str | None:
-    """Return the name of the operation that made the outputs, views left out; "Softmax" where they are probabilities, however made."""
-    if out.dim() > 1 and bool((out >= 0).all()):
-        sums = [out.detach().float().sum(axis) for axis in {1, out.dim() - 1} if out.shape[axis] > 1]
-        if any(bool(((total - 1).abs() < 1e-4).all()) for total in sums):
-            return "Softmax"
-    node: Any = out.grad_fn
-    while node is not None:
-        name = type(node).__name__.split("Backward")[0]
-        if name not in _VIEWS or not node.next_functions:
-            return name
-        node = node.next_functions[0][0]
-    return None
 
 
 def _ideals(one: OneBatch, out: Tensor) -> list[tuple[str, Tensor]]:
@@ -86,50 +50,7 @@ def _ideals(one: OneBatch, out: Tensor) -> list[tuple[str, Tensor]]:
     tensors = [given(one.batch)] if callable(given) else one.inputs()[::-1]
     if not callable(given) and isinstance(one.batch, Tensor):
         tensors = [next_tokens(one.batch), one.batch]
-    found = []
-    for target in (t for t in tensors if isinstance(t, Tensor)):
-        if target.numel() == out.numel():
-            shaped = target.reshape(out.shape).to(out.dtype)
-            found.append(("regression", shaped))
-            if bool(((shaped == 0) | (shaped == 1)).all()):
-                found.append(("binary", 2 * shaped - 1))
-        for axis in () if target.is_floating_point() or out.dim() < 2 else {1, out.dim() - 1}:
-            count = out.shape[axis]
-            if count > 1 and target.numel() * count == out.numel():
-                shape = [n for i, n in enumerate(out.shape) if i != axis]
-                hot = F.one_hot(target.reshape(shape).long().clamp(0, count - 1), count).to(out.dtype)
-                found.append(("classes", 2 * hot.movedim(-1, axis) - 1))
-    return found
-
-
-def _at_targets(at: LossAt, ideal: Tensor, span: Span) -> dict[str, Any] | None:
-    """Return what the loss of a regression is at and near its targets; None where it is not least there."""
-    floor, constant = at(ideal), at(ideal.mean(0, keepdim=True).expand_as(ideal))
-    spread = float(ideal.float().std()) if ideal.numel() > 1 else 0.0
-    near = at(ideal + 0.5 * (spread or 1.0))
-    if not float(floor.abs().max()) < 1e-6 * float(near.mean()) or float(near.min()) <= 0:
-        return None
-    return {
-        "floor": float(floor.mean()), "ignorant": float(constant.mean()), "reachable": float(at(ideal.clamp(*span)).mean()),
-        "target_mean": float(ideal.float().mean()), "target_spread": spread,
-        "target_low": float(ideal.min()), "target_high": float(ideal.max()),
-    }  # fmt: skip
-
-
-def _at_logits(at: LossAt, kind: str, ideal: Tensor, span: Span) -> dict[str, Any] | None:
-    """Return what the loss is at ideal logits; None where it does not fall as the right logit rises."""
-    ignorant, wrong = at(torch.zeros_like(ideal)), at(-ideal * 4)
-    best = torch.stack([at(ideal * stretch) for stretch in STRETCHES]).amin(0)
-    if not bool((best <= ignorant).all() & (wrong >= ignorant).all() & (best < wrong).any()):
-        return None
-    limited = torch.stack([at((ideal * s).clamp(*span)) for s in STRETCHES])
-    ratios, hot = (best / ignorant)[ignorant > 0], (ideal > 0).double()
-    axes = () if kind == "binary" else (1, ideal.dim() - 1)
-    return {
-        "floor": float(best.mean()), "ignorant": float(ignorant.mean()), "reachable": float(limited.amin(0).mean()),
-        "floor_ratios": [float(ratios.min()), float(ratios.max())],
-        "classes": next((ideal.shape[a] for a in axes if bool((hot.sum(a) == 1).all())), 2),
-    }  # fmt: skip
+    return [ideal for target in tensors if isinstance(target, Tensor) for ideal in ideals_of(target, out)]
 
 
 def _reversed(at: LossAt, ideal: Tensor, span: Span) -> bool:

@@ -28,6 +28,7 @@ SAMPLE_ROWS = (
 )
 COLUMNS = 1024  # that are kept of a wide row, drawn at random, the same ones for every split (rule of thumb)
 AXIS = 64  # longest axis of an example along which means are taken (rule of thumb)
+CERTAIN = 1e6  # bits of rows that never agree by chance
 _TARGETS = ("label", "labels", "target", "targets", "y", "class")
 _SEED = 20_261_123
 
@@ -254,3 +255,42 @@ def split_sample(data: Any, *, split: str, most: int | None, memory_mb: float, r
         targets=np.concatenate(targets).astype(np.float64) if whole else None,
         classes=whole and all(t.dtype.kind in "iub" for t in targets),
     )  # fmt: skip
+
+
+def repeats(hashes: Words, labels: NDArray[Any] | None) -> dict[str, Any]:
+    """Return JSON facts on equal rows of one split, from their hashes in order and their labels.
+
+    Returns:
+        "rows", "repeated" (rows that were there before), "top" (how often the most common row is there, and where first),
+        "contradicting" (repeated rows whose label is another than where they were first) and "majority" (repeated rows of the class
+        that has the most rows of its own); the last two are None without classes.
+    """
+    if not len(hashes):
+        return {"rows": 0, "repeated": 0, "top": [0, 0], "contradicting": None, "majority": None}
+    _, first, which, counts = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
+    again = np.flatnonzero(first[which] != np.arange(len(hashes)))
+    differing = majority = None
+    if labels is not None and labels.dtype.kind != "f":
+        differing = int((labels[again] != labels[first[which[again]]]).sum())
+        values, own = np.unique(labels[first], return_counts=True)
+        majority = int((labels[again] == values[own.argmax()]).sum())
+    top = [int(counts.max()), int(first[counts.argmax()])]
+    return {"rows": len(hashes), "repeated": len(again), "top": top, "contradicting": differing, "majority": majority}
+
+
+def chance_bits(sample: Sample) -> float | None:
+    """Return how many bits tell one row from another, were columns independent; None where rows are no numbers.
+
+    The collision entropy, summed over columns: two rows agree by chance once in 2**bits, or more often where columns depend on each
+    other. `CERTAIN` where a column is as good as continuous: its values repeat no more than whole rows do.
+    """
+    if sample.inputs is None or not len(sample.inputs):
+        return None
+    rows = np.unique(sample.inputs, axis=0)
+    bits = 0.0
+    for column in rows.T:
+        _, counts = np.unique(column, return_counts=True)
+        if len(counts) >= 0.9 * len(rows) and len(counts) > 1 and not sample.ids:
+            return CERTAIN
+        bits -= float(np.log2(((counts / len(rows)) ** 2).sum()))
+    return bits

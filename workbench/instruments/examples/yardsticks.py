@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, optimize, sparse, stats
 
-from workbench.topics.data.rows import Floats, Sample
-from workbench.topics.evaluation.skew import class_test
+from workbench.curves.class_counts import class_test
+from workbench.instruments.examples.rows import Floats, Sample
 
 MOST_ROWS = (
     1000  # that either is fitted to: a correlation of 0.13 stands out from chance by four deviations (rule of thumb)
@@ -24,7 +24,9 @@ SHOWN = 10
 REDRAWN = 100  # splits of the same examples that are drawn anew, for how far token frequencies differ by chance
 
 
-def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None = None) -> dict[str, Any]:
+def measure(
+    train: Sample, other: Sample | None = None, *, stored: Floats | None = None, most: int = MOST_ROWS
+) -> dict[str, Any]:
     """Return JSON facts on what can be told of the targets from the inputs; text is not looked at, tokens are counted.
 
     Ridge regression on the targets, one column a class, and the mean of the 10 nearest neighbours; each row is predicted by all
@@ -40,7 +42,7 @@ def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None
         carried over). "reason" where it does not apply, and "constant" where the inputs never vary.
     """
     whole = np.arange(len(train.places)) if train.targets is None else np.flatnonzero(np.isfinite(train.targets).all(1))
-    kept = np.sort(np.random.default_rng(0).permutation(whole)[:MOST_ROWS])
+    kept = np.sort(np.random.default_rng(0).permutation(whole)[:most])
     if train.inputs is None or train.targets is None or len(kept) < FEWEST_ROWS:
         few = "examples have no targets of one size" if train.targets is None else f"{len(kept)} examples are too few"
         return {"reason": "the inputs are text, or of different sizes" if train.inputs is None else few}
@@ -87,7 +89,7 @@ def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None
         return known
     if train.classes != other.classes or train.inputs.shape[1] != other.inputs.shape[1]:
         return known
-    theirs = np.flatnonzero(np.isfinite(other.targets).all(1))[:MOST_ROWS]
+    theirs = np.flatnonzero(np.isfinite(other.targets).all(1))[:most]
     labels, rows = other.targets[theirs], (_features(other)[theirs] - centre)[:, varies] / spread[varies]
     known["carried"] = None
     if labels.shape[1] == (columns.shape[1] if classes is None else 1) and len(labels) > 1:
@@ -95,7 +97,7 @@ def measure(train: Sample, other: Sample | None = None, *, stored: Floats | None
         known["carried"] = {"rows": len(rows), **_carried(predicted, labels, classes)}
         learned = known["score"]["linear" if best == linear else "neighbours"] - known["chance"]
         if known["carried"]["score"] - known["chance"] < learned / 2:
-            known["own"] = measure(other)
+            known["own"] = measure(other, most=most)
     return known
 
 

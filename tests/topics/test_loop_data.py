@@ -1,0 +1,140 @@
+"""What a watched loop's own examples tell of its data: a fault planted in them is the only alarm, and what only looks like one is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+import workbench as wb
+
+CENTRES = 2 * torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+
+
+def clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    y = torch.randint(5, (count,), generator=random)
+    return CENTRES[y] + torch.randn(count, 8, generator=random), y
+
+
+def numbers(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
+    return x, x[:, :1] + x[:, 1:2].sin()
+
+
+def series(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    times = torch.arange(count + 8.0) + 1000 * seed
+    values = (times / 9).sin() + 0.1 * torch.randn(count + 8, generator=torch.Generator().manual_seed(seed))
+    return values.unfold(0, 8, 1)[:count], values[8:, None]
+
+
+def as_they_are(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x, y
+
+
+def by_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    order = torch.argsort(y.flatten(), stable=True)
+    return x[order], y[order]
+
+
+class Balanced(Sampler[list[int]]):
+    """Batches of five examples each of four classes, class by class."""
+
+    def __init__(self, y: Tensor) -> None:
+        self.y = y
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(30):
+            own = [torch.nonzero(self.y == k).flatten() for k in torch.randperm(5)[:4]]
+            yield [int(i) for rows in own for i in rows[torch.randperm(len(rows))[:5]]]
+
+
+def shuffled(x: Tensor, y: Tensor) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(TensorDataset(x, y), 20, shuffle=True)
+
+
+def in_order(x: Tensor, y: Tensor) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(TensorDataset(x, y), 20)
+
+
+def by_hand(x: Tensor, y: Tensor) -> list[tuple[Tensor, ...]]:
+    return list(zip(x.split(20), y.split(20), strict=True))
+
+
+Prepared = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training: what it is made on, how both splits are prepared, in which order, what ends the model, and the codes of its alarms."""
+
+    alarms: set[str] = field(default_factory=set)
+    data: Callable[[int, int], tuple[Tensor, Tensor]] = clusters
+    train: Prepared = as_they_are
+    held: Prepared = as_they_are
+    batches: Callable[[Tensor, Tensor], object] = shuffled
+    head: nn.Module = field(default_factory=nn.Identity)
+
+
+def missing(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.where(torch.arange(len(x))[:, None] % 50 > 0, torch.nan), y
+
+
+def copied(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x[:40], y[:40] = clusters(40, 1)
+    return x, y
+
+
+CASES = {
+    "sorted by class": Case({"data.unshuffled"}, train=by_target, batches=in_order),
+    "sorted by class, by hand": Case({"data.unshuffled"}, train=by_target, batches=by_hand),
+    "sorted by target": Case({"data.unshuffled"}, data=numbers, train=by_target, batches=in_order),
+    "validation in other units": Case({"data.train_validation_shift"}, held=lambda x, y: (10 * x, y)),
+    "validation not centred": Case({"data.train_validation_shift"}, data=numbers, held=lambda x, y: (x + 5, y)),
+    "validation numbered otherwise": Case({"data.label_shift"}, held=lambda x, y: (x, (y + 1) % 5)),
+    "targets shuffled": Case({"data.no_signal"}, train=lambda x, y: (x, y[torch.randperm(len(y))])),
+    "targets shuffled, numbers": Case({"data.no_signal"}, data=numbers, train=lambda x, y: (x, y[torch.randperm(len(y))])),
+    "labels flipped": Case({"data.labels"}, train=lambda x, y: (x, y.where(torch.rand(len(y)) > 0.4, torch.randint_like(y, 5)))),
+    "outputs above 0": Case({"loss.output_range"}, data=numbers, head=nn.ReLU()),
+    "missing values": Case({"data.nonfinite"}, train=missing),
+    "trained on what is held out": Case({"data.leakage"}, train=copied, held=lambda x, y: clusters(200, 1)),
+    "shuffled": Case(),
+    "in an order that says nothing": Case(batches=in_order),
+    "by hand": Case(batches=by_hand, data=numbers),
+    "validation sorted": Case(held=by_target),
+    "noise in training": Case(train=lambda x, y: (x + 0.5 * torch.randn_like(x), y)),
+    "a series in its order": Case(data=series, batches=in_order),
+    "batches of a few classes": Case(batches=lambda x, y: DataLoader(TensorDataset(x, y), batch_sampler=Balanced(y))),
+    "outputs that reach": Case(data=lambda n, seed: (numbers(n, seed)[0], numbers(n, seed)[1].sigmoid()), head=nn.Sigmoid()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_is_wrong_with_the_data_of_a_loop_is_its_only_alarm(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    case = CASES[kind]
+    (x, y), (other, others) = case.train(*case.data(600, 0)), case.held(*case.data(200, 1))
+    name = "mse_loss" if y.is_floating_point() else "cross_entropy"
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1 if y.is_floating_point() else 5), case.head)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(3):
+            model.train()
+            for inputs, targets in case.batches(x, y):  # type: ignore[attr-defined]
+                optimizer.zero_grad()
+                getattr(F, name)(model(inputs), targets).backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                for inputs, targets in DataLoader(TensorDataset(other, others), 100):
+                    getattr(F, name)(model(inputs), targets)
+    found = run.diagnose()
+    judged = [f for f in found if f.code.startswith("data.") or f.code == "loss.output_range"]
+    assert {f.code for f in judged if f.status in ("warn", "fail") and f.follows_from is None} == case.alarms, found
+    assert len(judged) == 13

@@ -1,0 +1,1 @@
+"""What the examples are like that something is trained and evaluated on."""

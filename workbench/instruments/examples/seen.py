@@ -1,0 +1,196 @@
+"""`Examples`: the first examples that a loop trains on, in their order and with their targets, and those that it evaluates on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workbench.instruments.losses.ranges import head_of
+
+ROWS, KEPT, NUMBERS = 20_000, 2000, 4_000_000
+"""Examples of either kind that are told apart by a digest, those that are kept, and numbers of their inputs at most (rules of thumb)."""
+WIDTH, TARGETS = 4096, 64
+"""Numbers of one example's inputs, and of its target, that are kept: of a picture every second place, or fewer (rules of thumb)."""
+_ROWS, _NUMBERS, _FEWEST = 2048, 64, 4
+"""Examples of one pass, and numbers of one example, that are digested; those of fewer are no content, but the number of a user, say (rules of thumb)."""
+_OUTPUTS, _LOSSES = 256, 200
+
+
+class Source(NamedTuple):
+    """Where a batch comes from: a loader, or the line that gives the model batches of that size; `epoch` is the number of the pass through it."""
+
+    loader: int | None
+    epoch: int
+    update: int
+    size: int
+    line: str
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What the batches of one split have in common."""
+        return (self.loader, self.size if self.loader is None else 0, self.line)
+
+
+@dataclass
+class Batch:
+    """What one forward pass was given; `inputs` and `target` where they are kept, a row for each example."""
+
+    source: Source
+    digests: Tensor | None
+    inputs: Tensor | None
+    several: bool  # whether the model takes more than that
+    measures: bool = True  # whether it is surely an evaluation, not a choice of the program's own
+    stride: int = 1  # of the examples whose inputs are kept
+    target: Tensor | None = None
+    drawn: Tensor | None = field(default=None, repr=False)  # what the loader gave with it
+
+    @property
+    def answers(self) -> Tensor | None:
+        """The target that the loss was given or, where no loss function of torch was seen, the other part of what was drawn."""
+        found = self.drawn if self.target is None else self.target
+        return None if found is None or self.inputs is None else found[:: self.stride][: len(self.inputs)]
+
+
+class Examples:
+    """Keeps a bounded sample of the inputs that a model is given in training and in evaluation, with the targets that loss functions are given for them.
+
+    Inputs that come out of a network are none; neither are targets where a network ran without gradient on as many rows just before, as
+    a teacher does or a target network. Nothing waits for a device.
+    """
+
+    def __init__(self) -> None:
+        self.trained: list[Batch] = []
+        self.evaluated: list[Batch] = []
+        self._kinds: set[type[nn.Module]] = set()
+        self._rows, self._held, self._numbers = [0, 0], [0, 0], [0, 0]
+        self._now: Batch | None = None  # the last pass, while its loss may come
+        self._asked: set[int] = set()  # rows of passes without gradient whose outputs were not compared with anything
+        self.criterion: dict[
+            str, Any
+        ] = {}  # the first outputs that are trained on, and the loss function that takes them
+        self.losses: list[tuple[int, Tensor]] = []  # of evaluations, with the update
+        self._loss: Any = None
+        self.alone: bool | None = None  # whether the loss function's value is what `backward` is called on
+
+    @property
+    def open(self) -> bool:
+        """Whether more is to be seen of evaluations."""
+        return self._rows[1] < ROWS
+
+    def entered(
+        self, module: nn.Module, given: Sequence[Tensor], batch: Sequence[Tensor], source: Source, *, trains: bool
+    ) -> None:
+        """Take in a forward pass of a whole model on these tensors; `batch` is what was drawn for it."""
+        self._now, side = None, int(not trains)
+        if not given or not given[0].dim() or given[0].grad_fn is not None or self._rows[side] >= ROWS:
+            return
+        if trains:
+            self._kinds.add(type(module))
+        elif type(module) not in self._kinds:
+            return
+        size = len(given[0])
+        if not trains:
+            self._asked.add(size)
+        found = self._batch(given, size, source, side)
+        others = [part for part in batch if part.dim() and len(part) == size and part.shape != given[0].shape]
+        if len(batch) == 2 and len(others) == 1 and batch[0] is not others[0]:
+            found.drawn = _targets(others[0], size)
+        self._now = found
+        if trains:
+            self.trained.append(found)
+        else:
+            found.measures = not module.training
+            self.evaluated.append(found)
+            if self._held[1] > KEPT or self._numbers[1] > NUMBERS:
+                self._thin_out()
+        self._rows[side] += min(size, _ROWS) if found.digests is None else len(found.digests)
+
+    def _batch(self, given: Sequence[Tensor], size: int, source: Source, side: int) -> Batch:
+        try:
+            told = digests(given)
+        except (RuntimeError, TypeError):  # of tensors that are no plain ones
+            told = torch.zeros(0)
+        inputs = None
+        wanted = side or (self._held[0] < KEPT and self._numbers[0] < NUMBERS)
+        if wanted and type(given[0]) is Tensor and given[0].layout is torch.strided and not given[0].is_complex():
+            inputs = _inputs(given[0], KEPT - self._held[side] if side == 0 else KEPT)
+            self._held[side] += len(inputs)
+            self._numbers[side] += inputs.numel()
+        return Batch(
+            source,
+            told if len(told) else None,
+            inputs,
+            several=len([g for g in given if g.dim() and len(g) == size]) > 1,
+        )
+
+    def _thin_out(self) -> None:
+        """Keep the inputs of every second example of evaluations, so that they stay spread over all."""
+        for batch in self.evaluated:
+            if batch.inputs is not None:
+                batch.inputs, batch.stride = batch.inputs[::2].clone(), 2 * batch.stride
+        self._held[1] = sum(len(b.inputs) for b in self.evaluated if b.inputs is not None)
+        self._numbers[1] = sum(b.inputs.numel() for b in self.evaluated if b.inputs is not None)
+
+    def drew(self) -> None:
+        """Take in that a batch is drawn: passes without gradient that came before gave no targets for it."""
+        self._asked.clear()
+
+    def compared(self, name: str, outputs: Any, target: Any, loss: Any, update: int) -> None:
+        """Take in a call of a loss function."""
+        now, self._now = self._now, None
+        if now is None or type(target) is not Tensor or target.requires_grad or not isinstance(outputs, Tensor):
+            return
+        size = now.source.size
+        if not outputs.requires_grad:
+            self._asked.discard(size)
+            now.measures = True
+            if isinstance(loss, Tensor) and loss.numel() == 1 and len(self.losses) < _LOSSES:
+                self.losses.append((update, loss.detach()))
+        now.drawn = None
+        if size not in self._asked and target.dim() and target.numel() % size == 0 and len(outputs) % size == 0:
+            now.target = _targets(target, size)
+        if outputs.requires_grad:
+            self._asked.clear()
+            self._loss = loss
+            if not self.criterion and len(outputs) == len(target):
+                some = {"outputs": outputs.detach()[:_OUTPUTS].clone(), "target": target.detach()[:_OUTPUTS].clone()}
+                self.criterion = {"name": name, "head": head_of(outputs, values=False), **some}
+
+    def trained_on(self, losses: Any) -> None:
+        """Take in a backward pass."""
+        root = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+        if self._loss is not None and self.alone is not False:
+            self.alone = isinstance(root, Tensor) and root.grad_fn is self._loss.grad_fn
+        self._loss = None
+
+
+def _inputs(given: Tensor, most: int) -> Tensor:
+    """Return a copy of the inputs of some examples, evenly thinned out along the longest axes where one has too many numbers."""
+    rows = given.detach()[:most]
+    while rows[:1].numel() > WIDTH:
+        axis = max(range(1, rows.dim()), key=lambda k: rows.shape[k])
+        rows = rows[(slice(None),) * axis + (slice(None, None, 2),)]
+    return rows.clone()
+
+
+def _targets(given: Tensor, size: int) -> Tensor:
+    return given.detach().reshape(size, -1)[:, :TARGETS].clone()
+
+
+def digests(given: Sequence[Tensor]) -> Tensor:
+    """Return one number for each example of a batch, of all tensors that have a row for each; 0 where all numbers of one are the same; none where an example has few numbers."""
+    size = len(given[0]) if given and given[0].dim() else 0
+    parts = []
+    for part in (each for each in given if each.dim() and len(each) == size > 1 and not each.is_complex()):
+        rows = part.detach()[:_ROWS].reshape(min(size, _ROWS), -1)
+        rows = rows[:, :: max(-(-rows.shape[1] // _NUMBERS), 1)]
+        parts.append((rows.float().contiguous().view(torch.int32) if rows.is_floating_point() else rows).long())
+    bits = torch.cat([part.to(parts[0].device) for part in parts], 1) if parts else torch.zeros(0, 0)
+    if bits.shape[1] < _FEWEST:
+        return torch.zeros(0)
+    odd = torch.arange(1, bits.shape[1] + 1, device=bits.device) * -7046029254386353131  # wraps around
+    return (bits * (odd ^ (odd >> 31)) * (bits != bits[:, :1]).any(1, keepdim=True)).sum(1)

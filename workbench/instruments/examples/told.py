@@ -1,0 +1,284 @@
+"""`told`: what the examples that were seen of a loop tell of its data, as the facts that `topics/data` judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from workbench.instruments.examples.seen import Batch, Examples
+from workbench.instruments.losses.ranges import RANGES, ideals_of, reachable
+from workbench.instruments.norms import sizes_of
+from workbench.instruments.surroundings import Loaders
+
+FEWEST, CATEGORIES, RISING, ENDS = 40, 20, 0.99, 5
+"""Examples that it takes, numbers that are taken for classes where they are whole, share of steps in one direction of what is sorted, and pairs of batches that tell whether an order goes on from one to the next (rules of thumb)."""
+_OWN, _AGAIN = 0.5, 0.5
+_CLEAR = 8.0
+"""Matches that a part of what is evaluated would have at the rate of the whole, and has none: it is validation data (chance leaves it none once in 3,000)."""
+EXACT, LEAST, OF_A_CLASS = 1e-6, 64, 4
+"""Error, different examples, and examples of each class, of a column that gives the target away (rules of thumb)."""
+_DRIFT = 0.15
+"""Distance between the first and the last half of what is trained on, from which on they are no sample of it all (as `diagnose_data`'s `small_shift`)."""
+_CHANCE, _MANY = 1e-4, 1.5
+"""Chance of such a distance, and times by which deviations of the splits differ, or deviations by which their means do, where they are prepared otherwise (rules of thumb)."""
+_FITTED, _SURE = 500, 8.0
+"""Examples that simple models are fitted to, which takes some tenths of a second at the end of a run, and deviations of chance from which on they have found something (rules of thumb)."""
+
+
+def told(examples: Examples, loaders: Loaders) -> dict[str, Any]:
+    """Return JSON facts: "evaluated" (see `_evaluated`) and, where inputs were kept, those of `collect_data` as far as a sample tells them."""
+    groups = _groups(examples, loaders)
+    found: dict[str, Any] = {"evaluated": _evaluated(examples, groups)}
+    batches = _first_epoch(_alike(examples.trained))
+    if sum(map(_kept, batches)) < FEWEST:
+        return found
+    train = _table(batches)
+    held = [_table(_alike(group)) for group in groups.values() if sum(map(_kept, group)) >= 2]
+    return found | _facts(examples, loaders, batches, train, max(held, key=lambda t: len(t[0]), default=None))
+
+
+Table = tuple[Tensor, Tensor | None]
+
+
+def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Table, held: Table | None) -> dict[str, Any]:  # fmt: skip
+    from workbench.instruments.examples.rows import chance_bits, exact_hashes, repeats, split_sample
+    from workbench.instruments.examples.sizes import far_rows, missing_codes
+    from workbench.instruments.examples.yardsticks import input_shift, measure, target_shift
+
+    def sample(table: Table) -> Any:
+        data = TensorDataset(*(part for part in table if part is not None))
+        return split_sample(data, split="train", most=None, memory_mb=64.0)
+
+    (x, y), half, ours, theirs = train, len(train[0]) // 2, sample(train), None if held is None else sample(held)
+    rows = [loaders.row(batch.source.loader) for batch in batches]
+    random, weighted = (all(row.get(name) for row in rows) for name in ("random", "weighted"))
+    once = (random and not weighted) or all(row and not row["shuffled"] for row in rows)
+    single = None if y is None or y.shape[1] > 1 else y[:, 0].numpy()
+    counts = Counter() if single is None or single.dtype.kind == "f" else Counter(single.tolist())
+    order = None if random or single is None else _order(batches, single, held)
+    stored = None if order is None or single is None else single.astype(np.float64)
+    several = any(batch.several for batch in batches)
+    sticks: dict[str, Any] = {"reason": "the model takes several inputs"} if several else measure(ours, theirs, stored=stored, most=_FITTED)  # fmt: skip
+    if theirs is not None and "own" not in sticks and max(sticks.get("z", {"": _SURE}).values()) < _SURE:
+        sticks["own"] = measure(theirs, most=_FITTED)
+    shift: dict[str, Any] = {}
+    if held is not None and theirs is not None:
+        first, last = (sample((x[part], None if y is None else y[part])) for part in (slice(half), slice(half, None)))
+        halves = [] if random else [input_shift(first, last), target_shift(first, last)]
+        moved, later = _moved(x, held[0]), _table(_alike(examples.trained))[1]
+        a, b = (sample((part[:, moved] if x.dim() == 2 and len(moved) else part, None)) for part in (x, held[0]))
+        new = bool(counts) and later is not None and not set(later.flatten().tolist()) <= set(counts)
+        worst = [(test, each.get("tests", 1)) for each in halves for test in each.get("worst", [each] if "p" in each else [])]  # fmt: skip
+        shift = {
+            "inputs": input_shift(a._replace(columns=moved[a.columns] if x.dim() == 2 else a.columns), b) if len(moved) else {"reason": "inputs lie in the same place and on the same scale in both splits"},
+            "targets": {"reason": "a sampler weighs the examples of training"} if weighted and counts else target_shift(ours, theirs),
+            "drifts": new or any(test["distance"] >= _DRIFT and test["p"] * tests < _CHANCE for test, tests in worst),
+        }  # fmt: skip
+    return {
+        "examples": {"train": len(x), "validation": 0 if held is None else len(held[0])}, "order": order, "yardsticks": sticks, "shift": {"validation": shift} if shift else {},
+        "nonfinite": {name: int((~torch.isfinite(part)).sum()) for name, part in (("inputs", x), ("targets", y)) if part is not None},
+        "classes": dict(counts.most_common()) if len(counts) <= max(2, len(x) / 2) else {}, "bits": chance_bits(ours), "ids": ours.ids,
+        "repeats": repeats(exact_hashes(x.flatten(1).numpy()), single if counts else None) if once else None,
+        "columns": None if single is None or x.dim() != 2 or ours.ids else _columns(x.double().numpy(), single.astype(np.float64)),
+        "codes": missing_codes(ours), "far": far_rows(ours), **_loss(examples, y),
+    }  # fmt: skip
+
+
+def _moved(x: Tensor, other: Tensor) -> NDArray[np.intp]:
+    """Return the columns of two tables, or 0 for all of what is no table, whose numbers are of another size, or lie elsewhere, by more than an augmentation of one split makes."""
+    a, b = (part.double() if part.dim() == 2 else part.double().reshape(-1, 1) for part in (x, other))
+    if a.shape[1] != b.shape[1]:
+        return np.arange(0)
+    size, ratio = a.std(0), b.std(0) / a.std(0)  # of what varies in both
+    far = (b.mean(0) - a.mean(0)).abs() > _MANY * size
+    moved = (far & (ratio > 0)) | ((ratio > 0) & (ratio < 1 / _MANY)) | ((ratio > _MANY) & (ratio < torch.inf))
+    return np.flatnonzero(moved.numpy())
+
+
+def _kept(batch: Batch) -> int:
+    return 0 if batch.inputs is None else len(batch.inputs)
+
+
+def _shape(batch: Batch) -> Any:
+    """Return what inputs have in common that can be rows of one table: tokens may be fewer or more."""
+    assert batch.inputs is not None
+    numbers = batch.inputs.is_floating_point()
+    return numbers, batch.inputs.dim(), batch.inputs.shape[1:] if numbers or batch.inputs.dim() != 2 else ()
+
+
+def _alike(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the batches whose inputs are of the most common kind."""
+    kept = [batch for batch in batches if batch.inputs is not None]
+    common = Counter(_shape(batch) for batch in kept).most_common(1)
+    return [batch for batch in kept if _shape(batch) == common[0][0]]
+
+
+def _first_epoch(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the batches before the first one whose examples were seen before, or that is of another pass through its loader."""
+    found: list[Batch] = []
+    seen: set[int] = set()
+    for batch in batches:
+        if found and batch.source.loader is not None and batch.source.epoch != found[0].source.epoch:
+            break
+        rows = set() if batch.digests is None else set(batch.digests.tolist()) - {0}
+        if batch.source.loader is None and rows and len(rows & seen) > _AGAIN * len(rows):
+            break
+        seen |= rows
+        found.append(batch)
+    return found
+
+
+def _table(batches: Sequence[Batch]) -> Table:
+    """Return inputs and targets, whole numbers as integers where they are classes; no targets where some have none, or all batches have the same ones."""
+    inputs = [batch.inputs.cpu() for batch in batches if batch.inputs is not None]
+    if inputs[0].dim() == 2 and len({part.shape[1] for part in inputs}) > 1:
+        widest = max(part.shape[1] for part in inputs)
+        inputs = [F.pad(part, (0, widest - part.shape[1])) for part in inputs]
+    x = torch.cat(inputs)
+    x = x.float() if x.is_floating_point() else x
+    answers = [batch.answers for batch in batches]
+    known = [each.cpu() for each in answers if each is not None]
+    if len(known) < len(answers) or len({(each.shape[1], each.is_floating_point()) for each in known}) > 1:
+        return x, None
+    if (
+        len(known) > 2
+        and bool((known[0] != known[0][0]).any())
+        and all(torch.equal(k, known[0][: len(k)]) for k in known)
+    ):
+        return x, None  # places in the batch, as pairs are told by
+    y = torch.cat(known)
+    if y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all() & (y.sum(1) == 1).all()):
+        return x, y.argmax(1, keepdim=True)
+    few = y.shape[1] == 1 and bool((y == y.round()).all()) and len(np.unique(y.numpy())) <= CATEGORIES
+    return x, y.long() if few or not y.is_floating_point() else y.float()
+
+
+def _groups(examples: Examples, loaders: Loaders) -> dict[Any, list[Batch]]:
+    """Return the passes of the first evaluation of each split, those on the training set apart."""
+    trained = set().union(*map(_digests, _first_epoch(examples.trained)))
+    groups: dict[Any, list[Batch]] = {}
+    for batch in examples.evaluated:
+        apart = batch.source.loader is not None and not loaders.is_trained_on(batch.source.loader)
+        if (batch.measures or apart) and not loaders.is_trained_on(batch.source.loader):
+            groups.setdefault(batch.source.place, []).append(batch)
+    wholes = {key: set().union(*map(_digests, group)) for key, group in groups.items()}
+    groups = {key: group for key, group in groups.items() if len(wholes[key] & trained) <= _OWN * max(len(trained), 1)}
+    return {key: [b for b in group if b.source.update == group[0].source.update] for key, group in groups.items()}
+
+
+def _digests(batch: Batch) -> set[int]:
+    return set() if batch.digests is None else set(batch.digests.tolist()) - {0}
+
+
+def _evaluated(examples: Examples, groups: dict[Any, list[Batch]]) -> dict[str, Any] | None:
+    """Return how many examples that are evaluated were among the first that were trained on; None where that cannot be told."""
+    trained = set().union(*map(_digests, _first_epoch(examples.trained)))
+    wholes = {key: set().union(*map(_digests, group)) for key, group in groups.items()}
+    every = set().union(*wholes.values())
+    if not trained or not (every or examples.evaluated):
+        return None
+    hits = len(every & trained)
+    passes = [
+        _digests(batch) for key in wholes if key[0] is None for batch in groups[key]
+    ]  # of several splits by one line
+    clear = any(len(rows) * hits > _CLEAR * len(every) and not rows & trained for rows in [*wholes.values(), *passes])
+    line = max(wholes, key=lambda key: len(wholes[key] & trained), default=("",))[-1]
+    return {"trained": len(trained), "evaluated": len(every), "both": hits, "clear": clear, "line": line}
+
+
+def _order(batches: Sequence[Batch], labels: NDArray[Any], held: Table | None) -> dict[str, Any]:
+    """Return the order of the targets; numbers that rise and fall are in none, and neither are classes that a sampler puts together batch by batch."""
+    from scipy.stats import binom
+
+    from workbench.instruments.examples.orders import label_order
+
+    n = len(labels)
+    found: dict[str, Any] = {"examples": n, "neighbours": 0.0, "neighbours_p": 1.0, "drift_p": None}
+    values, counts = np.unique(labels, return_counts=True)
+    if labels.dtype.kind == "f":
+        steps = np.diff(labels)
+        if max((steps >= 0).mean(), (steps <= 0).mean()) >= RISING and n >= 2 * FEWEST:
+            found |= {"neighbours": 1.0, "neighbours_p": 0.0, "by": "target"}
+    elif len(values) < 2:
+        others = None if held is None or held[1] is None else held[1][:, 0].numpy()
+        share = 1.0 if others is None else float((others == values[0]).mean())
+        found |= {"neighbours": float(share < 1), "neighbours_p": share**n}
+    else:
+        found = label_order(labels) | {"drift_p": None}
+        runs = 1 + int((np.diff(labels) != 0).sum())
+        cuts = np.cumsum([_kept(batch) for batch in batches])[:-1]
+        if runs > 2 * len(values):
+            chance, agree = float(((counts / n) ** 2).sum()), int((labels[cuts - 1] == labels[cuts]).sum())
+            carried = (agree / len(cuts) - chance) / (1 - chance) if len(cuts) >= ENDS else 0.0
+            p = float(binom.sf(agree - 1, len(cuts), chance)) if len(cuts) >= ENDS else 1.0
+            found |= {"neighbours": min(found["neighbours"], carried), "neighbours_p": max(found["neighbours_p"], p)}
+    return {"source": "loop", "examples": n, "indices": None, "stored_labels": None, "epochs": None, "labels": found}
+
+
+def _columns(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, Any] | None:
+    """Return how many different examples there are, and the columns that are a function of the target in all of them; None of too few."""
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    table = np.unique(np.column_stack([x, y]), axis=0)
+    x, y = table[:, :-1], table[:, -1]
+    values, kinds, counts = np.unique(y, return_inverse=True, return_counts=True)
+    if len(values) < 2 or len(y) < LEAST or x.shape[1] < 2:
+        return None
+    if len(values) <= CATEGORIES:  # a number that is rare tells a rare class by chance
+        kept = (counts >= OF_A_CLASS)[kinds]
+        x, kinds = x[kept], kinds[kept]
+    varies = np.ptp(x, axis=0) > 0
+    x = x - x.mean(0)
+    whole = (x**2).sum(0)
+    if len(values) <= CATEGORIES:
+        sums = np.zeros((len(values), x.shape[1]))
+        np.add.at(sums, kinds, x)
+        explained = (sums**2 / counts[:, None]).sum(0)
+    else:
+        centred = y - y.mean()
+        explained = (x.T @ centred) ** 2 / (centred**2).sum()
+    found = np.flatnonzero(varies & (explained >= whole * (1 - EXACT)))
+    return {"examples": len(y), "columns": found[:20].tolist(), "of": x.shape[1]}
+
+
+_NAMED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits")  # fmt: skip
+"""Loss functions whose ideal outputs are known."""
+
+
+def _loss(examples: Examples, y: Tensor | None) -> dict[str, Any]:
+    """Return what the last operation of the model can reach, the size of targets and of first outputs, and the loss of one and the same output."""
+    seen, name = examples.criterion, examples.criterion.get("name", "")
+    trained: dict[str, Any] = {"alone": bool(examples.alone), "constant": None, "losses": [(update, float(loss)) for update, loss in examples.losses]}  # fmt: skip
+    if name not in _NAMED:
+        return {"range": None, "scale": {}, "trained": trained}
+    outputs, target, head = seen["outputs"].cpu().float(), seen["target"].cpu(), seen["head"]
+    scale = {}
+    if target.is_floating_point() and outputs.numel() == target.numel() and name.endswith(("l1_loss", "mse_loss", "huber_loss")):  # fmt: skip
+        size = {"outputs": float(outputs.double().square().mean().sqrt())}
+        scale = {"targets": sizes_of(target.double().reshape(len(target), -1).numpy()) | size}
+
+    def at(values: Tensor) -> Tensor:
+        given = target.float().reshape(values.shape) if target.is_floating_point() else target
+        losses: Tensor = getattr(F, name)(values, given, reduction="none")
+        return losses.reshape(len(losses), -1).mean(1)
+
+    span = RANGES.get(head or "", (-np.inf, np.inf))
+    known = {"kind": None, "head": head, "range": list(span) if head in RANGES else None}
+    if y is not None and y.shape[1] == 1 and name.startswith(("cross_entropy", "binary")) and not y.is_floating_point():
+        shares = torch.bincount(y.flatten() - y.min()).double() / len(y)
+        trained["constant"] = float(-torch.xlogy(shares, shares).sum())
+    elif y is not None and name == "mse_loss":
+        trained["constant"] = float(y.double().var(0).mean())
+    return {
+        "range": known | (reachable(at, ideals_of(target, outputs), span) or {}),
+        "scale": scale,
+        "trained": trained,
+    }
