@@ -102,7 +102,9 @@ def test_a_fit_is_recorded_and_not_changed(options: dict[str, Any], manual: bool
         for f in found
         if f.status in ("warn", "fail") and not f.code.startswith(("stability", "clipping.aggressive"))
     ] == []
-    assert found["loop.train_mode_in_eval"].summary.startswith("No evaluation on other data than the updates' was seen to drop")
+    assert found["loop.train_mode_in_eval"].summary.startswith(
+        "No evaluation on other data than the updates' was seen to drop"
+    )
     assert found["loop.eval_mode_in_training"].summary == "Updates are made in training mode."
 
 
