@@ -125,15 +125,30 @@ WORKING: dict[str, Callable[[], Workload]] = {
 }  # fmt: skip
 
 
+def averaged(workload: Workload) -> Workload:
+    """Return the workload with one loss for a whole batch, as most people write it."""
+    return workload.replace(loss=lambda outputs, batch: workload.loss(outputs, batch).mean(), metrics={})
+
+
+@pytest.mark.parametrize("mean", [False, True], ids=["each", "mean"])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_named(name: str) -> None:
+def test_a_planted_fault_is_named(name: str, mean: bool) -> None:
     code, workload = FAULTS[name]
-    assert alarms(workload()).get(code) in ("warn", "fail")
+    assert alarms(averaged(workload()) if mean else workload()).get(code) in ("warn", "fail")
 
 
+@pytest.mark.parametrize("mean", [False, True], ids=["each", "mean"])
 @pytest.mark.parametrize("name", WORKING)
-def test_a_healthy_training_is_silent(name: str) -> None:
-    assert alarms(WORKING[name]()) == {}
+def test_a_healthy_training_is_silent(name: str, mean: bool) -> None:
+    workload = WORKING[name]()
+    assert alarms(averaged(workload) if mean else workload) == {}
+
+
+def test_a_loss_that_compares_two_sets_of_values_is_no_broadcast() -> None:
+    workload = numbers(
+        lambda: flat(mlp(12, 1)), loss=lambda o, b: (o.sort().values - b[1].sort().values).square().mean()
+    )
+    assert "loss.broadcast" not in alarms(workload)
 
 
 def test_nothing_that_is_asked_of_one_batch_changes_it() -> None:

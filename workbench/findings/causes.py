@@ -98,7 +98,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     ),
     "gradients.vanishing": ("init.constant_output", *_LEARNS),
     "gradients.*": _LEARNS,
-    "architecture.no_residual": ("lr.nothing_learns", "stability.headroom"),
+    "architecture.no_residual": ("lr.nothing_learns", "stability.headroom", "evaluation.underfits"),
     "architecture.no_norm": ("lr.nothing_learns", "stability.headroom"),
     "architecture.norm_after_add": ("stability.headroom", "stability.early_recovers"),
     "architecture.branch_not_zero": ("stability.headroom", "stability.early_recovers"),

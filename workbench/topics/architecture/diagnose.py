@@ -105,7 +105,7 @@ def lr_sensitivity(record: RecordLike) -> pd.DataFrame:
 
 
 _SIGNS = ("init.", "units.", "gradients.", "stability.", "lr.nothing_learns", "lr.too_high", "lr.at_edge", "lr.probabilistic",
-          "loop.overfit_one_batch", "warmup.", "clipping.")  # fmt: skip
+          "loop.overfit_one_batch", "warmup.", "clipping.", "evaluation.underfits")  # fmt: skip
 """Alarms that a missing practice may be the cause of."""
 
 

@@ -112,7 +112,7 @@ class OneBatch:
         )
 
     def losses(self, outputs: Any, batch: Any = None) -> Tensor:
-        """Return the loss of each example, detached, in float64; the batch is its own where None is given."""
+        """Return the loss of each example, or their mean where the workload's loss is one, detached, in float64; the batch is its own where None is given."""
         with torch.no_grad():
             return self.workload.loss(outputs, self.batch if batch is None else batch).detach().double()
 
@@ -132,7 +132,8 @@ def first_batch(workload: Workload, config: TrainConfig, device: torch.device) -
     half = found.rows(torch.arange(max(1, examples // 2)))
     try:
         some = half.forward()
-        cut = bool(half.inputs()) and tuple(half.losses(some).shape) == (half.examples,)
+        mean = bool(half.tensors(some)) and half.losses(some).dim() == 0  # then the outputs alone tell
+        cut = bool(half.inputs()) and (mean or tuple(half.losses(some).shape) == (half.examples,))
     except Exception:  # the person's own code, on a batch that was made for this
         cut = False
     if not cut:  # not the examples come first in its tensors

@@ -278,6 +278,8 @@ def _unbounded(loss: Facts, limit: float = 10.0) -> Finding:
 
 def _broadcast(loss: Facts) -> Finding:
     over, say = loss["broadcast"], partial(CODES.finding, "loss.broadcast")
+    if over == "":
+        return CODES.not_measured("loss.broadcast", "the loss, or the batch, cannot be taken apart into examples")
     if over is None:
         return say("ok", "The loss compares the outputs of an example with its own targets.")
     return say(

@@ -30,7 +30,7 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     span = RANGES.get(head or "", (-INF, INF))
     facts: dict[str, Any] = {
         "kind": None, "head": head, "range": list(span) if head in RANGES else None, "reversed": False,
-        "broadcast": _broadcast(one, outputs), "escape": _escape(one, outputs, span),
+        "broadcast": _broadcast(one, outputs, out), "escape": _escape(one, outputs, span),
     }  # fmt: skip
 
     def at(values: Tensor) -> Tensor:
@@ -77,15 +77,16 @@ def _noisy(one: OneBatch, outputs: Any) -> Any:
     return one.unlike(one.with_tensors(outputs, lambda t: t.detach()))
 
 
-def _broadcast(one: OneBatch, outputs: Any) -> str | None:
-    """Return "targets" or "outputs" where each example's loss is a mean over all of them, as (B, 1) against (B,) makes it.
+def _broadcast(one: OneBatch, outputs: Any, out: Tensor | None) -> str | None:
+    """Return "targets" or "outputs" where each example's loss is a mean over all of them, as (B, 1) against (B,) makes it; "" where that cannot be asked.
 
     The mark of it: with the outputs held, the loss of an example stays when the targets change places, and changes when another
-    set of targets comes; or the same with outputs and targets exchanged.
+    set of targets comes; or the same with outputs and targets exchanged. A loss that is a mean, and that is meant to compare two sets
+    of values, has that mark, too: outputs that are the targets have to be no better than a constant.
     """
     n = one.examples
     if n < 4 or not one.exchangeable:
-        return None
+        return "" if n >= 4 and one.tensors(outputs) else None
     places, half = torch.randperm(n, generator=torch.Generator().manual_seed(0)), torch.arange(n) % (n // 2)
     try:
         held = _noisy(one, outputs)
@@ -97,8 +98,21 @@ def _broadcast(one: OneBatch, outputs: Any) -> str | None:
         return None
 
     def same(values: Tensor, first: int = n) -> bool:
-        return bool(((values - there)[:first].abs() <= 1e-4 * float(there.abs().max()) + 1e-12).all())
+        return bool(((values - there).reshape(-1)[:first].abs() <= 1e-4 * float(there.abs().max()) + 1e-12).all())
 
+    if there.dim() == 0:
+        if not same(moved) or same(other):
+            return None
+        ideal = (
+            next((ideal for kind, ideal in _ideals(one, out) if kind == "regression"), None)
+            if out is not None
+            else None
+        )
+        if ideal is None:
+            return ""
+        flat = ideal.mean(0, keepdim=True).expand_as(ideal)
+        exact, constant = (one.losses(one.with_tensors(outputs, lambda _: v)) for v in (ideal, flat))  # noqa: B023
+        return "targets" if bool(exact >= constant) else None
     if same(moved):
         return None if same(other, n // 2) else "targets"
     noise = one.with_tensors(held, lambda t: t + torch.randn_like(t) * _scale(t))
