@@ -138,3 +138,19 @@ def test_what_is_wrong_with_the_data_of_a_loop_is_its_only_alarm(kind: str, tmp_
     judged = [f for f in found if f.code.startswith("data.") or f.code == "loss.output_range"]
     assert {f.code for f in judged if f.status in ("warn", "fail") and f.follows_from is None} == case.alarms, found
     assert len(judged) == 13
+
+
+def test_one_example_at_a_time_is_kept_within_bounds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As an agent acts: thousands of passes of one example each without gradient, between updates."""
+    (x, y), model = numbers(4000, 0), nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for inputs, targets in zip(x.split(100), y.split(100), strict=True):
+            optimizer.zero_grad()
+            F.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for one in inputs:
+                    model(one[None])
+    assert not caplog.records
+    assert run.diagnose()["data.nonfinite"].status == "ok"

@@ -129,9 +129,12 @@ class Examples:
 
     def _thin_out(self) -> None:
         """Keep the inputs of every second example of evaluations, so that they stay spread over all."""
+        odd = False
         for batch in self.evaluated:
-            if batch.inputs is not None:
+            if batch.inputs is not None and len(batch.inputs) > 1:
                 batch.inputs, batch.stride = batch.inputs[::2].clone(), 2 * batch.stride
+            elif batch.inputs is not None:
+                batch.inputs, odd = None if odd else batch.inputs, not odd
         self._held[1] = sum(len(b.inputs) for b in self.evaluated if b.inputs is not None)
         self._numbers[1] = sum(b.inputs.numel() for b in self.evaluated if b.inputs is not None)
 
