@@ -67,6 +67,30 @@ def test_rows_of_few_values_agree_by_chance() -> None:
         assert "few distinct values" in found["data.leakage"].summary
 
 
+GIVEN_AWAY: dict[str, tuple[Any, Any, str]] = {
+    "rounded": (lambda y: (y * 2).round(), None, "warn"),
+    "its logarithm, turned": (lambda y: -(y + 9).log(), None, "warn"),
+    "its unit": (lambda y: 1000 * y + 3, None, "warn"),
+    "its class": (lambda y: (y == 1) * 7.0, lambda y: (y > 0).long() + (y > 1), "warn"),
+    "nearly": (lambda y: (y * 2 + 0.2 * torch.randn(len(y))).round(), None, "ok"),
+    "its sign alone": (lambda y: (y > 0).float(), None, "ok"),
+    "noise": (torch.randn_like, None, "ok"),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_AWAY)
+def test_a_column_that_gives_the_target_away(name: str) -> None:
+    """Columns that are made from the target; others are what a model is to learn from."""
+    torch.manual_seed(0)
+    make, classes, status = GIVEN_AWAY[name]
+    x, y = torch.randn(500, 4), torch.randn(500)
+    x[:, 2] = make(y if classes is None else classes(y))
+    data = TensorDataset(x, y if classes is None else classes(y))
+    found = said(data, "data.leakage", validation=TensorDataset(torch.randn(100, 4), data.tensors[1][:100]))
+    assert found.status == status, found
+    assert status == "ok" or "olumn 2 of the inputs, of 4" in found.summary
+
+
 @pytest.mark.parametrize(
     ("again", "tokens", "status", "words"),
     [

@@ -1,4 +1,4 @@
-"""How large inputs are, rows far from all others, and codes for missing values: facts for `data.scale`."""
+"""Tables of inputs: their size, rows far from all others, codes for missing values, and columns that give the target away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.instruments.examples.rows import Floats, Sample
 from workbench.instruments.norms import sizes_of
@@ -17,6 +18,9 @@ TAIL = 30.0
 there (rule of thumb: of 2,000 log-normal values of deviation 1 the largest lies as far)."""
 LEAST, MOST_HELD = 0.001, 0.2
 """Share of a column's cells that a code makes up (rule of thumb: fewer are single rows, more are a kind of example)."""
+CATEGORIES = 20  # different targets at most that are taken for classes (rule of thumb)
+EXACT, ROWS, OF_A_CLASS, LEVELS = 1e-6, 64, 4, 5
+"""Error, different rows, rows of each class, and values of a column that gives the target away (rules of thumb)."""
 FEW = 8  # rows, or other cells of a column, from which on they have a middle and a deviation (rule of thumb)
 
 
@@ -99,3 +103,46 @@ def apart(values: Floats) -> Iterator[tuple[int, float, float]]:
             gap, tail = abs(end - nearest), abs(nearest - middle)
             if end != 0 and gap >= APART * deviation and tail <= TAIL * robust and robust > 0:
                 yield column, end, abs(end - mean) / deviation
+
+
+def answer_columns(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, Any] | None:
+    """Return how many different rows there are, and the columns that give the target away in all of them; None of too few.
+
+    Of classes these are a function of the class; of numbers they are a linear function of it, or rise or fall with it and take `LEVELS` values
+    or more, as a target that is rounded does.
+    """
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    table = np.unique(np.column_stack([x, y]), axis=0)
+    x, y = table[:, :-1], table[:, -1]
+    values, kinds, counts = np.unique(y, return_inverse=True, return_counts=True)
+    if len(values) < 2 or len(y) < ROWS or x.shape[1] < 2:
+        return None
+    if len(values) <= CATEGORIES:  # a number that is rare tells a rare class by chance
+        kept = (counts >= OF_A_CLASS)[kinds]
+        x, kinds = x[kept], kinds[kept]
+    varies = np.ptp(x, axis=0) > 0
+    x = x - x.mean(0)
+    whole = (x**2).sum(0)
+    if len(values) <= CATEGORIES:
+        sums = np.zeros((len(values), x.shape[1]))
+        np.add.at(sums, kinds, x)
+        explained = (sums**2 / counts[:, None]).sum(0)
+    else:
+        centred = y - y.mean()
+        explained = (x.T @ centred) ** 2 / (centred**2).sum()
+    exact = explained >= whole * (1 - EXACT)
+    if len(values) > CATEGORIES:
+        exact |= [
+            share > 0.5 and _ordered(column, y)
+            for column, share in zip(x.T, explained / np.maximum(whole, 1e-300), strict=True)
+        ]
+    found = np.flatnonzero(varies & exact)
+    return {"examples": len(y), "columns": found[:20].tolist(), "of": x.shape[1]}
+
+
+def _ordered(column: NDArray[np.float64], y: NDArray[np.float64]) -> bool:
+    """Tell whether a column never falls, or never rises, as the target rises."""
+    if len(np.unique(column)) < LEVELS:
+        return False
+    return any(bool((np.diff(sign * column[np.lexsort((sign * column, y))]) >= 0).all()) for sign in (1, -1))

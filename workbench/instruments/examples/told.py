@@ -14,17 +14,16 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from workbench.instruments.examples.seen import Batch, Examples
+from workbench.instruments.examples.sizes import CATEGORIES, answer_columns, far_rows, missing_codes
 from workbench.instruments.losses.ranges import RANGES, ideals_of, reachable
 from workbench.instruments.norms import sizes_of
 from workbench.instruments.surroundings import Loaders
 
-FEWEST, CATEGORIES, RISING, ENDS = 40, 20, 0.99, 5
-"""Examples that it takes, numbers that are taken for classes where they are whole, share of steps in one direction of what is sorted, and pairs of batches that tell whether an order goes on from one to the next (rules of thumb)."""
+FEWEST, RISING, ENDS = 40, 0.99, 5
+"""Examples that it takes, share of steps in one direction of what is sorted, and pairs of batches that tell whether an order goes on from one to the next (rules of thumb)."""
 _OWN, _AGAIN = 0.5, 0.5
 _CLEAR = 8.0
 """Matches that a part of what is evaluated would have at the rate of the whole, and has none: it is validation data (chance leaves it none once in 3,000)."""
-EXACT, LEAST, OF_A_CLASS = 1e-6, 64, 4
-"""Error, different examples, and examples of each class, of a column that gives the target away (rules of thumb)."""
 _DRIFT = 0.15
 """Distance between the first and the last half of what is trained on, from which on they are no sample of it all (as `diagnose_data`'s `small_shift`)."""
 _CHANCE, _MANY = 1e-4, 1.5
@@ -50,7 +49,6 @@ Table = tuple[Tensor, Tensor | None]
 
 def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Table, held: Table | None) -> dict[str, Any]:  # fmt: skip
     from workbench.instruments.examples.rows import chance_bits, exact_hashes, repeats, split_sample
-    from workbench.instruments.examples.sizes import far_rows, missing_codes
     from workbench.instruments.examples.yardsticks import input_shift, measure, target_shift
 
     def sample(table: Table) -> Any:
@@ -87,7 +85,7 @@ def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Ta
         "nonfinite": {name: int((~torch.isfinite(part)).sum()) for name, part in (("inputs", x), ("targets", y)) if part is not None},
         "classes": dict(counts.most_common()) if len(counts) <= max(2, len(x) / 2) else {}, "bits": chance_bits(ours), "ids": ours.ids,
         "repeats": repeats(exact_hashes(x.flatten(1).numpy()), single if counts else None) if once else None,
-        "columns": None if single is None or x.dim() != 2 or ours.ids else _columns(x.double().numpy(), single.astype(np.float64)),
+        "columns": None if single is None or x.dim() != 2 or ours.ids else answer_columns(x.double().numpy(), single.astype(np.float64)),
         "codes": missing_codes(ours), "far": far_rows(ours), **_loss(examples, y),
     }  # fmt: skip
 
@@ -221,32 +219,6 @@ def _order(batches: Sequence[Batch], labels: NDArray[Any], held: Table | None) -
             p = float(binom.sf(agree - 1, len(cuts), chance)) if len(cuts) >= ENDS else 1.0
             found |= {"neighbours": min(found["neighbours"], carried), "neighbours_p": max(found["neighbours_p"], p)}
     return {"source": "loop", "examples": n, "indices": None, "stored_labels": None, "epochs": None, "labels": found}
-
-
-def _columns(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, Any] | None:
-    """Return how many different examples there are, and the columns that are a function of the target in all of them; None of too few."""
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return None
-    table = np.unique(np.column_stack([x, y]), axis=0)
-    x, y = table[:, :-1], table[:, -1]
-    values, kinds, counts = np.unique(y, return_inverse=True, return_counts=True)
-    if len(values) < 2 or len(y) < LEAST or x.shape[1] < 2:
-        return None
-    if len(values) <= CATEGORIES:  # a number that is rare tells a rare class by chance
-        kept = (counts >= OF_A_CLASS)[kinds]
-        x, kinds = x[kept], kinds[kept]
-    varies = np.ptp(x, axis=0) > 0
-    x = x - x.mean(0)
-    whole = (x**2).sum(0)
-    if len(values) <= CATEGORIES:
-        sums = np.zeros((len(values), x.shape[1]))
-        np.add.at(sums, kinds, x)
-        explained = (sums**2 / counts[:, None]).sum(0)
-    else:
-        centred = y - y.mean()
-        explained = (x.T @ centred) ** 2 / (centred**2).sum()
-    found = np.flatnonzero(varies & (explained >= whole * (1 - EXACT)))
-    return {"examples": len(y), "columns": found[:20].tolist(), "of": x.shape[1]}
 
 
 _NAMED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits")  # fmt: skip

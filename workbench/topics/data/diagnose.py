@@ -10,7 +10,7 @@ from workbench.curves.class_counts import wilson
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.topics.data.diagnose_rows import CODES, duplicates, leakage, unshuffled, weak_shuffle
+from workbench.topics.data.diagnose_rows import CODES, answer_among, duplicates, leakage, unshuffled, weak_shuffle
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.evaluation.diagnose_generalisation import gap_of
 
@@ -155,9 +155,10 @@ def diagnose_data(
         reason = why_missing(record.facts, "data", nobody)
         return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
     order, gap = unshuffled(facts, alpha), gap_of(record.facts)
+    leaked = leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha)
     sample = record.facts.get("evaluation_sample") or ({} if "preflight" in record.facts else None)
     findings = (
-        leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha),
+        leaked if leaked.status == "fail" else answer_among(facts) or leaked,
         duplicates(facts, limit=repeated_share, blank=blank_share),
         order,
         weak_shuffle(facts, alpha, order),

@@ -9,7 +9,7 @@ from typing import Any
 
 from scipy import stats
 
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Codes, Finding, named
 
 Facts = Mapping[str, Any]
 CODES = Codes({
@@ -114,6 +114,20 @@ def _shuffle_tests(order: Facts) -> dict[str, tuple[float, str, str]]:
 
 def _one(p: float | None) -> float:
     return 1.0 if p is None else p
+
+
+def answer_among(facts: Facts) -> Finding | None:
+    """Return a warning where columns of the inputs give the target away, see `answer_columns`."""
+    found = facts.get("columns")
+    if not found or not found["columns"]:
+        return None
+    which = named([f"column {k}" for k in found["columns"]])
+    follow = "follows" if len(found["columns"]) == 1 else "follow"
+    return CODES.finding(
+        "data.leakage", "warn", f"{which[0].upper()}{which[1:]} of the inputs, of {found['of']}, {follow} the target without an exception in all of {found['examples']:,} examples: the answer is among the features.",
+        value=float(len(found["columns"])), unit="columns", evidence=dict(found),
+        advice=("Leave the target, and what is computed from it, out of the inputs. Where the task is as easy as that, leave it.",),
+    )  # fmt: skip
 
 
 def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Finding:

@@ -11,7 +11,7 @@ import numpy as np
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.data.diagnose import scale_finding
-from workbench.topics.data.diagnose_rows import by_chance, duplicates, unshuffled, weak_shuffle
+from workbench.topics.data.diagnose_rows import answer_among, by_chance, duplicates, unshuffled, weak_shuffle
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.loop.known import at, rows_of, where_known
 from workbench.topics.one_batch.diagnose import range_finding
@@ -35,7 +35,7 @@ _AT_CHANCE = 0.01
 def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     judges: dict[str, Callable[[], Finding]] = {code: partial(_of_sample, code, facts, record) for code in _SAMPLE} | {
-        "data.leakage": lambda: _leaks(facts["data"]),
+        "data.leakage": lambda: answer_among(facts["data"]) or _evaluated(facts["data"]["evaluated"], facts["data"]),
         "data.imbalance": lambda: _weights(facts["loaders"]["loaders"]),
         "data.worker_rng": lambda: _workers(facts["workers"]),
         "data.scale": lambda: _scale(facts["modes"]["inputs"], facts["data"]),
@@ -123,17 +123,6 @@ _MISSING = {
     "shift": "no evaluation on other examples than those of training was seen in the first updates",
     "range": "no loss function of torch was seen to be given outputs and targets",
 }
-
-
-def _leaks(data: Facts) -> Finding:
-    columns = data.get("columns")
-    if not columns or not columns["columns"]:
-        return _evaluated(data["evaluated"], data)
-    which = named([f"column {k}" for k in columns["columns"]])
-    return DATA_CODES.finding(
-        "data.leakage", "warn", f"{which[0].upper()}{which[1:]} of the inputs, of {columns['of']}, can be told from the target without error in all of the first {columns['examples']:,} examples: the answer is among the features.",
-        value=float(len(columns["columns"])), unit="columns", evidence=dict(columns), advice=["Leave the target, and what is computed from it, out of the inputs. Where the task is as easy as that, leave it."],
-    )  # fmt: skip
 
 
 def _evaluated(found: Facts | None, data: Facts, *, least: int = 5) -> Finding:
