@@ -282,7 +282,7 @@ def test_backward_passes_without_an_update_are_kept_as_their_sum(tmp_path: Path,
 
     def backward() -> None:
         nonlocal given
-        loss = model(torch.randn(4, 2)).square().mean()
+        loss = model(torch.randn(40, 2)).square().mean()  # the first 20,000 examples are digested: 500 passes
         loss.backward()
         given += loss.item()
 

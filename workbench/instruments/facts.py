@@ -74,6 +74,7 @@ class LoopFacts:
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
         if self.near:
             self.modes.statistics.entered(module, args)
+        self.modes.weight = self.attention.weight if self.attention.awake else 0
         kind = self.modes.entered(module, args)
         if kind is not None:
             self.order.add(kind, line=self.near)

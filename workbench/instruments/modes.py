@@ -36,6 +36,7 @@ class Modes:
         self._roots: dict[int, _Root] = {}
         self._inner: set[int] = set()
         self._last: _Root | None = None
+        self.weight = 1  # backward passes that the one in progress stands for, 0 where loss functions are not seen
         self.asked: _Root | None = None  # whose pass without gradient was the last of all passes
         self.unrecorded, self.statistics, self.first = _Unrecorded(), _Statistics(), FirstLayer(self._places)
         self.passes = 0  # forward passes without gradient since the last backward pass
@@ -70,7 +71,7 @@ class Modes:
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             self._last, self.asked = root, None
             return "forward"
-        self.passes, self.asked = self.passes + 1, root
+        self.passes, self.asked, root.weight = self.passes + 1, root, self.weight
         root.look_at_evaluation(next((each for each in args if isinstance(each, torch.Tensor)), None))
         return "evaluate"
 
@@ -105,9 +106,14 @@ class Modes:
                 root.end_of_run(loader=whose)
             self.passes = 0
 
+    def decide(self) -> list[_Root]:
+        """Decide, and return, which models follow a trained one: later evaluations are not told from questions."""
+        self._follows = self._followed()
+        return self._follows
+
     def settle(self, trained: set[int]) -> None:
         """Forget models of which no parameter is trained."""
-        self._follows = followed = self._followed()  # later evaluations are not told from questions
+        followed = self.decide()
         for key, root in list(self._roots.items()):
             model = root.model()
             gone = model is None or not (root in followed or any(id(p) in trained for p in model.parameters()))
@@ -299,7 +305,7 @@ class _Root:
         self.wrong: list[str] = []
         self._passes = self._again = 0  # without gradient in a row, and of them on the very tensor of the one before
         self.asked = 0  # backward passes before which it ran without gradient, on their batch as far as is known
-        self.asks = False
+        self.asks, self.weight = False, 1
         self._given: Callable[[], torch.Tensor | None] = lambda: None  # what it ran on last then
         self._before: torch.Tensor | None = None  # some of its numbers then
         self._runs: Counter[tuple[int | None, bool, bool]] = (
@@ -337,7 +343,7 @@ class _Root:
 
     def end_of_run(self, *, loader: int | None) -> None:
         """Take in that passes without gradient in a row are over, on batches of this loader; many on one tensor are draws that are averaged on purpose."""
-        self.asked += self._passes > 0 and self.asks
+        self.asked += self.weight if self._passes > 0 and self.asks else 0
         if self._passes and self.trained and not (self._passes > 2 and 2 * self._again > self._passes):
             self._runs[loader, bool(self.wrong), self._again == self._passes] += 1
         self.wrong, self._passes, self._again, self.asks = [], 0, 0, False

@@ -224,7 +224,8 @@ class Survival:
             if type(p) in (Tensor, nn.Parameter) and p.device == params[0].device
         ]
         self._ids = self._ids or {id(p) for p in params}
-        return torch.cat([p.detach().reshape(-1)[:_FEW].float() for p in some]) if some else None
+        real = (torch.view_as_real(p) if p.is_complex() else p for p in (each.detach() for each in some))
+        return torch.cat([p.reshape(-1)[:_FEW].float() for p in real]) if some else None
 
     def _note(self, what: str, before: Tensor, after: Tensor, now: Tensor) -> None:
         if before.shape == after.shape == now.shape and len(self._kept[what]) < self._most:

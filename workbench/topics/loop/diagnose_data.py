@@ -125,8 +125,11 @@ _MISSING = {
 }
 
 
-def _evaluated(found: Facts | None, data: Facts, *, least: int = 5) -> Finding:
-    """Find examples that agree, where they are more than chance has of data that do not repeat themselves: `least`, and as many times one in so many as are compared (rule of thumb)."""
+def _evaluated(found: Facts | None, data: Facts, *, least: int = 16) -> Finding:
+    """Find examples that agree, where they are more than chance has of data that do not repeat themselves: `least`, and as many times one in so many as are compared.
+
+    Fewer do not tell whether half of what one line evaluates is the training split, meant so, and half is held out (twice `_CLEAR`; rule of thumb).
+    """
     say: Say = partial(DATA_CODES.finding, "data.leakage", evidence=dict(found or {}))
     if found is None:
         return say(
