@@ -33,6 +33,9 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     {"units.dead": ["loop.no_gradient", "init.constant_output"]},
     {"loss.double_softmax": ["lr.too_low"], "evaluation.minority_counts": []},
     {"architecture.no_norm": ["lr.nothing_learns!"]},
+    {"architecture.no_residual": ["evaluation.underfits!"]},
+    # what is drawn at random in evaluation comes before what is compared by it
+    {"evaluation.nondeterministic": [], "lr.too_low": []},
     # of two causes, the first on the way from data to checkpoints
     {"data.no_signal": ["lr.nothing_learns!"], "architecture.no_norm": []},
     {"data.scale": ["lr.too_low"], "loop.no_update": []},

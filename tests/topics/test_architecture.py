@@ -335,7 +335,7 @@ def test_what_was_not_audited_or_is_not_finite_is_not_measured(reason: str | Non
         assert statuses(wb.architecture.diagnose(record))["branch_not_zero"] == "not_measured"
 
 
-@pytest.mark.parametrize(("sign", "status"), [("stability.early", "warn"), ("gradients.exploding", "warn"), ("data.imbalance", "ok"), ("", "ok")])  # fmt: skip
+@pytest.mark.parametrize(("sign", "status"), [("stability.early", "warn"), ("gradients.exploding", "warn"), ("evaluation.underfits", "warn"), ("data.imbalance", "ok"), ("", "ok")])  # fmt: skip
 def test_a_practice_that_is_missing_is_an_alarm_only_where_training_shows_a_sign(sign: str, status: str) -> None:
     structure = wb.architecture.diagnose(audit(deep_residual(residual=False)))
     assert structure["architecture.no_residual"].status == "warn"

@@ -214,9 +214,8 @@ class Diagnosis:
         found = self.recommendation or {}
         if not found.get("paste"):
             return []
-        reason = (
-            [str(found["reason"])] if found.get("candidate") and found.get("reason") else []
-        )  # else the answer says it
+        # else the answer says it
+        reason = [str(found["reason"])] if found.get("candidate") and found.get("reason") else []
         if found.get("lines") is not None:
             return ["", "Lines to change:", str(found["paste"]), *reason]
         unchanged = "" if found.get("changed") else " (unchanged)"

@@ -106,14 +106,9 @@ class Modes:
                 root.end_of_run(loader=whose)
             self.passes = 0
 
-    def decide(self) -> list[_Root]:
-        """Decide, and return, which models follow a trained one: later evaluations are not told from questions."""
-        self._follows = self._followed()
-        return self._follows
-
     def settle(self, trained: set[int]) -> None:
         """Forget models of which no parameter is trained."""
-        followed = self.decide()
+        self._follows = followed = self._followed()  # later evaluations are not told from questions
         for key, root in list(self._roots.items()):
             model = root.model()
             gone = model is None or not (root in followed or any(id(p) in trained for p in model.parameters()))
@@ -308,9 +303,8 @@ class _Root:
         self.asks, self.weight = False, 1
         self._given: Callable[[], torch.Tensor | None] = lambda: None  # what it ran on last then
         self._before: torch.Tensor | None = None  # some of its numbers then
-        self._runs: Counter[tuple[int | None, bool, bool]] = (
-            Counter()
-        )  # by loader, training mode, and whether on the tensor of the run before
+        # by loader, training mode, and whether on the tensor of the run before
+        self._runs: Counter[tuple[int | None, bool, bool]] = Counter()
         self.lines: dict[str, str] = {}
 
     def _training(self) -> list[str]:

@@ -115,9 +115,8 @@ class _Seen(NamedTuple):
 def _seen(dataset: Any) -> list[list[_Seen]]:
     """Return the generators of each of `KINDS` as they are now."""
     numpy = sys.modules.get("numpy")
-    own = (
-        [] if isinstance(dataset, IterableDataset) else generators(dataset).values()
-    )  # streams may shuffle alike on purpose
+    # streams may shuffle alike on purpose
+    own = [] if isinstance(dataset, IterableDataset) else generators(dataset).values()
     return [
         [_twister(random, random.getstate())],
         [] if numpy is None else [_twister(numpy.random, tuple(numpy.random.get_state()[1:3]))],

@@ -79,9 +79,8 @@ class PartWriter:
             return
         assert self.folder is not None
         first, last, paths = live[0][0], live[-1][1], [path for _, _, path in live]
-        heads = [
-            next(itertools.chain(_batches(path, 1), _batches(path))) for path in paths
-        ]  # the second where no row is left
+        # the second where no row is left
+        heads = [next(itertools.chain(_batches(path, 1), _batches(path))) for path in paths]
         kinds = pd.concat(heads, ignore_index=True)  # whose dtypes are those of all rows together
 
         def write(file: IO[bytes]) -> None:

@@ -151,9 +151,8 @@ def group_lanes(lanes: Sequence[Lane]) -> list[list[Lane]]:
     """Return the lanes stack by stack: of one batch size, precision and first step; those of a rule side by side, so that it works on a slice."""
     groups: dict[Hashable, list[Lane]] = {}
     for lane in lanes:
-        alone = (
-            lane.number if lane.config.precision == "float16" else None
-        )  # each scales its loss, and skips steps of its own
+        # each scales its loss, and skips steps of its own
+        alone = lane.number if lane.config.precision == "float16" else None
         key = (lane.start_step, alone, *(getattr(lane.config, name) for name in SHARED))
         groups.setdefault(key, []).append(lane)
     return [

@@ -156,9 +156,8 @@ class Trainer:
         """
         config = chosen_config(workload, config)
         device = local_device(resolve_device(self.device))
-        source = (
-            None if self.hooks else f"wb.Trainer(device={self.device!r})"
-        )  # no text stands for what is the user's own
+        # no text stands for what is the user's own
+        source = None if self.hooks else f"wb.Trainer(device={self.device!r})"
         how: dict[str, Any] = {"out": out, "name": name, "note": note, "progress": progress}
         with host_group(device) as hosts, step_threads(workload, config, device, self.threads):
             train = partial(self.run_trials, hosts=hosts)

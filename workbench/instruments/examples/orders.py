@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from scipy.stats import chi2_contingency, norm, poisson, rankdata
 
 BLOCKS = 20
-BUFFER_DELAY = (
-    2 / np.e
-)  # mean distance from its place of an item in a shuffle buffer of size 1: the waiting time is exponential
+# mean distance from its place of an item in a shuffle buffer of size 1: the waiting time is exponential
+BUFFER_DELAY = 2 / np.e
 
 
 def index_order(indices: NDArray[np.int64]) -> dict[str, Any]:

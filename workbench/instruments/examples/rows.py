@@ -18,11 +18,8 @@ from workbench.workloads.items import IndexedDataset, plain_tensors
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 NEAR_VALUES = 16  # rows with fewer values are near each other by chance (rule of thumb)
-TABLES, DIRECTIONS, WIDTH = (
-    4,
-    8,
-    0.25,
-)  # near hashes of a row, projections of each, and the step these are rounded to, in deviations
+# near hashes of a row, projections of each, and the step these are rounded to, in deviations
+TABLES, DIRECTIONS, WIDTH = 4, 8, 0.25
 SAMPLE_ROWS = (
     2000  # of a split that are looked at, at most: enough for a difference of a tenth of a deviation (rule of thumb)
 )
@@ -207,9 +204,8 @@ class Sample(NamedTuple):
     """Random examples of a split."""
 
     places: NDArray[np.int64]  # of them in the split, in order, shape (rows,)
-    inputs: (
-        Floats | None
-    )  # shape (rows, columns), at most `COLUMNS` of a row; None for text and examples of different sizes
+    # shape (rows, columns), at most `COLUMNS` of a row; None for text and examples of different sizes
+    inputs: Floats | None
     columns: NDArray[np.int64]  # which places of a flattened row these are
     outline: Floats  # mean, deviation and means along each axis of an example, shape (rows, values); without values for flat rows
     outline_names: list[str]

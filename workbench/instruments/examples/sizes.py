@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.instruments.examples.rows import Floats, Sample
+from workbench.instruments.examples.rows import Floats, Sample, chance_bits
 from workbench.instruments.norms import sizes_of
 
 APART = 10.0
@@ -22,6 +22,13 @@ CATEGORIES = 20  # different targets at most that are taken for classes (rule of
 EXACT, ROWS, OF_A_CLASS, LEVELS = 1e-6, 64, 4, 5
 """Error, different rows, rows of each class, and values of a column that gives the target away (rules of thumb)."""
 FEW = 8  # rows, or other cells of a column, from which on they have a middle and a deviation (rule of thumb)
+
+
+def sample_facts(sample: Sample) -> dict[str, Any]:
+    """Return JSON facts on the examples of one split: "bits", "ids", "far", "codes" and "columns" that give the target away."""
+    return {
+        "bits": chance_bits(sample), "ids": sample.ids, "far": far_rows(sample), "codes": missing_codes(sample), "columns": answer_columns(sample),
+    }  # fmt: skip
 
 
 def input_scale(sample: Sample) -> dict[str, Any]:
@@ -105,12 +112,17 @@ def apart(values: Floats) -> Iterator[tuple[int, float, float]]:
                 yield column, end, abs(end - mean) / deviation
 
 
-def answer_columns(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, Any] | None:
-    """Return how many different rows there are, and the columns that give the target away in all of them; None of too few.
+def answer_columns(sample: Sample) -> dict[str, Any] | None:
+    """Return how many different rows there are, and the columns that give the target away in all of them.
+
+    None of too few, of what is no table of numbers, and of several targets.
 
     Of classes these are a function of the class; of numbers they are a linear function of it, or rise or fall with it and take `LEVELS` values
     or more, as a target that is rounded does.
     """
+    x, y = sample.inputs, sample.targets
+    if x is None or y is None or y.shape[1] > 1 or sample.ids or sample.outline_names:
+        return None
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     table = np.unique(np.column_stack([x, y]), axis=0)
@@ -138,7 +150,7 @@ def answer_columns(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, 
             for column, share in zip(x.T, explained / np.maximum(whole, 1e-300), strict=True)
         ]
     found = np.flatnonzero(varies & exact)
-    return {"examples": len(y), "columns": found[:20].tolist(), "of": x.shape[1]}
+    return {"examples": len(y), "columns": sample.columns[found[:20]].tolist(), "of": x.shape[1]}
 
 
 def _ordered(column: NDArray[np.float64], y: NDArray[np.float64]) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from workbench.instruments.examples.seen import Batch, Examples
-from workbench.instruments.examples.sizes import CATEGORIES, answer_columns, far_rows, missing_codes
+from workbench.instruments.examples.sizes import CATEGORIES, sample_facts
 from workbench.instruments.losses.ranges import RANGES, ideals_of, reachable
 from workbench.instruments.norms import sizes_of
 from workbench.instruments.surroundings import Loaders
@@ -34,8 +34,9 @@ _FITTED, _SURE = 500, 8.0
 
 def told(examples: Examples, loaders: Loaders) -> dict[str, Any]:
     """Return JSON facts: "evaluated" (see `_evaluated`) and, where inputs were kept, those of `collect_data` as far as a sample tells them."""
-    groups = _groups(examples, loaders)
-    found: dict[str, Any] = {"evaluated": _evaluated(examples, groups)}
+    trained = set().union(*map(_digests, _first_epoch(examples.trained)))
+    groups = _groups(examples, loaders, trained)
+    found: dict[str, Any] = {"evaluated": _evaluated(groups, trained, any_seen=bool(examples.evaluated))}
     batches = _first_epoch(_alike(examples.trained))
     if sum(map(_kept, batches)) < FEWEST:
         return found
@@ -48,7 +49,7 @@ Table = tuple[Tensor, Tensor | None]
 
 
 def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Table, held: Table | None) -> dict[str, Any]:  # fmt: skip
-    from workbench.instruments.examples.rows import chance_bits, exact_hashes, repeats, split_sample
+    from workbench.instruments.examples.rows import exact_hashes, repeats, split_sample
     from workbench.instruments.examples.yardsticks import input_shift, measure, target_shift
 
     def sample(table: Table) -> Any:
@@ -83,10 +84,9 @@ def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Ta
     return {
         "examples": {"train": len(x), "validation": 0 if held is None else len(held[0])}, "order": order, "yardsticks": sticks, "shift": {"validation": shift} if shift else {},
         "nonfinite": {name: int((~torch.isfinite(part)).sum()) for name, part in (("inputs", x), ("targets", y)) if part is not None},
-        "classes": dict(counts.most_common()) if len(counts) <= max(2, len(x) / 2) else {}, "bits": chance_bits(ours), "ids": ours.ids,
+        "classes": dict(counts.most_common()) if len(counts) <= max(2, len(x) / 2) else {},
         "repeats": repeats(exact_hashes(x.flatten(1).numpy()), single if counts else None) if once else None,
-        "columns": None if single is None or x.dim() != 2 or ours.ids else answer_columns(x.double().numpy(), single.astype(np.float64)),
-        "codes": missing_codes(ours), "far": far_rows(ours), **_loss(examples, y),
+        **sample_facts(ours), **_loss(examples, y),
     }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _first_epoch(batches: Sequence[Batch]) -> list[Batch]:
     for batch in batches:
         if found and batch.source.loader is not None and batch.source.epoch != found[0].source.epoch:
             break
-        rows = set() if batch.digests is None else set(batch.digests.tolist()) - {0}
+        rows = _digests(batch)
         if batch.source.loader is None and rows and len(rows & seen) > _AGAIN * len(rows):
             break
         seen |= rows
@@ -159,13 +159,12 @@ def _table(batches: Sequence[Batch]) -> Table:
     return x, y.long() if few or not y.is_floating_point() else y.float()
 
 
-def _groups(examples: Examples, loaders: Loaders) -> dict[Any, list[Batch]]:
+def _groups(examples: Examples, loaders: Loaders, trained: set[int]) -> dict[Any, list[Batch]]:
     """Return the passes of the first evaluation of each split, those on the training set apart."""
-    trained = set().union(*map(_digests, _first_epoch(examples.trained)))
     groups: dict[Any, list[Batch]] = {}
     for batch in examples.evaluated:
-        apart = batch.source.loader is not None and not loaders.is_trained_on(batch.source.loader)
-        if (batch.measures or apart) and not loaders.is_trained_on(batch.source.loader):
+        loader = batch.source.loader
+        if (batch.measures or loader is not None) and not loaders.is_trained_on(loader):
             groups.setdefault(batch.source.place, []).append(batch)
     wholes = {key: set().union(*map(_digests, group)) for key, group in groups.items()}
     groups = {key: group for key, group in groups.items() if len(wholes[key] & trained) <= _OWN * max(len(trained), 1)}
@@ -176,17 +175,15 @@ def _digests(batch: Batch) -> set[int]:
     return set() if batch.digests is None else set(batch.digests.tolist()) - {0}
 
 
-def _evaluated(examples: Examples, groups: dict[Any, list[Batch]]) -> dict[str, Any] | None:
+def _evaluated(groups: dict[Any, list[Batch]], trained: set[int], *, any_seen: bool) -> dict[str, Any] | None:
     """Return how many examples that are evaluated were among the first that were trained on; None where that cannot be told."""
-    trained = set().union(*map(_digests, _first_epoch(examples.trained)))
     wholes = {key: set().union(*map(_digests, group)) for key, group in groups.items()}
     every = set().union(*wholes.values())
-    if not trained or not (every or examples.evaluated):
+    if not trained or not any_seen:
         return None
     hits = len(every & trained)
-    passes = [
-        _digests(batch) for key in wholes if key[0] is None for batch in groups[key]
-    ]  # of several splits by one line
+    # without a loader one line may evaluate several splits
+    passes = [_digests(batch) for key in wholes if key[0] is None for batch in groups[key]]
     clear = any(len(rows) * hits > _CLEAR * len(every) and not rows & trained for rows in [*wholes.values(), *passes])
     line = max(wholes, key=lambda key: len(wholes[key] & trained), default=("",))[-1]
     return {"trained": len(trained), "evaluated": len(every), "both": hits, "clear": clear, "line": line}

@@ -16,10 +16,8 @@ MOST_ROWS = (
 )
 FEWEST_ROWS, MOST_CLASSES, NEIGHBOURS = 40, 100, 10
 PENALTIES = (0.1, 3.0, 100.0)  # of the linear model, over the mean eigenvalue of the Gram matrix (rule of thumb)
-COUNTED, BUCKETS = (
-    1024,
-    4096,
-)  # tokens that are told apart, by the yardsticks and between splits; larger ids share a bucket
+# tokens that are told apart, by the yardsticks and between splits; larger ids share a bucket
+COUNTED, BUCKETS = 1024, 4096
 SHOWN = 10
 REDRAWN = 100  # splits of the same examples that are drawn anew, for how far token frequencies differ by chance
 

@@ -59,9 +59,8 @@ class Criteria:
         if not _trained(inputs):
             return
         if by_hand:
-            compared = (
-                _trained(target) or inputs.is_leaf
-            )  # with each other, as where they are ranked, or the same of every example
+            # with each other, as where they are ranked, or the same of every example
+            compared = _trained(target) or inputs.is_leaf
             asked = inputs.dim() == target.dim() + 1 and str(inputs.grad_fn).startswith("<Unsqueeze")
             if not (compared or asked) and len(self._crossed) < MAX_CALLS:
                 given = self._targets.setdefault((name, len(self._crossed)), [])

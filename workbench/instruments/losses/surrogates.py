@@ -73,9 +73,8 @@ class Surrogates:
         """Return in how many looks log-probabilities had weights of both signs, or of the model's own choices, and the numbers of classes, as JSON values."""
         looks = [{(float(least), float(most), own) for least, most, own in look} for look in self._looks]
         often = Counter(row for look in looks for row in look)
-        alone = [
-            row for row, count in often.items() if row[0] == row[1] and count == 1
-        ]  # that come again are coefficients
+        # that come again are coefficients
+        alone = [row for row, count in often.items() if row[0] == row[1] and count == 1]
         below, above = (sum(sign * weight > 0 for weight, *_ in alone) for sign in (-1, 1))
         signs, chosen = min(below, above) >= _SCALARS, sum(own for *_, own in alone) >= _SCALARS
         return {

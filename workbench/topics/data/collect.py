@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
-from workbench.instruments.examples.rows import Sample, chance_bits, exact_hashes, fetch_rows, read_rows, split_sample
-from workbench.instruments.examples.sizes import answer_columns, far_rows, input_scale, missing_codes
+from workbench.instruments.examples.rows import Sample, exact_hashes, fetch_rows, read_rows, split_sample
+from workbench.instruments.examples.sizes import input_scale, sample_facts
 from workbench.instruments.examples.yardsticks import input_shift, measure, target_shift
 from workbench.topics.data.order import loader_order, probe_workers, stream_order, trainer_order
 from workbench.topics.data.overlap import find_overlap, joined
@@ -148,21 +148,12 @@ def _facts(
         return {
             "examples": {"train": length_of(train) or len(kept), **{name: length_of(d) or 0 for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples), "reading": reading, "overlap": overlap,
-            "order": order, "classes": _class_counts(labels), "bits": chance_bits(sample), "ids": sample.ids, "stream": is_stream,
-            "scale": input_scale(sample), "far": far_rows(sample), "codes": missing_codes(sample), "columns": _columns(sample),
+            "order": order, "classes": _class_counts(labels), "stream": is_stream, **sample_facts(sample),
+            "scale": input_scale(sample),
             "shift": {name: {"inputs": input_shift(sample, s), "targets": target_shift(sample, s)} for name, s in samples.items()},
             "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
             "workers": draws,
         }  # fmt: skip
-
-
-def _columns(sample: Sample) -> dict[str, Any] | None:
-    """Return which columns of a table give the target away, see `answer_columns`; None of what is no table, or has several targets."""
-    table, targets = sample.inputs, sample.targets
-    if table is None or targets is None or targets.shape[1] > 1 or sample.ids or sample.outline_names:
-        return None
-    found = answer_columns(table, targets[:, 0])
-    return found and {**found, "columns": sample.columns[found["columns"]].tolist()}
 
 
 def _is_stream(data: Any) -> bool:

@@ -24,10 +24,8 @@ _UNSEEN, _LACKING = 0.05, 0.25
 """Shares of validation in classes that are never trained on, and of training in classes that validation lacks (rule of thumb)."""
 _CERTAIN, _LIKE = 3.0, 0.5
 """Standard errors below 0, and share of the correlation within training, from which on predictions have the wrong sign (rule of thumb)."""
-_CHANCE, _MOVED = (
-    1e-4,
-    0.15,
-)  # chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)
+# chance and distance of inputs that differ enough to make a model extrapolate (rule of thumb)
+_CHANCE, _MOVED = 1e-4, 0.15
 _CLEAR_Z = 6.0
 """Deviations of chance by which the targets of validation can be told from their inputs (as in `_relation`)."""
 _SAME_CONSTANTS = "Prepare both splits by the same code and with the same constants, taken from the training split."

@@ -236,7 +236,6 @@ class WatchedRun:
         if self._undo_criteria is not None and self._written >= WINDOW:
             self._undo_criteria()
             self._undo_criteria = None
-            self._observer.facts.modes.decide()
 
     def _add(self, columns: Mapping[str, Any]) -> None:
         assert self._writer is not None

@@ -126,9 +126,8 @@ def _lowest(name: str, row: Facts) -> float | None:
 
 
 def _criteria(facts: Facts, batches: Facts) -> list[Finding]:
-    others = (
-        2 * batches["same"] < batches["compared"]
-    )  # batches, so that what stays the same is no targets: a grid, or levels
+    # batches, so that what stays the same is no targets: a grid, or levels
+    others = 2 * batches["same"] < batches["compared"]
     broadcast = [
         (name, row) for name, row in facts.items() if row.get("broadcast") and not (others and row.get("same_target"))
     ]

@@ -94,11 +94,8 @@ class InstabilityStudy(Study):
         fixes = self._fixes(session, lr_star, known) if settled else []
         stable = [trial for trial in confirm if edge is not None and trial.config.peak_lr < edge]
         at_once = len(confirm) if self.confirm_all else min(len(stable) + 1, len(confirm))
-        first = [
-            star,
-            TrialRequest(Role.PROBE, probed),
-            *fixes[:1],
-        ]  # where a budget ends, a fix tells more than a run beyond the edge
+        # where a budget ends, a fix tells more than a run beyond the edge
+        first = [star, TrialRequest(Role.PROBE, probed), *fixes[:1]]
         done = run_round(session, [*first, *confirm[:at_once]])
         numbers = {trial.number for trial in done[len(first) :]}
         for further in confirm[at_once:]:

@@ -39,10 +39,8 @@ MEASURED_LANES = (
     4  # rule of thumb: tell calls of many lanes from calls of one; to trace all of 32 takes up to ten times as long
 )
 MARGIN = 1.25  # rule of thumb: times of the same step differ by as much from one run to the next
-TIMED_STEPS, SHARE = (
-    (5, 20),
-    0.005,
-)  # rules of thumb: steps of a way that are timed, as a share of the updates within bounds
+# rules of thumb: steps of a way that are timed, as a share of the updates within bounds
+TIMED_STEPS, SHARE = (5, 20), 0.005
 ALL = 2**31  # lanes in a call: however many there are
 WAYS = {"vmap, one lane a call": 1, "vmap": ALL, "loop": None}  # calls of one lane run on several cores at once
 """Way -> lanes in a call of the traced program, None is plain autograd; of ways of about the same cost the first is taken."""
