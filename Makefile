@@ -2,6 +2,7 @@
 # make lab        the notebooks, in JupyterLab, on this machine only
 # make install    everything into .venv, for the tests too, and nothing is run
 # make test       what to run before and after a change
+# make test-slow      the tests that take more than a few seconds
 # make test-cluster   the tests that need processes of their own: minutes, most of them to start processes
 # make test-browser   JupyterLab in a headless Chromium: notebooks, panels, interrupt, reload; needs the program chromium
 # make check      all of these, plus style, types and the slow tests; the same as .ci/run
@@ -16,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install diagnose lab docs zoo test test-cluster test-browser check nightly audit notebooks bench gpu
+.PHONY: help install diagnose lab docs zoo types test test-slow test-cluster test-browser check nightly audit notebooks bench gpu
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,10 +33,10 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 # Small models gain nothing from a second thread, and one thread gives the same digits everywhere.
-test test-cluster test-browser check nightly notebooks zoo: export OMP_NUM_THREADS := 1
-test test-cluster test-browser check nightly notebooks zoo: export MKL_NUM_THREADS := 1
-test test-cluster test-browser check nightly notebooks zoo: export WORKBENCH_LIVE := 0
-test test-cluster test-browser check nightly notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
+test test-slow test-cluster test-browser check nightly notebooks zoo: export OMP_NUM_THREADS := 1
+test test-slow test-cluster test-browser check nightly notebooks zoo: export MKL_NUM_THREADS := 1
+test test-slow test-cluster test-browser check nightly notebooks zoo: export WORKBENCH_LIVE := 0
+test test-slow test-cluster test-browser check nightly notebooks: export PYDEVD_DISABLE_FILE_VALIDATION := 1
 test notebooks: export WORKBENCH_RUNS := runs
 
 help:
@@ -63,28 +64,34 @@ diagnose: $(CORE)
 lab: $(LAB)
 	$(BIN)/workbench lab
 
-# One worker a core; the notebooks on copies in an empty folder: a study that is there would be read instead of trained again.
+# One worker a core, and for the notebooks a worker a kernel; these on copies in an empty folder: a study that is there would be read instead of trained again.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster and not browser and not gpu"
+	$(BIN)/python -m pytest -q -n logical --dist worksteal -m "not slow and not cluster and not browser and not gpu and not nightly"
 ifneq ($(NOTEBOOKS),)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) notebooks/*.py build/notebooks
-	$(BIN)/python -m pytest -q -p tests.notebooks.shapes --nbval --nbval-current-env --nbval-cell-timeout=120 \
-		--nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS:%=build/%)
+	$(BIN)/python -m pytest -q -n logical --dist loadfile -p tests.notebooks.shapes --nbval --nbval-current-env \
+		--nbval-cell-timeout=120 --nbval-sanitize-with tests/notebooks/nbval_sanitize.cfg $(NOTEBOOKS:%=build/%)
 endif
+
+# A file stays with its worker: what its tests share, a Ray cluster among it, is made once.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q -n logical --dist loadfile -m "slow and not cluster and not browser and not nightly" --durations=15
 
 # Every warning, as of a link that leads nowhere, is an error.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
+types: $(STAMP)
+	$(BIN)/mypy
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(MAKE) docs
+	$(MAKE) -j 2 --output-sync types docs
 	$(MAKE) test
+	$(MAKE) test-slow
 	$(MAKE) test-cluster
 	$(MAKE) test-browser
-	$(BIN)/python -m pytest -q -m "slow and not cluster and not browser and not nightly"
 
 # What kills over and over: minutes a test.
 nightly: $(STAMP)
@@ -102,7 +109,7 @@ test-cluster: $(STAMP)
 	$(BIN)/python -m pytest -q -m "cluster and not nightly" --durations=15
 
 test-browser: $(STAMP)
-	$(BIN)/python -m pytest -q -m browser --durations=15
+	$(BIN)/python -m pytest -q tests/browser --durations=15
 
 notebooks: $(STAMP)
 	@rm -rf build/notebooks && mkdir -p build/notebooks && cp $(NOTEBOOKS) notebooks/*.py build/notebooks

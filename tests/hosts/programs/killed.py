@@ -1,4 +1,4 @@
-"""A training in which host 1 is killed once: `... -m tests.hosts.programs.killed OUT MARKER STEP [CASE]`, a STEP of -1 kills nobody."""
+"""A training in which host 1 is killed, once at each of some steps: `... -m tests.hosts.programs.killed OUT FOLDER STEP,STEP [CASE]`; FOLDER remembers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from workbench.train.trainer import Trainer
 
 
 class Kill(Hook):
-    """Ends host 1 without a word at one step, the first time."""
+    """Ends host 1 without a word at some steps, each the first time."""
 
-    def __init__(self, marker: Path, step: int) -> None:
-        self.marker, self.step = marker, step
+    def __init__(self, folder: Path, steps: list[int]) -> None:
+        self.folder, self.steps = folder, steps
 
     def on_step(self, step: Step) -> None:
-        if step.index == self.step and os.environ["RANK"] == "1" and not self.marker.exists():
-            self.marker.touch()
+        marker = self.folder / f"killed-at-{step.index}"
+        if step.index in self.steps and os.environ["RANK"] == "1" and not marker.exists():
+            marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     checkpoint.WRITE_SECONDS = 0.0  # every checkpoint reaches the disk
-    out, marker, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    out, folder, steps = Path(sys.argv[1]), Path(sys.argv[2]), [int(step) for step in sys.argv[3].split(",")]
     workload = cases()[sys.argv[4]] if len(sys.argv) > 4 else drawing()
-    Trainer(device="cpu", hooks=[Kill(marker, step)]).run(workload, out=out)
+    Trainer(device="cpu", hooks=[Kill(folder, steps)]).run(workload, out=out)
