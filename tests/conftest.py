@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -22,6 +23,12 @@ os.environ["WORKBENCH_CACHE"] = tempfile.mkdtemp(prefix="workbench-tests-")  # w
 # A shell that starts a job in the background lets it ignore SIGINT, and all that the job starts inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests and all that they import out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 
 import workbench as wb
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 BETA, FROZEN = 0.9, 1e3
 """Memory of the rules; an eps far above every gradient, so that the preconditioner is 1 / eps throughout."""
 TOP = 1.0
