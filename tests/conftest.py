@@ -31,6 +31,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_to_disk() -> Iterator[None]:
+    """Studies by the hundred: what is durable, and of which commit, is tested where it is asked for."""
+    from workbench.record import repro
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(repro, "git_state", lambda _: (None, b""))
+        yield
+
+
 @pytest.fixture(scope="module")
 def no_figures() -> Iterator[None]:
     """Reports without pictures, where findings are looked at alone: to draw them takes half of a small diagnosis."""
