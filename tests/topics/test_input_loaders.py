@@ -267,8 +267,9 @@ class Slow(Stream):
 
 
 def test_each_batch_of_a_stream_is_timed_by_itself_and_transforms_and_features_are_left_out() -> None:
+    began = time.perf_counter()
     made = [batch.items.wall_s for batch in batches_of(timed_loader(DataLoader(Slow(24), batch_size=4)), timeout_s=20)]
-    assert (len(made), min(made) > 0.004, sum(made) < 0.2) == (6, True, True)
+    assert (len(made), min(made) > 0.004, sum(made) < time.perf_counter() - began) == (6, True, True)
     assert Dropping(list, ["meta/file"])([{"x": 1, "meta": {"file": "a", "n": 2}}]) == [{"x": 1, "meta": {"n": 2}}]
     data: Any = Part()
     assert null_transform(data) == (None, [])

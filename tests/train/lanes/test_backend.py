@@ -125,10 +125,25 @@ def shown(clock: Callable[[float], float], now: Callable[[], float]) -> float:
     return clock(now())
 
 
+def timed_by_calls(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """Steps that take 0.1 ms a call, those of plain autograd 0.4 ms, by a clock that nothing else moves."""
+
+    def step(gradients: Any, batches: Any) -> Any:
+        spent[0] += 1e-4 * gradients.describe().get("calls", 4)
+        return call(gradients, batches)
+
+    return step
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_clock_and_the_number_of_threads_decide_neither_the_way_nor_a_digit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
 ) -> None:
+    spent = [0.0]
+    for way in (LoopGradients, VmapGradients):
+        monkeypatch.setattr(way, "__call__", timed_by_calls(way.__call__, spent))
+    monkeypatch.setattr(time, "thread_time", lambda: spent[0])
+
     def trained(name: str) -> tuple[list[Any], list[float]]:
         monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"{name} cache"))
         record = sweep(small_workload(), tmp_path / name, lanes=lanes)
