@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ class TrainConfig:
         optimizer: one of `OPTIMIZERS`, or a factory `(params, lr) -> torch.optim.Optimizer`. One whose first parameter is called `model`
             or `named_parameters` is given the model, or pairs of name and trained parameter, instead. A group's `lr_scale` (as timm's
             layer decay writes it) multiplies its lr.
-        momentum: gamma of momentum, nesterov and rmsprop.
+        momentum: gamma of momentum, nesterov and rmsprop (0.0 is `torch.optim.RMSprop`'s default).
         rho: decay of RMSProp's second moment.
         beta1: decay of the first moment (adam, nadam, adamw).
         beta2: decay of the second moment (adam, nadam, adamw).
@@ -47,13 +48,14 @@ class TrainConfig:
             parameter `total_steps`.
         warmup_steps: length of a linear ramp from 0 at step 0 to peak_lr; the schedule has the remaining steps to itself.
         total_steps: every update, warmup included.
-        batch_size: examples that one update sees in all, however they are split.
+        batch_size: examples that one update sees in all, however they are split. Each epoch is shuffled anew, and what is left for less than a
+            batch is dropped; an iterable dataset keeps its own order.
         accumulate_steps: micro-batches per update; batch norm's running statistics forget by updates, not by micro-batches.
         max_grad_norm: clipping threshold on the global L2 norm; None is off.
         precision: None trains the model as built; or "float32", "float64", "bfloat16" (autocast), "float16" (autocast with a scaled loss, as by
             `torch.amp.GradScaler`: updates whose gradient overflows are skipped, and recorded as `skipped`).
         eval_every_steps: evaluation interval in steps, never seconds (P2.8); None is ten evaluations a run.
-        eval_batch_size: at least `batch_size` (P2.7); None is four times that.
+        eval_batch_size: examples in a batch of evaluation, at least `batch_size` (P2.7); None is four times `batch_size`.
         select: the `split/metric` that retrospective selection compares (P4.5).
         select_mode: "min" or "max".
         keep_best: how many best checkpoints are kept (P4.4).
@@ -189,6 +191,10 @@ class TrainConfig:
         fields = dataclasses.fields(self)
         config = self.replace(**changes)
         return _call("TrainConfig", {f.name: v for f in fields if (v := getattr(config, f.name)) != f.default})
+
+
+# else help() and Shift+Tab show `__new__`, which takes anything
+TrainConfig.__signature__ = inspect.signature(partial(TrainConfig.__init__, None))  # type: ignore[attr-defined]
 
 
 def is_callable_name(value: object) -> bool:

@@ -30,7 +30,8 @@ from workbench.studies.budget import Budget, BudgetSpent
 from workbench.train.batches import resolve_device
 from workbench.train.distributed.process_group import check_alone
 from workbench.train.lane import check_lanes
-from workbench.train.trainer import AnyTrainer, Trainer, fingerprint, step_threads
+from workbench.train.lanes.threads import step_threads
+from workbench.train.trainer import AnyTrainer, Trainer, fingerprint
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_data, check_selection, check_workload
 
@@ -272,7 +273,8 @@ def open_session(
             writer.add_facts(minimised=False)
         if found is not None:
             writer.hold_against(found)
-        threads = step_threads(workload, config, device, trainer.threads if isinstance(trainer, Trainer) else None)
+        asked = trainer.threads if isinstance(trainer, Trainer) else None
+        threads = step_threads(workload, config, device, asked, study=writer)
         shown = progress_bar(None, workload.name, show=options.get("progress", False))
         with runner or nullcontext(), threads, shown as bar:
             budget = options.get("budget")

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from workbench.config import TrainConfig, code_name
 from workbench.errors import ConfigError
@@ -24,10 +22,11 @@ from workbench.train.batches import resolve_device, train_batches
 from workbench.train.distributed.data_parallel import begin_together, check_shares, finished, open_together
 from workbench.train.distributed.process_group import ALONE, HostGroup, host_group, local_device
 from workbench.train.evaluation import check_track, tracked_examples
-from workbench.train.forward import DispatchObserver, autocast, per_example
+from workbench.train.forward import autocast, per_example
 from workbench.train.hooks import Hook, Logits, Norms, Timing
 from workbench.train.lane import Lane, check_lanes, group_lanes, lanes_in_a_stack, train_stacks
 from workbench.train.lanes.backend import choose_gradients
+from workbench.train.lanes.threads import step_threads
 from workbench.train.loop import TrainingLoop
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import build_model
@@ -94,10 +93,10 @@ class Trainer:
             or their ids; 0 is none.
         synchronise_batch_norm: on many hosts, whether batch norm takes its statistics over all of them; by default each takes
             those of its share, which is another training than that of one host (P6.3). Alone it changes nothing.
-        threads: of torch, while it or its study runs. None is one where the operations of a step are so small that torch itself
-            would split none, and else what torch has; a number of your own (OMP_NUM_THREADS, `torch.set_num_threads`) stays. What
-            `torch.set_num_threads` sets to as many as the processors that this process may use, or half of them, is not told apart
-            from torch's own default: give such a number here.
+        threads: of torch, while it or its study runs. None measures whether a few steps take less time with as many as torch has than
+            with one, where any operation is so large that torch would split it; what was found holds for the study. A number of
+            your own (OMP_NUM_THREADS, `torch.set_num_threads`) stays. What `torch.set_num_threads` sets to as many as the processors
+            that this process may use, or half of them, is not told apart from torch's own default: give such a number here.
     """
 
     device: str = "auto"
@@ -159,8 +158,14 @@ class Trainer:
         # no text stands for what is the user's own
         source = None if self.hooks else f"wb.Trainer(device={self.device!r})"
         how: dict[str, Any] = {"out": out, "name": name, "note": note, "progress": progress}
-        with host_group(device) as hosts, step_threads(workload, config, device, self.threads):
-            train = partial(self.run_trials, hosts=hosts)
+        with host_group(device) as hosts:
+
+            def train(
+                workload: Workload, configs: Sequence[TrainConfig], study: StudyWriter, **more: Any
+            ) -> list[TrialRecord]:
+                with step_threads(workload, config, device, self.threads, study=study if hosts.size == 1 else None):
+                    return self.run_trials(workload, configs, study, hosts=hosts, **more)
+
             record = run_alone(self, workload, config, train, device=device, source=source, hosts=hosts, **how)
             hosts.any(False)  # nobody reads the record before it is whole
             return record
@@ -279,44 +284,6 @@ def _noted(*writers: TrialWriter) -> Iterator[None]:
         for writer in writers:
             writer.event("ended", state="failed", error=f"{type(error).__name__}: {error}")
         raise
-
-
-@contextlib.contextmanager
-def step_threads(
-    workload: Workload, config: TrainConfig, device: torch.device, asked: int | None, *, split: int = 32768
-) -> Iterator[None]:
-    """Let torch compute with so many threads within the block; None is one where a forward pass makes no tensor that it would split.
-
-    Small products wait for their threads to meet, and on a busy machine for the turn of each: 7 steps a second instead of 191 were seen.
-
-    Args:
-        split: elements that a tensor has for torch to compute it with several threads (its `GRAIN_SIZE`).
-    """
-    before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads, largest = asked or before, 0
-    # Torch begins with a thread a processor, or a core (of two processors), where it has MKL; another number was chosen by somebody.
-    own = before in (cores, cores // 2) and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS")))
-
-    def note(function: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal largest
-        made = function(*args, **kwargs)
-        largest = max([largest, *(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor))])
-        return made
-
-    if asked is None and before > 1 and own and device.type == "cpu":
-        with contextlib.suppress(Exception), isolated_rng(), torch.no_grad():  # who trains says what is wrong
-            model = build_model(workload, config, device)
-            batch, examples = next(train_batches(workload, config, device))[0]
-            largest = max(p.numel() for p in model.parameters())
-            with DispatchObserver(note), autocast(device, config.precision):
-                per_example(workload, model, batch, examples)
-            threads = 1 if largest < split else before
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class Workload:
     Attributes:
         name: how records and reports call it.
         build_model: builds a new model each time; its random numbers come from shared_seed.
-        train_data: a map-style dataset (anything with `__len__` and `__getitem__`), or an iterable one with `__len__`.
+        train_data: a map-style dataset (anything with `__len__` and `__getitem__`), shuffled anew each epoch without its incomplete last batch, or
+            an iterable one with `__len__`, read in its own order. Not a `DataLoader`.
         validation_data: what decides between trials and checkpoints.
         test_data: never used for a decision; None when there is none.
         loss: `(outputs, batch) -> (batch,)`: one value per example, no reduction, so that padding can weigh zero. One value a batch, of shape (),

@@ -256,7 +256,7 @@ def classification(*, targets: Callable[[Any], Tensor] = second_of_batch, **fiel
 
     Args:
         targets: `batch -> (batch,)` integer classes; the default is `batch[1]`.
-        **fields: every other field of `Workload`; outputs are logits of shape (batch, classes).
+        **fields: `name`, `build_model`, `train_data`, `validation_data`, `config`, and what else `Workload` takes; outputs are logits of shape (batch, classes).
     """
     return Workload(loss=CrossEntropy(targets), metrics={"accuracy": Accuracy(targets)}, **fields)
 
@@ -266,7 +266,7 @@ def regression(*, targets: Callable[[Any], Tensor] = second_of_batch, **fields: 
 
     Args:
         targets: `batch -> tensor` of exactly the outputs' shape; the default is `batch[1]`.
-        **fields: every other field of `Workload`; outputs have shape (batch,) or (batch, ...).
+        **fields: `name`, `build_model`, `train_data`, `validation_data`, `config`, and what else `Workload` takes; outputs have shape (batch,) or (batch, ...).
     """
     return Workload(loss=SquaredError(targets), metrics={"absolute_error": AbsoluteError(targets)}, **fields)
 
@@ -289,7 +289,7 @@ def language_model(
         ignore_index: the target that marks padding; None when there is none, and every example then weighs the same.
         z_loss: coefficient of log Z squared, Z the softmax's denominator, which keeps the output logits from drifting; 1e-4 is usual
             (Chowdhery et al. 2022, arXiv:2204.02311, section 5). It acts through the gradient: losses are shown without it.
-        **fields: every other field of `Workload`; outputs are logits of shape (batch, length, vocabulary).
+        **fields: `name`, `build_model`, `train_data`, `validation_data`, `config`, and what else `Workload` takes; outputs are logits of shape (batch, length, vocabulary).
     """
     if not 0 <= z_loss < math.inf:
         raise UsageError(f"z_loss={z_loss!r} must be a finite number of at least 0; 1e-4 is usual, 0 is none.")

@@ -1,0 +1,101 @@
+"""Torch's threads while a trial trains: one, unless the steps of this workload are faster with all of them, or somebody chose a number."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import workbench as wb
+from tests.helpers.workloads import Having, small_workload
+from workbench.train.hooks import Hook, Step
+
+CORES = 2
+
+
+class Clock:
+    """A clock that only the forward passes below move, so that what else the machine does is not measured."""
+
+    now = 0.0
+
+    def read(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+CLOCK = Clock()
+
+
+class Seen(Hook):
+    """Collects with how many threads steps were made."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def on_step(self, step: Step) -> None:
+        self.threads.add(torch.get_num_threads())
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch as it begins on a machine of two cores."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(CORES)), raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(CORES)
+    monkeypatch.setattr(time, "perf_counter", CLOCK.read)
+    yield
+    torch.set_num_threads(before)
+
+
+def slow_with(threads: list[int], width: int = 32768 // 8) -> wb.Workload:
+    """A workload whose batches of 8 take longer with so many threads; `width` says whether torch would split an operation."""
+
+    def forward(model: Having, x: Tensor) -> Tensor:
+        CLOCK.now += 0.004 if torch.get_num_threads() in threads else 0.001
+        hidden: Tensor = model.first(x)
+        return hidden[:, :1]
+
+    return small_workload(build_model=lambda: Having(forward, first=nn.Linear(3, width)), config={"total_steps": 4, "precision": None})  # fmt: skip
+
+
+def seen(workload: wb.Workload, out: Path, threads: int | None = None) -> set[int]:
+    hook = Seen()
+    wb.Trainer(hooks=[hook], threads=threads, gradients="loop").run(workload, out=out)
+    assert torch.get_num_threads() == CORES
+    return hook.threads
+
+
+def test_several_threads_are_taken_where_steps_are_faster_with_them(tmp_path: Path) -> None:
+    assert seen(slow_with([CORES]), tmp_path / "contended") == {1}
+    assert seen(slow_with([1]), tmp_path / "large") == {CORES}
+
+
+def test_a_step_that_torch_would_not_split_has_one_thread(tmp_path: Path) -> None:
+    assert seen(slow_with([1], width=8), tmp_path / "small") == {1}
+
+
+def test_a_number_that_was_chosen_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(slow_with([CORES]), tmp_path / "asked", threads=2) == {2}
+    monkeypatch.setenv("OMP_NUM_THREADS", str(CORES))
+    assert seen(slow_with([CORES]), tmp_path / "environment") == {CORES}
+
+
+def test_a_trial_goes_on_with_the_number_that_it_began_with(tmp_path: Path) -> None:
+    """Another number may change the last digits of every loss."""
+    slow = [1]
+    workload = slow_with(slow)
+
+    class Stop(Hook):
+        def on_step(self, step: Step) -> None:
+            if step.index == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wb.Trainer(hooks=[Stop()], gradients="loop").run(workload, out=tmp_path / "run")
+    slow[:] = [CORES]
+    assert seen(workload, tmp_path / "run") == {CORES}
