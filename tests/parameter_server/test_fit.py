@@ -130,8 +130,8 @@ def test_in_this_process_it_is_plain_training() -> None:
     assert history.history["loss"] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_one_worker_trains_as_this_process_does(lone_cluster: Cluster, steps_per_execution: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4, "auto"])
+def test_one_worker_trains_as_this_process_does(lone_cluster: Cluster, steps_per_execution: Any) -> None:
     """T4.2, T13.7: the strategy and the steps in a function change how fast it is, not what comes out."""
     workload = small_workload(config={"optimizer": "adam", "max_grad_norm": 0.5})
     strategy = ParameterServerStrategy(lone_cluster, variable_partitioner=FixedShardsPartitioner(2))
@@ -144,8 +144,8 @@ def test_one_worker_trains_as_this_process_does(lone_cluster: Cluster, steps_per
         assert histories[1].history[name] == pytest.approx(values, rel=1e-12), name
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3, 10])
-def test_steps_count_exactly(strategy: ParameterServerStrategy, steps_per_execution: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 10, "auto"])
+def test_steps_count_exactly(strategy: ParameterServerStrategy, steps_per_execution: Any) -> None:
     """Behaviours 80 and 84: 100 updates, and each epoch counts each of its batches, also at its border."""
     model = StrategyModel(small_workload(), strategy, metrics={"batches": BATCHES})
     history = model.fit(epochs=10, steps_per_epoch=10, steps_per_execution=steps_per_execution, verbose=0)

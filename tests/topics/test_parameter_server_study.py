@@ -20,6 +20,7 @@ from workbench.parameter_server.coordinator.dispatch import Dispatcher
 from workbench.parameter_server.servers.layout import FixedShardsPartitioner
 from workbench.parameter_server.servers.server import ServerRuntime
 from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.training.strategy_model import StrategyModel
 from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.playbook.verdict import diagnose_record
 from workbench.report.write import draw_figures
@@ -37,15 +38,17 @@ from workbench.topics.parameter_server.study import (
 SLOW = 0.05  # beside which no hand-over between threads counts, on a busy machine either
 
 
-def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nap: float = SLOW) -> None:
-    """Let a method take so much longer."""
-    method = getattr(owner, name)
+def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nap: float = SLOW) -> list[int]:
+    """Let a method take so much longer, and return a list that grows with each call."""
+    method, calls = getattr(owner, name), []
 
     def slow(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
         time.sleep(nap)
         return method(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, slow)
+    return calls
 
 
 def trained(out: Path, steps: int = 45, **settings: Any) -> Any:
@@ -84,6 +87,21 @@ def test_auto_makes_larger_closures_where_dispatching_is_slow(tmp_path: Path, mo
     facts = trained(tmp_path / "run", 120, workers=2, steps_per_closure="auto").facts["parameter_server"]["0"]
     assert facts["steps_per_closure"] == "auto"
     assert facts["closures_timed"] <= 8 + 20
+
+
+def test_fit_makes_larger_closures_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = slowed(monkeypatch, Dispatcher, "_call", 0.015)
+    with create_in_process_cluster(num_workers=2, num_ps=1) as cluster:
+        model = StrategyModel(small_workload(), ParameterServerStrategy(cluster))
+        counts = []
+        asked: Any
+        for asked in (1, "auto"):
+            before = len(sent)
+            model.fit(epochs=1, steps_per_epoch=120, steps_per_execution=asked, validation_data=None, verbose=0)
+            counts.append(len(sent) - before)
+        assert model.steps == 240
+    assert counts[0] >= 120
+    assert counts[1] <= counts[0] / 3
 
 
 def test_the_study_times_what_it_was_asked_to_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -113,9 +113,9 @@ class ClusterExecutor:
 Executor = LocalExecutor | ClusterExecutor
 
 
-def trained(executor: Executor, tasks: Iterable[Task], buffers: BufferLog) -> Iterator[tuple[int, list[Any]]]:
-    """Run tasks that return `Made`, note the workers' buffers, and yield (place in `tasks`, its updates) in order of completion."""
+def trained(executor: Executor, tasks: Iterable[Task], buffers: BufferLog) -> Iterator[tuple[int, Any]]:
+    """Run tasks that return `Made`, note the workers' buffers, and yield (place in `tasks`, what it made) in order of completion."""
     with contextlib.closing(executor.completed(tasks)) as results:  # type: ignore[type-var]
         for number, made in results:
             buffers.note(made.worker, len(made.updates), made.buffers)
-            yield number, made.updates
+            yield number, made

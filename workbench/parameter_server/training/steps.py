@@ -46,6 +46,7 @@ class Made(NamedTuple):
     updates: list[Any]  # what each of them says of itself: sums of its metrics in `fit`, an `Update` in a trial
     worker: int  # who made them
     buffers: dict[str, Tensor]  # of its replica afterwards, {} where the model has none
+    seconds: float = math.nan  # that the updates took, in `fit`; an `Update` says its own
 
 
 TrainStep = Callable[[PlacedModule, Any, Workload], Stepped]
@@ -155,7 +156,7 @@ class StepRunner:
 
     def train(self, source: Any, plans: Sequence[Any]) -> Made:
         """Make one update with each plan's batch."""
-        states = []
+        states, begun = [], time.perf_counter()
         for plan in plans:
             batch = to_device(source.take(plan), CPU, self._dtype)
             made = self._step(self.placed, batch, self.workload)
@@ -166,7 +167,7 @@ class StepRunner:
             stepped = Stepped(*made)
             check_loss_shape(stepped.losses, examples_of(batch))
             states.append(self.metrics.state(stepped.outputs, batch, stepped.losses, stepped.weights))
-        return Made(states, get_current_worker_index(), self.placed.buffers())
+        return Made(states, get_current_worker_index(), self.placed.buffers(), time.perf_counter() - begun)
 
     def evaluate(self, source: Any, plan: Any, buffers: Mapping[str, Tensor]) -> State:
         """Return the metrics of one share; an empty state where it has no batch."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from workbench.parameter_server.servers.tables import Embeddings
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.callbacks import Callback, History, check_callbacks
 from workbench.parameter_server.training.evaluation import InlineEvaluation, Where
-from workbench.parameter_server.training.executor import ClusterExecutor, Executor, LocalExecutor, Task, trained
+from workbench.parameter_server.training.executor import ClusterExecutor, Executor, LocalExecutor, trained
 from workbench.parameter_server.training.steps import (
     CPU,
     AdditiveMetric,
@@ -28,6 +29,7 @@ from workbench.parameter_server.training.steps import (
     total,
     train_step,
 )
+from workbench.parameter_server.training.work_time import ClosureSize, WorkTime
 from workbench.progress import progress_bar
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -121,7 +123,7 @@ class StrategyModel:
         validation_data: Any = None,
         validation_steps: int | None = None,
         validation_freq: int = 1,
-        steps_per_execution: int = 1,
+        steps_per_execution: int | Literal["auto"] = 1,
         callbacks: Sequence[Callback] = (),
         verbose: Literal[0, 1, 2] = 2,
     ) -> History:
@@ -139,7 +141,7 @@ class StrategyModel:
             validation_data: evaluated after an epoch, each example exactly once (T14.13); None is the workload's where `data` is, else none.
             validation_steps: so many batches of endless validation data.
             validation_freq: epochs between evaluations.
-            steps_per_execution: updates in one function that is sent to a worker (T13.6).
+            steps_per_execution: updates in one function that is sent to a worker (T13.6); "auto" measures what sending costs and chooses (T14.3).
             verbose: 0 is silent, 1 a bar that moves during the epoch (T14.10), 2 a line an epoch.
 
         Raises:
@@ -149,7 +151,8 @@ class StrategyModel:
         """
         config = self.config if batch_size is None else self.config.replace(batch_size=batch_size, eval_batch_size=None)
         check_integer("epochs", epochs, error=UsageError)
-        check_integer("steps_per_execution", steps_per_execution, error=UsageError)
+        if steps_per_execution != "auto":
+            check_integer("steps_per_execution", steps_per_execution, error=UsageError)
         check_integer("validation_freq", validation_freq, error=UsageError)
         if verbose not in (0, 1, 2):
             raise UsageError(f"verbose={verbose!r} is not known. Allowed: 0, 1, 2.")
@@ -168,14 +171,14 @@ class StrategyModel:
             callback.on_train_begin()
         evaluation = None if validation is None else validation()  # callbacks have restored what they restore
         source, plans = self.executor.hold(feed.make), feed.plans(self.steps)
+        sizes = ClosureSize(steps_per_execution, WorkTime(self.executor.num_workers))
+        stretch = partial(self._stretch, source, plans, sizes)
         while self.next_epoch < epochs and not self.stop_training:
             epoch = self.next_epoch
             for callback in hooks:
                 callback.on_epoch_begin(epoch)
-            chunks = [min(steps_per_execution, steps - begin) for begin in range(0, steps, steps_per_execution)]
-            tasks = ((StepRunner.train, (self.held, source, list(itertools.islice(plans, size)))) for size in chunks)
             with progress_bar(steps, f"epoch {epoch + 1}/{epochs}", show=verbose == 1) as bar:
-                logs = self._runner.metrics.result(self._epoch(epoch * steps, steps_per_execution, tasks, hooks, bar))
+                logs = self._runner.metrics.result(self._epoch(epoch * steps, steps, stretch, hooks, bar))
             if evaluation is not None and (epoch + 1) % validation_freq == 0:
                 logs |= {f"val_{name}": value for name, value in evaluation.run().items()}
             self.history.add(epoch, logs)
@@ -189,13 +192,13 @@ class StrategyModel:
             callback.on_train_end()
         return self.history
 
-    def _epoch(self, first: int, size: int, tasks: Iterator[Task], hooks: Sequence[Callback], bar: Any) -> State:
-        """Let the functions of an epoch run, and return the sums of its steps, of which callbacks hear as they come back."""
+    def _epoch(self, first: int, steps: int, stretch: Any, hooks: Sequence[Callback], bar: Any) -> State:
+        """Make the updates of an epoch, and return the sums of its steps, of which callbacks hear as they come back."""
         done, states = 0, total([])
         watchers = [each for each in hooks if type(each).on_train_batch_end is not Callback.on_train_batch_end]
-        with contextlib.closing(trained(self.executor, tasks, self.buffer_log)) as results:  # type: ignore[type-var]
-            for number, updates in results:
-                for step, state in enumerate(updates, first + number * size):
+        while done < steps:
+            with contextlib.closing(stretch(first + done, steps - done)) as results:
+                for step, state in results:
                     states, done = total([states, state]), done + 1
                     due = [each for each in watchers if done % each.every_steps == 0]
                     logs = self._runner.metrics.result(state) if due else {}
@@ -205,6 +208,18 @@ class StrategyModel:
                     bar.advance(1)
         self.placed.load_buffers(self.buffer_log.merged())
         return states
+
+    def _stretch(self, source: Any, plans: Iterator[Any], sizes: ClosureSize, first: int, left: int) -> Iterator[tuple[int, State]]:  # fmt: skip
+        """Make the next of `left` updates, in functions of one size, and yield the place and the sums of each as it comes back."""
+        began, spent = time.perf_counter(), []
+        count, size = sizes.plan(left)
+        chunks = [min(size, count - at) for at in range(0, count, size)]
+        tasks = ((StepRunner.train, (self.held, source, list(itertools.islice(plans, n)))) for n in chunks)
+        with contextlib.closing(trained(self.executor, tasks, self.buffer_log)) as results:  # type: ignore[type-var]
+            for number, made in results:
+                spent += [(made.worker, {"compute_s": made.seconds / len(made.updates)})] * len(made.updates)
+                yield from enumerate(made.updates, first + number * size)
+        sizes.note(time.perf_counter() - began, len(chunks), spent)
 
     def evaluate(
         self,

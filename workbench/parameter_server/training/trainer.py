@@ -22,7 +22,7 @@ from workbench.parameter_server.training.checkpoint_manager import load_placed, 
 from workbench.parameter_server.training.executor import ClusterExecutor, Task, trained
 from workbench.parameter_server.training.load import load_facts, server_loads
 from workbench.parameter_server.training.steps import GENERATORS, WorkerTrial, train_steps
-from workbench.parameter_server.training.work_time import PARTS, Update, WorkTime, closure_size
+from workbench.parameter_server.training.work_time import PARTS, ClosureSize, Update, WorkTime
 from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
@@ -41,7 +41,6 @@ from workbench.workloads.base import Workload
 
 STRETCH = 256
 """Updates between two writes where no evaluation is due (rule of thumb); an interrupt is noticed as late as this."""
-MEASURED = 4  # updates a worker, one by one, before steps_per_closure="auto" is chosen (rule of thumb)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +164,7 @@ class PlacedRun:
         self._evaluates: dict[str, Any] = {"splits": splits, "tracked": tracked, "hooks": trainer.hooks}
         self._asked, self._progress = trainer.steps_per_closure, progress
         self._time = WorkTime(cluster.num_workers)
-        self._costs: tuple[float, list[float]] | None = None
+        self._size = ClosureSize(self._asked, self._time)
         self._stack = LaneStack(workload, [lane.config], torch.device("cpu"))
         self._model = self._stack.models[0]
         names = zip(self._stack.names, self._stack.slices, strict=True)
@@ -219,13 +218,13 @@ class PlacedRun:
     def _train(self, trial: Any, placed: Any, stop: StopRequest) -> None:
         self._on_cadence(placed)
         while self.step < self.lane.config.total_steps and not stop.requested:
-            until = self._until()
-            size = self._closure_size(until - self.step)
+            count, size = self._size.plan(min(self.lane.next_due(self.step), self.step + STRETCH) - self.step)
+            until = self.step + count
             begun = time.perf_counter()
             tasks = [(train_steps, (trial, placed, min(size, until - at))) for at in range(self.step, until, size)]
             updates = self._stretch(tasks)
-            if self.step:  # the first update of all makes the replicas
-                self._time.add(time.perf_counter() - begun, len(tasks), updates)
+            spent = ((update.worker, update._asdict()) for update in updates)
+            self._size.note(time.perf_counter() - begun, len(tasks), spent)
             self.step = until
             if self._write_rows(updates, server_loads(self._executor.coordinator)):
                 return
@@ -235,23 +234,6 @@ class PlacedRun:
             self._checkpoint(placed)
             self._write()
             self.lane.end("stopped", step=self.step)
-
-    def _until(self) -> int:
-        """Return the step up to which updates are scheduled at once."""
-        if not self.step:
-            return 1
-        until = min(self.lane.next_due(self.step), self.step + STRETCH)
-        measuring = self._asked == "auto" and not self._time.updates
-        return min(until, self.step + MEASURED * self.strategy.num_workers) if measuring else until
-
-    def _closure_size(self, updates: int) -> int:
-        if self._asked != "auto":
-            return self._asked
-        if not self._time.updates:
-            return 1
-        if self._costs is None:
-            self._costs = self._time.dispatch_s, self._time.step_s
-        return closure_size(*self._costs, updates)
 
     def _write_rows(self, updates: Sequence[Update], loads: Sequence[dict[str, Any]]) -> bool:
         """Write the rows of a stretch; True where the loss is not finite any more, which ends the trial."""
@@ -284,7 +266,7 @@ class PlacedRun:
         shown_at = time.perf_counter()
         with contextlib.closing(trained(self._executor, tasks, self._buffers)) as results:  # type: ignore[type-var]
             for _, made in results:
-                updates += made
+                updates += made.updates
                 if early_wanted() and time.perf_counter() - shown_at >= SHOW_SECONDS:
                     updates.sort()
                     ends = (k for k, update in enumerate(updates) if update.step != self.step + k)

@@ -2,11 +2,12 @@
 
 import heapq
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 PARTS = ("data_wait_s", "pull_s", "compute_s", "push_s")
 """Of an update, on the worker that makes it; the rest of a worker's time it has nothing to do."""
+MEASURED = 4  # updates a worker, one by one, before a size is chosen (rule of thumb)
 SIZES = 32  # sizes of a closure that are tried, in even ratios from 1 to all updates
 
 
@@ -33,16 +34,16 @@ class WorkTime:
         self.training_s, self.closures, self.stretches = 0.0, 0, 0
         self.by_worker = [dict.fromkeys((*PARTS, "updates"), 0.0) for _ in range(workers)]
 
-    def add(self, seconds: float, closures: int, updates: Sequence[Update]) -> None:
-        """Count one stretch."""
+    def add(self, seconds: float, closures: int, updates: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Count one stretch; of each update who made it, and the seconds of its `PARTS`, 0 where one is missing."""
         self.training_s += seconds
         self.closures += closures
         self.stretches += 1
-        for update in updates:
-            mine = self.by_worker[update.worker]
+        for worker, spent in updates:
+            mine = self.by_worker[worker]
             mine["updates"] += 1
             for part in PARTS:
-                mine[part] += getattr(update, part)
+                mine[part] += spent.get(part, 0.0)
 
     @property
     def updates(self) -> int:
@@ -67,6 +68,32 @@ class WorkTime:
             "training_s": self.training_s, "updates": self.updates, "closures_timed": self.closures, "stretches": self.stretches,
             "work": self.by_worker,
         }  # fmt: skip
+
+
+class ClosureSize:
+    """How many updates a closure has: as asked, or "auto", which takes `closure_size` of what the first updates cost, one a closure."""
+
+    def __init__(self, asked: int | Literal["auto"], spent: WorkTime) -> None:
+        self._asked, self._spent, self._begun = asked, spent, False
+        self._costs: tuple[float, list[float]] | None = None
+
+    def note(self, seconds: float, closures: int, updates: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Count one stretch, as `WorkTime.add` does, but for the first, which makes what workers keep."""
+        if self._begun:
+            self._spent.add(seconds, closures, updates)
+        self._begun = True
+
+    def plan(self, updates: int) -> tuple[int, int]:
+        """Return how many of these updates to make before everybody waits for everybody, and how many a closure."""
+        if not self._begun:
+            return 1, 1
+        if self._asked != "auto":
+            return updates, self._asked
+        if self._costs is None and self._spent.updates:
+            self._costs = self._spent.dispatch_s, self._spent.step_s
+        if self._costs is None:
+            return min(updates, MEASURED * len(self._spent.by_worker)), 1
+        return updates, closure_size(*self._costs, updates)
 
 
 def closure_size(dispatch_s: float, step_s: Sequence[float], updates: int, *, jitter: float = 0.1) -> int:
