@@ -80,9 +80,23 @@ def test_features_that_nobody_reads_are_named_and_dropped() -> None:
     assert stages == {"item": read + 4 * 500_000, "batch": read + 4 * 500_000, "moved": read, "read": read}
 
 
+@pytest.fixture
+def exact_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a sleep in this process move the clock by its length to the microsecond, whatever else the machine does."""
+    slept, sleep, clock = [0.0], time.sleep, time.perf_counter
+
+    def exact(seconds: float) -> None:
+        sleep(0)
+        slept[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", exact)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + slept[0])
+
+
+@pytest.mark.usefixtures("exact_sleep")
 def test_a_fetch_in_each_step_keeps_loading_from_running_ahead() -> None:
     device = AheadDevice(0.02, fetch_every=1)
-    diagnosis = said(loader(Items(sleep_s=0.002)), device, synchronize=device.wait, max_workers=0, seconds=4.0)
+    diagnosis = said(loader(Items(sleep_s=0.002)), device, synchronize=device.wait, max_workers=0, seconds=60.0)
     fix = holds(diagnosis, "sync", "no_sync")
     assert fix["measured"] == pytest.approx(36 / 20, rel=0.2)  # 16 + 20 ms one after the other, 20 at once
     syncs = diagnosis["input.sync_every_step"]

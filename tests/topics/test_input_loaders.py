@@ -87,10 +87,10 @@ class Sized(Dataset[Any]):
 
 
 class Batches:
-    """A batch sampler of `order`, a new order of 8 batches, with what its `__len__` says, and `make`, an index of a number."""
+    """A batch sampler of `order`, a new order of 3 batches, with what its `__len__` says, and `make`, an index of a number."""
 
     def __init__(
-        self, order: Callable[[], list[int]], *, says: int = 8, make: Callable[[int], Any] = lambda k: k
+        self, order: Callable[[], list[int]], *, says: int = 3, make: Callable[[int], Any] = lambda k: k
     ) -> None:
         self.order, self.says, self.make = order, says, make
 
@@ -99,7 +99,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.order():
-            yield [self.make(8 * batch + k) for k in range(8)]
+            yield [self.make(32 * batch + k) for k in range(32)]
 
 
 def columns(items: Any) -> Any:
@@ -134,7 +134,7 @@ class Shared(IterableDataset[Any]):
 
 
 def generated() -> Iterator[Any]:
-    for first in range(0, 96, 32):  # fewer batches than a round has at least
+    for first in range(0, 96, 32):
         yield X[first : first + 32], Y[first : first + 32]
 
 
@@ -148,26 +148,27 @@ class Renaming(DataLoader[Any]):
 
 numbers = np.random.default_rng(0)  # of a sampler that goes on from epoch to epoch
 ORDINARY: dict[str, tuple[Callable[[], Any], Any]] = {
-    "tensors": (lambda: DataLoader(DATA, batch_size=8, shuffle=True), pair),
-    "dicts": (lambda: DataLoader(Named(), batch_size=8, shuffle=True), named),
-    "labels that are taken out": (lambda: DataLoader(Named(), batch_size=8), taking),
-    "own collate": (lambda: DataLoader(Named(), batch_size=8, collate_fn=columns), named),
-    "a table": (lambda: DataLoader(Table(), batch_size=8, collate_fn=of_table, shuffle=True), named),  # type: ignore[arg-type]
+    "tensors": (lambda: DataLoader(DATA, batch_size=32, shuffle=True), pair),
+    "dicts": (lambda: DataLoader(Named(), batch_size=32, shuffle=True), named),
+    "labels that are taken out": (lambda: DataLoader(Named(), batch_size=32), taking),
+    "own collate": (lambda: DataLoader(Named(), batch_size=32, collate_fn=columns), named),
+    "a table": (lambda: DataLoader(Table(), batch_size=32, collate_fn=of_table, shuffle=True), named),  # type: ignore[arg-type]
     "a stream": (lambda: DataLoader(Shared(), batch_size=32), pair),
-    "subset of two": (lambda: DataLoader(Subset(ConcatDataset([DATA, DATA]), range(50, 130)), batch_size=8), pair),
-    "a batch sampler of one's own": (lambda: DataLoader(DATA, batch_sampler=Batches(lambda: list(range(8)))), pair),
+    "subset of two": (lambda: DataLoader(Subset(ConcatDataset([DATA, DATA]), range(50, 130)), batch_size=32), pair),
+    "a batch sampler of one's own": (lambda: DataLoader(DATA, batch_sampler=Batches(lambda: list(range(3)))), pair),
     "a sampler with a generator": (
-        lambda: DataLoader(DATA, batch_sampler=Batches(lambda: numbers.permutation(8).tolist())), pair
+        lambda: DataLoader(DATA, batch_sampler=Batches(lambda: numbers.permutation(3).tolist())), pair
     ),
-    "keys": (lambda: DataLoader(Keyed(), batch_sampler=Batches(lambda: list(range(8)), make=lambda k: f"k{k}")), pair),
+    "keys": (lambda: DataLoader(Keyed(), batch_sampler=Batches(lambda: list(range(3)), make=lambda k: f"k{k}")), pair),
     "pairs as indices, no length": (
-        lambda: DataLoader(Sized(), batch_sampler=Batches(lambda: list(range(8)), make=lambda k: (k, 2.0))), pair
+        lambda: DataLoader(Sized(), batch_sampler=Batches(lambda: list(range(3)), make=lambda k: (k, 2.0))), pair
     ),
-    "whole batches": (lambda: DataLoader(TensorDataset(X.view(12, 8, 16), Y.view(12, 8)), batch_size=None), pair),
-    "a subclass": (lambda: Renaming(DATA, batch_size=8), named),
+    "whole batches": (lambda: DataLoader(TensorDataset(X.view(3, 32, 16), Y.view(3, 32)), batch_size=None), pair),
+    "a subclass": (lambda: Renaming(DATA, batch_size=32), named),
     "a generator function": (lambda: generated, pair),
     "a generator": (generated, pair),
 }  # fmt: skip
+"""An epoch has fewer batches than a round has at least: it comes to its end however busy the machine is."""
 
 
 def said(loader: Any, step: Any = pair, **options: Any) -> Diagnosis:
