@@ -62,8 +62,8 @@ def test_latency_is_named_with_its_reader() -> None:
     [
         (loader(Items(work_s=0.003)), 0.01, {}, "preprocessing", ["workers", "cache"]),
         (loader(Items(), collate_fn=SlowCollate(0.03)), 0.02, {}, "collate", ["workers"]),
-        (loader(Items(40, sleep_s=0.001), num_workers=2, persistent_workers=False), 0.01, {}, "worker_restart", ["persistent"]),
-        (loader(Items(sleep_s=0.004), num_workers=1), 0.02, {"max_workers": 4}, "too_few_workers", ["workers"]),
+        (loader(Items(40), collate_fn=SlowCollate(0.008), num_workers=2, persistent_workers=False), 0.01, {}, "worker_restart", ["persistent"]),
+        (loader(Items(sleep_s=0.016), num_workers=1, batch_size=2), 0.02, {"max_workers": 4}, "too_few_workers", ["workers"]),
     ],
 )  # fmt: skip
 def test_planted_causes_are_named(own: Any, step_s: float, options: Any, cause: str, changes: list[str]) -> None:
@@ -106,7 +106,8 @@ def test_a_fetch_in_each_step_keeps_loading_from_running_ahead() -> None:
 
 def test_streams_whose_length_lies() -> None:
     for gives, says, status in ((40, 400, "warn"), (40, 16, "warn"), (40, 40, "ok")):
-        found = said(loader(Stream(gives, says=says)), 0.001, seconds=1.0, max_workers=0)["input.example_count"]
+        own = loader(Stream(gives, says=says), batch_size=16)  # fewer batches than are looked at, however little time there is
+        found = said(own, 0.001, seconds=1.0, max_workers=0)["input.example_count"]
         assert found.status == status
         assert (f"{says} examples, and an epoch gives {gives}" in found.summary) is (status == "warn")
 
