@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -14,6 +15,7 @@ import torch
 
 from tests.helpers.killed_programs import Diary, killed, life, lives, marked, shared_memory, wait_until
 from tests.helpers.workloads import small_net, small_workload
+from tests.parameter_server.conftest import ENGINES
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.servers.placed import PlacedModule
@@ -128,7 +130,14 @@ def address(engine: str) -> str | None:
     return str(ray.get_runtime_context().gcs_address)
 
 
-@pytest.mark.parametrize("program", ["fit", "loop"])
+@pytest.mark.parametrize(
+    ("engine", "program"),
+    [
+        *itertools.product(ENGINES[:1], PROGRAMS), pytest.param("ray", "fit", marks=ENGINES[1].marks),
+        pytest.param("ray", "loop", marks=[*ENGINES[1].marks, pytest.mark.nightly]),
+    ],
+    indirect=["engine"],
+)  # fmt: skip
 def test_killed_at_random_moments_it_goes_on_from_its_last_checkpoint(
     lone_cluster: Cluster, engine: str, address: str | None, tmp_path: Path, program: str
 ) -> None:
