@@ -15,6 +15,7 @@ import pytest
 FACTOR = 10.0
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
 STATUS = re.compile(r"\b(?:ok|warn|fail|not_measured)\b")
+FINDING = re.compile(r"<li><code>([a-z_.]+)</code>")
 TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
 
 
@@ -71,6 +72,8 @@ def _same_value(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _same_line(one: str, other: str) -> bool:
+    if named := FINDING.findall(one):
+        return named == FINDING.findall(other)
     statuses = STATUS.findall(one)
     if statuses or STATUS.search(other):
         return statuses == STATUS.findall(other)

@@ -13,6 +13,7 @@ ANSWER = "- **ok** Best: 0.07071; 0.05 to 0.14 train equally well.\n\nTrainConfi
 TABLE = (
     "<table><thead><tr><th>lr</th><th>loss</th></tr></thead><tbody><tr><td>0.1</td><td>2.30</td></tr></tbody></table>"
 )
+FOUND = "<ul>\n<li><code>lr.best</code> In other runs: at lr 0.3 from step 54.</li>\n</ul>"
 VERDICT: dict[str, Any] = {
     "verdict": "ok", "workload": "digits_mlp",
     "findings": [{"code": "lr.best", "status": "ok", "value": 0.0707}, {"code": "lr.at_edge", "status": "ok", "value": None}],
@@ -32,6 +33,8 @@ VERDICT: dict[str, Any] = {
         (TABLE, TABLE.replace("loss", "accuracy"), False),
         (TABLE, TABLE.replace("<tr><td>0.1</td><td>2.30</td></tr>", ""), False),
         (TABLE, TABLE.replace("</tbody>", "<tr><td>1</td><td>2</td></tr></tbody>"), False),
+        (FOUND, FOUND.replace("lr 0.3 from step 54", "lr 0.8 from step 41 (seen in 2 trials)"), True),
+        (FOUND, FOUND.replace("lr.best", "lr.worst"), False),
         ("17 trials, 0 diverged", "18 trials, 0 diverged", True),
         ("17 trials, 0 diverged", "17 trials, 2 diverged", False),
     ],

@@ -106,7 +106,7 @@ def test_a_fetch_in_each_step_keeps_loading_from_running_ahead() -> None:
 
 def test_streams_whose_length_lies() -> None:
     for gives, says, status in ((40, 400, "warn"), (40, 16, "warn"), (40, 40, "ok")):
-        own = loader(Stream(gives, says=says), batch_size=16)  # fewer batches than are looked at, however little time there is
+        own = loader(Stream(gives, says=says), batch_size=16)  # an epoch that ends, however little time there is
         found = said(own, 0.001, seconds=1.0, max_workers=0)["input.example_count"]
         assert found.status == status
         assert (f"{says} examples, and an epoch gives {gives}" in found.summary) is (status == "warn")
