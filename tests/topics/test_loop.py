@@ -164,6 +164,9 @@ FAULTS = [
     fault("loss.broadcast", "checkpointed", ("mse_loss(prediction, y[pick])", "huber_loss(prediction, y[pick, 0])"), at="huber_loss"),
     fault("loss.broadcast", "checkpointed", ("nn.functional.mse_loss(prediction, y[pick])", "((prediction - y[pick, 0]) ** 2).mean()"), at="prediction - y"),
     fault("loss.broadcast", "rnn", ("criterion(prediction.squeeze(-1), yb)", "(yb - prediction).abs().mean()"), at="yb - prediction"),
+    # a loss that does not fall, or without end
+    fault("lr.nothing_learns", "digits_mlp", ("lr=0.1", "lr=1e-7")),
+    fault("loss.unbounded", "vae", ("-0.5 * torch.sum", "0.5 * torch.sum"), ("lr=1e-3", "lr=0.1")),
     # dropout that drops nearly all, and gradients of which clipping leaves the signs
     fault("units.dropped", "digits_mlp", ("nn.Dropout(0.1)", "nn.Dropout(0.95)"), at="model(inputs)"),
     fault("clipping.aggressive", "digits_mlp", (STEP, "torch.nn.utils.clip_grad_value_(model.parameters(), 1e-6); " + STEP), at="clip_grad_value_"),
@@ -171,6 +174,9 @@ FAULTS = [
     fault("loop.sees_target", "nano_gpt", ("is_causal=True", "is_causal=False"), at="F.cross_entropy"),
     fault("loop.sees_target", "nano_gpt", ("y = F.scaled_dot_product_attention(q, k, v, is_causal=True)", "y = (q @ k.mT).tril().softmax(1) @ v"), at="F.cross_entropy"),
     fault("loop.sees_target", "nano_gpt", ("part[i + 1 : i + 1 + block_size]", "part[i : i + block_size]"), at="F.cross_entropy"),
+    # sequences that are mixed
+    fault("loss.broadcast", "nano_gpt", ("logits.view(-1, logits.size(-1))", "logits.transpose(0, 1).reshape(-1, logits.size(-1))"), at="F.cross_entropy"),
+    fault("loop.batch_dependence", "nano_gpt", ("y = F.scaled_dot_product_attention(q, k, v, is_causal=True)", "y = F.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)).transpose(0, 1)"), at="F.cross_entropy"),
     # graphs that are kept
     fault("loop.memory_creep", "digits_mlp", ("total_loss += loss.item()", "total_loss += loss"), at=BACK),
     fault("loop.memory_creep", "rnn", ("total += loss.item()", "total += loss"), at=BACK),
@@ -212,7 +218,7 @@ def test_a_planted_fault_is_found_first_and_its_line_named(fault: Fault, seed: i
         warnings.simplefilter("ignore")  # torch's own, about some of the faults
         diagnosis = judged(module.train, tmp_path / "run", seed)
     finding = next(
-        f for f in diagnosis if not seed or f.code.startswith(OWN)
+        f for f in diagnosis if not seed or f.code.startswith((*OWN, "lr."))
     )  # noise of so few updates may look unstable
     assert (finding.code, finding.status in ("fail", "warn")) == (fault.code, True), diagnosis
     if fault.at:
@@ -255,7 +261,7 @@ def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_healthy_loop_rouses_nothing(healthy: tuple[Any, list[float], Path]) -> None:
     module, _, out = healthy
     diagnosis = wb.loop.judge(wb.open(out))
-    alarms = [f for f in diagnosis if f.status in ("fail", "warn") and f.code.startswith((*OWN, "stability."))]
+    alarms = [f for f in diagnosis if f.status in ("fail", "warn") and f.code.startswith((*OWN, "stability.", "lr."))]
     assert alarms == [], diagnosis
     unknown = {f.code for f in diagnosis if f.status == "not_measured" and f.code.startswith(OWN)}
     known = {

@@ -139,6 +139,26 @@ def test_what_a_program_runs_in_its_backward_pass_runs_as_often_as_unwatched(
     assert diagnose_loop(run.record)["loop.sees_target"].status == ("not_measured" if how else "ok")
 
 
+@pytest.mark.parametrize(("turned", "status"), [(True, "ok"), (False, "fail")])
+def test_outputs_in_the_order_of_their_targets_are_well_whichever_axis_comes_first(
+    turned: bool, status: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Counted("")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(10):
+            tokens = torch.randint(0, 20, (9, 4))  # (length, batch)
+            outputs = model(tokens[:-1])
+            outputs = outputs.transpose(0, 1) if turned else outputs
+            optimizer.zero_grad()
+            F.cross_entropy(outputs.reshape(-1, 20), tokens[1:].T.reshape(-1)).backward()
+            optimizer.step()
+    found = diagnose_loop(run.record)
+    assert [found[code].status for code in ("loss.broadcast", "loop.batch_dependence")] == [status, "ok"]
+    assert found["loop.sees_target"].status == ("ok" if turned else "not_measured")
+
+
 def test_a_share_of_none_looks_at_every_update(tmp_path: Path) -> None:
     run, _, norms = train(tmp_path / "run", share=None, steps=WINDOW + 50)
     assert run.record.steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5)

@@ -121,7 +121,9 @@ def test_what_is_wrong_with_the_data_of_a_loop_is_its_only_alarm(kind: str, tmp_
     case = CASES[kind]
     (x, y), (other, others) = case.train(*case.data(600, 0)), case.held(*case.data(200, 1))
     name = "mse_loss" if y.is_floating_point() else "cross_entropy"
-    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1 if y.is_floating_point() else 5), case.head)
+    model = nn.Sequential(
+        nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1 if y.is_floating_point() else 5), case.head
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
         for _ in range(3):
@@ -154,3 +156,16 @@ def test_one_example_at_a_time_is_kept_within_bounds(tmp_path: Path, caplog: pyt
                     model(one[None])
     assert not caplog.records
     assert run.diagnose()["data.nonfinite"].status == "ok"
+
+
+def test_the_first_evaluation_is_kept_whole_however_many_follow(tmp_path: Path) -> None:
+    (x, y), model = numbers(600, 0), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for inputs, targets in zip(x[100:].split(10), y[100:].split(10), strict=True):
+            optimizer.zero_grad()
+            F.mse_loss(model.train()(inputs), targets).backward()
+            optimizer.step()
+            with torch.no_grad():
+                F.mse_loss(model.eval()(x[:100]), y[:100])
+    assert run.record.facts["loop"]["data"]["examples"] == {"train": 500, "validation": 100}

@@ -321,6 +321,8 @@ RATES = (0.05, 0.1, 0.2)
     ("name", "curves", "status"),
     [
         ("exactly twice as deep at twice the lr", [-(2.0**k) * (1 + STEPS) for k in range(4)], "fail"),
+        ("one run alone, and a million times as deep", [1.0 - 2.0 ** (STEPS / 16)], "fail"),
+        ("one run alone, that may have a minimum", [1.0 - 360 * -np.expm1(-0.1 * STEPS)], "ok"),
         ("a deep minimum", [1.0 - 360 * -np.expm1(-lr * STEPS) for lr in RATES], "ok"),  # counts of 100 under Poisson's loss
         ("rounding of one that explodes", [np.full(400, 0.1), 0.1 + 0 * STEPS, np.where(STEPS % 9 == 8, -1.0, 3.0) * np.exp(STEPS / 8)], "ok"),
         ("not a number", [np.full(400, np.nan) for _ in RATES], "ok"),

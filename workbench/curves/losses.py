@@ -120,12 +120,13 @@ def bottomless(record: RecordLike, *, deep: float = DEEP, abyss: float = 1e6) ->
             row = (float(known.min()), float(known[: known.size // 4].min()), float(known[0]))
             by_lr[curve.lr] = min(row, by_lr.get(curve.lr, row))
     ranked = sorted((row, lr) for lr, row in by_lr.items())
-    if len(ranked) < 2:
+    if not ranked:
         return None
     (lowest, quarter, first), lr = ranked[0]
-    second = next((row[0] for row, other in ranked if other <= lr / _APART), ranked[1][0][0])
-    falls_on = lowest < 2 * min(second, 0.0) and lowest < 2 * min(quarter, 0.0)
-    falls_on = falls_on or is_deep(lowest, first, deep=abyss)
+    falls_on = is_deep(lowest, first, deep=abyss)
+    if len(ranked) > 1:
+        second = next((row[0] for row, other in ranked if other <= lr / _APART), ranked[1][0][0])
+        falls_on = falls_on or (lowest < 2 * min(second, 0.0) and lowest < 2 * min(quarter, 0.0))
     return (lowest, lr, first) if falls_on and is_deep(lowest, first, deep=deep) else None
 
 

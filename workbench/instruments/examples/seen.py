@@ -68,6 +68,7 @@ class Examples:
         self._kinds: set[type[nn.Module]] = set()
         self._rows, self._held, self._numbers = [0, 0], [0, 0], [0, 0]
         self._now: Batch | None = None  # the last pass, while its loss may come
+        self._first: dict[Any, int] = {}  # the update before the first evaluation of a place
         self._asked: set[int] = set()  # rows of passes without gradient whose outputs were not compared with anything
         self.criterion: dict[
             str, Any
@@ -115,7 +116,8 @@ class Examples:
         except (RuntimeError, TypeError):  # of tensors that are no plain ones
             told = torch.zeros(0)
         inputs = None
-        wanted = side or (self._held[0] < KEPT and self._numbers[0] < NUMBERS)
+        first = self._first.setdefault(source.place, source.update) == source.update
+        wanted = first if side else (self._held[0] < KEPT and self._numbers[0] < NUMBERS)
         if wanted and type(given[0]) is Tensor and given[0].layout is torch.strided and not given[0].is_complex():
             inputs = _inputs(given[0], KEPT - self._held[side] if side == 0 else KEPT)
             self._held[side] += len(inputs)
@@ -143,9 +145,11 @@ class Examples:
         self._asked.clear()
 
     def compared(self, name: str, outputs: Any, target: Any, loss: Any, update: int) -> None:
-        """Take in a call of a loss function."""
+        """Take in a call of a loss function, or of another that is no end of the pass: a dropout, a pair of hidden values."""
+        if type(target) is not Tensor or target.requires_grad or not isinstance(outputs, Tensor):
+            return
         now, self._now = self._now, None
-        if now is None or type(target) is not Tensor or target.requires_grad or not isinstance(outputs, Tensor):
+        if now is None:
             return
         size = now.source.size
         if not outputs.requires_grad:

@@ -23,9 +23,11 @@ _TINY, _COUPLED = 1e-5, 1e-3
 
 
 class _Place(NamedTuple):
-    """How tokens, targets and outputs lie: the axis of positions in the tokens, and how much further on the target of one stands."""
+    """How tokens and targets lie: the axis of positions in the tokens, whether targets come example by example, how many each has, and how much further on the target of one stands."""
 
     axis: int
+    whole: bool
+    length: int
     offset: int
     agree: float
 
@@ -67,10 +69,14 @@ class Answers:
             given = getattr(node, "_saved_indices", None)
             if given is None or given.dim() != 2 or not (place := _place(given, target)):
                 continue
-            sees = _sees(node, place, given.movedim(place.axis, 1), outputs)
-            if sees is not None:
-                seen = sees or bool(self._found and self._found["sees"])
-                self._found = {"offset": place.offset, "agree": place.agree, "sees": seen, "line": own_line()}
+            found = _looked(node, place, given.movedim(place.axis, 1), outputs)
+            if found.get("mixed") and any("BatchNorm" in each.name() for each in nodes):
+                continue
+            if found:
+                before = self._found or {}
+                told = {name: value or bool(before.get(name)) for name, value in found.items()}
+                place_of = {"offset": place.offset, "agree": place.agree, "line": own_line()}
+                self._found = {"sees": None} | before | place_of | told
 
     def to_dict(self) -> dict[str, Any] | None:
         """Return where targets stand in the tokens, and whether outputs depend on them, as JSON values; None where there are no such targets, and `sees` None where that was not looked up."""
@@ -78,38 +84,38 @@ class Answers:
 
 
 def _place(given: Tensor, target: Tensor) -> _Place | None:
-    for axis, offset in itertools.product((1, 0), (1, 0)):
-        tokens = given.movedim(axis, 1)
+    for turned, axis, offset in itertools.product((False, True), (1, 0), (1, 0)):
+        tokens, whole = given.movedim(axis, 1), (axis == 1) != turned
         examples, positions = tokens.shape
         length, odd = divmod(target.numel(), examples)
         if examples < 2 or positions < _FEWEST or odd or length not in (positions, positions - offset):
             continue
-        wanted = target.reshape(examples, length) if axis == 1 else target.reshape(length, examples).T
+        wanted = target.reshape(examples, length) if whole else target.reshape(length, examples).T
         wanted, there = wanted[:, : positions - offset], tokens[:, offset:]
         counted = wanted >= 0  # what is ignored is below 0
         if not counted.any() or bool((wanted == wanted[:1, :1]).all()):
             continue
         agree = float((wanted == there)[counted].float().mean())
         if agree >= _AGREE:
-            return _Place(axis, offset, agree)
+            return _Place(axis, whole, length, offset, agree)
     return None
 
 
-def _sees(node: Any, place: _Place, tokens: Tensor, outputs: Tensor) -> bool | None:
-    """Tell whether the output at the middle of the first example depends on its target; None where that cannot be told."""
-    examples, positions = tokens.shape
-    middle = positions // 2
+def _looked(node: Any, place: _Place, tokens: Tensor, outputs: Tensor) -> dict[str, bool]:
+    """Tell of the output at the middle of the second example whether it depends on its target ("sees"), on another example alone ("others") or too ("mixed")."""
+    middle = tokens.shape[1] // 2
     if outputs.dim() == 2:
-        row = outputs[middle if place.axis == 1 else middle * examples]
+        row = outputs[place.length + middle if place.whole else middle * len(tokens) + 1]
     else:
-        row = outputs[0, :, middle] if place.axis == 1 else outputs[middle, :, 0]
+        row = outputs[1, :, middle] if place.whole else outputs[middle, :, 1]
     edge = GradientEdge(node, 0)
     (grad,) = torch.autograd.grad(row.sum(), [edge], retain_graph=True, allow_unused=True)
     if grad is None or not bool(torch.isfinite(grad).all()):
-        return None
+        return {}
     sizes = grad.abs().amax(-1).movedim(place.axis, 1)
-    most = float(sizes.max())
-    if not most > 0 or float(sizes[1:].max()) > _COUPLED * most:
-        return None
-    later = sizes[0, middle + 1 :] if place.offset else sizes[0, middle : middle + 1]
-    return float(later.max()) > _TINY * most
+    most, own, rest = float(sizes.max()), float(sizes[1].max()), float(sizes[torch.arange(len(sizes)) != 1].max())
+    others, mixed = own <= _COUPLED * most, rest > _COUPLED * most
+    if not most > 0 or others or mixed:
+        return {"others": others, "mixed": mixed and not others} if most > 0 else {}
+    later = sizes[1, middle + 1 :] if place.offset else sizes[1, middle : middle + 1]
+    return {"sees": float(later.max()) > _TINY * most}

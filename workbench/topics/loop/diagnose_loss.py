@@ -30,11 +30,11 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
         *where_known(
             LOSS_CODES,
             ("loss.broadcast", "loss.double_softmax"),
-            lambda: _criteria(facts["criteria"], facts["loaders"]),
+            lambda: _criteria(facts["criteria"], facts["loaders"], facts["answers"] or {}),
         ),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
-        *where_known(LOSS_CODES, ["loop.batch_dependence"], lambda: _classes(facts["classes"])),
+        *where_known(LOSS_CODES, ["loop.batch_dependence"], lambda: _classes(facts["classes"], facts["answers"] or {})),
         *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
     ]
 
@@ -89,7 +89,9 @@ def _answers(found: Facts | None) -> Finding:
     if found["sees"] is None:
         return LOSS_CODES.not_measured(
             "loop.sees_target",
-            "backward runs hooks, checkpointing or functions with a backward of their own, and is not run once more to ask",
+            "what a sequence is given depends on other ones"
+            if found.get("mixed") or found.get("others")
+            else "backward runs hooks, checkpointing or functions with a backward of their own, and is not run once more to ask",
         )
     say: Say = partial(LOSS_CODES.finding, "loop.sees_target", value=found["agree"], unit="share", evidence=dict(found))
     if not found["sees"]:
@@ -105,8 +107,13 @@ def _answers(found: Facts | None) -> Finding:
     )  # fmt: skip
 
 
-def _classes(found: Facts | None) -> Finding:
+def _classes(found: Facts | None, answers: Facts) -> Finding:
     say: Say = partial(LOSS_CODES.finding, "loop.batch_dependence", evidence=dict(found or {}))
+    if answers.get("mixed"):
+        return say(
+            "warn", f"The output for a token depends on the other sequences of its batch{at(answers, 'line')}.",
+            advice=["Give batch_first=True to the RNN or attention layer, which else takes (length, batch, features). Where the sequences of a batch are parts of one, leave it."],
+        )  # fmt: skip
     if found is None:
         return say("ok", "Does not apply: no loss was seen that picks classes from a softmax.")
     if 2 * found["wrong"] <= found["looks"]:
@@ -125,7 +132,7 @@ def _lowest(name: str, row: Facts) -> float | None:
     return math.log1p((row["classes"] - 1) / math.e) if name == "cross_entropy" and row.get("classes") else None
 
 
-def _criteria(facts: Facts, batches: Facts) -> list[Finding]:
+def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
     # batches, so that what stays the same is no targets: a grid, or levels
     others = 2 * batches["same"] < batches["compared"]
     broadcast = [
@@ -149,6 +156,9 @@ def _criteria(facts: Facts, batches: Facts) -> list[Finding]:
         inputs, target = row["broadcast"]
         first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{at(row, 'line')}: each output is "
                     "compared with every target.", advice=["Give both the same shape: outputs.squeeze(-1), or targets.unsqueeze(-1)."])  # fmt: skip
+    elif answers.get("others"):
+        first = say("fail", f"The output that is compared with a target comes from another sequence{at(answers, 'line')}: outputs and targets are flattened in different orders.",
+                    advice=["Bring both into one order before they are flattened: outputs (length, batch, classes) belong to targets (length, batch). Use transpose, not view or reshape."])  # fmt: skip
     say = partial(LOSS_CODES.finding, "loss.double_softmax", evidence={"calls": dict(facts)})
     if not any(name in facts for name in _OF_CLASSES):
         return [first, say("ok", "Does not apply: no loss over classes was seen.")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.curves.judged import judged
-from workbench.curves.losses import judged_without_loss
+from workbench.curves.losses import judged_without_loss, nothing_learns
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
@@ -19,6 +19,7 @@ from workbench.topics.clipping.diagnose import CODES as CLIPPING
 from workbench.topics.clipping.diagnose import clipped_values, diagnose_clipping
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.loop.diagnose import diagnose_loop
+from workbench.topics.one_batch.diagnose import falls_without_end
 from workbench.topics.schedule.diagnose import CODES as SCHEDULE
 from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import CODES as STABILITY
@@ -57,6 +58,8 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
             yield from (codes.not_measured(code, reason) for code in names)
         return
     study = judged(record)
+    yield nothing_learns(study, study.sweep())
+    yield from filter(None, [falls_without_end(study)])
     yield from diagnose_instability(study)
     yield from diagnose_schedule(study, restarts_planned=True)
     clipped = diagnose_clipping(study)
