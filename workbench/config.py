@@ -194,7 +194,7 @@ class TrainConfig:
 
 
 # else help() and Shift+Tab show `__new__`, which takes anything
-TrainConfig.__signature__ = inspect.signature(partial(TrainConfig.__init__, None))  # type: ignore[attr-defined]
+TrainConfig.__signature__ = inspect.signature(partial(TrainConfig.__init__, None))  # type: ignore[attr-defined, arg-type]
 
 
 def is_callable_name(value: object) -> bool:

@@ -81,7 +81,7 @@ def _decide(workload: Workload, config: TrainConfig, device: torch.device, most:
             with autocast(device, config.precision):
                 losses = per_example(workload, model, batch, examples)[1]
             if losses.requires_grad:
-                losses.sum().backward()
+                losses.sum().backward()  # type: ignore[no-untyped-call]
 
         with DispatchObserver(note):
             step()
