@@ -98,6 +98,16 @@ def test_the_lr_keeps_a_distance_from_the_edge() -> None:
     assert recommend(study.record, known(0.3, 0.12, lrs=(0.05, 0.1, 0.2)))["candidate"] is None
 
 
+@pytest.mark.parametrize("proved", [True, False])
+def test_a_proved_lr_is_the_change_though_the_search_went_on_to_a_lower_loss(proved: bool) -> None:
+    study = Study().arm(0.1, 1.0 + SPREAD)
+    if proved:
+        study.arm(0.2, 0.5 + SPREAD)
+    study.run(0.3, [2.0, 1.2, 0.4], stage="lr_sweep")
+    found = recommend(study.record, known(0.3, lrs=(0.1, 0.2)))
+    assert (found["adopted"], found["config"]["peak_lr"]) == (proved, 0.2 if proved else 0.1)
+
+
 def test_a_candidate_that_depends_on_the_seed_three_times_as_much_is_refused() -> None:
     """Its gain has to outweigh that: a baseline that learns nothing under any seed does not vary at all."""
     adopted, reason = said(two_arms(0.59 + SPREAD / 4, 0.5 + 2 * SPREAD))

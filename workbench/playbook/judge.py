@@ -12,6 +12,7 @@ import pandas as pd
 
 from workbench.curves.judged import JudgedStudy
 from workbench.curves.selection import selected_rows
+from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import STATUSES, Finding
 from workbench.logs.record import LogRecord, write_study
@@ -58,7 +59,7 @@ def judge(record: LogRecord, *, out: str | Path | None = None, command: str | No
         Finding(code=c, clause=CODES[c], status="not_measured", summary=f"Not measured: {_REASON}.") for c in rest
     ]
     cost = {"steps": int(record.trials["steps_run"].sum()), "trials": len(record.trials)}
-    found = replace(Diagnosis.of(record, [*told, *nothing]), path=None, command=command, cost=cost)
+    found = replace(Diagnosis.of(record, causes_first([*told, *nothing])), path=None, command=command, cost=cost)
     if out is None:
         return found
     study = write_study(record, out, command=command)

@@ -209,9 +209,8 @@ def _candidates(
     raised = lr is not None and lr > fields["peak_lr"]
     if lr is not None and not equal(lr, fields["peak_lr"]) and not (raised and _held_back(record, clipped)):
         candidates[f"lr {lr:.4g}"] = trained(fields | {"peak_lr": lr})
-    for trial in (
-        ended_early(record)["trial"] if len(record.trials) else ()
-    ):  # by their best values; no curve of theirs is as long as the others
+    # by their best values, where no curve is as long as the others, or proved before the search went on
+    for trial in [*(ended_early(record)["trial"] if len(record.trials) else ()), *sorted(proved)]:
         config = config_of(record, trial)
         changed = {name for name, value in fields.items() if not equal(config[name], value)}
         if (
