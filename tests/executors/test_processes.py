@@ -47,11 +47,21 @@ if __name__ == "__main__":
 """
 
 
+START = """
+from workbench.ray.cluster import patient
+
+with patient():
+    from ray.scripts.scripts import main
+
+    main()
+"""
+
+
 class Node:
-    """One `ray start` with one CPU, and every process that belongs to it."""
+    """One `ray start` with one CPU, which a busy machine may keep waiting, and every process that belongs to it."""
 
     def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0"]
+        command = [sys.executable, "-c", START, "start", "--block", "--num-cpus=1", "--num-gpus=0"]
         command += ["--object-store-memory=80000000", "--disable-usage-stats", *options]
         self.process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdout=subprocess.DEVNULL)
 
@@ -85,17 +95,17 @@ def free(port: int) -> bool:
 
 
 def alive(address: str) -> int:
-    code = "import ray, sys; ray.init(address=sys.argv[1]); print(sum(n['Alive'] for n in ray.nodes()))"
+    """Return how many nodes live, by an exit code: Ray prints into whatever is printed."""
+    code = "import ray, sys; ray.init(address=sys.argv[1]); sys.exit(sum(n['Alive'] for n in ray.nodes()))"
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, address], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
-        )
+        return subprocess.run(
+            [sys.executable, "-c", code, address], env=ENVIRONMENT, capture_output=True, timeout=60
+        ).returncode
     except subprocess.TimeoutExpired:
         return 0
-    return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
 
 
-def wait_for(condition: Any, timeout_s: float = 120.0) -> None:
+def wait_for(condition: Any, timeout_s: float = 300.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end
@@ -192,7 +202,7 @@ def test_a_killed_driver_loses_no_finished_trial(kind: str, tmp_path: Path) -> N
     driver = subprocess.Popen(command, start_new_session=True, env=OWN)
     events = [tmp_path / "s" / "trials" / str(n) / "events.jsonl" for n in range(2)]
     try:
-        wait_for(lambda: all(path.exists() and '"complete"' in path.read_text() for path in events), 300)
+        wait_for(lambda: all(path.exists() and '"complete"' in path.read_text() for path in events))
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         killed = StudyRecord(tmp_path / "s")
