@@ -107,8 +107,8 @@ def test_of_two_trainings_one_after_the_other_it_is_said_that_the_first_is_judge
     assert set(outcome.columns["lr"]) == {0.4}
     diagnosis = diagnose_program(["python", "train.py"], tmp_path / "study", folder=place, seeds=1, threads=1)
     second = diagnosis["loop.second_training"]
-    assert second.status == "not_measured"
-    assert "20 updates of the first optimizer another one makes 20 (train.py:2" in second.summary
+    assert second.status == "ok"
+    assert "Judged: the first of 2 trainings one after the other, 20 of 40 updates (train.py:" in second.summary
     assert "seeds that it sets itself (train.py:3" in str(open_record(tmp_path / "study").study["note"])
 
 

@@ -94,7 +94,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "init.*": _LEARNS,
     "units.dropped": ("loop.no_gradient", "loop.no_update", *_LEARNS),
     "units.*": (
-        "loop.no_gradient", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
+        "loop.no_gradient", "loop.no_update", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
     ),
     "gradients.vanishing": ("init.constant_output", *_LEARNS),
     "gradients.*": _LEARNS,

@@ -23,6 +23,7 @@ from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.graphs import Graphs, behind_weights
 from workbench.instruments.losses.logits import Logits
 from workbench.instruments.losses.surrogates import MOST_NODES, Surrogates
+from workbench.instruments.losses.units import Units
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
@@ -43,7 +44,7 @@ class LoopFacts:
         self.order, self.modes, self.parameters = Order(), Modes(models), Parameters()
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
-        self.examples, self.surrogates, self.logits = Examples(), Surrogates(), Logits()
+        self.examples, self.surrogates, self.logits, self.units = Examples(), Surrogates(), Logits(), Units()
         self.judged = True  # whether the examples are looked into at the end
         self.classes, self.survival = Classes(), self.parameters.survival
         self.updates, self.ended, self.given = 0, False, 0
@@ -122,6 +123,8 @@ class LoopFacts:
         if self.near:
             self.criteria.trained(losses)
             self.examples.trained_on(losses)
+            if not TAPS.hooked:
+                self.units.trained(losses, self.updates, self.modes.roots)
         if not self.near and not (retained and self.updates < WINDOW):  # growing ones are seen in all that are kept
             return None
         return self.graphs.backward(losses, retained=retained, update=self.updates)
@@ -226,6 +229,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "classes": lambda facts: facts.classes.to_dict(),
     "answers": lambda facts: facts.answers.to_dict(),
     "logits": lambda facts: facts.logits.to_dict(),
+    "units": lambda facts: facts.units.to_dict(),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),
     "conversions": lambda facts: facts.conversions.to_dict(),
     "batches": lambda facts: facts.batches.to_dict(),

@@ -197,7 +197,8 @@ class LoopObserver:
 
     @looks
     def scheduled(self, scheduler: Any) -> None:  # noqa: D102
-        self.facts.scheduled(scheduler, self.updates)
+        if self.intervention is None or self.intervention.is_on():
+            self.facts.scheduled(scheduler, self.updates)
 
     def step_enters(self, optimizer: Optimizer) -> None:
         """Change the learning rates before a closure makes the gradients: LBFGS has read its own by the time that it returns."""
@@ -211,7 +212,8 @@ class LoopObserver:
             if self._only:
                 self.facts.stepped_elsewhere(optimizer)
                 return
-            number = self._numbers[optimizer] = len(self._numbers)
+            goes_on = self.intervention is not None and self.intervention.takes_over(optimizer)
+            number = self._numbers[optimizer] = 0 if goes_on else len(self._numbers)
         if self.attention.share is not None and self.intervention is None:
             new = number not in self.facts.order
             self._probe(number, optimizer, new=new)

@@ -59,6 +59,9 @@ class Intervention(Protocol):
     max_grad_norm: float | None
     unclipped: bool
 
+    def is_on(self) -> bool: ...  # noqa: D102  # of the training in progress
+    def takes_over(self, optimizer: Optimizer) -> bool: ...  # noqa: D102  # where one that is new goes on for the first one
+
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
         """Change the learning rates of an update that is about to be made."""
 
@@ -297,7 +300,9 @@ class Taps:
         given = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is used up by looking
         name = "max_norm" if kind == "clip_grad_norm_" else "clip_value"
         changes = [getattr(listener, "intervention", None) for listener in self.listeners]
-        if any(change is not None and change.unclipped for change in changes):  # the norm is returned all the same
+        if any(
+            change is not None and change.unclipped and change.is_on() for change in changes
+        ):  # the norm is returned all the same
             args = (*args[:1], math.inf, *args[2:]) if len(args) > 1 else args
             kwargs |= {name: math.inf} if name in kwargs else {}
         norm = original(given, *args[1:], **kwargs)

@@ -360,7 +360,16 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
     left = "not tried: batch size and architecture, which cannot be steered from outside"
     printed = record.facts["program"].get("printed")
     unused = f"compared by the training loss: --metric {shlex.quote(printed or '')} compares by the validation loss that the program prints"
-    return "\n".join([*(told or [kept]), *([unused] if printed else []), *_ended_early(record), left])
+    judged = record.facts["loop"].get("judged")
+    return "\n".join(
+        [
+            *(told or [kept]),
+            *([judged["said"]] if judged else []),
+            *([unused] if printed else []),
+            *_ended_early(record),
+            left,
+        ]
+    )
 
 
 def _ended_early(record: StudyRecord) -> list[str]:

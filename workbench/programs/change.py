@@ -12,6 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workbench.instruments.norms import clip_to
+from workbench.programs.trainings import Trainings
+
+_PATIENCE = 1000
+"""Updates at most that a first loss which has left the finite goes on, as many as it had at least: it may be a search for a learning rate that training comes after (rule of thumb)."""
 
 
 class Stopped(SystemExit):
@@ -25,7 +29,7 @@ class Stopped(SystemExit):
 class Change:
     """Learning rates times a factor and a linear warmup, constants of the rule replaced, other clipping of gradients, an end after so many updates.
 
-    A factor of 1 without the rest changes nothing: the program runs as it does alone.
+    A factor of 1 without the rest changes nothing: the program runs as it does alone. Of several trainings one after the other, only the one that is wanted is changed.
 
     Attributes:
         factor: on the learning rate of every group of every optimizer, on top of the program's own schedule.
@@ -37,6 +41,7 @@ class Change:
         stop_s: seconds from the first update on, after which it ends with the update it is at; None is without a limit.
         at_end: called once before the program is ended.
         at_update: called after each update with how many were made.
+        anew: called after each update of a training before the one that is wanted.
         optimizers: those that stepped, the first one first.
     """
 
@@ -49,11 +54,18 @@ class Change:
     stop_s: float | None = None
     at_end: Callable[[], None] = lambda: None
     at_update: Callable[[int], None] = lambda _: None
+    anew: Callable[[], None] = lambda: None
+    trainings: Trainings = field(default_factory=Trainings)
     optimizers: list[Optimizer] = field(default_factory=list)
     diverged: bool = False
     _learned: bool = False
     _began: float | None = None
+    _diverged_at: int | None = None
     _kept: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+
+    def is_on(self) -> bool:
+        """Tell whether the update in progress is one that is changed."""
+        return self.trainings.is_on
 
     def is_none(self) -> bool:
         """Tell whether the program trains as it does alone, to whatever end."""
@@ -61,6 +73,10 @@ class Change:
 
     def set_lr(self, optimizer: Optimizer, update: int) -> None:
         """Change the learning rates and constants of an update that is about to be made."""
+        self.trainings.begins(optimizer)
+        self._end_if(self.trainings.is_over)
+        if not self.is_on():
+            return
         if not any(each is optimizer for each in self.optimizers):
             self.optimizers.append(optimizer)
         for group in optimizer.param_groups:
@@ -84,9 +100,16 @@ class Change:
 
     def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
         """Shorten the gradients, `scale` times the true ones, in place to `max_grad_norm`; return whether they were longer."""
-        return None if self.max_grad_norm is None else clip_to(gradients, self.max_grad_norm, scale)
+        limit = self.max_grad_norm if self.is_on() else None
+        return None if limit is None else clip_to(gradients, limit, scale)
 
-    def reset_lr(self, optimizer: Optimizer) -> None:  # noqa: ARG002
+    def takes_over(self, optimizer: Optimizer) -> bool:
+        """Tell whether an optimizer that is new goes on for the first one; may end the program."""
+        self.trainings.begins(optimizer)
+        self._end_if(self.trainings.is_over)
+        return self.trainings.takes_over()
+
+    def reset_lr(self, optimizer: Optimizer) -> None:
         """Put the program's own values back, as its schedulers go on from them."""
         for group, name, value in self._kept:
             if isinstance(value, Tensor):
@@ -94,6 +117,13 @@ class Change:
             else:
                 group[name] = value
         self._kept.clear()
+        self.trainings.ended(optimizer)
+        if not self.is_on():
+            self.anew()
+        elif (
+            self.trainings.wanted is None and len(self.trainings.found) > 1
+        ):  # updates of the first optimizer are counted by `updated`
+            self._end_if(self._is_due(self.trainings.found[-1].updates))
 
     def saw(self, losses: Sequence[float]) -> None:
         """Take in the losses of updates in a row: a training that was finite and ends in non-finite ones has diverged."""
@@ -103,10 +133,23 @@ class Change:
     def updated(self, updates: int) -> None:
         """End the program where it has made its updates, or where its loss has been non-finite."""
         self.at_update(updates)
+        if not self.is_on():
+            return
+        self._diverged_at = (self._diverged_at or updates) if self.diverged else None
+        last = (self._diverged_at or 0) + (
+            min(self._diverged_at or 0, _PATIENCE) if self.trainings.wanted is None else 0
+        )
+        self._end_if(self._is_due(updates) or (self.diverged and updates >= last))
+
+    def _is_due(self, updates: int) -> bool:
+        """Tell whether a training has made its updates, or its time is up."""
         if self.stop_s is not None:
             self._began = self._began or time.perf_counter()
             if self.stop_after is None and time.perf_counter() - self._began > self.stop_s:
                 self.stop_after = updates
-        if self.diverged or (self.stop_after is not None and updates >= self.stop_after):
+        return self.stop_after is not None and updates >= self.stop_after
+
+    def _end_if(self, due: bool) -> None:
+        if due:
             self.at_end()
             raise Stopped

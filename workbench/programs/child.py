@@ -26,11 +26,11 @@ from workbench.instruments.log import listen
 from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
-from workbench.programs.built import BuiltLines
 from workbench.programs.change import Change
 from workbench.programs.guard import Guard
 from workbench.programs.guard import begin as begin_to_guard
 from workbench.programs.seeds import move_seeds, set_seeds, states
+from workbench.programs.trainings import BuiltLines
 
 BLOCK = 100
 _SWALLOWED = 3
@@ -59,9 +59,8 @@ class Observed:
         self._pid = 0
         self._seed: int | None = None
         self._writes: bool | None = None if os.environ.get("RANK", "0") == "0" else False
-        self._change = Change(at_end=self._finish, at_update=self._look)
-        self._observer = LoopObserver(self._take, intervention=self._change)
-        self._observer.rows.block = BLOCK
+        self._change = Change(at_end=self._finish, at_update=self._look, anew=self._observe)
+        self._observer = self._fresh()
         self._handles: list[Any] = []
         self._patterns: list[tuple[str, re.Pattern[str]]] = []
         self._finished = False
@@ -78,7 +77,7 @@ class Observed:
     def install(self) -> None:
         """Make this process ready to be observed."""
         self._seeded, _ = move_seeds(lambda: self._seed, seeded=self._reseed)
-        TAPS.add(self._observer, self._on_fault)
+        self._observe()
         self._handles.append(TAPS.watch_modules())
         self._settle = TAPS.watch_criteria()
         self._built.watch()
@@ -87,6 +86,17 @@ class Observed:
         for name in ("stdout", "stderr"):
             setattr(sys, name, _Lines(getattr(sys, name), self._patterns, self._metric))
         atexit.register(self._finish)
+
+    def _observe(self) -> None:
+        """Begin to observe, and forget what was seen so far."""
+        before, self._observer = self._observer, self._fresh()
+        TAPS.add(self._observer, self._on_fault)
+        TAPS.remove(before)
+
+    def _fresh(self) -> LoopObserver:
+        observer = LoopObserver(self._take, intervention=self._change)
+        observer.rows.block, observer.facts.judged = BLOCK, self._change.is_none()
+        return observer
 
     def start(self, trial: Mapping[str, Any]) -> None:
         """Seed the generators, and observe and change the program as the trial says from now on."""
@@ -98,6 +108,7 @@ class Observed:
         self._change.stop_s = trial.get("stop_s") if _world() == 1 else None
         self._change.constants = trial.get("constants") or {}
         self._change.unclipped = bool(trial.get("unclipped"))
+        self._change.trainings.wanted = trial.get("training")
         self._observer.facts.judged = self._change.is_none()
         set_seeds(int(trial["seed"]))
         self._seed = int(trial["seed"])
@@ -169,7 +180,7 @@ class Observed:
         return True
 
     def _metric(self, name: str, value: float) -> None:
-        if os.getpid() != self._pid or self._writes is False:
+        if os.getpid() != self._pid or self._writes is False or not self._change.trainings.is_on:
             return
         self._append("metrics.jsonl", {"update": self._observer.updates, "name": name, "value": value})
 
@@ -202,7 +213,7 @@ class Observed:
             return
         found = {
             "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
-            "seeded": self._seeded, "fault": self._fault, "world": _world(), "built": self._built.of(self._change.optimizers), "threads": torch.get_num_threads(), "first_update": self._first_update,
+            "seeded": self._seeded, "fault": self._fault, "world": _world(), "trainings": self._change.trainings.to_dict(), "built": self._built.of(self._change.optimizers), "threads": torch.get_num_threads(), "first_update": self._first_update,
             "start": {"pid": self._pid, "packages": self._packages, "states": states(), "reseeded": self._reseeded, **self._guard().imported()},
         }  # fmt: skip
         temporary = self._folder / ".facts.json"

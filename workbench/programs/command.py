@@ -98,7 +98,7 @@ class Command:
 
     def run(self, scratch: Path, trial: Mapping[str, Any], *, threads: int | None = None) -> Outcome:
         """Run it once, see `run_command`: forked where that is certain to be the same."""
-        seed, began = int(trial["seed"]), time.perf_counter()
+        seed, began = (int(trial["seed"]), *(trial.get("training") or ())), time.perf_counter()
         if self.forks.can(self.words, seed):
             with contextlib.suppress(NotForked):
                 outcome = run_command(self, scratch, trial, threads=threads, forked=True)

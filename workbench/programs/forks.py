@@ -26,6 +26,9 @@ _LONGEST_RUNS, _LONGEST_S = 10.0, 60.0
 _COMPARED = ("loss", "grad_norm")
 """Of the first update, before anything that is changed tells: the same bit for bit in a forked run, or none is forked any more."""
 
+Seed = tuple[Any, ...]
+"""Of a run, and which of the program's trainings is observed."""
+
 
 class NotForked(Exception):
     """The run has to be a process of its own."""
@@ -42,14 +45,14 @@ class Forks:
     def __init__(self) -> None:
         self.why = ""
         self._start: Mapping[str, Any] = {}
-        self._rows: dict[int, list[str]] = {}
+        self._rows: dict[Seed, list[str]] = {}
         self._seconds = 0.0
         self._proved = False
         self.server: subprocess.Popen[bytes] | None = None
         self._asked: socket.socket | None = None
         self._lock = threading.Lock()
 
-    def saw(self, seed: int, outcome: Any) -> None:
+    def saw(self, seed: Seed, outcome: Any) -> None:
         """Take in a plain run."""
         start = outcome.facts.get("start")
         if start and outcome.updates:
@@ -58,7 +61,7 @@ class Forks:
             self._rows.setdefault(seed, _first(outcome))
             self.why = self.why or str(start["why"])
 
-    def can(self, words: Sequence[str], seed: int) -> bool:
+    def can(self, words: Sequence[str], seed: Seed) -> bool:
         """Tell whether a run under this seed can be forked, and will be known to be the same."""
         fits = sys.platform == "linux" and words[0] == sys.executable and len(words) > 1 and (words[1] == "-m" or words[1].endswith(".py"))  # fmt: skip
         return fits and bool(self._start) and not self.why and (self._proved or seed in self._rows)
@@ -116,7 +119,7 @@ class Forks:
         if said != READY:
             self.end(said)
 
-    def same(self, seed: int, outcome: Any, timeout_s: float | None) -> bool:
+    def same(self, seed: Seed, outcome: Any, timeout_s: float | None) -> bool:
         """Tell whether a forked run began as a plain one does, and did not end in a way of its own; where not, none is forked any more."""
         if outcome.code < 0 and not outcome.seconds > (timeout_s or math.inf):
             self.end("a run that was forked was ended by a signal")

@@ -32,10 +32,10 @@ from workbench.instruments.log import listen, number
 from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
-from workbench.programs.built import BuiltLines
 from workbench.programs.change import Change, Stopped
 from workbench.programs.command import Outcome, joined, printed_last
 from workbench.programs.seeds import Seed, move_seeds, set_seeds
+from workbench.programs.trainings import BuiltLines
 
 BLOCK = 100
 _TAIL = 4000
@@ -253,11 +253,10 @@ class _Observed:
         self._change = Change(
             factor=trial["factor"], constants=trial.get("constants") or {}, warmup_steps=trial["warmup_steps"],
             unclipped=bool(trial.get("unclipped")), max_grad_norm=trial["max_grad_norm"], stop_after=trial["stop_after"],
-            stop_s=trial.get("stop_s"),
+            stop_s=trial.get("stop_s"), anew=self._observe,
         )  # fmt: skip
-        self._observer = LoopObserver(self._take, intervention=self._change)
-        self._observer.rows.block = BLOCK
-        self._observer.facts.judged = self._change.is_none()
+        self._change.trainings.wanted = trial.get("training")
+        self._observer = self._fresh()
         self.blocks: list[Mapping[str, list[float]]] = []
         self.metrics: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
@@ -273,8 +272,8 @@ class _Observed:
         self._seeded, unmoved = move_seeds(lambda: self._seed)
         self._undo.callback(unmoved)
         self._undo.callback(self._built.watch())
-        TAPS.add(self._observer, self._on_fault)
-        self._undo.callback(TAPS.remove, self._observer)
+        self._observe()
+        self._undo.callback(lambda: TAPS.remove(self._observer))
         self._handles = [TAPS.watch_modules()]
         self._undo.callback(self._remove_handles)
         self._settle = TAPS.watch_criteria()
@@ -292,14 +291,25 @@ class _Observed:
         self.facts = {
             "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
             "seeded": self._seeded, "fault": self._fault, "world": 1, "threads": torch.get_num_threads(),
-            "built": self._built.of(self._change.optimizers),
+            "built": self._built.of(self._change.optimizers), "trainings": self._change.trainings.to_dict(),
         }  # fmt: skip
+
+    def _observe(self) -> None:
+        """Begin to observe, and forget what was seen so far."""
+        before, self._observer = self._observer, self._fresh()
+        TAPS.add(self._observer, self._on_fault)
+        TAPS.remove(before)
+
+    def _fresh(self) -> LoopObserver:
+        observer = LoopObserver(self._take, intervention=self._change)
+        observer.rows.block, observer.facts.judged = BLOCK, self._change.is_none()
+        return observer
 
     def logged(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             if name == "loss":
                 self._observer.log(loss=value)
-            else:
+            elif self._change.trainings.is_on:
                 self.metrics.append({"update": self._observer.updates, "name": name, "value": value})
 
     def _take(self, columns: Mapping[str, list[float]]) -> None:

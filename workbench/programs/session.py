@@ -141,7 +141,7 @@ def open_program(
         config = TrainConfig.from_dict(_revived(read_json(path / "study.json")["config"]))
         facts = read_json(path / "study.json")["facts"]
         full, minimised = bool(facts.get("full_batch")), facts.get("minimised") is not False
-        cut = FIRST_LOOK in facts
+        cut, main = FIRST_LOOK in facts, facts["loop"].get("judged")
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=FIRST_RUN, dir=path.parent))
@@ -159,13 +159,19 @@ def open_program(
         full = one_batch(outcome.facts["loop"])
         cut = steps is None and bool(outcome.facts["stopped"]) and not outcome.facts["diverged"]
         minimised = need_not_fall(outcome.facts["loop"], outcome.columns) is None
+        main = outcome.facts["loop"].get("judged")
     writer = StudyWriter.open(
         path, kind="program", workload=given.name, config=config.to_dict(), settings=settings, name=name,
         note=note or _note(given, outcome), command=options.get("command"), call=options.get("call"),
     )  # fmt: skip
     budget.look = cut
     program = Program(
-        command=given, config=config, full_batch=full, endless=cut or steps is not None, minimised=minimised
+        command=given,
+        config=config,
+        full_batch=full,
+        endless=cut or steps is not None,
+        minimised=minimised,
+        training=main and main["wanted"],
     )
     try:
         if outcome is not None:
@@ -199,9 +205,12 @@ def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, 
 
 
 def _note(given: Repeatable, outcome: Outcome | None) -> str:
-    seeded = outcome.facts.get("seeded") if outcome is not None else None
-    return f"diagnosis of `{given.shown}`" + (
-        f"; the seeds that it sets itself ({', '.join(seeded)}) are moved by each trial's" if seeded else ""
+    facts = {} if outcome is None else outcome.facts
+    seeded, judged = facts.get("seeded"), facts.get("loop", {}).get("judged")
+    return (
+        f"diagnosis of `{given.shown}`"
+        + (f"; {judged['said']}" if judged else "")
+        + (f"; the seeds that it sets itself ({', '.join(seeded)}) are moved by each trial's" if seeded else "")
     )
 
 

@@ -19,6 +19,7 @@ from workbench.errors import StudyInterrupted, WorkbenchError
 from workbench.instruments.log import split_of
 from workbench.programs.command import Outcome, printed_last
 from workbench.programs.own_config import CONSTANTS
+from workbench.programs.trainings import chosen
 from workbench.progress import Progress
 from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter, TrialWriter
@@ -71,6 +72,7 @@ class Program:
         config: `peak_lr` is the largest lr of the first parameter group, `total_steps` the updates of the whole run.
         full_batch: whether every update sees the same examples, all of them.
         endless: whether it is to be ended after `total_steps`, rather than by itself.
+        training: which of its trainings is observed and changed, see `Trainings.wanted`.
     """
 
     command: Repeatable
@@ -78,6 +80,7 @@ class Program:
     full_batch: bool = False
     endless: bool = False
     minimised: bool = True
+    training: Sequence[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -145,7 +148,7 @@ class ProgramTrainer:
                 raise
 
     def _run(self, program: Program, config: TrainConfig, scratch: Path) -> Outcome:
-        trial = trial_of(config, program.config, endless=program.endless)
+        trial = trial_of(config, program.config, endless=program.endless) | {"training": program.training}
         known = self.seen.get(_key(trial))
         if known is not None and trial["stop_after"] is not None and known.updates >= trial["stop_after"]:
             return _beginning(known, trial["stop_after"])
@@ -270,13 +273,22 @@ UNCHANGED = {"factor": 1.0, "warmup_steps": 0, "max_grad_norm": None, "seed": 0}
 def first_run(
     command: Repeatable, scratch: Path, *, steps: int | None, threads: int | None, stop_s: float | None = None
 ) -> Outcome:
-    """Run it unchanged, for at most `stop_s` seconds of updates, and return what was seen.
+    """Run it unchanged, for at most `stop_s` seconds of updates, and once more where that shows which of several trainings counts; return what was seen.
 
     Raises:
         WorkbenchError: it fails, no update of an optimizer was seen, or not all of them.
     """
     trial = UNCHANGED | {"stop_after": steps, "stop_s": stop_s}
-    outcome = command.run(scratch, trial, threads=threads)
+    outcome = _seen(command, command.run(scratch, trial, threads=threads))
+    main = chosen(outcome.facts.get("trainings", ()))
+    if main is not None:
+        again = command.run(scratch.with_name("main"), trial | {"training": main["wanted"]}, threads=threads)
+        outcome = _seen(command, again)
+        outcome.facts["loop"]["judged"] = main
+    return outcome
+
+
+def _seen(command: Repeatable, outcome: Outcome) -> Outcome:
     unseen = not outcome.updates or outcome.facts.get("fault") or "loop" not in outcome.facts
     if unseen or (outcome.code and not (outcome.facts.get("stopped") or outcome.facts.get("diverged"))):
         raise command.failure(outcome)

@@ -73,6 +73,9 @@ class Examples:
         self.criterion: dict[
             str, Any
         ] = {}  # the first outputs that are trained on, and the loss function that takes them
+        self.spreads: list[
+            tuple[int, Tensor, Tensor]
+        ] = []  # update, spread between examples, and size of trained outputs
         self.losses: list[tuple[int, Tensor]] = []  # of evaluations, with the update
         self._loss: Any = None
         self.alone: bool | None = None  # whether the loss function's value is what `backward` is called on
@@ -166,6 +169,11 @@ class Examples:
             if not self.criterion and len(outputs) == len(target):
                 some = {"outputs": outputs.detach()[:_OUTPUTS].clone(), "target": target.detach()[:_OUTPUTS].clone()}
                 self.criterion = {"name": name, "head": head_of(outputs, values=False), **some}
+            due = update >= 2 * self.spreads[-1][0] + 1 if self.spreads else bool(self.criterion)
+            if due and name == self.criterion["name"]:
+                values = outputs.detach()[:_OUTPUTS].reshape(len(outputs[:_OUTPUTS]), -1).float()
+                away = values - values.mean(0)
+                self.spreads.append((update, away.square().mean().sqrt(), values.square().mean().sqrt()))
 
     def trained_on(self, losses: Any) -> None:
         """Take in a backward pass."""

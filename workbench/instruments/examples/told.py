@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from workbench.instruments.examples.seen import Batch, Examples
 from workbench.instruments.examples.sizes import CATEGORIES, sample_facts
-from workbench.instruments.losses.ranges import RANGES, ideals_of, reachable
+from workbench.instruments.losses.ranges import RANGES, REFUSED, ideals_of, reachable
 from workbench.instruments.norms import sizes_of
 from workbench.instruments.surroundings import Loaders
 
@@ -86,7 +87,7 @@ def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Ta
         "nonfinite": {name: int((~torch.isfinite(part)).sum()) for name, part in (("inputs", x), ("targets", y)) if part is not None},
         "classes": dict(counts.most_common()) if len(counts) <= max(2, len(x) / 2) else {},
         "repeats": repeats(exact_hashes(x.flatten(1).numpy()), single if counts else None) if once else None,
-        **sample_facts(ours), **_loss(examples, y),
+        **sample_facts(ours), **_loss(examples, x, y),
     }  # fmt: skip
 
 
@@ -222,12 +223,12 @@ _NAMED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy"
 """Loss functions whose ideal outputs are known."""
 
 
-def _loss(examples: Examples, y: Tensor | None) -> dict[str, Any]:
-    """Return what the last operation of the model can reach, the size of targets and of first outputs, and the loss of one and the same output."""
+def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
+    """Return what the last operation of the model can reach, the size of targets and of first outputs and their loss, and the loss of one and the same output."""
     seen, name = examples.criterion, examples.criterion.get("name", "")
     trained: dict[str, Any] = {"alone": bool(examples.alone), "constant": None, "losses": [(update, float(loss)) for update, loss in examples.losses]}  # fmt: skip
     if name not in _NAMED:
-        return {"range": None, "scale": {}, "trained": trained}
+        return {"range": None, "scale": {}, "trained": trained, "fresh": None}
     outputs, target, head = seen["outputs"].cpu().float(), seen["target"].cpu(), seen["head"]
     scale = {}
     if target.is_floating_point() and outputs.numel() == target.numel() and name.endswith(("l1_loss", "mse_loss", "huber_loss")):  # fmt: skip
@@ -246,8 +247,16 @@ def _loss(examples: Examples, y: Tensor | None) -> dict[str, Any]:
         trained["constant"] = float(-torch.xlogy(shares, shares).sum())
     elif y is not None and name == "mse_loss":
         trained["constant"] = float(y.double().var(0).mean())
+    spreads = [
+        {"update": update, "spread": float(spread), "size": float(size)} for update, spread, size in examples.spreads
+    ]
+    vary = {"outputs": outputs[:1].numel(), "mean": float(outputs.mean()), "inputs_vary": bool((x != x[:1]).any())}
+    fresh: dict[str, Any] | None = None
+    with contextlib.suppress(*REFUSED):
+        fresh = {"loss": float(at(outputs).mean()), "spreads": [vary | each for each in spreads]}
     return {
         "range": known | (reachable(at, ideals_of(target, outputs), span) or {}),
         "scale": scale,
         "trained": trained,
+        "fresh": fresh,
     }

@@ -13,11 +13,19 @@ import pandas as pd
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.loop.known import at, rows_of, where_known
+from workbench.topics.one_batch.diagnose_layers import constant_output, dead_units, equal_units, saturated_units
+from workbench.topics.one_batch.diagnose_preflight import initial_loss
 
 LOSS_CODES = Codes({
     "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "loop.batch_dependence": "F1.1", "units.dropped": "F2.4",
+    "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "init.constant_output": "F2.4", "init.loss": "F2.4",
 })  # fmt: skip
 _OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
+_UNITS, _FRESH = ("units.equal", "units.dead", "units.saturated"), ("init.constant_output", "init.loss")
+_SOON = 7
+"""Updates after which weights that began at zero have moved apart (rule of thumb)."""
+_FEWEST_ROWS, _LEARNS, _KNOWS = 16, 0.9, 0.8
+"""Examples or places that tell a unit that is off, part of its first loss that a training which learns comes below, and of a guess's that a fresh model does not (rules of thumb)."""
 _TWICE_SIGMOID = math.log1p(math.exp(-1.0))
 """Below which binary cross-entropy of a probability that is taken for a logit cannot fall: 0.313."""
 Facts = Mapping[str, Any]
@@ -36,6 +44,8 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
         *where_known(LOSS_CODES, ["loop.batch_dependence"], lambda: _classes(facts["classes"], facts["answers"] or {})),
         *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
+        *where_known(LOSS_CODES, _UNITS, lambda: _units(record, facts["units"], facts["data"])),
+        *where_known(LOSS_CODES, _FRESH, lambda: _fresh(facts["data"])),
     ]
 
 
@@ -79,6 +89,59 @@ def _dropped(found: Facts, most: float) -> Finding:
         "fail", f"Dropout sets {p:.0%} of the values to zero in each pass{at(found, 'line')}: too few are left to learn from.",
         advice=["p is the share that is dropped, not the one that is kept: 0.1 to 0.5 is usual."],
     )  # fmt: skip
+
+
+def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
+    """Judge units before the first update and after some more; a model that begins better than a guess is trained already, and its units are as they were learnt."""
+    losses = rows_of(record).get("loss", pd.Series(dtype=float)).dropna()
+    part = max(len(losses) // 10, 1)
+    learns = len(losses) > 1 and losses.iloc[-part:].median() < _LEARNS * losses.iloc[:part].median()
+    fresh, loss = data.get("fresh"), data.get("range") or {}
+    if not all(found["looks"]) or (found["opaque"] and not found["units"]):
+        why = "fewer than six updates were made, or a part of the model is compiled, checkpointed or hooked, and does not show its units"
+        return [LOSS_CODES.not_measured(code, why) for code in _UNITS]
+    equal = equal_units({"equal": found["equal"], "not_in_graph": ()}, {"equal": found["equal_later"]})
+    if fresh and loss.get("kind") in ("classes", "binary") and fresh["loss"] < _KNOWS * loss["ignorant"]:
+        return [
+            equal,
+            *(LOSS_CODES.finding(code, "ok", "Does not apply: the model was trained before.") for code in _UNITS[1:]),
+        ]
+    units = [
+        each | {"module": each["module"] or "its layer"}
+        for each in found["units"]
+        if each["later"]["rows"] >= _FEWEST_ROWS
+    ]
+    return [
+        equal,
+        *(judge(units, "warn" if learns else "fail", where="behind") for judge in (dead_units, saturated_units)),
+    ]
+
+
+def _fresh(data: Facts) -> list[Finding]:
+    """Judge the first outputs that a loss function of torch was given."""
+    fresh = data.get("fresh")
+    if not fresh:
+        return [
+            LOSS_CODES.finding(
+                code,
+                "ok",
+                "Does not apply: no loss function of torch was seen to be given outputs and targets of 40 examples or more.",
+            )
+            for code in _FRESH
+        ]
+    first, last = fresh["spreads"][0], fresh["spreads"][-1]
+    constant = constant_output(first, last, 1e-6, f"after {last['update']} updates")
+    if last["update"] < _SOON and constant.status == "fail":
+        constant = LOSS_CODES.not_measured(
+            "init.constant_output", f"outputs were seen until update {last['update']} alone"
+        )
+    return [
+        constant,
+        initial_loss(
+            {"train": {"classes": None, "loss": fresh["loss"]}, "first_loss": None},
+            {"loss": data["range"], "spread": first},
+        ),
+    ]
 
 
 def _answers(found: Facts | None) -> Finding:

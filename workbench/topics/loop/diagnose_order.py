@@ -64,6 +64,8 @@ def _second(facts: Facts, least: int) -> Finding:
     again = [key for key in begun if owners[key]["shared"]]
     later = [optimizers[key] for key in begun if key not in again]
     say: Say = partial(ORDER_CODES.finding, "loop.second_training", value=float(len(later)), unit="optimizers")
+    if judged := facts.get("judged"):
+        return say("ok", f"J{judged['said'][1:]}; the others are left as they are.")
     if not later and again:
         made = optimizers[again[0]]["steps"]
         return say(

@@ -6,21 +6,29 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from workbench.curves.losses import DEEP, bottomless
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status, named
-from workbench.topics.one_batch.diagnose_layers import LAYER_CODES, Facts, layer_findings, part, why_not
+from workbench.topics.one_batch.diagnose_layers import (
+    CONSTANT_CODES,
+    LAYER_CODES,
+    Facts,
+    constant_output,
+    has_numbers,
+    layer_findings,
+    part,
+    why_not,
+)
 
 FEWEST = 4  # trained parameters from which on a model can be asked to fit as many examples (rule of thumb)
 _LOSS = ("loss.unbounded", "loss.broadcast", "loss.double_softmax", "loss.output_range")
 CODES = Codes(
     dict.fromkeys(("loop.train_mode_in_eval", "loop.eval_mode_in_training", "evaluation.nondeterministic", "loop.batch_dependence",
                    "loop.sees_target", "input.unused_features"), "F1.1")
-    | {"init.constant_output": "F2.4"} | dict.fromkeys((*_LOSS, "loss.metric_disagrees"), "F1.1") | LAYER_CODES
+    | CONSTANT_CODES | dict.fromkeys((*_LOSS, "loss.metric_disagrees"), "F1.1") | LAYER_CODES
     | {"loop.overfit_one_batch": "F1.1"}
 )  # fmt: skip
 
@@ -73,10 +81,6 @@ def diagnose_one_batch(
     return Diagnosis.of(record, findings)
 
 
-def _has_numbers(*values: Any) -> bool:
-    return all(isinstance(value, (int, float)) for value in values)
-
-
 def _modes(facts: Facts, limit: float) -> list[Finding]:
     modes = part(facts, "modes")
     if modes is None:
@@ -116,7 +120,7 @@ def _mode(
 def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:
     code, change, size = "evaluation.nondeterministic", modes["change"], modes["size"]
     evidence = {name: modes[name] for name in ("change", "size", "masks", "draws")}
-    if not _has_numbers(change, size):
+    if not has_numbers(change, size):
         return CODES.not_measured(code, "the outputs of the untrained model are not finite", evidence=evidence)
     ratio = change / size if size else float(change > 0)
     say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=limit, evidence=evidence)
@@ -202,24 +206,12 @@ def _unused(facts: Facts, columns: float, slices: float) -> Finding:
 
 
 def _constant(facts: Facts, limit: float) -> Finding:
-    code, before, after = "init.constant_output", part(facts, "spread"), part(facts, "fitted_spread")
+    before, after = part(facts, "spread"), part(facts, "fitted_spread")
     if before is None or after is None:
-        return CODES.not_measured(code, why_not(facts, "spread" if before is None else "fitted_spread"))
-    if not before["outputs"] or not before["inputs_vary"]:
-        said = "Does not apply: inputs do not vary, or outputs have no row for each example."
-        return CODES.finding(code, "ok", said, evidence=before)
-    say = partial(CODES.finding, code, evidence={"fresh": before, "fitted": after})
-    finite = [each for each in (before, after) if _has_numbers(each["spread"], each["size"])]
-    if not finite:
-        return say("ok", "Does not apply: the outputs are not finite, as other findings say.")
-    ratio = max(each["spread"] / each["size"] if each["size"] else 0.0 for each in finite)
-    say = partial(say, value=ratio, unit="ratio", threshold=limit)
-    if ratio > limit:
-        return say("ok", "The outputs differ from example to example.")
-    return say(
-        "fail", "The outputs are the same for all examples, in the fresh model and after it was fitted to one batch.",
-        advice=["Check that the forward pass uses its input, and that no layer returns a constant: units that are off for all examples, or weights of zero."],
-    )  # fmt: skip
+        return CODES.not_measured(
+            "init.constant_output", why_not(facts, "spread" if before is None else "fitted_spread")
+        )
+    return constant_output(before, after, limit, "after it was fitted to one batch")
 
 
 def _losses(facts: Facts, record: RecordLike, deep: float, nothing: float) -> list[Finding]:
@@ -266,7 +258,7 @@ def _unbounded(loss: Facts, limit: float = 10.0) -> Finding:
     negate = ("Negate the loss: what is minimised is the error, or the negative log-likelihood.",)
     if loss["reversed"]:
         return say("fail", "The loss of every example falls as the output of the right class falls: its sign is wrong.", advice=negate)  # fmt: skip
-    if found is None or not _has_numbers(*found["falls"]):
+    if found is None or not has_numbers(*found["falls"]):
         return say("ok", "The loss is undefined or infinite for outputs far from those of the model.")
     grows = all(later < 3 * earlier < 0 for earlier, later in pairwise(found["falls"]))
     value = -found["falls"][-1] / max(found["start"], 1e-30)
@@ -345,13 +337,13 @@ def _metrics(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Finding:
     names = fit["larger_is_better"]
     if not names or not fit["informative"]:
         return CODES.finding(code, "ok", "Does not apply: no metric whose name says that larger is better.")
-    run = max(fit["runs"], key=lambda r: r["gap"][-1] if _has_numbers(r["gap"][-1]) else -1.0)
+    run = max(fit["runs"], key=lambda r: r["gap"][-1] if has_numbers(r["gap"][-1]) else -1.0)
     gap, first, last = run["gap"][-1], run["metrics"][0], run["metrics"][-1]
     start, end = run["loss"][0], run["loss"][-1]
     say = partial(CODES.finding, code, evidence={"gap": gap, "loss": [start, end], "first": first, "last": last})
     logits = loss is not None and loss["kind"] in ("classes", "binary")
     ignorant, floor = (loss["ignorant"], loss["floor"]) if loss is not None and logits else (start, 0.0)
-    if not _has_numbers(gap) or gap < fitted or not floor <= end < floor + 0.5 * (ignorant - floor):
+    if not has_numbers(gap) or gap < fitted or not floor <= end < floor + 0.5 * (ignorant - floor):
         return say("ok", "Does not apply: one batch was not fitted so far that a metric has to show it.")
     worse = [n for n in names if last[n] < first[n] - drop or (last[n] < 0.5 and last[n] < first[n] + drop)]
     if not worse:

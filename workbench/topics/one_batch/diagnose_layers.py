@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ LAYER_CODES = Codes({
     "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4",
     "gradients.exploding": "F2.4",
 })  # fmt: skip
+CONSTANT_CODES = Codes({"init.constant_output": "F2.4"})
 PARAMETER_CODES = Codes({"loop.frozen_random": "F1.1", "loop.unowned_parameters": "F1.1"})
 Facts = Mapping[str, Any]
 DEAD, FEW_UNITS = 0.8, 8
@@ -43,21 +45,47 @@ def why_not(facts: Facts, name: str) -> str:
     return str(found.get("reason", "")) if isinstance(found, Mapping) else "nobody looked"
 
 
+def has_numbers(*values: Any) -> bool:
+    """Tell whether values are finite numbers."""
+    return all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
+
+
+def constant_output(before: Facts, after: Facts, limit: float, later: str) -> Finding:
+    """Judge the spread of the outputs between examples, of the fresh model and later."""
+    code = "init.constant_output"
+    if not before["outputs"] or not before["inputs_vary"]:
+        said = "Does not apply: inputs do not vary, or outputs have no row for each example."
+        return CONSTANT_CODES.finding(code, "ok", said, evidence=before)
+    say = partial(CONSTANT_CODES.finding, code, evidence={"fresh": before, "fitted": after})
+    finite = [each for each in (before, after) if has_numbers(each["spread"], each["size"])]
+    if not finite:
+        return say("ok", "Does not apply: the outputs are not finite, as other findings say.")
+    ratio = max(each["spread"] / each["size"] if each["size"] else 0.0 for each in finite)
+    say = partial(say, value=ratio, unit="ratio", threshold=limit)
+    if ratio > limit:
+        return say("ok", "The outputs differ from example to example.")
+    return say(
+        "fail", f"The outputs are the same for all examples, in the fresh model and {later}.",
+        advice=["Check that the forward pass uses its input, and that no layer returns a constant: units that are off for all examples, or weights of zero."],
+    )  # fmt: skip
+
+
 def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     """Return the findings of `LAYER_CODES` from the facts of one batch; `fits` says whether the model can fit it."""
     fresh, fitted = part(facts, "layers"), part(facts, "fitted")
     if fresh is None or fitted is None:
         reason = why_not(facts, "layers" if fresh is None else "fitted")
         return [LAYER_CODES.not_measured(code, reason) for code in LAYER_CODES]
-    equal = _equal(fresh, fitted)
+    equal = equal_units(fresh, fitted)
     bad: Status = "warn" if fits else "fail"
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
     linear, signals = _linear(part(facts, "affine"), fresh), _signals(fresh, bad, apart=equal.status == "ok")
-    return [equal, _dead(units, bad), _saturated(units, bad), linear, *signals]
+    return [equal, dead_units(units, bad), saturated_units(units, bad), linear, *signals]
 
 
-def _equal(fresh: Facts, fitted: Facts) -> Finding:
+def equal_units(fresh: Facts, fitted: Facts) -> Finding:
+    """Judge weights whose units are all alike, of the fresh model and later."""
     unused, later = set(fresh["not_in_graph"]), {each["name"] for each in fitted["equal"]}
     first = [each["name"] for each in fresh["equal"]]
     stuck = [name for name in first if name in later - unused]
@@ -74,7 +102,8 @@ def _equal(fresh: Facts, fitted: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _dead(units: list[dict[str, Any]], bad: Status) -> Finding:
+def dead_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -> Finding:
+    """Judge units that are off for all examples, of the fresh model and later; `bad` is the status that is an alarm."""
     relus, say = [u for u in units if "dead" in u], partial(LAYER_CODES.finding, "units.dead")
     if not relus:
         return say("ok", "Does not apply: no ReLU was seen.")
@@ -87,10 +116,11 @@ def _dead(units: list[dict[str, Any]], bad: Status) -> Finding:
         most = f"At most {share:.0%} of a layer's ReLU units are" if share else "No ReLU unit is"
         return say("ok", f"{most} off for every example.")
     fix = "Begin biases at 0 and scale inputs and weights to unit size; or use leaky ReLU, GELU, or a norm before the ReLU."
-    return say(bad, f"{share:.0%} of the ReLU units in {named(off)} are off for every example, and get no gradient.", advice=[fix])  # fmt: skip
+    return say(bad, f"{share:.0%} of the ReLU units {where} {named(off)} are off for every example, and get no gradient.", advice=[fix])  # fmt: skip
 
 
-def _saturated(units: list[dict[str, Any]], bad: Status) -> Finding:
+def saturated_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -> Finding:
+    """Judge values of the fresh model at the bounds of their activation function."""
     bounded, say = [u for u in units if "saturated" in u], partial(LAYER_CODES.finding, "units.saturated")
     if not bounded:
         return say("ok", "Does not apply: no sigmoid, tanh or attention weights were seen.")
@@ -100,9 +130,9 @@ def _saturated(units: list[dict[str, Any]], bad: Status) -> Finding:
     off = [u for u in bounded if u["saturated"] >= SATURATED and u.get("one_sided", 1.0) >= BOTH_SIDES]
     if not off:
         return say("ok", f"At most {share:.0%} of a layer's values lie at the bounds of its activation function.")
-    where, op = named([u["module"] for u in off]), off[0]["op"].strip("_")
+    names, op = named([u["module"] for u in off]), off[0]["op"].strip("_")
     return say(
-        bad, f"{share:.0%} of the values in {where} lie at the bounds of {op}, where the gradient is almost 0.",
+        bad, f"{share:.0%} of the values {where} {names} lie at the bounds of {op}, where the gradient is almost 0.",
         advice=["Scale the inputs to unit size, and initialise the weights smaller: 1/sqrt(fan_in); attention divides its scores by sqrt(width)."],
     )  # fmt: skip
 

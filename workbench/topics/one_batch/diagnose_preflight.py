@@ -60,7 +60,7 @@ def diagnose_preflight(
     findings = (
         _nonfinite(facts),
         _labels(facts, record.facts.get("data") or {}, min_class_frac),
-        _init_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
+        initial_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
         _no_gradient(facts, one_batch, cut_share, unused_share, cancelled_share),
         _no_update(facts, unowned, cut_share),
     )
@@ -151,7 +151,10 @@ def flipped_labels(flipped: Facts, evidence: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _init_loss(facts: Facts, one_batch: Facts, ratio: float, spread_ratio: float, offset: float) -> Finding:
+def initial_loss(
+    facts: Facts, one_batch: Facts, ratio: float = 1.5, spread_ratio: float = 30.0, offset: float = 10.0
+) -> Finding:
+    """Judge the loss of the fresh model by that of guessing, or its outputs by the targets; see `diagnose_preflight`."""
     code, classes, asked = "init.loss", facts["train"]["classes"], one_batch.get("loss") or {}
     losses = (facts["train"]["loss"], facts["first_loss"])
     if broken := facts.get("nonfinite_loss"):

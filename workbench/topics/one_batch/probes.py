@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.instruments.losses.units import RECURRENT, at_bounds, equal_weights, off_for_all, unit_count
 from workbench.topics.architecture.dataflow import trace_dataflow
 from workbench.topics.one_batch.batch import OneBatch
 from workbench.train.forward import autocast
@@ -16,8 +17,6 @@ from workbench.train.forward import autocast
 MOST_SLICES, PASSES = 64, 6
 FEWEST = 4  # positions of a sequence of tokens (rule of thumb)
 AGREE = 0.95  # share of the targets that are the input `offset` places further on (rule of thumb: masked positions agree in fewer)
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd, *_RECURRENT, nn.MultiheadAttention, nn.Bilinear)
 _MASKS = frozenset({"bernoulli", "native_dropout", "_fused_dropout", "alpha_dropout", "feature_dropout"})
 _DRAWS = ("normal", "rand", "uniform", "exponential", "multinomial", "poisson", "cauchy", "log_normal", "geometric")
 
@@ -43,44 +42,31 @@ def find_layers(one: OneBatch) -> dict[str, Any]:
     modules, units = dict(one.model.named_modules()), list[dict[str, Any]]()
 
     def watch(op: str, module: str, out: Tensor) -> None:
-        if not isinstance(modules.get(module), _RECURRENT) and (seen := _unit(op, out)) is not None:
+        if not isinstance(modules.get(module), RECURRENT) and (seen := _unit(op, out)) is not None:
             units.append({"module": module, "op": op, **seen})
 
     one.model.train()
     with torch.no_grad(), autocast(one.stack.device, one.stack.precision):
         flow = trace_dataflow(one.model, lambda: one.workload.forward(one.model, one.batch), one.batch, watch=watch)
+    named = zip(one.stack.names, one.stack.parameters[0], strict=True)
+    weights = [(name, modules[name.rpartition(".")[0]], p) for name, p in named]
     met = {node.name for node in flow.nodes if node.name}
     layers, none = _gradients(one, modules)
     inputs = [t.detach().double().reshape(one.examples, -1) for t in one.inputs() if t.is_floating_point()]
     return {
         "inputs": max((_rms(v - v.mean(0)) for v in inputs), default=None), "units": units, "layers": layers,
         "not_in_graph": none, "not_in_forward": [name for name in none if name not in met],
-        "equal": [
-            {"name": name, "zero": not bool(p.any()), "product": isinstance(modules[name.rpartition(".")[0]], _PRODUCTS)}
-            for name, p in zip(one.stack.names, one.stack.parameters[0], strict=True)
-            if p.dim() > 1 and p.shape[0] > 1 and p[0].numel() > 1 and bool((p == p[:1]).all())
-        ],
+        "equal": [row | {"zero": bool(zero)} for row, alike, zero in equal_weights(weights) if bool(alike)],
     }  # fmt: skip
 
 
 def _unit(op: str, out: Tensor) -> dict[str, Any] | None:
     if out.dim() < 2 or not out.numel() or not out.is_floating_point():
         return None
-    units = out.shape[1] if out.dim() != 3 else out.shape[2]
-    if op in ("relu", "threshold") or (op == "hardtanh" and float(out.min()) >= 0):
-        zero = out == 0
-        sides = [zero.flatten(2).all(2).all(0) if out.dim() > 2 else zero.all(0)]
-        if out.dim() == 3:  # either may be the units
-            sides.append(zero.flatten(0, 1).all(0))
-        return {"units": units, "dead": min(float(off.float().mean()) for off in sides)}
-    if op == "tanh":
-        return {"units": units, "saturated": float((out.abs() > 0.99).float().mean())}
-    if op == "sigmoid":
-        low, high = float((out < 0.01).float().mean()), float((out > 0.99).float().mean())
-        return {"units": units, "saturated": low + high, "one_sided": min(low, high)}
-    if op == "_softmax" and out.dim() > 2 and out.shape[-1] >= 8:
-        return {"units": out.shape[-1], "saturated": float((out.amax(-1) > 0.99).float().mean())}
-    return None
+    found = {name: float(share) for name, share in at_bounds(op, out).items()}
+    if off := off_for_all(op, out):
+        found["dead"] = min(float(each.float().mean()) for each in off)
+    return {"units": unit_count(out), **found} if found else None
 
 
 def _gradients(one: OneBatch, modules: dict[str, nn.Module]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -205,7 +191,7 @@ def find_unused(one: OneBatch) -> list[dict[str, Any]]:
     again, together and then by halves. Slices that never vary are left out, and so are places in time where a recurrent
     layer forgets them.
     """
-    recurrent = any(isinstance(m, _RECURRENT) for m in one.model.modules())
+    recurrent = any(isinstance(m, RECURRENT) for m in one.model.modules())
     generator = torch.Generator().manual_seed(0)
     there = one.flat(one.forward())
     found = []

@@ -1,0 +1,228 @@
+"""What a watched loop shows of its units and its initial values: a fault planted in them is found, and what is meant is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import workbench as wb
+
+CODES = ("units.equal", "units.dead", "units.saturated", "init.constant_output", "init.loss")
+Fill = Callable[[nn.Module], object]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(32, 64)
+    return inputs, inputs[:, :10].argmax(1)
+
+
+def mlp(activation: type[nn.Module] = nn.ReLU, width: int = 64) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(64, width), activation(), nn.Linear(width, width), activation(), nn.Linear(width, 10)
+    )
+
+
+class Pictures(nn.Module):
+    """Calls its activation functions by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(1, 16, 3), nn.Conv2d(16, 32, 3), nn.Linear(512, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = F.relu(self.second(self.first(inputs.view(-1, 1, 8, 8)).clamp(min=0)))
+        return self.head(hidden.flatten(1))
+
+
+class Sequences(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.recurrent, self.head = kind(8, 32, batch_first=True), nn.Linear(32, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        states, _ = self.recurrent(inputs.view(-1, 8, 8))
+        return self.head(states[:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, activation="gelu", batch_first=True, norm_first=True)
+        self.first, self.body, self.head = (
+            nn.Linear(8, 32), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 10),
+        )  # fmt: skip
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.body(self.first(inputs.view(-1, 8, 8))).mean(1))
+
+
+class Branches(nn.Module):
+    """Begins as what stands before its branches: one ends in weights of 0, the other is multiplied by 0; and a gate begins open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b, self.c, self.gate, self.head = (
+            nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10),
+        )  # fmt: skip
+        nn.init.zeros_(self.b.weight)
+        nn.init.constant_(self.gate.bias, 8.0)
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = self.first(inputs)
+        x = x + self.b(F.relu(self.a(x)))
+        x = x + self.scale * F.relu(self.c(x))
+        return self.head(x * torch.sigmoid(self.gate(x)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = mlp(), nn.Linear(10, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden: Tensor = checkpoint(self.body, inputs, use_reentrant=False)
+        return self.head(hidden)
+
+
+class Behind(nn.Module):
+    """Sees its inputs through something that leaves nothing of them."""
+
+    def __init__(self, before: nn.Module) -> None:
+        super().__init__()
+        self.before, self.body = before, mlp()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        seen = self.before(inputs)
+        return self.body(seen.mean(0, keepdim=True).expand_as(seen))
+
+
+def weights(model: nn.Module, fill: Callable[[Tensor], object], *, biases: bool = False) -> None:
+    for p in model.parameters():
+        if biases or p.dim() > 1:
+            fill(p.data)
+
+
+def train(model: nn.Module, out: Path, *, scale: float = 1.0, updates: int = 60) -> wb.Diagnosis:
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=2e-3)
+    with wb.watch(model, optimizer, out=out) as run:
+        for _ in range(updates):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            F.cross_entropy(model(scale * inputs), targets).backward()
+            optimizer.step()
+    return run.diagnose()
+
+
+def same_rows(weight: Tensor) -> None:
+    weight.copy_(weight[:1].expand_as(weight).clone())
+
+
+PLANTED: dict[str, tuple[str, Callable[[], nn.Module], Fill, float]] = {
+    "a bias far below 0": ("units.dead", mlp, lambda m: nn.init.constant_(m[0].bias, -20.0), 1.0),
+    "a convolution's bias": ("units.dead", Pictures, lambda m: nn.init.constant_(m.second.bias, -20.0), 1.0),
+    "weights below 0 behind a ReLU": ("units.dead", mlp, lambda m: (m[2].weight.data.abs_().neg_(), m[2].bias.data.zero_()), 1.0),
+    "normal weights before a tanh": ("units.saturated", partial(mlp, nn.Tanh, 128), lambda m: weights(m, lambda w: w.normal_(0, 2)), 1.0),
+    "large inputs to a tanh": ("units.saturated", partial(mlp, nn.Tanh, 128), lambda _: None, 300.0),
+    "normal weights before a sigmoid": ("units.saturated", partial(mlp, nn.Sigmoid, 128), lambda m: weights(m, lambda w: w.normal_(0, 3)), 1.0),
+    "weights of deviation 1": ("init.loss", mlp, lambda m: weights(m, lambda w: w.normal_()), 1.0),
+    "filters of deviation 1": ("init.loss", Pictures, lambda m: weights(m, lambda w: w.normal_()), 1.0),
+    "layers by position of deviation 1": ("init.loss", lambda: nn.Sequential(nn.Unflatten(1, (8, 8)), nn.Linear(8, 64), nn.LeakyReLU(), nn.Flatten(), nn.Linear(512, 10)), lambda m: weights(m, lambda w: w.normal_()), 1.0),
+    "all zero": ("units.equal", mlp, lambda m: weights(m, lambda w: w.zero_(), biases=True), 1.0),
+    "all 0.01": ("units.equal", partial(mlp, nn.Tanh), lambda m: weights(m, lambda w: w.fill_(0.01), biases=True), 1.0),
+    "filters all alike": ("units.equal", Pictures, lambda m: weights(m, same_rows), 1.0),
+    "an input times 0": ("init.constant_output", lambda: Behind(nn.Threshold(1e9, 0.0)), lambda _: None, 1.0),
+    "an average over what varies": ("init.constant_output", lambda: Behind(nn.Identity()), lambda _: None, 1.0),
+    "a ReLU as the last layer": ("init.constant_output", lambda: nn.Sequential(mlp(), nn.ReLU()), lambda m: nn.init.constant_(m[0][-1].bias, -30.0), 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_fault_is_found(kind: str, tmp_path: Path) -> None:
+    code, build, fill, scale = PLANTED[kind]
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = build()
+        fill(model)
+        found = train(model, tmp_path / str(seed), scale=scale)
+        assert code in [f.code for f in found.findings if f.status in ("warn", "fail")][:2]
+
+
+def test_the_layer_before_is_named_and_the_loss_decides_how_bad_it_is(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Pictures()
+    nn.init.constant_(model.second.bias, -20.0)
+    dead = train(model, tmp_path / "run")["units.dead"]
+    assert dead.status == "fail"
+    assert dead.summary.startswith("100% of the ReLU units behind second are off for every example")
+
+
+HEALTHY: dict[str, Callable[[], nn.Module]] = {
+    "plain": mlp,
+    "deep": lambda: nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 10)),
+    "pictures": Pictures,
+    "batch norm and dropout": lambda: nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(64, 10)),
+    "attention": Attention,
+    "LSTM with open gates": lambda: opened(Sequences(nn.LSTM)),
+    "GRU with open gates": lambda: opened(Sequences(nn.GRU)),
+    "branches of 0": Branches,
+    "a last layer of 0": lambda: zero_head(mlp()),
+    "frozen and mostly off": lambda: nn.Sequential(frozen(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+    "few units": lambda: nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 10)),
+}  # fmt: skip
+
+
+def opened(model: Sequences) -> nn.Module:
+    with torch.no_grad():
+        model.recurrent.bias_hh_l0[32:64] += 6.0
+    return model
+
+
+def zero_head(model: nn.Sequential) -> nn.Module:
+    nn.init.zeros_(model[-1].weight)
+    return model
+
+
+def frozen() -> nn.Module:
+    part = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).requires_grad_(False)
+    part[0].bias[8:] = -20.0
+    return part
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_what_is_meant_is_no_fault(kind: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        found = train(HEALTHY[kind](), tmp_path / str(seed))
+        assert {code: found[code].status for code in CODES} == dict.fromkeys(CODES, "ok")
+
+
+def test_a_trained_model_and_probabilities_at_their_bounds_are_no_fault(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = mlp(nn.Tanh)
+    train(model, tmp_path / "first", updates=600)
+    weights(model, lambda w: w.mul_(4))
+    assert (
+        train(model, tmp_path / "second")["units.saturated"].summary == "Does not apply: the model was trained before."
+    )
+    coder = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64), nn.Sigmoid())
+    optimizer = torch.optim.Adam(coder.parameters(), lr=0.02)
+    bits = (torch.randn(32, 64) > 0).float()
+    with wb.watch(coder, optimizer, out=tmp_path / "coder") as run:
+        for _ in range(150):
+            optimizer.zero_grad()
+            F.binary_cross_entropy(coder(bits), bits).backward()
+            optimizer.step()
+    assert run.diagnose()["units.saturated"].status == "ok"
+
+
+def test_what_a_graph_does_not_show_is_not_measured(tmp_path: Path) -> None:
+    found = train(Checkpointed(), tmp_path / "run")
+    assert [found[code].status for code in CODES] == ["not_measured"] * 3 + ["ok"] * 2
