@@ -84,7 +84,7 @@ docs: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# In processor seconds, of which two cores have 120 a minute: tests 830, notebooks 230, slow 650, types and docs 100. Those of clusters and
+# In processor seconds, of which two cores have 120 a minute: tests 1,090, notebooks 230, slow 670, types and docs 100. Those of clusters and
 # browsers mostly wait, each in one process: 15 and 4 minutes.
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -87,7 +87,7 @@ class Sized(Dataset[Any]):
 
 
 class Batches:
-    """A batch sampler of `order`, a new order of 3 batches, with what its `__len__` says, and `make`, an index of a number."""
+    """A batch sampler of `order`, a new order of the 96 rows, with what its `__len__` says, and `make`, an index of a number."""
 
     def __init__(
         self, order: Callable[[], list[int]], *, says: int = 3, make: Callable[[int], Any] = lambda k: k
@@ -98,8 +98,9 @@ class Batches:
         return self.says
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.order():
-            yield [self.make(32 * batch + k) for k in range(32)]
+        rows = self.order()
+        for first in range(0, len(rows), 32):
+            yield [self.make(k) for k in rows[first : first + 32]]
 
 
 def columns(items: Any) -> Any:
@@ -155,13 +156,13 @@ ORDINARY: dict[str, tuple[Callable[[], Any], Any]] = {
     "a table": (lambda: DataLoader(Table(), batch_size=32, collate_fn=of_table, shuffle=True), named),  # type: ignore[arg-type]
     "a stream": (lambda: DataLoader(Shared(), batch_size=32), pair),
     "subset of two": (lambda: DataLoader(Subset(ConcatDataset([DATA, DATA]), range(50, 130)), batch_size=32), pair),
-    "a batch sampler of one's own": (lambda: DataLoader(DATA, batch_sampler=Batches(lambda: list(range(3)))), pair),
+    "a batch sampler of one's own": (lambda: DataLoader(DATA, batch_sampler=Batches(lambda: list(range(96)))), pair),
     "a sampler with a generator": (
-        lambda: DataLoader(DATA, batch_sampler=Batches(lambda: numbers.permutation(3).tolist())), pair
+        lambda: DataLoader(DATA, batch_sampler=Batches(lambda: numbers.permutation(96).tolist())), pair
     ),
-    "keys": (lambda: DataLoader(Keyed(), batch_sampler=Batches(lambda: list(range(3)), make=lambda k: f"k{k}")), pair),
+    "keys": (lambda: DataLoader(Keyed(), batch_sampler=Batches(lambda: list(range(96)), make=lambda k: f"k{k}")), pair),
     "pairs as indices, no length": (
-        lambda: DataLoader(Sized(), batch_sampler=Batches(lambda: list(range(3)), make=lambda k: (k, 2.0))), pair
+        lambda: DataLoader(Sized(), batch_sampler=Batches(lambda: list(range(96)), make=lambda k: (k, 2.0))), pair
     ),
     "whole batches": (lambda: DataLoader(TensorDataset(X.view(3, 32, 16), Y.view(3, 32)), batch_size=None), pair),
     "a subclass": (lambda: Renaming(DATA, batch_size=32), named),
@@ -199,7 +200,7 @@ def test_nor_is_it_with_workers(name: str) -> None:
 
 
 def test_a_sampler_whose_length_lies() -> None:
-    sampler = Batches(lambda: list(range(3)), says=4)
+    sampler = Batches(lambda: list(range(96)), says=4)
     finding = said(DataLoader(DATA, batch_sampler=sampler))["input.example_count"]
     assert finding.status == "warn"
     assert "The sampler (Batches) says that an epoch has 4 batches, and it gives 3." in finding.summary
