@@ -84,8 +84,8 @@ docs: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# In processor seconds, of which two cores have 120 a minute: tests 1,090, notebooks 230, slow 670, types and docs 100. Those of clusters and
-# browsers mostly wait, each in one process: 15 and 4 minutes.
+# In processor seconds, of which two cores have 120 a minute: tests 1,090, notebooks 230, slow 670, types and docs 100, all on two cores;
+# clusters 1,040 and browsers 130 in one process each, which waits for half of its time.
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

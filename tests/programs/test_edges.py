@@ -19,7 +19,6 @@ TOP = 1.0
 DECAY = 1e-5
 ADAM = {"betas": (BETA, 0.5), "eps": FROZEN}
 LIMITS: dict[str, tuple[Any, float, int]] = {
-    "sgd": (torch.optim.SGD, 2 / TOP, 100),
     "sgd, coupled decay": (functools.partial(torch.optim.SGD, weight_decay=0.1), 2 / (TOP + 0.1), 100),
     "momentum": (functools.partial(torch.optim.SGD, momentum=BETA), 2 * (1 + BETA) / TOP, 100),
     "nesterov": (functools.partial(torch.optim.SGD, momentum=BETA, nesterov=True), 2 * (1 + BETA) / (1 + 2 * BETA) / TOP, 100),
