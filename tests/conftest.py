@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import tempfile
@@ -40,6 +41,19 @@ def quick_to_disk() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(repro, "git_state", lambda _: (None, b""))
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_watch_stops_recording(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Watching never ends a training, so that a fault of ours passes silently: it fails the test, unless that is marked `stops_recording`."""
+    told: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("workbench.topics.loop.collect")
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    stopped = [message for message in told if "stopped recording" in message]
+    assert not stopped or request.node.get_closest_marker("stops_recording"), stopped
 
 
 @pytest.fixture(scope="module")

@@ -4,32 +4,39 @@
 
 On a GPU it is the wall time of a step, the device waited for before and after the steps.
 
-All sides train the same model on the same batches, in turns of `STEPS` updates within one process and one thread; watching is measured in its
-first updates, in which it looks at everything, and later. `wandb.watch` runs offline, with its own defaults, and is given the losses. Who is
-not installed is left out. Cockpit's backward pass has to stand in a block of its own under BackPACK, and Lightning's monitors need its trainer.
+All sides train the same model on the same batches in processes of their own, one thread each, which take turns of `BLOCK` updates: what else the
+machine does meets all of them alike. Watching is measured in its first updates, in which it looks at most, and later. `wandb.watch` runs offline,
+with its own defaults, and is given the losses. Who is not installed is left out. Cockpit's backward pass has to stand in a block of its own under
+BackPACK, and Lightning's monitors need its trainer.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from timing import machine
+from timing import interval, machine
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
 
-STEPS = 200
-BARS = {"mlp": 1.10, "wide": 1.02}
+BLOCK = 50
+MODELS = {"mlp": 1.10, "mlp over a DataLoader": 1.10, "wide": 1.02}
+"""With the ratio that is asked for."""
 Update = Callable[[Callable[[torch.Tensor], None]], None]
 
 
@@ -44,22 +51,23 @@ def wide() -> tuple[nn.Module, int, int]:
     return nn.Sequential(*layers, nn.Linear(512, 10)), 512, 256
 
 
-def trained(
-    build: Callable[[], tuple[nn.Module, int, int]], device: str
-) -> tuple[nn.Module, torch.optim.Optimizer, Update]:
+def trained(name: str, device: str) -> tuple[nn.Module, torch.optim.Optimizer, Update]:
     """Return a model, its optimizer and one update of it; what is given is called with the loss."""
     torch.manual_seed(0)
-    model, features, size = build()
+    model, features, size = wide() if name == "wide" else mlp()
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x, y = torch.randn(4 * size, features, device=device), torch.randint(10, (4 * size,), device=device)
-    place = 0
+    x, y = torch.randn(10 * size, features), torch.randint(10, (10 * size,))
+    if "DataLoader" in name:
+        loader = DataLoader(TensorDataset(x, y), batch_size=size, shuffle=True)
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    else:
+        batches = itertools.cycle(list(zip(x.to(device).split(size), y.to(device).split(size), strict=True)))
 
     def update(see: Callable[[torch.Tensor], None]) -> None:
-        nonlocal place
-        place = (place + size) % (3 * size)
+        inputs, targets = next(batches)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x[place : place + size]), y[place : place + size])
+        loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
         loss.backward()
         optimizer.step()
         see(loss)
@@ -104,33 +112,56 @@ def clock(device: str) -> float:
     return time.perf_counter()
 
 
-def measured(
-    build: Callable[[], tuple[nn.Module, int, int]], rounds: int, first: int, device: str
-) -> dict[str, list[float]]:
-    """Return the seconds of a step of each side that is there, round by round, after `first` updates that are not measured.
+def child(side: str, name: str, device: str) -> None:
+    """Train when told to: a line "FOLDER" begins anew, one of a number makes so many updates and prints their seconds."""
+    torch.set_num_threads(1)
+    _, _, update = trained(name, device)
+    see: Callable[[torch.Tensor], None] = print
+    with ExitStack() as stack:
+        for line in sys.stdin:
+            if line.strip().isdigit():
+                began = clock(device)
+                for _ in range(int(line)):
+                    update(see)
+                print(clock(device) - began, flush=True)
+            else:
+                stack.close()
+                model, optimizer, update = trained(name, device)
+                see = stack.enter_context(SIDES[side](model, optimizer, Path(line.strip())))
+                print("begun", flush=True)
 
-    Each side is entered and left in every round: what it hangs into torch would cost the others something.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+
+def asked(process: subprocess.Popen[str], what: object) -> str:
+    """Tell a child something, and return its answer, "" where it is gone."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(what, file=process.stdin, flush=True)
+    return process.stdout.readline().strip()
+
+
+def measured(name: str, rounds: int, first: int, updates: int, device: str) -> dict[str, list[float]]:
+    """Return the seconds of a step of each side that is there, round by round, after `first` updates that are not measured."""
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(-1, rounds):
-            for name, side in SIDES.items():
-                model, optimizer, update = trained(build, device)
-                try:
-                    with side(model, optimizer, Path(folder) / f"{name}{number}") as see:
-                        for _ in range(first):
-                            update(see)
-                        began = clock(device)
-                        for _ in range(STEPS):
-                            update(see)
-                        took = (clock(device) - began) / STEPS
-                except ImportError as error:
-                    if number < 0:
-                        print(f"Without {name}: {error}.")
-                    continue
-                if number >= 0:
-                    seconds[name].append(took)
-    return {name: values for name, values in seconds.items() if values}
+        children = {
+            side: subprocess.Popen([sys.executable, __file__, "--child", side, name, "--device", device], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for side in SIDES if side != "wandb.watch" or importlib.util.find_spec("wandb")
+        }  # fmt: skip
+        seconds: dict[str, list[float]] = {side: [] for side in children}
+        for number in range(rounds):
+            for side, process in children.items():
+                asked(process, Path(folder) / f"{side}{number}")
+                asked(process, first)
+            took = dict.fromkeys(children, 0.0)
+            for block in range(updates // BLOCK):
+                for side in list(children)[:: 1 if block % 2 else -1]:
+                    took[side] += float(asked(children[side], BLOCK))
+            for side in children:
+                seconds[side].append(took[side] / updates)
+        for process in children.values():
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+    return seconds
 
 
 def main() -> None:
@@ -138,18 +169,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", nargs="?", type=int, default=15)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    print(f"{machine()}, on {given.device}")
-    for build in (mlp, wide):
-        for first, when in ((10, "its first updates"), (250, "later")):
-            found = measured(build, given.rounds, first, given.device)
+    if given.child:
+        child(*given.child, given.device)
+        return
+    print(f"{machine()}, on {given.device}; ratios are medians with their 95 % interval")
+    for name, bar in MODELS.items():
+        for first, updates, when in ((10, 200, "updates 10 to 210"), (250, 200 if name == "wide" else 1000, "later")):
+            found = measured(name, given.rounds, first, updates, given.device)
             base = statistics.median(found["bare"])
-            print(f"{build.__name__}, {when}: bare {base * 1e3:.3f} ms a step, bar {BARS[build.__name__]}")
-            for name in found:
-                each = [a / b for a, b in zip(found[name], found["bare"], strict=True)]
-                print(f"  {name:12} {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})")
+            print(f"{name}, {when}: bare {base * 1e3:.3f} ms a step, bar {bar}")
+            for side in list(found)[1:]:
+                each = [a / b for a, b in zip(found[side], found["bare"], strict=True)]
+                low, high = interval(each)
+                print(f"  {side:12} {statistics.median(each):.3f} ({low:.3f} to {high:.3f})", flush=True)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

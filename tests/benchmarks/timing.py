@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
+from scipy.stats import binom
 
-__all__ = ["cores_here", "machine", "median", "ratio", "rounds"]
+__all__ = ["cores_here", "interval", "machine", "median", "ratio", "rounds"]
 
 
 def rounds(sides: Mapping[str, Callable[[], object]], *, count: int = 5) -> dict[str, list[float]]:
@@ -29,6 +30,14 @@ def rounds(sides: Mapping[str, Callable[[], object]], *, count: int = 5) -> dict
 def median(values: list[float]) -> float:
     """Return the median."""
     return statistics.median(values)
+
+
+def interval(values: list[float], *, share: float = 0.95) -> tuple[float, float]:
+    """Return the order statistics between which the median lies, with a confidence of `share` at least, or the extremes."""
+    ordered, count = sorted(values), len(values)
+    out = int(binom.ppf((1 - share) / 2, count, 0.5))
+    low = max(out - 1, 0)
+    return ordered[low], ordered[count - 1 - low]
 
 
 def ratio(ours: list[float], theirs: list[float], *, digits: int = 3) -> str:

@@ -59,6 +59,7 @@ def test_an_optimizer_whose_constants_are_odd_is_watched_to_the_end(constants: d
     assert '"state": "complete"' in (run.path / "trials" / "0" / "events.jsonl").read_text()
 
 
+@pytest.mark.stops_recording
 def test_a_fault_while_closing_is_told_once_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -301,6 +302,7 @@ def test_logits_of_a_layer_that_lie_between_0_and_1_so_far_are_no_probabilities(
         assert run.diagnose()["loss.double_softmax"].status == status
 
 
+@pytest.mark.stops_recording
 def test_training_goes_on_where_the_folder_of_a_watch_vanishes_which_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -83,13 +83,12 @@ class Batches:
 
     def __init__(self, *, loss_sds: float = 6.0, norm_ratio: float = 3.0, lr_ratio: float = 1.5) -> None:
         self._loss_sds, self._norm_ratio, self._lr_ratio = loss_sds, norm_ratio, lr_ratio
-        self._drawn: weakref.WeakKeyDictionary[Draws, deque[list[Any] | None]] = weakref.WeakKeyDictionary()
+        self._drawn: list[tuple[weakref.ref[Draws], deque[list[Any] | None]]] = []  # who drew last stands last
         self._ahead: bool | None = None  # the loop draws one batch more than it has used, as Accelerate's does
         self._passes, self._updates, self._read = 0, 0, 0
         self._fed: tuple[list[int], Tensor | None] | None = None
         self._held: Any = None  # what a model was given in an update that is passed over
         self._fits = True  # whether batches are as large as what the sampler chose for them, as seen last
-        self._newest: Callable[[], Draws | None] = lambda: None
         self._notes: deque[dict[str, Any]] = deque(maxlen=MEMORY)
         self._kept: list[tuple[float, int, dict[str, Any]]] = []
         self._losses: NDArray[np.float64] = np.zeros(0)
@@ -99,10 +98,13 @@ class Batches:
 
     def drew(self, draws: Draws) -> None:
         """Take in that a batch was drawn."""
-        if self._newest() is not draws:  # the one that drew last stands last
-            self._drawn[draws] = self._drawn.pop(draws, deque[list[Any] | None](maxlen=MEMORY))
-            self._newest = weakref.ref(draws)
-        self._drawn[draws].append(draws.current)
+        if not self._drawn or self._drawn[-1][0]() is not draws:
+            alive = [pair for pair in self._drawn if pair[0]() is not None]
+            new = (weakref.ref(draws), deque[list[Any] | None](maxlen=MEMORY))
+            self._drawn = sorted(
+                alive if any(ref() is draws for ref, _ in alive) else [*alive, new], key=lambda pair: pair[0]() is draws
+            )
+        self._drawn[-1][1].append(draws.current)
 
     def fed(self, first: Tensor | None) -> None:
         """Take in the first tensor that a model is trained on, for its shape; its values are looked at where no sampler tells."""
@@ -121,13 +123,15 @@ class Batches:
 
     def evaluated(self) -> None:
         """Take in that a model ran without gradient: what was drawn last was not for training."""
-        for drawn in list(self._drawn.values())[-1:]:
+        for _, drawn in self._drawn[-1:]:
             drawn.clear()
 
     def _in_use(self) -> tuple[Draws | None, deque[list[Any] | None]]:
         """Return who drew last of those that drew since the last update, evaluations apart, and what."""
-        used = [(draws, drawn) for draws, drawn in self._drawn.items() if drawn]
-        return used[-1] if used else (None, deque())
+        for ref, drawn in reversed(self._drawn):
+            if drawn and (draws := ref()) is not None:
+                return draws, drawn
+        return None, deque()
 
     def backward(self) -> None:
         """Take in a backward pass."""
@@ -153,23 +157,23 @@ class Batches:
             if whole:
                 self.fed(first_tensor(self._held))
             self._held = None
-        if not self._drawn and self._fed is None:
+        draws, drawn = self._in_use()
+        if draws is None and self._fed is None:
             self._updates, self._passes = self._updates + 1, 0
             return
-        draws, drawn = self._in_use()
         if self._ahead is None:
             self._ahead = len(drawn) == self._passes + 1
         left = [drawn.pop()] if self._ahead and drawn and draws is not None and not draws.exhausted else []
         used = list(drawn)[-max(self._passes, 1) :]
-        for other in self._drawn.values():
+        for _, other in self._drawn:
             other.clear()
         drawn.extend(left)
         known = [part for part in used if part is not None]
         if self._fed is not None:
             self._fits = bool(known) and len(known[0]) in self._fed[0]
         fits = self._fits
-        examples = [index for part in known for index in part] if known and len(known) == len(used) and fits else None
-        self._notes.append({"update": self._updates, "examples": examples, "batch": self._fed})
+        parts = known if known and len(known) == len(used) and fits else None
+        self._notes.append({"update": self._updates, "parts": parts, "batch": self._fed})
         self._updates, self._passes, self._fed = self._updates + 1, 0, None
 
     def read(self, columns: Mapping[str, Sequence[float]]) -> bool:
@@ -237,7 +241,8 @@ class Batches:
 
 
 def _told(note: Mapping[str, Any]) -> dict[str, Any]:
-    examples, fed = note["examples"], note["batch"]
+    fed, parts = note["batch"], note["parts"]
+    examples = None if parts is None else [index for part in parts for index in part]
     digest = None if fed is None or fed[1] is None else float(fed[1])
     batch = None if examples is not None or fed is None else {"shape": fed[0], "sum": digest}
     plain = None if examples is None else [i if isinstance(i, (int, str)) else str(i) for i in examples]

@@ -64,7 +64,8 @@ class LoopFacts:
         if self.attention.awake:
             self.order.add("draw", line=False)
         self.loaders.drew(loader)
-        self.modes.drew()
+        if self.modes.passes:
+            self.modes.drew()
         self.examples.drew()
         self.batches.drew(draws)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments.caller import own_line
@@ -87,9 +88,8 @@ class Modes:
 
     def drew(self) -> None:
         """Take in that a batch is drawn: passes without gradient that came before gave no targets for it."""
-        if self.passes:
-            for root in self._roots.values():
-                root.asks = False
+        for root in self._roots.values():
+            root.asks = False
 
     def backward(self, weight: int) -> None:
         """Take in that a backward pass begins, which stands for `weight` of them: what ran forward last is what trains."""
@@ -130,9 +130,8 @@ class Modes:
         handles = []
         for model in self.roots():
             passes = _Passes(model, tell)
-            hook = _Hook(passes.entered)
-            passes.parts += [part.register_forward_pre_hook(hook, with_kwargs=True) for part in _parts(model)]
-            handles += [model.register_forward_pre_hook(hook, with_kwargs=True), *passes.parts]
+            passes.parts += [part.register_forward_pre_hook(passes, with_kwargs=True) for part in _parts(model)]
+            handles += [model.register_forward_pre_hook(passes, with_kwargs=True), *passes.parts]
             if self._given:
                 own = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
                 handles += _attached(own, self.unrecorded.entered)
@@ -237,7 +236,7 @@ def _attached(parts: Iterable[nn.Module], entered: Callable[[nn.Module, Any], bo
     """Have parts tell of their forward passes, each until `entered` says that nothing is left to be seen of it."""
 
     def told(held: list[RemovableHandle], part: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         over = True
         with contextlib.suppress(Exception):  # of ours: the training goes on
@@ -256,17 +255,19 @@ def _attached(parts: Iterable[nn.Module], entered: Callable[[nn.Module, Any], bo
 class _Passes:
     """Tells of the forward passes of one model: its calls or, where it is never called as a whole, those of the part that comes first."""
 
+    __reduce__ = _Hook.__reduce__
+
     def __init__(self, model: nn.Module, tell: Callable[[nn.Module, tuple[Any, ...]], None]) -> None:
         self._model, self._tell = weakref.ref(model), tell
         self._whole = False
         self._first: dict[bool, int] = {}
         self.parts: list[RemovableHandle] = []
 
-    def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_compiling():
             return
         passing = TAPS.passing
-        if passing is not None and self._whole and torch.is_grad_enabled():
+        if passing is not None and self._whole and is_grad_enabled():
             passing.held = args or kwargs
             return
         model = self._model()

@@ -34,11 +34,9 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return the L2 norm over all elements, a tensor of shape (); None without tensors, or where they are spread over processes."""
     if not tensors or not {type(t) for t in tensors} <= {Tensor, nn.Parameter}:
         return None
-    first = tensors[0]
-    dtype, device = first.dtype, first.device
-    alike = all(t.dtype is dtype and t.device == device for t in tensors)
+    kinds = {(t.dtype, t.get_device(), t.is_cpu) for t in tensors}  # `device` costs more
     with torch.no_grad():
-        if alike and sum([t.numel() for t in tensors]) <= SMALL:
+        if len(kinds) == 1 and sum([t.numel() for t in tensors]) <= SMALL:
             norm: Tensor = torch.cat([t.reshape(-1) for t in tensors]).norm()
         else:
             norm = nn.utils.get_total_norm([t.detach() for t in tensors])
@@ -81,14 +79,16 @@ def _norm_over_processes(gradients: Sequence[Tensor]) -> Tensor:
 
 def stacked(scalars: Sequence[Tensor]) -> Tensor:
     """Return tensors of one element as one tensor, on the device of the first."""
-    device = scalars[0].device
-    return torch.stack([each.reshape(()) if each.device == device else each.reshape(()).to(device) for each in scalars])
+    plain = [each if each.ndim == 0 else each.reshape(()) for each in scalars]
+    if len({(each.get_device(), each.is_cpu) for each in plain}) > 1:  # `device` costs more
+        plain = [each.to(plain[0].device) for each in plain]
+    return torch.stack(plain)
 
 
 def each_norm(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor."""
     with torch.no_grad():
-        return [torch.linalg.vector_norm(t.detach() if t.is_complex() else t.detach().float()) for t in tensors]
+        return list(torch._foreach_norm([t if t.is_complex() else t.float() for t in tensors]))
 
 
 WEIGHED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)

@@ -57,13 +57,13 @@ class LoopObserver:
         self._exit_norm: Tensor | None = None
         self.looks_now = True  # at the gradients of the update in progress
         self._fresh = True  # whether they are marked
-        self._needs_exit_norm = False
+        self.needs_exit_norm = False  # as something unseen changes the gradients before the step
         self._zeroes: weakref.WeakKeyDictionary[nn.Module, int | None] = weakref.WeakKeyDictionary()
         self.samples = Samples()
         self._pending = Pending(self.samples)
         self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()  # not observed, below 0
         self.waited, self.waits, self._dropped = 0.0, False, False
-        self.last = time.perf_counter()
+        self.last, self._seconds = time.perf_counter(), 0.0
         self._snapshot = Snapshot(every)
         self._plain = intervention is None  # whether all that was seen of the loop is what `Passing` takes
 
@@ -77,6 +77,8 @@ class LoopObserver:
 
     @looks
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
+        if TAPS.passing is not None and self.facts.loaders.last is None:
+            TAPS.passing.end()
         self.facts.loader_begins(loader, states)
 
     @looks
@@ -102,9 +104,8 @@ class LoopObserver:
         """Take in that an update was made which `Passing` took, and which has more than that keeps."""
         self._fill(0, optimizer, losses, (), None)
         self.facts.step_ends(0)
-        self.norms = []
         self._finish_row()
-        self.updates += 1
+        self.norms, self.updates = [], self.updates + 1
 
     @looks
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
@@ -148,7 +149,7 @@ class LoopObserver:
         self._pending.ends()
         if not self.looks_now:
             return
-        if self._needs_exit_norm and self._numbers:
+        if self.needs_exit_norm and self._numbers:
             first = next(iter(self._numbers))
             self._exit_norm = total_norm(gradients_of(first))
         self._mark()
@@ -175,7 +176,7 @@ class LoopObserver:
     def unscaled(self, optimizer: Optimizer) -> None:  # noqa: D102
         self.facts.token("unscale")
         if self.looks_now:
-            if self._needs_exit_norm:
+            if self.needs_exit_norm:
                 self._exit_norm = total_norm(gradients_of(optimizer))
             self._mark()
 
@@ -255,9 +256,9 @@ class LoopObserver:
         if self.intervention is not None:
             self.intervention.reset_lr(optimizer)
         self._note_end(number, optimizer)
+        self._decide(number, optimizer)
         if number == 0:
             self.updates += 1
-            self._count(optimizer)
             if self.intervention is not None:
                 self.intervention.updated(self.updates)
 
@@ -277,10 +278,9 @@ class LoopObserver:
 
     @looks
     def _note_step(self, number: int, optimizer: Optimizer) -> None:
-        altered = self._is_altered(number)
         if number == 0:
-            self.facts.survival.begins(optimizer, self.updates)
-        self.facts.step_begins(number, optimizer, altered=altered)
+            self.facts.survival.begins(optimizer, self.updates, alone=self.attention.is_last(self.updates))
+        self.facts.step_begins(number, optimizer, altered=self._is_altered(number))
 
     @looks
     def _note_end(self, number: int, optimizer: Optimizer) -> None:
@@ -292,8 +292,13 @@ class LoopObserver:
             self.norms = [each for each in self.norms if all(each is not used for used in used_up)]
         self._exit_norm, self._dropped = None, False
         if number == 0:
-            seconds = self._finish_row()
-            self.decide(optimizer, self.updates + 1, seconds)
+            self._seconds = self._finish_row()
+
+    @looks
+    def _decide(self, number: int, optimizer: Optimizer) -> None:
+        if number == 0:
+            self.decide(optimizer, self.updates + 1, self._seconds)
+            self.facts.updated(self.updates + 1, optimizer)
         self._step_over(number, optimizer)
 
     def decide(self, optimizer: Optimizer, updates: int, seconds: float) -> None:
@@ -315,10 +320,6 @@ class LoopObserver:
         self.samples.add(number, (p for group in optimizer.param_groups for p in group["params"]))
         if self.looks_now:
             self._mark()
-
-    @looks
-    def _count(self, optimizer: Optimizer) -> None:
-        self.facts.updated(self.updates, optimizer)
 
     # ---- rows
 
@@ -370,10 +371,10 @@ class LoopObserver:
                 return norms[0], norms[0] > limits[0]
             clipped = stacked([n > limit for n, limit in zip(norms, limits, strict=True)]).any()
             return torch.linalg.vector_norm(stacked(norms)), clipped
-        if not self.looks_now or (self._needs_exit_norm and not self._fresh):
+        if not self.looks_now or (self.needs_exit_norm and not self._fresh):
             return None, None
         if self._is_altered(number):  # since the last pass, by something unseen
-            self._needs_exit_norm = self._needs_exit_norm or number == 0
+            self.needs_exit_norm = self.needs_exit_norm or number == 0
             if number == 0 and self._exit_norm is not None:
                 now = total_norm(grads)
                 return self._exit_norm, None if now is None else now < self._exit_norm * (1 - 1e-6)
@@ -384,7 +385,6 @@ class LoopObserver:
         return self._fresh and self.samples.is_marked(number) and self.samples.is_touched(number)
 
     def _touched(self) -> list[int]:
-        """Return the optimizers whose gradients are not what they were when they were marked."""
         return [number for number in range(len(self._numbers)) if self.samples.is_touched(number)]
 
     def _finish_row(self) -> float:

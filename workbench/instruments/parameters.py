@@ -192,11 +192,13 @@ class Survival:
         """Tell whether weights were loaded since the last update."""
         return self._loaded is not None
 
-    def begins(self, optimizer: Optimizer, update: int) -> None:
-        """Take in that an update begins that is looked at, or the first one after a loading."""
-        if (len(self._kept["updates"]) >= self._most and not self.due) or (now := self._some(optimizer)) is None:
+    def begins(self, optimizer: Optimizer, update: int, *, alone: bool = False) -> None:
+        """Take in that an update begins that is looked at, `alone` where the next one is not, or the first one after a loading."""
+        follows = self._begun is not None and self._begun[0] == update - 1
+        wanted = len(self._kept["updates"]) < self._most and (follows or not alone)
+        if not (wanted or self.due) or (now := self._some(optimizer)) is None:
             return
-        if self._begun is not None and self._ended is not None and self._begun[0] == update - 1:
+        if follows and self._begun is not None and self._ended is not None:
             self._note("updates", self._begun[1], self._ended, now)
         if self._loaded is not None and self._origin is not None:
             self._note("loads", self._origin, self._loaded, now)
@@ -266,8 +268,7 @@ class Snapshot:
             return {}
         before, self._before = self._before, []
         with torch.no_grad():
-            updates = each_norm([p.detach() - old for (_, p), old in zip(self._layers, before, strict=True)])
-            held = each_norm(before)
+            updates, held = each_norm(torch._foreach_sub([p for _, p in self._layers], before)), each_norm(before)
         row: dict[str, Tensor | float] = {
             "update_norm": torch.linalg.vector_norm(stacked(updates)),
             "param_norm": torch.linalg.vector_norm(stacked(held)),

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -104,8 +105,7 @@ class Taps:
     def add(self, listener: Listener, on_fault: Callable[[Exception], None] | None = None) -> None:
         """Tell `listener` from now on; `on_fault` takes a fault of its."""
         with self._lock:
-            if self.passing is not None:  # there is more than one from now on
-                self._pass_over("end")
+            self.end_passing()  # there is more than one from now on
             if on_fault is not None:
                 self.on_fault[id(listener)] = on_fault
             if not self.listeners:
@@ -131,8 +131,7 @@ class Taps:
 
     def tell_fault(self, listener: Listener, error: Exception) -> None:
         """Hand a fault of `listener` to whoever asked for it."""
-        take = self.on_fault.get(id(listener))
-        if take is not None:
+        if (take := self.on_fault.get(id(listener))) is not None:
             take(error)
 
     def _tell(self, what: str, *args: Any, **named: Any) -> None:
@@ -140,26 +139,28 @@ class Taps:
             try:
                 getattr(listener, what)(*args, **named)
             except Exception as error:
-                self.tell_fault(listener, error)
-                self.remove(listener)
+                self.fails(error, listener)
 
-    def _pass_over(self, what: str, *args: Any) -> bool:
-        """Have the call of an update that is passed over taken in; False where it is to be told."""
-        passing = self.passing  # another thread may end it meanwhile
+    def end_passing(self) -> None:
+        """Have every call told from here on, until the listener passes updates over again."""
         try:
-            return passing is not None and getattr(passing, what)(*args) is not False
+            if (passing := self.passing) is not None:  # another thread may end it meanwhile
+                passing.end()
         except Exception as error:
-            for listener in self.listeners[:1]:
-                self.tell_fault(listener, error)
-                self.remove(listener)
-            return False
+            self.fails(error)
+
+    def fails(self, error: Exception, listener: Listener | None = None) -> None:
+        """Take in a fault of a listener, else of the one that passes updates over."""
+        for each in self.listeners[:1] if listener is None else [listener]:
+            self.tell_fault(each, error)
+            self.remove(each)
 
     def _install(self) -> None:
-        self._replace(torch.autograd, "backward", self._backward)
+        self._replace(torch.autograd, "backward", self._backward, passes="backward")
         self._undo.append(register_optimizer_step_pre_hook(self._step_begins).remove)
         self._undo.append(register_optimizer_step_post_hook(self._step_ends).remove)
         for owner in (Optimizer, nn.Module):
-            self._replace(owner, "zero_grad", self._zero_grad)
+            self._replace(owner, "zero_grad", self._zero_grad, passes="zeroed")
         self._replace(nn.Module, "load_state_dict", self._load)
         for kind in ("clip_grad_norm_", "clip_grad_value_"):
             tapped = functools.partial(self._clip, kind)
@@ -180,7 +181,7 @@ class Taps:
         """Tell of the forward pass of every module until the handle is removed, which costs a little for each."""
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if not torch.compiler.is_compiling():
+            if not is_compiling():
                 self._tell("entered", module, args)
 
         return register_module_forward_pre_hook(enter)
@@ -223,12 +224,13 @@ class Taps:
         self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
         """Tell that a step begins; where a closure makes the gradients, as with Lightning and LBFGS, as soon as it has made them."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if torch.compiler.is_compiling() or not callable(closure):
-            if self.passing is None or not self._pass_over("step_begins", optimizer):
-                self._tell("step_begins", optimizer)
+        if (passing := self.passing) is not None and passing.step_begins(optimizer, args, kwargs):
             return None
-        self._pass_over("end")
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if is_compiling() or not callable(closure):
+            self._tell("step_begins", optimizer)
+            return None
+        self.end_passing()
         self._due[id(optimizer)] = weakref.ref(optimizer)
         self._tell("step_enters", optimizer)
 
@@ -241,23 +243,24 @@ class Taps:
         return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": told})
 
     def _step_ends(self, optimizer: Optimizer, *_: Any) -> None:
-        if self.passing is not None and self._pass_over("step_ends"):
+        if (passing := self.passing) is not None and passing.step_ends():
             return
         self._settle_due(optimizer)
         self._tell("step_ends", optimizer)
 
     def _settle_due(self, optimizer: Optimizer) -> None:
-        due = self._due.pop(id(optimizer), None)
-        if due is not None and due() is optimizer:
+        if (due := self._due.pop(id(optimizer), None)) is not None and due() is optimizer:
             self._tell("step_begins", optimizer)
 
-    def _replace(self, owner: Any, name: str, tapped: Callable[..., Any]) -> None:
+    def _replace(self, owner: Any, name: str, tapped: Callable[..., Any], *, passes: str = "") -> None:
         own = name in vars(owner)  # or its base's, as of the methods of tensors
         original = vars(owner)[name] if own and isinstance(owner, type) else getattr(owner, name)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
+                return original(*args, **kwargs)
+            if passes and (passing := self.passing) is not None and getattr(passing, passes)(*args, **kwargs):
                 return original(*args, **kwargs)
             return tapped(original, *args, **kwargs)
 
@@ -276,8 +279,6 @@ class Taps:
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         retained = bool(args[2] if len(args) > 2 else kwargs.get("retain_graph"))
         given = args[0] if args else kwargs.get("tensors")
-        if self.passing is not None and self._pass_over("backward", given, retained):
-            return original(*args, **kwargs)
         higher = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
         self._tell("backward_begins", given, retained=retained and not higher)
         done = original(*args, **kwargs)
@@ -286,12 +287,11 @@ class Taps:
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(owner, *args, **kwargs)
-        if self.passing is None or not self._pass_over("zeroed"):
-            self._tell("zeroed", owner)
+        self._tell("zeroed", owner)
         return done
 
     def _load(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        self._pass_over("end")
+        self.end_passing()
         self._tell("loads", module)
         return original(module, *args, **kwargs)
 

@@ -17,7 +17,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "loss_se": ("loss", "standard error of that mean, from the spread within the batch"),
     "lr": ("lr", "learning rate that update k uses"),
     "grad_norm": ("loss / parameter", "global L2 norm of the gradient before clipping, every step (F1.9, F4.7)"),
-    "looked": ("0 or 1", "whether a watched update was looked at; where not, its gradient norm is not measured"),
+    "looked": ("0 or 1", "whether the gradient norm of a watched update was measured"),
     "clipped": ("0 or 1", "whether the clipping rule shortened the gradient (F4.6)"),
     "loss_scale": ("1", "what the loss of float16 is multiplied by for the gradient of step k"),
     "skipped": ("0 or 1", "whether the scaled gradient overflowed, so that step k made no update"),

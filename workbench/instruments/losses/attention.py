@@ -14,7 +14,9 @@ WINDOW = 200
 """Updates until which looks may take `_EARLY` times their share, and are at most `_EARLY_GAP` updates apart on the mean (rules of thumb)."""
 AFTER = 5
 """Updates that are looked at after a loss that stands out."""
-_EARLY, _EARLY_GAP = 5, 20
+_EARLY, _EARLY_GAP, _LATE_GAP = 5, 20, 4
+_NORMS = 0.5
+"""Of the share, for gradient norms of updates that are not looked at (rule of thumb)."""
 _FADE = 1 / 50
 _GOLDEN = 0.6180339887498949
 
@@ -28,7 +30,7 @@ class Attention:
 
     Args:
         share: of the time of a step that looking may take after the first updates; None looks at every update.
-        most: updates between two looks on the mean, however dear they are.
+        most: updates between two looks on the mean, however dear they are; after the window `_LATE_GAP` times as many.
         sds: distance from their moving mean, in standard deviations, that makes a loss or a gradient stand out (rule of thumb).
 
     Attributes:
@@ -38,6 +40,7 @@ class Attention:
         sees: whether losses are seen before their update is made.
         spent: seconds that looking took since it was set to 0.
         begins: updates after which the next look begins.
+        norms_every: updates between two gradient norms where nothing else is looked at.
     """
 
     def __init__(self, share: float | None, *, most: int, sds: float = 6.0) -> None:
@@ -48,6 +51,8 @@ class Attention:
         self.begins, self._ends = 0, FIRST  # of the look in progress, or the next one
         self._costs: deque[tuple[float, float]] = deque(maxlen=2 * AFTER + 1)  # of looks, and the rest of their steps
         self.sees = False
+        self.norms_every, self._step = 1, math.inf
+        self._norm_costs: deque[float] = deque(maxlen=AFTER)
         self.losses, self.probes = Level(sds), Level(sds)
 
     def saw(self, loss: float) -> None:
@@ -65,6 +70,10 @@ class Attention:
         """Look at the gradients of the update in progress, and at the updates after it."""
         self.roused = True
         self._jumps += 1
+
+    def is_last(self, updates: int) -> bool:
+        """Tell whether the look in progress, after so many updates, ends with this one."""
+        return self.share is not None and updates + 1 >= self._ends
 
     def updated(self, updates: int, seconds: float, *, optimizers: int) -> None:
         """Take in that so many updates were made, the last one in so many seconds, and decide on the next one.
@@ -97,8 +106,19 @@ class Attention:
         assert self.share is not None
         early = updates < WINDOW
         cost, step = map(median, zip(*self._costs, strict=True))
-        share, most = (_EARLY * self.share, min(_EARLY_GAP, self._most)) if early else (self.share, self._most)
+        self._step = step
+        share, most = (
+            (_EARLY * self.share, min(_EARLY_GAP, self._most)) if early else (self.share, _LATE_GAP * self._most)
+        )
         return int(min(max(math.ceil(cost / (share * step)), 1), most))
+
+    def paced_norms(self, seconds: float) -> int:
+        """Take in what a gradient norm took, and return after how many updates the next one is taken."""
+        assert self.share is not None
+        self._norm_costs.append(seconds)
+        every = math.ceil(median(self._norm_costs) / (_NORMS * self.share * self._step))
+        self.norms_every = min(max(every, 1), _LATE_GAP * self._most)
+        return self.norms_every
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was looked at, as JSON values."""

@@ -31,7 +31,7 @@ from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
 
 FLUSH_SECONDS = 1.0
-"""Between two writes to disk, each of which costs some milliseconds; more where the disk is slow, so that they take a hundredth of the time."""
+"""Between two writes to disk, each of which costs some milliseconds; more where the disk or the machine is slow, so that they take a hundredth of the time and of the processor's."""
 _LONGEST_PAUSE = 10.0
 _LOG = logging.getLogger(__name__)
 _NOTHING = "nothing was recorded yet: the loop runs inside `with wb.watch(...) as run:`."
@@ -68,9 +68,9 @@ def watch(
         note: a short description; None writes one.
         steps: updates that are planned, where known: a run that ends before is then known to be cut short.
         every: updates between two looks at parameter and update norms.
-        share: of the time of a step that looks may take, on the mean over the updates after the first 200; five times as much before, after the first
-            20, which are all looked at. The rest is passed over, with a loss but no gradient norm, except where the loop clips or the loss jumps.
-            None looks at every update.
+        share: of the time of a step that looks may take, on the mean over the updates after the first 200, up to 4 * `every` apart; five times as
+            much before, after the first 20, which are all looked at. The rest is passed over, with a loss and as many gradient norms as half of
+            that share pays for, all of them where the loop clips. None looks at every update.
         minimised: the loss is to fall; False for policy gradients and the like, whose curves say nothing.
 
     Raises:
@@ -159,6 +159,7 @@ class WatchedRun:
         self._unlisten = listen(self._told)
         self._running = True
         self._flushed, self._pause = time.monotonic(), FLUSH_SECONDS
+        self._worked, self._due = time.process_time(), 0.0
         return self
 
     def __exit__(
@@ -240,11 +241,13 @@ class WatchedRun:
     def _add(self, columns: Mapping[str, Any]) -> None:
         assert self._writer is not None
         self._writer.steps.add(columns)
-        now = time.monotonic()
-        if now - self._flushed >= self._pause or not self._running:
-            self._flushed = now
+        now, busy = time.monotonic(), time.process_time()
+        passed, worked = now - self._flushed, busy - self._worked
+        if (passed >= self._pause and worked >= self._due) or passed >= _LONGEST_PAUSE or not self._running:
+            self._flushed, self._worked = now, busy
             self._writer.flush()
             self._pause = min(max(FLUSH_SECONDS, 100 * (time.monotonic() - now)), _LONGEST_PAUSE)
+            self._due = 100 * (time.process_time() - busy)
 
     def _told(self, values: Mapping[str, Any]) -> None:
         self._guarded(lambda: self.log(**values))
