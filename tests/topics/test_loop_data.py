@@ -169,3 +169,35 @@ def test_the_first_evaluation_is_kept_whole_however_many_follow(tmp_path: Path) 
             with torch.no_grad():
                 F.mse_loss(model.eval()(x[:100]), y[:100])
     assert run.record.facts["loop"]["data"]["examples"] == {"train": 500, "validation": 100}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_tokens_beside_the_places_where_examples_begin_are_examples(ordered: bool, tmp_path: Path) -> None:
+    """As `nn.EmbeddingBag` takes them."""
+    torch.manual_seed(0)
+    targets = torch.randint(4, (400,)).sort().values
+    texts = [torch.randint(1, 40, (int(torch.randint(5, 20, ())),)) + 40 * int(y) for y in targets]
+    order = torch.arange(400) if ordered else torch.randperm(400)
+    bag, head = nn.EmbeddingBag(200, 16), nn.Linear(16, 4)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.head = bag, head
+
+        def forward(self, tokens: Tensor, begins: Tensor) -> Tensor:
+            return self.head(self.bag(tokens, begins))
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for rows in order.split(20):
+            some = [texts[i] for i in rows]
+            begins = torch.tensor([0, *map(len, some[:-1])]).cumsum(0)
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.cat(some), begins), targets[rows]).backward()
+            optimizer.step()
+    found = {f.code: f.status for f in run.diagnose() if f.code.startswith("data.")}
+    assert run.record.facts["loop"]["data"]["examples"]["train"] == 400
+    assert found["data.unshuffled"] == ("fail" if ordered else "ok")
+    assert found["data.no_signal"] == "ok"

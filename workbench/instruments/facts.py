@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.caller import own_line
 from workbench.instruments.conversions import Conversions
-from workbench.instruments.examples.seen import Examples, Source
+from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
@@ -92,7 +92,7 @@ class LoopFacts:
         if (kind == "evaluate" and self.examples.open) or (kind is not None and self.near):
             drawn = self.loaders.last if self.loaders.drawn() else None  # since the last backward pass
             batch = tuple(tensors(self._drawn)) if drawn is not None else ()
-            given = tuple(tensors(args)) or batch
+            given = in_rows(tuple(tensors(args))) or batch
             epoch = self.loaders.row(drawn).get("number", 0)
             size = len(given[0]) if given and given[0].dim() else 0
             line = own_line() if kind == "evaluate" else ""

@@ -209,3 +209,14 @@ def digests(given: Sequence[Tensor]) -> Tensor:
         return torch.zeros(0)
     odd = torch.arange(1, bits.shape[1] + 1, device=bits.device) * -7046029254386353131  # wraps around
     return (bits * (odd ^ (odd >> 31)) * (bits != bits[:, :1]).any(1, keepdim=True)).sum(1)
+
+
+def in_rows(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return what a model is given, with a row for each example where tokens stand one after the other beside the places where examples begin, as `nn.EmbeddingBag` takes them."""
+    flat = len(given) > 1 and all(part.dim() == 1 and part.is_cpu and part.dtype == torch.int64 for part in given[:2])
+    if not flat or not 1 < len(given[1]) < len(given[0]):
+        return given
+    begins = [*given[1].tolist(), len(given[0])]
+    if begins[0] or sorted(begins) != begins:
+        return given
+    return (nn.utils.rnn.pad_sequence(list(given[0].tensor_split(begins[1:-1])), batch_first=True), *given[2:])

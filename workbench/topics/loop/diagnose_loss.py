@@ -13,7 +13,13 @@ import pandas as pd
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.loop.known import at, rows_of, where_known
-from workbench.topics.one_batch.diagnose_layers import constant_output, dead_units, equal_units, saturated_units
+from workbench.topics.one_batch.diagnose_layers import (
+    constant_output,
+    dead_units,
+    equal_units,
+    has_numbers,
+    saturated_units,
+)
 from workbench.topics.one_batch.diagnose_preflight import initial_loss
 
 LOSS_CODES = Codes({
@@ -96,12 +102,13 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
     losses = rows_of(record).get("loss", pd.Series(dtype=float)).dropna()
     part = max(len(losses) // 10, 1)
     learns = len(losses) > 1 and losses.iloc[-part:].median() < _LEARNS * losses.iloc[:part].median()
-    fresh, loss = data.get("fresh"), data.get("range") or {}
+    fresh, loss = data.get("fresh") or {"loss": None}, data.get("range") or {}
     if not all(found["looks"]) or (found["opaque"] and not found["units"]):
         why = "fewer than six updates were made, or a part of the model is compiled, checkpointed or hooked, and does not show its units"
         return [LOSS_CODES.not_measured(code, why) for code in _UNITS]
     equal = equal_units({"equal": found["equal"], "not_in_graph": ()}, {"equal": found["equal_later"]})
-    if fresh and loss.get("kind") in ("classes", "binary") and fresh["loss"] < _KNOWS * loss["ignorant"]:
+    guesses = loss.get("kind") in ("classes", "binary") and has_numbers(fresh["loss"])
+    if guesses and fresh["loss"] < _KNOWS * loss["ignorant"]:
         return [
             equal,
             *(LOSS_CODES.finding(code, "ok", "Does not apply: the model was trained before.") for code in _UNITS[1:]),
