@@ -92,6 +92,22 @@ def test_from_half_of_the_steps_on_the_advice_is_a_lower_lr(above: int, status: 
         assert "F4.12" in found.advice[0]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "times", "status"), [("sgd", 1, "warn"), ("adamw", 1, "ok"), ("adam", 4, "ok"), ("adamw", 20, "warn")]
+)
+def test_an_adaptive_rule_divides_a_clipping_out_that_is_not_far_off(optimizer: str, times: float, status: str) -> None:
+    """All 200 steps are clipped, with norms of which the median is 1.41 times `times` the threshold."""
+    limit, norms = 1 / times, {"grad_norm": norms_with(STEPS)}
+    baseline = trial(FALLING, 0.1, stage="baseline", max_grad_norm=limit, columns=norms)
+    found = wb.clipping.diagnose(record([baseline], peak_lr=0.1, max_grad_norm=limit, optimizer=optimizer))
+    aggressive = found["clipping.aggressive"]
+    assert (aggressive.status, aggressive.value) == (status, 1.0)
+    assert [a.split()[0] for a in aggressive.advice] == {
+        "ok": [],
+        "warn": ["Reduce" if optimizer == "sgd" else "Raise"],
+    }[status]
+
+
 def ending(at: float) -> np.ndarray:
     """From 2.3 down to this, long before the last tenth."""
     return at + (2.3 - at) * np.exp(-np.arange(STEPS) / 10)

@@ -25,6 +25,8 @@ _FREE = {
 _SAME = tuple(field.name for field in fields(TrainConfig) if field.name not in _FREE)
 _PLAIN_RULES = frozenset({"sgd", "momentum", "nesterov"})
 """Rules whose step is proportional to the gradient, so that a shorter gradient is a smaller lr."""
+ADAPTIVE_RULES = frozenset({"rmsprop", "adam", "nadam", "adamw"})
+"""Rules that divide by the root of a mean of squared gradients, and so divide out whatever shortens all of them alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +290,7 @@ def _row(item: TrialVerdict, limit: float, twin: TrialVerdict | None, parked_fra
         "when": item.verdict.when, "outcome": item.verdict.outcome, "lasting": item.lost, "loss": objective(curve),
         "clip_frac": _share(hit[finite]), "late_clip_frac": late_frac,
         "parked": late_frac is not None and late_frac >= parked_frac,
+        "norm_ratio": float(np.median(known)) / limit if len(known) else None,
         "falling": _falling(curve.loss), "alternation": alternation(curve.loss[late]), "nonfinite": int((~finite & ~passed_over(table)).sum()),
         "effective_lr": curve.lr * float(np.minimum(1.0, limit / np.maximum(known, limit)).mean()) if plain else None,
     } | same  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from workbench.curves.clipping import (
+    ADAPTIVE_RULES,
     ClipThreshold,
     ReferenceNorms,
     choose_threshold,
@@ -43,6 +44,7 @@ def diagnose_clipping(
     parked_frac: float = 0.5,
     skip_frac: float = 0.1,
     lost_frac: float = LOST_FRAC,
+    far_above: float = 10.0,
 ) -> Diagnosis:
     """Propose a clipping threshold, and say what the clipped runs of a record show.
 
@@ -58,6 +60,8 @@ def diagnose_clipping(
         skip_frac: see `steady_stretch`.
         lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
             without (rule of thumb).
+        far_above: a baseline of an adaptive rule that clips most of its steps is an alarm only where its median norm is so many times the
+            threshold: the rule divides out a factor that gradients have in common (rule of thumb).
     """
     study = judged(record)
     reference = reference_norms(study, skip_frac=skip_frac)
@@ -74,7 +78,7 @@ def diagnose_clipping(
     else:
         clipped = _Clipped(
             study=study, reference=reference, threshold=chosen.threshold, ladder=read_ladder(study, rows), lead=lead,
-            why=why, edge=edge, aggressive_frac=aggressive_frac, lost_frac=lost_frac, evidence=evidence,
+            why=why, edge=edge, aggressive_frac=aggressive_frac, lost_frac=lost_frac, far_above=far_above, evidence=evidence,
         )  # fmt: skip
         share = unknown("clipping.aggressive") if lead.clip_frac is None else clipped.aggressive(lead.clip_frac)
         findings += [clipped.cures(), share, clipped.masks()]
@@ -158,6 +162,7 @@ class _Clipped:
     edge: float | None
     aggressive_frac: float
     lost_frac: float
+    far_above: float
     evidence: dict[str, Any]
 
     def cures(self) -> Finding:
@@ -233,14 +238,21 @@ class _Clipped:
             shown += f", and training is stable without: there the loss ends at {ends[0]:.3g} instead of {ends[1]:.3g}"
             if lost < self.lost_frac:
                 return found("ok", f"{shown}: harmless.")
-            limit, which = self.threshold, "the 90th percentile of the norms"
-            to = f" to about {limit:.3g}, {which}," if limit is not None else ""
-            advice = f"Raise max_grad_norm{to} or leave it out: at present it only shortens every step."
-            return found("fail" if lost >= ALL_FRAC else "warn", f"{shown}.", advice=[advice])
+            return found("fail" if lost >= ALL_FRAC else "warn", f"{shown}.", advice=[self._raise()])
+        rule, ratios = str(self.study.config.get("optimizer")), [row["norm_ratio"] or 1.0 for row in lead.rows]
+        if self.why == "own" and rule in ADAPTIVE_RULES:
+            shown += f", where the median norm is {max(ratios):.2g} times that"
+            if max(ratios) < self.far_above:
+                return found("ok", f"{shown}: {rule} divides out what shortens all gradients alike.")
+            return found("warn", f"{shown}: of each gradient little but its direction is left.", advice=[self._raise()])
         needed = {"own": "", "passes": ", and no larger threshold that was tried stabilises it" if len(self.ladder) > 1 else "",
                   "tightest": ", and even that does not stabilise it" if lead.lasting else ""}  # fmt: skip
         summary = f"{shown}{needed[self.why]}: a roundabout way to lower the learning rate."
         return found("warn", summary, advice=[self._lower(lead)])
+
+    def _raise(self) -> str:
+        to = "" if self.threshold is None else f" to about {self.threshold:.3g}, the 90th percentile of the norms,"
+        return f"Raise max_grad_norm{to} or leave it out: at present it only shortens every step."
 
     def masks(self) -> Finding:
         code, lead = "clipping.masks_lr", self.lead

@@ -202,7 +202,7 @@ def diagnose_input_share(
     if not {"trial", "data_wait_s", "step_time_s"} <= set(steps.columns):
         return Diagnosis.of(
             record,
-            [CODES.not_measured(code, "no wait for data was recorded: the batches come from no DataLoader of torch")],
+            [CODES.finding(code, "ok", "Does not apply: the batches come from no DataLoader of torch.")],
         )
     alone = [] if "trial" not in record.trials else [int(t) for t in record.trials["trial"]]
     lanes = getattr(record, "lanes", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -111,6 +112,13 @@ def _free(out: Path) -> Path:
     return found
 
 
+def _label(model: nn.Module) -> str:
+    """Name a training by the script that it is in, in a notebook by its model's class."""
+    script = Path(sys.argv[0])
+    own = script.suffix == ".py" and script.stem not in ("__main__", "ipykernel_launcher")
+    return script.stem if own else type(model).__name__
+
+
 class WatchedRun:
     """A loop that is being recorded; see `watch`.
 
@@ -141,7 +149,7 @@ class WatchedRun:
         if self._writer is not None:
             raise UsageError("this watch has been used already: call wb.watch(...) again for another run.")
         fields = self._config({})
-        label = type(self._models[0]).__name__
+        label = _label(self._models[0])
         self._writer = StudyWriter.open(
             self._out and _free(self._out), kind="watch", workload=label, config=fields, settings={"every": self._every, "share": self._share},
             note=self._given["note"] or f"watched training of {label}", name=self._given["name"],

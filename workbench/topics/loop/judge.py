@@ -25,6 +25,8 @@ from workbench.topics.schedule.diagnose import diagnose_schedule
 from workbench.topics.stability.diagnose import CODES as STABILITY
 from workbench.topics.stability.diagnose import diagnose_instability
 
+_ONE_RUN = "Does not apply: one run does not show at which learning rate training becomes unstable; `workbench diagnose` and `wb.diagnose_function` search for it."
+
 
 def judge_run(record: RecordLike) -> Diagnosis:
     """Return what the loop's facts and its curves tell: faults of the loop, stability, schedule, clipping, waits for data."""
@@ -60,7 +62,11 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
     study = judged(record)
     yield nothing_learns(study, study.sweep())
     yield from filter(None, [falls_without_end(study)])
-    yield from diagnose_instability(study)
+    for finding in diagnose_instability(study):
+        if finding.code == "stability.headroom" and finding.status == "not_measured":
+            yield STABILITY.finding(finding.code, "ok", _ONE_RUN)
+        else:
+            yield finding
     yield from diagnose_schedule(study, restarts_planned=True)
     clipped = diagnose_clipping(study)
     if study.config.get("max_grad_norm") is None and (values := clipped_values(record)) is not None:
