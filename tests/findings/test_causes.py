@@ -30,7 +30,7 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     {"loop.no_gradient!": ["lr.too_low"]},
     # a group of parameters whose lr is zero: what has a gradient and does not move is no consequence of what has none
     {"loop.no_update!": [], "units.equal!": ["loop.no_gradient"]},
-    {"units.dead": ["loop.no_gradient", "init.constant_output"]},
+    {"units.dead": ["loop.no_gradient", "loop.no_update", "init.constant_output"]},
     {"loss.double_softmax": ["lr.too_low"], "evaluation.minority_counts": []},
     {"architecture.no_norm": ["lr.nothing_learns!"]},
     {"architecture.no_residual": ["evaluation.underfits!"]},

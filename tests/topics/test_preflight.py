@@ -87,15 +87,28 @@ def test_a_quarter_of_the_tensors_is_much_too_and_an_unused_fifth_is_said(
     assert said(facts, {"layers": layers})["loop.no_gradient"].status == status
 
 
-@pytest.mark.parametrize(("loss", "status"), [(0.1, "ok"), (2.0, "ok"), (2.2, "warn")])
-def test_the_initial_loss_is_held_against_chance(loss: float, status: str) -> None:
-    finding = said(with_train(loss=loss) | {"first_loss": loss})["init.loss"]
+@pytest.mark.parametrize(
+    ("classes", "loss", "status"), [(4, 0.1, "ok"), (4, 2.3, "ok"), (4, 2.5, "warn"), (2, 1.6, "ok"), (2, 1.8, "warn"), (100, 6.8, "ok"), (100, 7.0, "warn")]
+)  # fmt: skip
+def test_the_initial_loss_is_held_against_chance(classes: int, loss: float, status: str) -> None:
+    """One nat above it, or 1.5 times it where that is more, as of 100 classes."""
+    finding = said(with_train(loss=loss, classes=classes) | {"first_loss": loss})["init.loss"]
     assert finding.status == status
-    assert finding.evidence["chance"] == pytest.approx(math.log(4))
+    assert finding.evidence["chance"] == pytest.approx(math.log(classes))
     assert said(with_train(loss=30.0) | {"first_loss": 1.4})["init.loss"].status == "ok", (
         "fresh batch norm in evaluation"
     )
     assert said(with_train(loss=None))["init.loss"].status == "not_measured"
+
+
+@pytest.mark.parametrize("inputs", [2, 4, 16])
+def test_a_linear_model_as_torch_draws_it_is_no_fault(inputs: int) -> None:
+    x = torch.randn(64, inputs, generator=torch.Generator().manual_seed(0))
+    for seed in range(100):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            loss = float(torch.nn.functional.cross_entropy(torch.nn.Linear(inputs, 2)(x), (x[:, 0] > 0).long()))
+        assert said(with_train(loss=loss, classes=2) | {"first_loss": loss})["init.loss"].status == "ok", (seed, loss)
 
 
 @pytest.mark.parametrize(("spread", "mean", "status"), [(0.1, 5.0, "ok"), (90.0, 5.0, "warn"), (0.1, 40.0, "warn"), ("inf", None, "ok")])  # fmt: skip

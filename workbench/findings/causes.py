@@ -93,8 +93,11 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
     "init.*": _LEARNS,
     "units.dropped": ("loop.no_gradient", "loop.no_update", *_LEARNS),
-    "units.*": (
+    "units.dead": (
         "loop.no_gradient", "loop.no_update", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
+    ),
+    "units.*": (
+        "loop.no_gradient", "init.constant_output", "input.unused_features", "gradients.vanishing", *_LEARNS,
     ),
     "gradients.vanishing": ("init.constant_output", *_LEARNS),
     "gradients.*": _LEARNS,

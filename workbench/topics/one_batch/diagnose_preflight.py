@@ -30,6 +30,7 @@ def diagnose_preflight(
     record: RecordLike,
     *,
     init_loss_ratio: float = 1.5,
+    init_loss_excess: float = 1.0,
     init_spread_ratio: float = 30.0,
     init_offset: float = 10.0,
     min_class_frac: float = 0.0,
@@ -42,6 +43,8 @@ def diagnose_preflight(
     Args:
         init_loss_ratio: the initial loss may be this many times that of guessing uniformly (rule of thumb: a fresh
             classifier should know nothing, and not be confident of it).
+        init_loss_excess: nats that it may lie above that in any case: independent logits of deviation s cost about s**2 / 2, and a linear
+            layer of few inputs as torch draws it reaches 0.6 (rule of thumb).
         init_spread_ratio: the fresh outputs of a regression may vary this many times as much as the targets (rule of thumb).
         init_offset: standard deviations of the targets that they may lie from their mean (rule of thumb).
         min_class_frac: smallest share of the training examples that a class may have; 0 asks for one example.
@@ -60,7 +63,14 @@ def diagnose_preflight(
     findings = (
         _nonfinite(facts),
         _labels(facts, record.facts.get("data") or {}, min_class_frac),
-        initial_loss(facts, one_batch, init_loss_ratio, init_spread_ratio, init_offset),
+        initial_loss(
+            facts,
+            one_batch,
+            ratio=init_loss_ratio,
+            excess=init_loss_excess,
+            spread_ratio=init_spread_ratio,
+            offset=init_offset,
+        ),
         _no_gradient(facts, one_batch, cut_share, unused_share, cancelled_share),
         _no_update(facts, unowned, cut_share),
     )
@@ -152,7 +162,13 @@ def flipped_labels(flipped: Facts, evidence: Facts) -> Finding:
 
 
 def initial_loss(
-    facts: Facts, one_batch: Facts, ratio: float = 1.5, spread_ratio: float = 30.0, offset: float = 10.0
+    facts: Facts,
+    one_batch: Facts,
+    *,
+    ratio: float = 1.5,
+    excess: float = 1.0,
+    spread_ratio: float = 30.0,
+    offset: float = 10.0,
 ) -> Finding:
     """Judge the loss of the fresh model by that of guessing, or its outputs by the targets; see `diagnose_preflight`."""
     code, classes, asked = "init.loss", facts["train"]["classes"], one_batch.get("loss") or {}
@@ -173,10 +189,11 @@ def initial_loss(
         said = f"equal logits give {chance:.4g}"
     else:
         return _init_scale(losses[0], one_batch, spread_ratio, offset)
-    said, wrong = f"The initial loss is {loss:.4g}; {said}", loss > ratio * chance
+    limit = max(ratio * chance, chance + excess)
+    said, wrong = f"The initial loss is {loss:.4g}; {said}", loss > limit
     return CODES.finding(
         code, "warn" if wrong else "ok", f"{said}: the untrained model is confidently wrong." if wrong else f"{said}.", value=loss, unit="loss",
-        threshold=ratio * chance, evidence={"loss": loss, "chance": chance, "classes": classes}, advice=_SMALLER if wrong else (),
+        threshold=limit, evidence={"loss": loss, "chance": chance, "classes": classes}, advice=_SMALLER if wrong else (),
     )  # fmt: skip
 
 
