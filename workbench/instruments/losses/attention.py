@@ -14,7 +14,7 @@ WINDOW = 200
 """Updates until which looks may take `_EARLY` times their share, and are at most `_EARLY_GAP` updates apart on the mean (rules of thumb)."""
 AFTER = 5
 """Updates that are looked at after a loss that stands out."""
-_EARLY, _EARLY_GAP, _LATE_GAP = 5, 20, 4
+_EARLY, _EARLY_GAP, _LATE_GAP = 10, 20, 4
 _NORMS = 0.5
 """Of the share, for gradient norms of updates that are not looked at (rule of thumb)."""
 _FADE = 1 / 50

@@ -69,7 +69,7 @@ def watch(
         note: a short description; None writes one.
         steps: updates that are planned, where known: a run that ends before is then known to be cut short.
         every: updates between two looks at parameter and update norms.
-        share: of the time of a step that looks may take, on the mean over the updates after the first 200, up to 4 * `every` apart; five times as
+        share: of the time of a step that looks may take, on the mean over the updates after the first 200, up to 4 * `every` apart; ten times as
             much before, after the first 20, which are all looked at. The rest is passed over, with a loss and as many gradient norms as half of
             that share pays for, all of them where the loop clips. None looks at every update.
         minimised: the loss is to fall; False for policy gradients and the like, whose curves say nothing.
