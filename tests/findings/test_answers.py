@@ -38,6 +38,14 @@ def test_a_healthy_training_is_told_where_it_stands() -> None:
     }
 
 
+@pytest.mark.parametrize(("number", "said"), [(1, "1 more does not apply"), (3, "3 more do not apply")])
+def test_what_does_not_apply_is_no_check_that_was_made(number: int, said: str) -> None:
+    void = [
+        Finding(code=f"loss.{n}", status="ok", summary="Does not apply: no attention was seen.") for n in range(number)
+    ]
+    assert answered(*void)["Anything broken"] == f"Nothing found in 2 checks; {said}."
+
+
 @pytest.mark.parametrize(("zone", "said"), [("own", " About stability.spike."), ("other", "")])
 def test_a_spike_of_the_own_config_that_costs_nothing_is_named_without_an_alarm(zone: str, said: str) -> None:
     seen = finding("stability.spike", evidence={"hits": [{"trial": 0, "zone": zone}]})

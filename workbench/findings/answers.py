@@ -105,8 +105,11 @@ def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
         return Answer(question=question, status=lead.status, text=f"{lead.summary}{more}", codes=(lead.code,))
     looked = [f for f in findings if not f.code.startswith(_TUNED)]
     well, missing = ([f for f in looked if f.status == status] for status in ("ok", "not_measured"))
+    void = sum(f.summary.startswith("Does not apply") for f in well)
     later = [f for f in looked if f.status in _ALARMS and f.follows_from]
-    told = [f"Nothing found in {len(well)} check{'' if len(well) == 1 else 's'}."]
+    made = len(well) - void
+    rest = f"; {void} more {'does' if void == 1 else 'do'} not apply" if void else ""
+    told = [f"Nothing found in {made} check{'' if made == 1 else 's'}{rest}."]
     told += [f"{len(missing)} could not be made."] if missing else []
     told += [f"Good to know: {', '.join(f.code for f in mine)}."] if mine else []
     told += [f"{', '.join(f.code for f in later)}: follows from {later[0].follows_from}."] if later else []
