@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import workbench as wb
 import workbench.topics
 from tests.helpers.records import empty
 from workbench import cli
@@ -117,6 +119,22 @@ def test_every_code_is_explained_with_its_clause_and_no_other() -> None:
         assert CLAUSE.search(clause), code
     ordered = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', (PACKAGE / "findings" / "causes.py").read_text()))
     assert ordered <= set(CODES)
+
+
+def test_the_page_of_codes_lists_what_a_watched_loop_is_asked(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(256, 4)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for rows in torch.randint(0, 256, (60, 32)):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[rows]), (x[rows, 0] > 0).long()).backward()
+            optimizer.step()
+    listed = CODES_PAGE.partition("A watched loop is asked these")[2].partition("Of `loop.")[0]
+    told: list[str] = []
+    for name in re.findall(r"`([a-z_.]+)`", listed):
+        told.append(f"{told[-1].partition('.')[0]}{name}" if name.startswith(".") else name)
+    assert sorted(told) == sorted(finding.code for finding in run.diagnose())
 
 
 def emitted() -> Iterator[tuple[str, Finding]]:
