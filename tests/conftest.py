@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -54,6 +55,14 @@ def no_watch_stops_recording(request: pytest.FixtureRequest) -> Iterator[None]:
     logger.removeHandler(handler)
     stopped = [message for message in told if "stopped recording" in message]
     assert not stopped or request.node.get_closest_marker("stops_recording"), stopped
+
+
+@pytest.fixture(autouse=True)
+def no_figure_stays_open() -> Iterator[None]:
+    """Figures of one test do not count towards the 20 of which matplotlib warns in another."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="module")

@@ -15,22 +15,22 @@ from workbench.parameter_server.coordinator.closure_queue import PAUSE_S, Closur
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.load import load_facts, time_facts
-from workbench.parameter_server.training.work_time import Update, WorkTime
+from workbench.parameter_server.training.work_time import PARTS, WorkTime
 from workbench.parameter_server.workers.closure import Closure
 
 NAP, FUNCTIONS = 0.02, 12
 
 
-def update(step: int, worker: int, wait_s: float, pull_s: float, compute_s: float, push_s: float) -> Update:
-    return Update(step, worker, 1.0, 0.1, 1.0, False, 0, wait_s, pull_s, compute_s, push_s)
+def update(worker: int, *spent: float) -> tuple[int, dict[str, float]]:
+    return worker, dict(zip(PARTS, spent, strict=True))
 
 
 def test_sums_and_what_is_left_of_the_workers_time() -> None:
     spent = WorkTime(3)
     assert (spent.updates, spent.step_s) == (0, [])
     assert math.isnan(spent.dispatch_s)
-    spent.add(1.0, 2, [update(0, 0, 0.1, 0.1, 0.2, 0.1), update(1, 1, 0.0, 0.0, 0.4, 0.1)])
-    spent.add(0.5, 1, [update(2, 0, 0.0, 0.1, 0.3, 0.1)])
+    spent.add(1.0, 2, [update(0, 0.1, 0.1, 0.2, 0.1), update(1, 0.0, 0.0, 0.4, 0.1)])
+    spent.add(0.5, 1, [update(0, 0.0, 0.1, 0.3, 0.1)])
     assert spent.step_s == pytest.approx([0.5, 0.5])
     assert spent.dispatch_s == pytest.approx((3 * 1.5 - 1.5) / 3)
     found = spent.to_dict()

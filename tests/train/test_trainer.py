@@ -358,7 +358,6 @@ class Threads(Hook):
     [
         (8, 4, {}, None, 1),
         (8, 2, {}, None, 1),  # torch's own number where two processors are a core
-        (4096, 2, {}, None, 2),  # 8 * 4096 numbers a batch, which torch splits
         (8, 2, {"OMP_NUM_THREADS": "2"}, None, 2),
         (8, 3, {}, None, 3),  # not the machine's own number: somebody has set it
         (8, 2, {}, 2, 2),
