@@ -149,6 +149,20 @@ def test_what_validation_does_not_gain_is_no_alarm_and_what_it_loses_is():
     assert found["lr.too_low"].status == "ok"
 
 
+@pytest.mark.parametrize(("constant", "share", "status"), [(2.3, 0.1 / 1.8, "ok"), (None, 0.1 / 0.2, "warn")])
+def test_what_a_script_has_learned_before_its_first_evaluation_counts(constant, share, status):
+    """The first evaluation, 0.7, comes after half of the steps; a larger lr ends at 0.5 instead of 0.6."""
+    trials = [trial(decay(end)[:-1], lr) for lr, end in {0.1: 0.6, 0.8: 0.3}.items()]
+    rows = [
+        *evaluations(0, (120, 200), (0.7, 0.6), split="validation"),
+        *evaluations(1, (120, 200), (0.7, 0.5), split="validation"),
+    ]
+    facts = {} if constant is None else {"loop": {"data": {"trained": {"constant": constant}}}}
+    given = record(trials, evals=rows, total_steps=OWN_TOTAL, peak_lr=0.1, facts=facts)
+    found = wb.lr_sweep.diagnose(given)["lr.too_low"]
+    assert (found.status, found.evidence["share"]) == (status, pytest.approx(share))
+
+
 def test_a_lucky_evaluation_of_another_lr_is_no_gain():
     """One evaluation of lr 0.4 is better by more than a tenth of what is learned, but not by twice its noise."""
     levels = {0.1: 0.9, 0.4: 0.6, 0.8: 0.65}

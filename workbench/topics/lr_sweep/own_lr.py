@@ -86,10 +86,19 @@ def best_rival(
 
 
 def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
-    """Return the cost of knowing nothing: the metric before the first step, or chance where it is a loss."""
+    """Return the cost of knowing nothing: the metric before the first step, or chance where it is a loss.
+
+    A script may evaluate first when much is learned already: then that of a constant output, as far as its examples tell it.
+    """
     rows = selected_rows(record, point.trials[0]).sort_values("step")
     first = metric_sign(record) * float(rows["value"].iloc[0])
-    return ignorance(first, table.chance) if str(record.config["select"]).endswith("/loss") else first
+    if not str(record.config["select"]).endswith("/loss"):
+        return first
+    if rows["step"].iloc[0] > 0:
+        seen = ((record.facts.get("loop") or {}).get("data") or {}).get("trained") or {}
+        constant = table.chance if table.chance is not None else seen.get("constant")
+        return first if constant is None else float(constant)
+    return ignorance(first, table.chance)
 
 
 def own_lr_findings(
