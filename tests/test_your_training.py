@@ -93,9 +93,9 @@ def test_a_loop_with_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from accelerate import Accelerator
 
     monkeypatch.chdir(tmp_path)
-    watched = run(
-        "A loop with Accelerate", training() | {"Accelerator": lambda **given: Accelerator(cpu=True, **given)}
-    )["run"]
+    names = training() | {"Accelerator": lambda **given: Accelerator(cpu=True, **given)}
+    names["loader"] = torch.utils.data.DataLoader(names["loader"].dataset, 2)  # 12 updates of four passes
+    watched = run("A loop with Accelerate", names)["run"]
     assert watched.diagnose()["loop.no_step"].status == "ok"
 
 
