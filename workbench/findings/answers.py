@@ -105,7 +105,7 @@ def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
         return Answer(question=question, status=lead.status, text=f"{lead.summary}{more}", codes=(lead.code,))
     looked = [f for f in findings if not f.code.startswith(_TUNED)]
     well, missing = ([f for f in looked if f.status == status] for status in ("ok", "not_measured"))
-    void = sum(f.summary.startswith("Does not apply") for f in well)
+    void = sum(not f.applies for f in well)
     later = [f for f in looked if f.status in _ALARMS and f.follows_from]
     made = len(well) - void
     rest = f"; {void} more {'does' if void == 1 else 'do'} not apply" if void else ""

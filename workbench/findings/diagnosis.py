@@ -191,7 +191,7 @@ class Diagnosis:
         few = len(self.findings) <= MAX_ROWS
         ranked = [f for f, _ in listed(self.findings)]
         answered = {code for answer in self.answers for code in answer.codes}
-        measured = {f.code for f in ranked if f.code in MEASUREMENTS and not f.summary.startswith("Does not apply")}
+        measured = {f.code for f in ranked if f.code in MEASUREMENTS and f.applies}
         told = [f for f in ranked if few or f.status != "ok" or f.code in measured or came_back(f)]
         return [f for f in told if f.code not in answered], [f for f in ranked if f not in told]
 

@@ -49,6 +49,11 @@ class Finding:
     advice: Sequence[str] = ()
     follows_from: str | None = None
 
+    @property
+    def applies(self) -> bool:
+        """Whether the question was asked: one that does not apply is `ok`, and says so first."""
+        return not self.summary.startswith("Does not apply")
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; unknown numbers are None, infinities the strings "inf" and "-inf"."""
         return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}

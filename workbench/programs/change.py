@@ -12,8 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workbench.instruments.norms import clip_to
+from workbench.instruments.observer import LoopObserver
+from workbench.instruments.taps import TAPS
 from workbench.programs.trainings import Trainings
 
+_BLOCK = 100
+"""Updates that are handed on together."""
 _PATIENCE = 1000
 """Updates at most that a first loss which has left the finite goes on, as many as it had at least: it may be a search for a learning rate that training comes after (rule of thumb)."""
 
@@ -153,3 +157,23 @@ class Change:
         if due:
             self.at_end()
             raise Stopped
+
+
+class Observing:
+    """Observes a program under a change: from its first update, or anew from that of the training that counts."""
+
+    _change: Change
+    _observer: LoopObserver
+    _take: Callable[[Mapping[str, list[float]]], None]
+    _on_fault: Callable[[Exception], None]
+
+    def _observe(self) -> None:
+        """Begin to observe, and forget what was seen so far."""
+        before, self._observer = self._observer, self._fresh()
+        TAPS.add(self._observer, self._on_fault)
+        TAPS.remove(before)
+
+    def _fresh(self) -> LoopObserver:
+        observer = LoopObserver(self._take, intervention=self._change)
+        observer.rows.block, observer.facts.judged = _BLOCK, self._change.is_none()
+        return observer

@@ -24,15 +24,13 @@ from torch import nn
 from workbench.instruments.caller import importing_packages
 from workbench.instruments.log import listen
 from workbench.instruments.losses.attention import WINDOW
-from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
-from workbench.programs.change import Change
+from workbench.programs.change import Change, Observing
 from workbench.programs.guard import Guard
 from workbench.programs.guard import begin as begin_to_guard
 from workbench.programs.seeds import move_seeds, set_seeds, states
 from workbench.programs.trainings import BuiltLines
 
-BLOCK = 100
 _SWALLOWED = 3
 """Times that a program may catch its end before it is ended without being asked."""
 
@@ -48,7 +46,7 @@ def begin(path: str) -> None:
             Path(path).with_name("fault.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
 
 
-class Observed:
+class Observed(Observing):
     """One process of the program; the first one whose optimizer steps writes, of several ranks rank 0.
 
     `install` changes what has to be changed before other libraries are imported; nothing is observed before `start`.
@@ -86,17 +84,6 @@ class Observed:
         for name in ("stdout", "stderr"):
             setattr(sys, name, _Lines(getattr(sys, name), self._patterns, self._metric))
         atexit.register(self._finish)
-
-    def _observe(self) -> None:
-        """Begin to observe, and forget what was seen so far."""
-        before, self._observer = self._observer, self._fresh()
-        TAPS.add(self._observer, self._on_fault)
-        TAPS.remove(before)
-
-    def _fresh(self) -> LoopObserver:
-        observer = LoopObserver(self._take, intervention=self._change)
-        observer.rows.block, observer.facts.judged = BLOCK, self._change.is_none()
-        return observer
 
     def start(self, trial: Mapping[str, Any]) -> None:
         """Seed the generators, and observe and change the program as the trial says from now on."""

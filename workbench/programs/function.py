@@ -30,14 +30,12 @@ from workbench.errors import UsageError, WorkbenchError
 from workbench.instruments.caller import own_line
 from workbench.instruments.log import listen, number
 from workbench.instruments.losses.attention import WINDOW
-from workbench.instruments.observer import LoopObserver
 from workbench.instruments.taps import TAPS
-from workbench.programs.change import Change, Stopped
+from workbench.programs.change import Change, Observing, Stopped
 from workbench.programs.command import Outcome, joined, printed_last
 from workbench.programs.seeds import Seed, move_seeds, set_seeds
 from workbench.programs.trainings import BuiltLines
 
-BLOCK = 100
 _TAIL = 4000
 
 
@@ -245,7 +243,7 @@ def _own_randomness() -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-class _Observed:
+class _Observed(Observing):
     """What is seen of one call, and how it is changed."""
 
     def __init__(self, trial: Mapping[str, Any]) -> None:
@@ -293,17 +291,6 @@ class _Observed:
             "seeded": self._seeded, "fault": self._fault, "world": 1, "threads": torch.get_num_threads(),
             "built": self._built.of(self._change.optimizers), "trainings": self._change.trainings.to_dict(),
         }  # fmt: skip
-
-    def _observe(self) -> None:
-        """Begin to observe, and forget what was seen so far."""
-        before, self._observer = self._observer, self._fresh()
-        TAPS.add(self._observer, self._on_fault)
-        TAPS.remove(before)
-
-    def _fresh(self) -> LoopObserver:
-        observer = LoopObserver(self._take, intervention=self._change)
-        observer.rows.block, observer.facts.judged = BLOCK, self._change.is_none()
-        return observer
 
     def logged(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
