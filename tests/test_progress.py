@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.workloads import small_workload
-from workbench.programs.session import near_miss
+from workbench.programs.session import near_miss, printed_metric
 from workbench.progress import ProgressBar, progress_bar
 from workbench.studies.budget import Budget
 from workbench.studies.session import Session, open_session
@@ -91,3 +91,14 @@ def test_a_pattern_that_misses_by_a_sign_is_known_while_the_program_runs(
 ) -> None:
     assert near_miss(pattern, lines) == better
     assert better is None or re.search(better, lines[0])
+
+
+@pytest.mark.parametrize(
+    "line", ["Epoch 3 val loss: 0.5", "loss_train: 0.7 loss_val: 0.5 acc_val: 0.9", "{'eval_loss': '0.5'}"]
+)
+def test_a_validation_loss_that_a_program_prints_is_found_however_it_is_named(line: str) -> None:
+    pattern = printed_metric([line, line])
+    assert pattern is not None
+    assert re.findall(pattern, line) == ["0.5"]
+    assert printed_metric([line]) is None  # once may be a result
+    assert printed_metric(["loss_train: 0.7", "evaluated: loss 0.5"] * 2) is None

@@ -64,6 +64,20 @@ def test_a_command_that_is_no_python_program_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "study" / "study.json").exists()
 
 
+def test_parameters_that_are_updated_by_hand_are_told_with_the_line(tmp_path: Path) -> None:
+    by_hand = TRAINS.replace("optimizer.step()", "w.data.add_(w.grad, alpha=-0.4)")
+    with pytest.raises(
+        WorkbenchError, match=r"made 20 backward passes \(train.py:10\), and no optimizer of torch.optim"
+    ):
+        diagnose_program(["python", "train.py"], tmp_path / "study", folder=folder(tmp_path, by_hand))
+
+
+def test_a_program_that_asks_whether_torch_is_installed_before_it_imports_it_is_observed(tmp_path: Path) -> None:
+    """As transformers and datasets do."""
+    text = f"import importlib.util\nassert importlib.util.find_spec('torch') is not None\n{TRAINS}"
+    assert run(folder(tmp_path, text), tmp_path / "run").updates == 20
+
+
 @pytest.mark.parametrize("metric", [r"loss is (\w+)", r"(high|low)"])
 def test_a_metric_that_matches_text_is_refused_with_what_was_printed(tmp_path: Path, metric: str) -> None:
     with pytest.raises(UsageError, match=r"matches no line with a number.*loss is low after"):

@@ -201,3 +201,42 @@ def test_tokens_beside_the_places_where_examples_begin_are_examples(ordered: boo
     assert run.record.facts["loop"]["data"]["examples"]["train"] == 400
     assert found["data.unshuffled"] == ("fail" if ordered else "ok")
     assert found["data.no_signal"] == "ok"
+
+
+class Labelled(nn.Module):
+    """As models of a library that take their labels and return the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(40, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        vectors = self.words(tokens)
+        return F.cross_entropy(self.head(vectors if tokens.dim() == 1 else vectors.mean(1)), labels)
+
+
+@pytest.mark.parametrize("first", ["labels", "tokens"])
+@pytest.mark.parametrize("shape", [(400, 12), (400,)])
+def test_labels_before_the_inputs_and_inputs_of_one_number_hide_nothing(
+    first: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """`model(**batch)` has them in the order of the table; a user, an item or the last letter is one number."""
+    torch.manual_seed(0)
+    tokens = torch.randint(40, shape)
+    data = {"labels": (tokens.reshape(400, -1)[:, 0] < 20).long(), "tokens": tokens}
+    if first == "tokens":
+        data = dict(reversed(data.items()))
+    rows = [{name: part[i] for name, part in data.items()} for i in range(400)]
+    model = Labelled()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for batch in DataLoader(rows, 20, shuffle=True):
+            optimizer.zero_grad()
+            model(**batch).backward()
+            optimizer.step()
+    facts = run.record.facts["loop"]
+    assert "lost" not in facts
+    assert facts["data"]["examples"]["train"] == 400
+    if len(shape) > 1:
+        assert len(facts["data"]["classes"]) == 2
+    assert [f.code for f in run.diagnose() if f.status in ("warn", "fail")] == []

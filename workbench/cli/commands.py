@@ -134,11 +134,13 @@ def plan(args: argparse.Namespace) -> int:
 
 def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> int:
     """Print a diagnosis and what it cost; return the exit code."""
+    from workbench.plots.words import counted
+
     print(diagnosis)
     cost = diagnosis.cost
     runs = cost.get("baseline_runs")
     share = "" if runs is None else f", the updates of {runs:.1f} baseline runs"
-    spent = f"{cost.get('steps', 0):,} steps in {cost.get('trials', 0)} trials, {cost.get('seconds', 0.0):.0f} s of training"
+    spent = f"{counted(cost.get('steps', 0), 'step')} in {counted(cost.get('trials', 0), 'trial')}, {cost.get('seconds', 0.0):.0f} s of training"
     print(f"\nCost:      {spent}{share}")
     if cost.get("processes"):
         print(f"           {cost['processes']}")

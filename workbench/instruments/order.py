@@ -33,7 +33,7 @@ class Order:
         self._orders: Counter[str] = Counter()
         self._lines: dict[str, dict[str, int]] = {}
         self.backwards = 0
-        self._last_backward = self._last_zero = ""  # lines; of a zeroing that no backward pass follows yet
+        self.last_backward = self._last_zero = ""  # lines; of a zeroing that no backward pass follows yet
         self._sites: set[str] = set()  # lines of the backward passes of this update
         self._touched: set[int] = set()  # optimizers whose gradients something changed since their last step
         self._limits: Counter[str] = Counter()
@@ -84,8 +84,8 @@ class Order:
         if near:
             if len(self._factors) < MAX_TOKENS:
                 self._factors.append(scalar_factor(losses))
-            self._last_backward, self._last_zero = self._note("backward"), ""
-            self._sites.add(self._last_backward)
+            self.last_backward, self._last_zero = self._note("backward"), ""
+            self._sites.add(self.last_backward)
 
     def clipped(self, kind: str, limit: float, *, line: bool) -> None:
         """Take in a clipping of the gradients."""
@@ -127,7 +127,7 @@ class Order:
         elif number and steps.begun == self._steps[0].total:
             steps.total += 1  # in a phase of its own: the first optimizer makes no steps any more
         if line:
-            steps.line = self._last_backward
+            steps.line = self.last_backward
             if number == 0 and self._last_zero:
                 self._lines["zeroed late"] = {self._last_zero: 1}
         if line and number == 0:

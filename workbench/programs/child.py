@@ -196,13 +196,17 @@ class Observed(Observing):
         facts.ended = self._change.stop_after is None or self._observer.updates < self._change.stop_after
         with contextlib.suppress(Exception):
             self._observer.rows.flush()
+        if self._writes is None and facts.order.backwards and self._claim():
+            self._write_facts({"by_hand": {"passes": facts.order.backwards, "line": facts.order.last_backward}})
         if self._writes is not True:
             return
-        found = {
+        self._write_facts({
             "loop": facts.to_dict(), "updates": self._observer.updates, "stopped": not facts.ended, "diverged": self._change.diverged,
             "seeded": self._seeded, "fault": self._fault, "world": _world(), "trainings": self._change.trainings.to_dict(), "built": self._built.of(self._change.optimizers), "threads": torch.get_num_threads(), "first_update": self._first_update,
             "start": {"pid": self._pid, "packages": self._packages, "states": states(), "reseeded": self._reseeded, **self._guard().imported()},
-        }  # fmt: skip
+        })  # fmt: skip
+
+    def _write_facts(self, found: Mapping[str, Any]) -> None:
         temporary = self._folder / ".facts.json"
         with contextlib.suppress(OSError):
             temporary.write_text(json.dumps(found), encoding="utf-8")

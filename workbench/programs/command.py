@@ -367,6 +367,11 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
         return WorkbenchError(
             f"`{shown}` ended after {outcome.updates} updates in a way that Python does not see, such as os._exit, so what its loop does is not known: have it end by sys.exit, or at its last line.{said}"
         )
+    if by_hand := outcome.facts.get("by_hand"):
+        return WorkbenchError(
+            f"`{shown}` made {by_hand['passes']:,} backward passes ({by_hand['line']}), and no optimizer of torch.optim stepped, so that there is no learning rate to change: "
+            f"update the parameters by torch.optim.SGD(model.parameters(), lr) instead of by hand.{said}"
+        )
     return WorkbenchError(
         f"`{shown}` ended, and no step of a torch optimizer was observed. Is it the command that trains? Python started with -I or -S, "
         f"or without PYTHONPATH, cannot be observed, nor can a short training that ends by os._exit.{said}"

@@ -83,7 +83,8 @@ def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
     return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if len(found) >= _NEAR_MISSES else None
 
 
-_VALIDATION = re.compile(r"\b((?:val|valid|validation|eval|dev)[ _/-]{0,2}loss\W{0,4})[+-]?\d+\.", re.IGNORECASE)
+_SPLIT = "(?:val|valid|validation|eval|dev)"
+_VALIDATION = re.compile(rf"\b((?:{_SPLIT}[ _/-]{{0,2}}loss|loss[ _/-]{_SPLIT})\W{{0,4}})[+-]?\d+\.", re.IGNORECASE)
 
 
 def printed_metric(lines: Sequence[str]) -> str | None:

@@ -186,6 +186,7 @@ class Examples:
 def _inputs(given: Tensor, most: int) -> Tensor:
     """Return a copy of the inputs of some examples, evenly thinned out along the longest axes where one has too many numbers."""
     rows = given.detach()[:most]
+    rows = rows[:, None] if rows.dim() == 1 else rows
     while rows[:1].numel() > WIDTH:
         axis = max(range(1, rows.dim()), key=lambda k: rows.shape[k])
         rows = rows[(slice(None),) * axis + (slice(None, None, 2),)]
@@ -212,10 +213,13 @@ def digests(given: Sequence[Tensor]) -> Tensor:
 
 
 def in_rows(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return what a model is given, with a row for each example where tokens stand one after the other beside the places where examples begin, as `nn.EmbeddingBag` takes them."""
+    """Return what a model is given, inputs before labels and numbers of one place, which `model(**batch)` may have first.
+
+    Tokens that stand one after the other beside the places where examples begin, as `nn.EmbeddingBag` takes them, get a row for each example.
+    """
     flat = len(given) > 1 and all(part.dim() == 1 and part.is_cpu and part.dtype == torch.int64 for part in given[:2])
     if not flat or not 1 < len(given[1]) < len(given[0]):
-        return given
+        return tuple(sorted(given, key=lambda part: part.dim() < 2))
     begins = [*given[1].tolist(), len(given[0])]
     if begins[0] or sorted(begins) != begins:
         return given

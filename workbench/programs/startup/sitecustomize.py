@@ -18,7 +18,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._loader: Any = None
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch" or self._loader is not None:
+        if name != "torch":
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:

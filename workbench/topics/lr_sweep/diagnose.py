@@ -172,9 +172,7 @@ def _unstable(
         summary = f"Stable at every learning rate up to {top:.4g}, over {table.total_steps} steps."
         if top >= far * (1 - 1e-9):
             return found("ok", summary, evidence=evidence)
-        advice = [
-            f"Try learning rates above {top:.4g}, with a larger budget or lrs=[...], to find where training becomes unstable."
-        ]
+        advice = [f"Try learning rates above {top:.4g}, with a larger budget, to find where training becomes unstable."]
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
