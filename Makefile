@@ -118,6 +118,7 @@ notebooks: $(STAMP)
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=600 $(NOTEBOOKS:%=build/%)
 	$(BIN)/nbstripout --keep-output --keep-count --extra-keys \
 		"metadata.widgets metadata.papermill cell.metadata.papermill cell.metadata.execution" $(NOTEBOOKS:%=build/%)
+	$(BIN)/python -m tests.notebooks.pictures $(NOTEBOOKS:%=build/%)
 	cp $(NOTEBOOKS:%=build/%) notebooks
 
 gpu: $(STAMP)

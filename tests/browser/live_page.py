@@ -54,12 +54,12 @@ _FEED = """([lanes, from, to, steps, whole, lost, clocked]) => {
     }
     counts.push([lane, n]);
     const state = lane >= lanes - lost && to >= steps / 2 ? "diverged" : "running";
-    trials.push({ trial: lane, stage: "lr_sweep", lr: rate, steps, clip: 2, examples: 32, note: "", state });
+    trials.push({ trial: lane, stage: "sweep", lr: rate, steps, clip: 2, examples: 32, note: "", state });
   }
   const states = { running: lanes - lost };
   if (lost) states[to >= steps / 2 ? "diverged" : "running"] = to >= steps / 2 ? lost : lanes;
   const parts = [{ metrics: ["loss", "grad_norm", "lr", "seconds"], rows: counts }];
-  const status = { stage: "lr_sweep", steps: lanes * to, rate: 20000, states };
+  const status = { stage: "sweep", steps: lanes * to, rate: 20000, states };
   window.tell(
     { kind: whole ? "all" : "delta", number: window.number++, name: "sweep", workload: "digits_mlp", trials, parts, status },
     [step, loss, norm, lr, seconds].map((a) => a.subarray(0, at)),

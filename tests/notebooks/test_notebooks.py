@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import base64
+import io
 import json
 import re
 import runpy
@@ -12,6 +14,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from PIL import Image
 
 from workbench.notebook.runner import VERDICT_MIME, describe_notebook, read_verdict, run_notebook
 
@@ -19,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS, DOCS = ROOT / "notebooks", ROOT / "docs"
 THERE = sorted(NOTEBOOKS.glob("*.ipynb"))
 SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2], "epochs": 2}
-MAX_BYTES = 500_000
+MAX_BYTES = 250_000
 BANNED = {"Output", "interact", "interactive", "interactive_output", "clear_output"}  # they hang, or nbval ignores them
 PLACES = re.compile(r"(?:/home/|/root/|/Users/|/tmp/|/work/|[A-Z]:\\\\)")
 CLAUSE = re.compile(r"\b(?:[FP]\d+\.\d+|T\d+(?:\.\d+)?)\b")
@@ -42,6 +45,10 @@ def test_it_was_run_from_top_to_bottom_and_stores_what_every_reader_can_see(path
         assert output.output_type != "error"
         assert "application/vnd.jupyter.widget-view+json" not in data, "cannot be seen without a kernel"
         words = {kind: shown for kind, shown in data.items() if not kind.startswith("image/png")}
+        if "image/png" in data:
+            assert Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).info.get("transparency"), (
+                "white paper on a dark page"
+            )
         assert PLACES.search(json.dumps(words) + output.get("text", "")) is None, "a place on one machine"
 
 
@@ -65,7 +72,8 @@ def test_it_is_question_imports_parameters_study_diagnosis_figure(path: Path) ->
     assert any(VERDICT_MIME in output.get("data", {}) for output in diagnosis.outputs)
     if path.stem != "10_tracking":  # what is found there is a table
         assert any("image/png" in output.get("data", {}) for output in figure.outputs)
-    assert any(output.get("text") or "text/markdown" in output.get("data", {}) for output in [*figure.outputs, *told])
+    answers = [*diagnosis.outputs, *figure.outputs, *told]
+    assert any("text/markdown" in output.get("data", {}) or output.get("text") for output in answers)
     for cell in (cell for cell in cells if cell.cell_type == "code"):
         marks = [line for line in cell.source.splitlines() if "NBVAL_" in line]
         assert all(re.fullmatch(r"# NBVAL_\w+", line) for line in marks), "nbval sees a marker that stands alone"

@@ -112,7 +112,7 @@ def test_what_reaches_the_page_is_the_record(tmp_path: Path, tick: float) -> Non
     assert {n: t["lr"] for n, t in page.trials.items()} == dict(enumerate(LRS))
     assert page.status["states"] == {"complete": 2, "diverged": 1}
     assert page.status["steps"] == len(record.steps)
-    assert page.status["stage"] == "lr_sweep"
+    assert page.status["stage"] == "sweep"
     assert not all(np.isfinite(value) for _, value in page.curves[2, "loss"])
 
 

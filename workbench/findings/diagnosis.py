@@ -80,7 +80,7 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
     finding = alike[0]
     lines = [line for line in finding.advice[:1] if finding.status != "ok" and line not in advised]
     advised.update(lines)
-    advice = "".join(f"<br>Try: {escape(line)}" for line in lines)
+    advice = "".join(f"<br>{'Try: ' * (not line.startswith('Try '))}{escape(line)}" for line in lines)
     follow = _folded(f"{len(followers)} more follow from it", followers, signs=True) if followers else ""
     clauses = (f' title="clause {escape(f.clause)}"' if f.clause else "" for f in alike)
     codes = (f"<code{clause}>{escape(f.code)}</code>" for f, clause in zip(alike, clauses, strict=True))

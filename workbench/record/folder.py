@@ -167,8 +167,7 @@ def lock(path: Path) -> IO[str]:
                 continue
             file.close()
             raise RecordError(
-                f"another process is writing {path}. Wait for it, interrupt it, or give another folder; "
-                "a running study can be read with workbench.open()."
+                f"another process is writing {path}. Wait for it, interrupt it, or give another folder; wb.open() reads it meanwhile."
             ) from error
     _sweep(path)
     return file

@@ -43,6 +43,12 @@ class Role(StrEnum):
     RESUME = "resume"
 
 
+STAGES = {role.value: role.replace("_", " ") for role in Role} | {
+    "lr_sweep": "sweep", "lr_unstable": "edge of stability", "probe": "twice the best lr", "confirm": "far above the best lr",
+    "fix": "fixes", "proof": "proof, new seeds",
+}  # fmt: skip
+"""What a trial is for, as people read it."""
+
 POINTS = frozenset({
     Role.TRIAL, Role.BASELINE, Role.LR_SWEEP, Role.LR_UNSTABLE, Role.CONFIRM, Role.CHECKPOINTS, Role.PARAMETER_SERVER,
     Role.BATCH_SIZE, Role.BATCH_SIZE_FIXED, Role.BATCH_SIZE_SEEDS, Role.BATCH_SIZE_DECAY,

@@ -23,6 +23,7 @@ from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
+from workbench.record.roles import STAGES
 from workbench.report.summary import summary_rows
 from workbench.report.templates import STATUS, page_css, render, shown_line
 from workbench.topics.recommendation.diagnose import next_steps
@@ -168,7 +169,7 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     return {
         "said": said,
         "reason": (found.get("reason") or "") if found.get("candidate") else "",
-        "title": "Lines to change" if of_program else "Recommended config",
+        "title": "Lines to change" if of_program else "Recommended config" if changed else "Config to train with",
         "source": source,
         "columns": ("", "baseline", "recommended" if found.get("adopted") else "candidate, not adopted"),
         "rows": fields + results if found.get("candidate") else [],
@@ -180,16 +181,22 @@ _COLUMNS = ("trial", "stage", "state", "peak_lr", "warmup_steps", "max_grad_norm
 
 def _study(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     """The exact command and what it ran on, and the study table."""
-    study, trials = getattr(record, "study", {}), record.trials
-    columns = [name for name in _COLUMNS if name in trials]
-    rows = trials[columns].itertuples(index=False) if columns else ()
+    study = getattr(record, "study", {})
+    columns, rows = trial_rows(record.trials, _COLUMNS)
     return {
         "command": diagnosis.command or record.command or "(started from Python; the command was not recorded)",
         "facts": [f"{name} {version}" for name, version in study.get("versions", {}).items()]
         + ([f"commit {study['commit']}"] if study.get("commit") else []),
-        "columns": [name.replace("_", " ") for name in columns],
-        "trials": [[to_json(value) for value in row] for row in rows],
+        "columns": columns,
+        "trials": rows,
     }
+
+
+def trial_rows(trials: Any, names: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+    """Return those of these columns of a table of trials that are there, and its rows, in words."""
+    columns = [name for name in names if name in trials]
+    rows = trials[columns].replace({"stage": STAGES}).itertuples(index=False) if columns else ()
+    return [name.replace("_", " ") for name in columns], [[to_json(value) for value in row] for row in rows]
 
 
 @dataclass(frozen=True)
@@ -231,7 +238,9 @@ def shown_here(figure: Figure, record: Any, diagnosis: Diagnosis) -> str:
     except (KeyError, IndexError, TypeError, ValueError, UsageError):
         numbers = ""  # a record of another kind lacks these columns; the findings still speak
     codes = [] if numbers and figure.alone else [code for code in figure.codes if code in diagnosis]
-    quiet = {f.code for f in diagnosis.findings if f.status == "ok" and f.summary.startswith("Not seen")}
+    quiet = {
+        f.code for f in diagnosis.findings if f.status == "ok" and f.summary.startswith(("Not seen", "Does not apply"))
+    }
     said = [diagnosis[c].summary for c in codes if diagnosis[c].status != "not_measured" and c not in quiet]
     return " ".join(dict.fromkeys(line for line in (numbers, *said) if line))
 

@@ -21,6 +21,7 @@ from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import Picture
 from workbench.record.json_values import to_json
 from workbench.record.read import StudyRecord, ranked_trials
+from workbench.record.roles import STAGES
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture, study_sentence
 
@@ -69,7 +70,7 @@ def open_study(path: str | Path) -> tuple[dict[str, Any], StudyRecord]:
         {
             "row": row,
             "columns": columns,
-            "trials": trials[columns].to_dict("records") if len(trials) else [],
+            "trials": trials[columns].replace({"stage": STAGES}).to_dict("records") if len(trials) else [],
             "select": f"{record.config['select']} ({record.config['select_mode']})",
             "said": study_sentence(record),
         }

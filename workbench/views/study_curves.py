@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.record.folder import read_json
 from workbench.record.read import StudyRecord, TrialRecord
+from workbench.record.roles import STAGES
 
 METRICS = ("loss", "grad_norm", "lr", "seconds")
 _COLUMNS = (*METRICS[:-1], "step_time_s")
@@ -198,7 +199,7 @@ class StudyCurves:
 
     def trial(self, number: int, stage: str, config: Mapping[str, Any], state: str = "waiting") -> None:
         """Note a trial; one that is known keeps its state."""
-        known = self._trials.get(number, {})
+        known, stage = self._trials.get(number, {}), STAGES.get(stage, stage)
         differs = [
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in config.items()

@@ -18,7 +18,7 @@ from workbench.findings.diagnosis import verdict_table
 from workbench.playbook import diagnosis_of
 from workbench.record.read import StudyRecord, open_record
 from workbench.report.templates import page_css, render, table
-from workbench.report.write import draw_figure
+from workbench.report.write import draw_figure, trial_rows
 from workbench.topics.registry import FIGURES, STUDIES
 from workbench.views.curves import CSS, SCRIPT, plain
 from workbench.views.study_curves import StudyCurves
@@ -140,11 +140,9 @@ def study_body(folder: Path) -> str:
         for figure in FIGURES
         if figure.name == name != "loss-curves"
     ]
-    columns = [name for name in _COLUMNS if name in record.trials]
-    rows = record.trials[columns].astype(object).where(record.trials[columns].notna(), None).to_numpy().tolist()
     return render(
         "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record), figures=figures,
-        verdict=verdict_table(diagnosis), trials=table([c.replace("_", " ") for c in columns], rows),
+        verdict=verdict_table(diagnosis), trials=table(*trial_rows(record.trials, _COLUMNS)),
     )  # fmt: skip
 
 

@@ -240,9 +240,9 @@ def no_signal(
     said = f"{what} {found['score']['linear']:.2g} of a linear model and {found['score']['neighbours']:.2g} of nearest neighbours on rows left out, {found['chance']:.2g} by chance"
     if z >= limit:
         return say("ok", f"The targets can be predicted from the inputs: {said}.")
-    nothing = f"Neither a linear model nor nearest neighbours can predict the targets from the inputs ({said})"
     if found["rows"] < few_rows:
-        return say("ok", f"{nothing}; {found['rows']} examples are too few to say more.")
+        return say("ok", f"{found['rows']} examples are too few to tell whether inputs predict targets: {said}.")
+    nothing = f"Neither a linear model nor nearest neighbours can predict the targets from the inputs ({said})"
     own = found.get("own") or {}
     if "z" in own and own["rows"] >= few_rows and max(own["z"].values()) >= _CLEAR_Z:
         return say(
@@ -250,11 +250,13 @@ def no_signal(
             advice=("Look at how inputs and targets of training are put together: is one of the two shuffled, or joined by the wrong key?",),
         )  # fmt: skip
     status, why = _trained(trained or {})
+    if status == "ok":
+        return say("ok", f"{why}: {said}.")
     advice = (
         "Look at some examples with their targets: are they shuffled, or joined by the wrong key?",
         "Fit a simple model to the inputs by hand, before a network is tuned.",
     )
-    return say(status, f"{nothing}{why}.", advice=() if status == "ok" else advice)
+    return say(status, f"{nothing}{why}.", advice=advice)
 
 
 def _trained(found: Facts) -> tuple[Status, str]:
@@ -262,9 +264,11 @@ def _trained(found: Facts) -> tuple[Status, str]:
     at = [_at_chance((found.get(name) or {}).get("validation") or {}, found) for name in ("last", "selected")]
     if None in at:
         start = _at_chance((found.get("last") or {}).get("train") or {}, found)
-        return ("warn", ", nor has the training learned anything") if start else ("ok", "; a trained model may")
+        if start:
+            return "warn", ", nor has the training learned anything"
+        return "ok", "Simple models do not tell whether inputs predict targets, a trained one may"
     if not all(at):
-        return "ok", ", but the trained model can, on validation"
+        return "ok", "The trained model predicts the targets of validation, where simple models do not"
     if _at_chance(found["last"]["train"], found) is False:
         return "fail", ", and the trained model has memorised its training examples and fails on validation: the targets do not depend on the inputs"  # fmt: skip
     return "warn", ", nor does the trained model on validation"

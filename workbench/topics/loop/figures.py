@@ -63,6 +63,7 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "pag
         evaluated = record.evals["step"].unique() if "step" in record.evals else np.array([])
         if evaluated.size:
             mark_steps(axes, np.asarray(evaluated, dtype=np.float64), label="evaluation", marker="|", color=INK)
+            axes.margins(y=0.12)  # room for them above the curves
         log_scale(axes, "y")
         axes.set(xlabel="update", ylabel="as recorded, log scale", title="One run: loss, gradient norm, learning rate")
         legend(axes)

@@ -43,12 +43,11 @@ def _schedule_numbers(record: Any, diagnosis: Diagnosis) -> str:
 
 
 def _says_more(record: Any, diagnosis: Diagnosis) -> bool:
-    """Tell whether there is more to see than one horizontal line."""
+    """Tell whether there is more to see than horizontal lines."""
     chosen = (diagnosis.recommendation or {}).get("config") or record.config
-    flat = all(
-        (c.get("schedule") or "constant") == "constant" and not c.get("warmup_steps") for c in (chosen, record.config)
+    return any(
+        (c.get("schedule") or "constant") != "constant" or c.get("warmup_steps") for c in (chosen, record.config)
     )
-    return not flat or chosen.get("peak_lr") != record.config.get("peak_lr")
 
 
 def _shape(config: Any) -> str:

@@ -95,10 +95,7 @@ class _Instability:
         self.baseline = float(baseline) if isinstance(baseline, (int, float)) else 0.0
         self.items = judge(curves, study.full_length)
         self.judged = [item for item in self.items if item.verdict.outcome != "not_measured"]
-        self.listed = {
-            "trials": [_trial_row(item) for item in self.items], "lr_star": self.star, "baseline_lr": self.baseline,
-            "harmful": self.harmful,
-        }  # fmt: skip
+        self.listed = {"lr_star": self.star, "baseline_lr": self.baseline, "harmful": self.harmful}
 
     def unreadable(self) -> str | None:
         """Return why no loss curve says anything; None where one does."""
@@ -302,6 +299,8 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
 
 def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
     evidence: dict[str, Any] = dict(study.listed)
+    if code == "stability.divergent":  # the others name their hits alone
+        evidence["trials"] = [_trial_row(item) for item in study.items]
     evidence["hits"] = [_trial_row(h.item) | {"zone": h.zone, "onset_step": h.step} for h in hits]
     with_rise = [h for h in hits if h.rise is not None]
     lead = min(with_rise, key=lambda h: ZONES.index(h.zone), default=None)

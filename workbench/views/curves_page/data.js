@@ -16,8 +16,6 @@ const BRIEF = {
   accumulate_steps: "accumulate", bn_stat_examples: "bn examples", total_steps: "steps", momentum: "momentum",
 };
 const brief = (note) => note.replace(/(\w+)=/g, (_, name) => `${BRIEF[name] || name} `);
-const STAGES = { lr_sweep: "sweep", lr_unstable: "edge of stability", probe: "twice the best lr", confirm: "far above the best lr", fix: "fixes", proof: "proof, new seeds" };
-const named = (stage) => STAGES[stage] || stage.replaceAll("_", " ");
 const STATES = {
   waiting: ["·", "waiting"],
   running: ["▸", "running"],

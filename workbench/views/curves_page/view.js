@@ -198,7 +198,7 @@ class View {
     const states = status.states;
     const total = Object.values(states).reduce((a, b) => a + b, 0);
     const said = [
-      !head.still && status.stage ? named(status.stage) : "",
+      head.still ? "" : status.stage,
       `${total} trial${total === 1 ? "" : "s"}: ` + Object.entries(STATES).filter(([key]) => states[key]).map(([key, [, word]]) => `${states[key]} ${word}`).join(", "),
       `${count(status.steps)} steps`,
       status.rate !== null && !head.still ? `${count(status.rate)} steps/s${this.left(status)}` : "",
@@ -227,7 +227,7 @@ class View {
       this.rows.clear();
       this.legend.replaceChildren(...(order.length ? [tag("div", { class: "wb-live-what" }, "last loss")] : []));
       for (const [stage, group] of order) {
-        const heading = tag("button", { type: "button", class: "wb-live-stage", "aria-pressed": "false" }, named(stage));
+        const heading = tag("button", { type: "button", class: "wb-live-stage", "aria-pressed": "false" }, stage);
         const trials = group.map((lane) => lane.trial);
         heading.addEventListener("click", () => this.choose(trials));
         heading.wbTrials = trials;
@@ -260,7 +260,7 @@ class View {
     set(parts.name, `lr ${short(info.lr)}${info.note ? ` · ${brief(info.note)}` : ""}`);
     set(parts.loss, n ? short(points.y[n - 1]) : "");
     set(parts.state, sign);
-    const about = `trial ${info.trial}, ${named(info.stage)}, lr ${short(info.lr)}${info.note ? `, ${info.note}` : ""}, ${word}` + (n ? `, loss ${short(points.y[n - 1])} at step ${count(points.x[n - 1])}` : "");
+    const about = `trial ${info.trial}, ${info.stage}, lr ${short(info.lr)}${info.note ? `, ${info.note}` : ""}, ${word}` + (n ? `, loss ${short(points.y[n - 1])} at step ${count(points.x[n - 1])}` : "");
     row.title = about;
     row.setAttribute("aria-label", about);
     row.setAttribute("aria-pressed", String(this.isChosen([lane.trial])));
@@ -316,7 +316,7 @@ class View {
     };
     const { info } = lane;
     const facts = [
-      ["trial", `${info.trial} · ${named(info.stage)}`],
+      ["trial", `${info.trial} · ${info.stage}`],
       ["lr", short(info.lr) + (short(at("lr")[1]) === short(info.lr) ? "" : `, here ${short(at("lr")[1])}`)],
       ["step", `${count(at("loss")[0])} of ${count(info.steps)}`],
       ["training time", this.x === "time" && `${short(at("seconds")[1])} s`],
