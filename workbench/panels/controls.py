@@ -151,8 +151,8 @@ def controls_panel(
 
 def nothing(name: str, why: str, *, alt: str, live: bool | None = None) -> Any:
     """Return a panel without controls that says why there is nothing to see, and what to run instead."""
-    draw: Draw = lambda ax: not_measured(ax, why)  # noqa: E731 - an answer holds functions
-    return controls_panel(name, lambda: Answer(f"Not measured: {why}", [draw]), {}, alt=alt, live=live, size=(8.0, 1.6))
+    draws: list[Draw] = [] if is_live(live) else [lambda ax: not_measured(ax, why)]  # on a page the words say it
+    return controls_panel(name, lambda: Answer(f"Not measured: {why}", draws), {}, alt=alt, live=live, size=(8.0, 1.6))
 
 
 def needs(

@@ -151,7 +151,7 @@ class _Walk:
     def narrow(self, session: Session) -> None:
         """Run what the last digits of lr* and of the edge take: they change a verdict least."""
         if session.workload.minimised and not fixed_step(session.record):
-            session.stage(3, _STAGES, "learning rates")
+            session.stage(4, _STAGES, "learning rates, finer")
             self.sweep.extend(session)
 
     def compare(self, session: Session) -> Mapping[str, Any]:

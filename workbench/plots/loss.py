@@ -31,6 +31,8 @@ from workbench.plots.style import (
 Floats = NDArray[np.float64]
 SHARE, WIDEST = 50, 65
 """A curve is smoothed by the median of one step in `SHARE`, of at most `WIDEST` (rule of thumb); one of fewer steps is not."""
+MOST_DECADES = 0.75
+"""Of the mean step from one raw loss to the next, up to which raw losses are drawn: lines of more fill the picture (rule of thumb)."""
 
 
 def draw_trial_loss(
@@ -68,7 +70,7 @@ def draw_trial_loss(
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
     smoothed = losses.copy()
     smoothed[finite] = running_median(losses[finite], min(losses.size // SHARE, WIDEST) | 1)
-    if not np.array_equal(smoothed, losses, equal_nan=True):
+    if not np.array_equal(smoothed, losses, equal_nan=True) and _decades_a_step(losses[finite]) < MOST_DECADES:
         draw_curve(
             ax, steps, losses, color=color, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1.9, label=f"_raw {key}"
         )
@@ -88,6 +90,12 @@ def draw_trial_loss(
         ended = f"{name} diverged at step {int(steps[~finite][0]):,}"
         ax.plot(steps[last], losses[last], "X", color=color, markersize=9, markeredgecolor=BAD, label=ended, zorder=5)
     return line
+
+
+def _decades_a_step(losses: Floats) -> float:
+    """Return by how many powers of ten losses move from one step to the next, on average; what a millionth of the first is left of counts alike."""
+    floor = max(1e-6 * float(losses[0]), np.finfo(np.float64).tiny)
+    return float(np.abs(np.diff(np.log10(np.maximum(losses, floor)))).mean())
 
 
 def loss_axes(ax: Axes, curves: Sequence[Line2D], *, title: str) -> None:

@@ -6,8 +6,8 @@ const STATES = {
   finished: "✓", complete: "✓", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(15em, 2fr)", workload: "8.5em", state: "8em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "7.5em", select: "10em", best_lr: "6.5em", lr_best: "6.5em", lr_unstable: "8em", verdict: "8em",
+  study: "minmax(12em, 2fr)", workload: "8.5em", state: "8em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
+  trial: "5.5em", best_value: "7.5em", select: "9em", best_lr: "5.5em", lr_best: "6em", lr_unstable: "8em", verdict: "8em",
   created: "10.5em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");

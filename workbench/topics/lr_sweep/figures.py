@@ -50,19 +50,23 @@ def plot_lr_sweep(
             return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
         labels = {"xlabel": "learning rate", "ylabel": "training loss, end of the run"}
         axes.set(title="Final training loss vs learning rate", **labels)
-        _draw_short_runs(axes, record)
+        short_runs = _draw_short_runs(axes, record)
         curves = _draw_points(axes, points)
         _mark_found(axes, record, diagnosis)
         if mark is not None:
             axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"lr {short(mark)}", zorder=1.5)
-        lrs = [*points["lr"], *(lr for lr in [baseline_lr(record)] if np.isfinite(lr))]
+        lrs = [
+            *points["lr"],
+            *(lr for line in short_runs for lr in line.get_xdata()),
+            *(lr for lr in [baseline_lr(record)] if np.isfinite(lr)),
+        ]
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
         log_scale(axes, "x")
         axes.margins(y=0.12)
         if not curves:
             axes.set_yticks([])
         elif points["loss"][points["feasible"]].min() >= 0:
-            fit_y(axes, curves, headroom=np.inf, margin=0.12)
+            fit_y(axes, curves + short_runs, headroom=np.inf, margin=0.12)
         legend(axes)
     return axes
 
@@ -146,18 +150,15 @@ def _draw_points(ax: Axes, points: pd.DataFrame) -> list[Line2D]:
     return curves
 
 
-def _draw_short_runs(ax: Axes, record: Record) -> None:
+def _draw_short_runs(ax: Axes, record: Record) -> list[Line2D]:
     """Draw the last loss of each short trial, small and grey: they say where the longer ones were to be run."""
     ends = {}
     for trial in trials_in(record, Role.LR_RANGE):
         _, losses = curve(record, trial, "loss")
         if losses.size and 0 < losses[-1] <= 10 * losses[0]:  # above, a longer run says "diverged" (rule of thumb)
             ends[lr_of(record, trial)] = float(losses[-1])
-    if ends:
-        line = ax.plot(
-            list(ends), list(ends.values()), "o", color=BASELINE, alpha=0.6, label=f"short runs ({len(ends)})"
-        )
-        line[0].set(markersize=3, zorder=2)
+    style: dict[str, Any] = {"color": BASELINE, "alpha": 0.6, "markersize": 3, "zorder": 2}
+    return ax.plot([*ends], [*ends.values()], "o", label=f"short runs ({len(ends)})", **style) if ends else []
 
 
 def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:

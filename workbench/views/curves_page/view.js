@@ -10,7 +10,7 @@ const tag = (name, attributes = {}, ...children) => {
 class View {
   constructor(store, root) {
     Object.assign(this, { store, lanes: [], chosen: null, hovered: null, frozen: null, waiting: false, rows: new Map() });
-    Object.assign(this, { smoothing: 0, weight: 0, log: true, x: "steps", window: null });
+    Object.assign(this, { smoothing: 0.9, weight: 0, log: true, x: "steps", window: null });
     this.stats = { redraws: 0, last_ms: 0, max_ms: 0, total_ms: 0 };
     root.classList.add("wb-live");
     root.setAttribute("data-lm-suppress-shortcuts", "true");
@@ -57,7 +57,7 @@ class View {
       made.addEventListener("click", does);
       return made;
     };
-    this.slider = tag("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", "aria-label": "Smoothing" });
+    this.slider = tag("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0.9", "aria-label": "Smoothing" });
     this.told = tag("span", { class: "wb-live-told", "aria-hidden": "true" });
     this.slider.addEventListener("input", () => this.redraw({ smoothing: Number(this.slider.value) }));
     this.logs = button("Log y", { "aria-pressed": "true" }, () => this.redraw({ log: !this.log }));
