@@ -190,16 +190,16 @@ class NotebookRuns:
                     "report": os.path.relpath(report, relative_to) if run.study and report.exists() else None,
                 }
             )
-        columns = [
-            "run",
-            *names,
-            "verdict",
-            *measured,
-            *(word.lower() for _, word in STATUS.values()),
-            "worst findings",
-            "seconds",
-        ]
-        return render("runs.html.j2", Path(__file__).parent, runs=self, columns=columns, rows=rows, heading=heading)
+        columns = ["run", *names, "verdict", *measured, "worst findings", "seconds"]
+        return render(
+            "runs.html.j2",
+            Path(__file__).parent,
+            runs=self,
+            columns=columns,
+            numeric=[*measured, "seconds"],
+            rows=rows,
+            heading=heading,
+        )
 
 
 def write_summary(runs: NotebookRuns) -> Path:

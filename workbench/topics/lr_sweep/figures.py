@@ -57,7 +57,7 @@ def plot_lr_sweep(
             axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"lr {short(mark)}", zorder=1.5)
         lrs = [
             *points["lr"],
-            *(lr for line in short_runs for lr in line.get_xdata()),
+            *(lr for line in short_runs for lr in np.atleast_1d(line.get_xdata())),
             *(lr for lr in [baseline_lr(record)] if np.isfinite(lr)),
         ]
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
