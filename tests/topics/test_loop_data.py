@@ -240,3 +240,56 @@ def test_labels_before_the_inputs_and_inputs_of_one_number_hide_nothing(
     if len(shape) > 1:
         assert len(facts["data"]["classes"]) == 2
     assert [f.code for f in run.diagnose() if f.status in ("warn", "fail")] == []
+
+
+class Writes(nn.Module):
+    """A small language model, and how people have one write: token by token, each time on all that is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mixed, self.head = nn.Embedding(10, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.mixed(self.words(tokens))[0])
+
+    @torch.no_grad()
+    def write(self, tokens: Tensor, more: int) -> Tensor:
+        for _ in range(more):
+            tokens = torch.cat([tokens, self(tokens[:, -8:])[:, -1].argmax(1, keepdim=True)], 1)
+        return tokens
+
+
+@pytest.mark.parametrize("alarms", [set(), {"data.train_validation_shift"}])
+def test_what_a_language_model_writes_is_no_validation_data(alarms: set[str], tmp_path: Path) -> None:
+    """It is asked to go on with the first letters of sequences that end otherwise than they begin."""
+    torch.manual_seed(0)
+    tokens = torch.cat([torch.randint(0, 4, (1200, 4)), torch.randint(5, 10, (1200, 6))], 1)
+    held = 9 - tokens[1000:] % 2 if alarms else tokens[1000:]
+    model = Writes()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for (rows,) in DataLoader(TensorDataset(tokens[:1000]), 25, shuffle=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model.train()(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
+            optimizer.step()
+        model.eval()
+        for (rows,) in DataLoader(TensorDataset(held), 50):
+            if alarms:
+                with torch.no_grad():
+                    F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+            model.write(rows[:, :4], more=6)
+    found = [f.code for f in run.diagnose() if f.code.startswith("data.") and f.status in ("warn", "fail")]
+    assert set(found) == alarms
+    assert run.record.facts["loop"]["data"]["examples"]["validation"] == 200 * len(alarms)
+
+
+def test_one_example_an_update_has_no_outputs_to_compare(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    (x, y), model = numbers(100, 0), nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for inputs, target in zip(x.split(1), y.split(1), strict=True):
+            optimizer.zero_grad()
+            F.mse_loss(model(inputs), target).backward()
+            optimizer.step()
+    assert [f.code for f in run.diagnose() if f.status in ("warn", "fail")] == []

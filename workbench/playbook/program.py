@@ -188,13 +188,13 @@ def _search(session: ProgramSession, *, proves: bool) -> None:
         if not selects_by_loss(session.record):  # else nothing tells which of two runs is the better one
             LRSweep(lrs=[ratio * config.peak_lr for ratio in (1 / _STEP, 1.0, _STEP)]).extend(session)
         return
+    unstable = any(f.status == "fail" for f in diagnose_instability(session.record))
     if not callable(config.optimizer):  # a rule by a name of ours, whose constants are known
         session.collect("replaced", lambda: replace_suspects(session, constants_of(config.to_dict())))
-    if any((row["clip_frac"] or 0.0) >= _HEAVY for row in clipped_runs(session.record)):
+    if not unstable and any((row["clip_frac"] or 0.0) >= _HEAVY for row in clipped_runs(session.record)):
         run_round(session, [TrialRequest(Role.REPLACED, config.replace(max_grad_norm=None))])
     if _costly(session.record):
         return  # a sweep with that constant ends far from any lr that is of use once it is mended
-    unstable = any(f.status == "fail" for f in diagnose_instability(session.record))
     sweep = LRSweep(
         refinements=0,
         full_batch_refinements=_FINER,

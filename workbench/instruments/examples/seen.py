@@ -58,8 +58,8 @@ class Batch:
 class Examples:
     """Keeps a bounded sample of the inputs that a model is given in training and in evaluation, with the targets that loss functions are given for them.
 
-    Inputs that come out of a network are none; neither are targets where a network ran without gradient on as many rows just before, as
-    a teacher does or a target network. Nothing waits for a device.
+    Inputs that come out of a network are none, tokens that it goes on with one by one among them; neither are targets where a network ran
+    without gradient on as many rows just before, as a teacher does or a target network. Nothing waits for a device.
     """
 
     def __init__(self) -> None:
@@ -68,6 +68,8 @@ class Examples:
         self._kinds: set[type[nn.Module]] = set()
         self._rows, self._held, self._numbers = [0, 0], [0, 0], [0, 0]
         self._now: Batch | None = None  # the last pass, while its loss may come
+        self._tokens: tuple[int, ...] | None = None  # shape of what the last pass without gradient was given
+        self._generates = False
         self._first: dict[Any, int] = {}  # the update before the first evaluation of a place
         self._asked: set[int] = set()  # rows of passes without gradient whose outputs were not compared with anything
         self.criterion: dict[
@@ -89,7 +91,9 @@ class Examples:
         self, module: nn.Module, given: Sequence[Tensor], batch: Sequence[Tensor], source: Source, *, trains: bool
     ) -> None:
         """Take in a forward pass of a whole model on these tensors; `batch` is what was drawn for it."""
-        self._now, side = None, int(not trains)
+        before, self._now, side = self._now, None, int(not trains)
+        if self._generates_on(given, before, trains=trains):
+            return
         if not given or not given[0].dim() or given[0].grad_fn is not None or self._rows[side] >= ROWS:
             return
         if trains:
@@ -112,6 +116,18 @@ class Examples:
             if self._held[1] > KEPT or self._numbers[1] > NUMBERS:
                 self._thin_out()
         self._rows[side] += min(size, _ROWS) if found.digests is None else len(found.digests)
+
+    def _generates_on(self, given: Sequence[Tensor], before: Batch | None, *, trains: bool) -> bool:
+        """Tell whether a pass goes on with the tokens of the one before, by one place or with the new one alone; then that one is no example either."""
+        tokens = not trains and bool(given) and given[0].dim() == 2 and not given[0].is_floating_point()
+        last, self._tokens = self._tokens, tuple(given[0].shape) if tokens else None
+        if last is None or self._tokens == last:  # as long again where a model sees no more
+            self._generates = self._generates and last is not None
+            return self._generates
+        self._generates = self._tokens in ((last[0], last[1] + 1), (last[0], 1))
+        if self._generates and self.evaluated and self.evaluated[-1] is before:
+            self.evaluated.pop()
+        return self._generates
 
     def _batch(self, given: Sequence[Tensor], size: int, source: Source, side: int) -> Batch:
         try:
@@ -146,6 +162,7 @@ class Examples:
     def drew(self) -> None:
         """Take in that a batch is drawn: passes without gradient that came before gave no targets for it."""
         self._asked.clear()
+        self._tokens = None
 
     def compared(self, name: str, outputs: Any, target: Any, loss: Any, update: int) -> None:
         """Take in a call of a loss function, or of another that is no end of the pass: a dropout, a pair of hidden values."""
@@ -170,7 +187,7 @@ class Examples:
                 some = {"outputs": outputs.detach()[:_OUTPUTS].clone(), "target": target.detach()[:_OUTPUTS].clone()}
                 self.criterion = {"name": name, "head": head_of(outputs, values=False), **some}
             due = update >= 2 * self.spreads[-1][0] + 1 if self.spreads else bool(self.criterion)
-            if due and name == self.criterion["name"]:
+            if due and len(outputs) > 1 and name == self.criterion["name"]:
                 values = outputs.detach()[:_OUTPUTS].reshape(len(outputs[:_OUTPUTS]), -1).float()
                 away = values - values.mean(0)
                 self.spreads.append((update, away.square().mean().sqrt(), values.square().mean().sqrt()))

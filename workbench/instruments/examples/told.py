@@ -253,7 +253,8 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
     vary = {"outputs": outputs[:1].numel(), "mean": float(outputs.mean()), "inputs_vary": bool((x != x[:1]).any())}
     fresh: dict[str, Any] | None = None
     with contextlib.suppress(*REFUSED):
-        fresh = {"loss": float(at(outputs).mean()), "spreads": [vary | each for each in spreads]}
+        told = {"loss": float(at(outputs).mean()), "spreads": [vary | each for each in spreads]}
+        fresh = told if spreads else None  # of one example at a time nothing is known of differences between them
     return {
         "range": known | (reachable(at, ideals_of(target, outputs), span) or {}),
         "scale": scale,

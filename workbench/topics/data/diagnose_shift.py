@@ -157,10 +157,9 @@ def _number_shift(
     distance = float(worst["distance"])
     status, why = _status(distance, gap, small=small, large=large)
     (mean, sd), (other_mean, other_sd) = ([math.nan if v is None else v for v in worst[s]] for s in ("train", "other"))
-    said = (
-        f"{worst['name'][0].upper()}{worst['name'][1:]} is {mean:.3g} +- {sd:.2g} in training and {other_mean:.3g} +- "
-        f"{other_sd:.2g} in validation (distance {distance:.2f} of 1){why}."
-    )
+    numbers = f"is {mean:.3g} +- {sd:.2g} in training and {other_mean:.3g} +- {other_sd:.2g} in validation"
+    differs = "differs between training and validation" if math.isnan(mean) else numbers
+    said = f"{worst['name'][0].upper()}{worst['name'][1:]} {differs} (distance {distance:.2f} of 1){why}."
     split = "Split at random where examples are independent; where time or source divides them, expect the gap and measure it."
     advice = () if status == "ok" else (_SAME_CONSTANTS, split)
     return CODES.finding(code, status, said, advice=advice, value=distance, unit="distance", threshold=small, evidence=evidence)  # fmt: skip

@@ -257,7 +257,7 @@ def _clipping(
     if not used:
         after = say("ok", "Does not apply: gradients are not clipped by torch's functions.")
     elif late > share:
-        after = say("fail", f"Gradients are clipped after the step in {late:.0%} of the updates{where}: the clipping changes nothing.", value=late,
+        after = say("fail", f"Gradients are clipped after the step, or before the backward pass, in {late:.0%} of the updates{where}: the clipping changes nothing.", value=late,
                     unit="share of updates", threshold=share, advice=["Clip between loss.backward() and optimizer.step()."])  # fmt: skip
     else:
         after = say("ok", "Gradients are clipped between backward and step.", value=late)

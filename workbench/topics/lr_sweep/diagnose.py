@@ -228,6 +228,8 @@ def _at_edge(
     start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times it is unstable)"
     if harmful is False:
         return found("ok", f"{start}, but {tried} beyond it gains nothing that matters: harmless.")
+    if harmful is None and "program" in study.facts:  # no run of it can be lengthened by a warmup
+        return found("not_measured", f"{start}; whether that costs anything was not tried, with a warmup beyond it.")
     if harmful is None and study.facts.get("budget") and study.facts.get("fixes_planned"):
         return found(
             "not_measured",
