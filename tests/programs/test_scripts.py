@@ -319,3 +319,21 @@ def test_a_study_beside_the_folder_is_not_laid_out_and_a_file_that_goes_meanwhil
     twin = lay_out(place, scratch)
     assert (twin / "notes.txt").read_text() == "mine"
     assert not (twin.parent / "study").exists()
+
+
+REPLACED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 1)
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(16, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_an_optimizer_of_a_model_that_was_replaced_is_told_with_the_line_that_builds_it(tmp_path: Path) -> None:
+    found = diagnose(folder(tmp_path, REPLACED), budget="1x")["loop.optimizer_mismatch"]
+    assert (found.status, found.summary.endswith("(train.py:5).")) == ("fail", True), found.summary

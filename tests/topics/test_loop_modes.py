@@ -185,3 +185,27 @@ def test_folds_that_begin_with_the_same_weights_rouse_nothing(tmp_path: Path) ->
                 F.cross_entropy(model(X), Y).backward()
                 optimizer.step()
     assert run.diagnose()["loop.no_update"].status == "ok"
+
+
+class Reads(nn.Module):
+    """Reads a row as four steps in both directions."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(2, 8, bidirectional=True, batch_first=True), nn.Linear(16, 5)
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, states = self.rnn(x.view(len(x), 4, 2))
+        return self.head(outputs[:, -1] if self.last else torch.cat([states[0], states[1]], 1))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_reverse_direction_that_has_seen_one_step_is_told_where_its_whole_output_is(
+    last: bool, tmp_path: Path
+) -> None:
+    finding = trained(tmp_path / "run", Reads(last=last))["loop.no_update"]
+    assert finding.status == ("warn" if last else "ok"), finding.summary
+    if last:
+        assert "rnn.weight_hh_l0_reverse" in finding.summary
+        assert "or h_n" in finding.advice[0]

@@ -65,6 +65,8 @@ _BLIND_DECADES = 3.7
 """How far from its own lr a program that learns nothing is tried, both ways together: a factor of 64 each (rule of thumb)."""
 _BAD_START = ("lr.probabilistic", "stability.early", "stability.early_recovers", "lr.too_high", "lr.nothing_learns")
 _MID = ("stability.mid", "stability.spike")
+_OF_OPTIMIZER = ("loop.optimizer_mismatch", "loop.unowned_parameters")
+"""Findings that are mended where the optimizer is built."""
 
 
 def diagnose_program(
@@ -271,7 +273,12 @@ def judge_program(record: StudyRecord) -> Diagnosis:
         found += _own_clipping(study)
     else:
         found += diagnose_clipping(study) if record.config["max_grad_norm"] is not None else tried_only(study)
-    found = replace(found, findings=as_first_look(record.facts, found.findings))
+    where = _built(record)
+    lined = [
+        replace(f, summary=f"{f.summary.removesuffix('.')}{where}.") if f.code in _OF_OPTIMIZER and f.status in ("warn", "fail") else f
+        for f in found.findings
+    ]  # fmt: skip
+    found = replace(found, findings=as_first_look(record.facts, lined))
     recommendation = recommend(study, found)
     found = settled_by_proof(record, found, recommendation)
     costly = _costly(record)

@@ -199,7 +199,10 @@ def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> F
             f"the updates that were looked at have {facts['moved_at']:.2g} times the largest learning rate",
         )
     elif still and not none:
-        update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"{named(still)} are not changed by any update that was looked at.", advice=[
+        turned = all(name.endswith("_reverse") for name in still)
+        update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"No update that was looked at changes {named(still)}.", advice=[
+            "Take the reverse direction's output at the first step, or h_n: at the last step it has seen one input and no state, so that its recurrent weights have a gradient of 0."
+            if turned else
             "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
         ])  # fmt: skip
     return update
