@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.curves.judged import judged
+from workbench.curves.judged import JudgedStudy, judged
 from workbench.curves.sweep import FEWEST_STEPS, LRPoint, SweepTable, mean_and_error
 from workbench.curves.trial_curves import RecordLike, TrialCurve
 from workbench.findings.diagnosis import Diagnosis
@@ -158,8 +158,7 @@ def nothing_learns(
         return CODES.finding(CODE, "ok", summary, evidence=evidence | {"end_loss": best.loss})
     finite = [p for p in table.points if math.isfinite(p.loss)]
     if not finite or table.too_short:
-        held = "the loss became non-finite at every learning rate tried"
-        reason = nothing_clear(table) if finite else held if table.points else "no run was trained to its end"
+        reason = nothing_clear(table) if finite else nothing_finite(judged(record))
         return CODES.not_measured(CODE, reason, evidence=evidence)
     if len(table.points) == 1:
         return _one_lr(judged(record).curves, finite[0], evidence, noise_sds)
@@ -240,6 +239,14 @@ def _one_lr(
 
 
 _CLASSES = (2, 3, 4, 5, 10, 20, 100, 1000)  # numbers of classes that are common, whose loss of guessing is worth naming
+
+
+def nothing_finite(study: JudgedStudy) -> str:
+    """Say why no lr has a finite loss at the end."""
+    tried = [curve.finished for curve in study.curves if curve.point]
+    if tried and all(tried):
+        return "the loss became non-finite at every learning rate tried: try smaller ones"
+    return "no run whose loss stays finite was trained to its end"
 
 
 def nothing_clear(table: SweepTable) -> str:

@@ -40,11 +40,12 @@ def inline_svg(
 
 
 def side_by_side(draws: Sequence[Draw], *, alt: str, size: tuple[float, float] = (5.5, 4.0)) -> str:
-    """Return figures of `size` inches, each drawn into axes of its own, as HTML, one below the other where the page is narrow; nothing stays open."""
+    """Return figures of `size` inches, each drawn into axes of its own, as HTML, one below the other where the page is narrow, those that are measured if any is."""
     with house_style(SVG):
         figures = [HouseFigure(figsize=size, facecolor="none", layout="constrained") for _ in draws]
         for figure, draw in zip(figures, draws, strict=True):
             draw(figure.subplots())
+        figures = [figure for figure in figures if why_not_measured(figure.axes[0]) is None] or figures
         return block([sized(figure, "" if number else alt) for number, figure in enumerate(figures)], alt)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ WHOLE_AGAIN = (0.5, 1.5, 4.0)
 """Seconds after which a page that was not ready yet is given all of it once more, in case it could not ask."""
 
 
-BELOW = 'You may reload or close this page: training continues. "workbench watch runs/..." in a terminal follows it; wb.open("runs/...") shows all of it again.'
+BELOW = 'You may reload or close this page: training continues. "workbench watch {0}" in a terminal follows it; wb.open("{0}") shows all of it again.'
 """What stands below the view while the cell runs, and is what a page that was reloaded keeps of it."""
 
 
@@ -104,12 +107,17 @@ def _page(*, shown: bool) -> Iterator[None]:
         from workbench.views.curves import CurvesWidget, curves_html
 
         widget = CurvesWidget()
-        feed = LiveFeed(widget.send)
-        widget.when_asked(feed.everything)
         place, below = uuid.uuid4().hex, uuid.uuid4().hex
+        publish = partial(publish_display_data, metadata={}, transient={"display_id": below})
+
+        def tell(path: Path) -> None:
+            said = BELOW.format(os.path.relpath(path))
+            publish({"text/plain": said, "text/html": f"<small>{escape(said)}</small>"}, update=True)
+
+        feed = LiveFeed(widget.send, shows=tell)
+        widget.when_asked(feed.everything)
         display(widget, display_id=place)  # type: ignore[no-untyped-call]
-        words = {"text/plain": BELOW, "text/html": f"<small>{BELOW}</small>"}
-        publish_display_data(words, {}, transient={"display_id": below})  # type: ignore[no-untyped-call]
+        publish({"text/plain": ""})
     except Exception:  # a page that cannot be shown is no reason not to train
         logging.getLogger(__name__).warning(
             "The live view cannot be shown; training continues without it.", exc_info=True
@@ -146,9 +154,12 @@ class LiveFeed(Watcher):
     """Sends what this process writes of the newest open study to a page, as JSON values and buffers, at most five times a second."""
 
     def __init__(
-        self, send: Callable[[dict[str, Any], list[Any]], object], clock: Callable[[], float] = time.monotonic
+        self,
+        send: Callable[[dict[str, Any], list[Any]], object],
+        clock: Callable[[], float] = time.monotonic,
+        shows: Callable[[Path], object] = lambda _: None,
     ) -> None:
-        self._send, self._clock = send, clock
+        self._send, self._clock, self._shows = send, clock, shows
         self._studies: dict[Path, StudyCurves] = {}
         self._open: list[Path] = []
         self._shown: StudyCurves | None = None
@@ -216,6 +227,7 @@ class LiveFeed(Watcher):
         if self._shown is not self._studies[path]:
             self._shown = self._studies[path]
             self._shown.whole = True
+            self._shows(path)
             now = self._clock()
             self._again = [now + seconds for seconds in WHOLE_AGAIN]
 

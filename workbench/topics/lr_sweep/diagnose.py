@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.curves.clipping import fixed_step
 from workbench.curves.judged import JudgedStudy, is_harmful, judged, judged_runs
-from workbench.curves.losses import nothing_clear, nothing_learns
+from workbench.curves.losses import nothing_clear, nothing_finite, nothing_learns
 from workbench.curves.lr_search import BestLR, UnstableBracket, edge_round, lr_best, refine_round, unstable_bracket
 from workbench.curves.sweep import SweepTable
 from workbench.curves.trial_curves import RecordLike
@@ -63,7 +63,7 @@ def diagnose_lr_sweep(
     best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
     learning, fixed = nothing_learns(study, table), fixed_step(study)
     if best is None or len(table.points) < 2 or fixed:
-        return Diagnosis.of(study, [*_not_measured(table, fixed=fixed), learning])
+        return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), learning])
     bracket = unstable_bracket(table)
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
     limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance, "material_frac": fix_frac}
@@ -89,7 +89,7 @@ def _rows(table: SweepTable) -> list[dict[str, Any]]:
     return [{n: getattr(p, n) for n in _COLUMNS} | {"state": state[math.isinf(p.loss)]} for p in table.points]
 
 
-def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
+def _not_measured(study: JudgedStudy, table: SweepTable, *, fixed: bool) -> list[Finding]:
     reason = (
         "nearly every step is clipped, so the learning rate sets the length of every step; raise max_grad_norm first"
     )
@@ -98,7 +98,7 @@ def _not_measured(table: SweepTable, *, fixed: bool) -> list[Finding]:
     elif len(table.points) < 2:
         reason = f"{len(table.points)} learning rate(s) were trained at full length; a sweep needs at least two"
     elif all(math.isinf(p.loss) for p in table.points):
-        reason = "the loss became non-finite at every learning rate tried: try smaller ones"
+        reason = nothing_finite(study)
     else:
         reason = nothing_clear(table)
     evidence = {"points": _rows(table), "reason": reason, "loss_ref": table.loss_ref}

@@ -46,7 +46,7 @@ def plot_lr_sweep(
     """
     with drawing(ax, size, (6.8, 4.4)) as axes:
         points = _points(record, diagnosis)
-        if not len(points):
+        if not len(points) or (not points["feasible"].any() and (record.trials["state"] == "stopped").any()):
             return not_measured(axes, "the record has no finished trial of a learning-rate sweep")
         labels = {"xlabel": "learning rate", "ylabel": "training loss, end of the run"}
         axes.set(title="Final training loss vs learning rate", **labels)

@@ -163,7 +163,7 @@ class View {
     for (const chart of this.charts) chart.draw(drawn, window);
   }
 
-  // Where the x axis ends: it grows by doubling up to the length of the trials, so that what was counted stays counted.
+  // Where the x axis ends: with the length of the trials, while one of them trains; of time, whose end is not known, it grows by doubling.
   reach(lanes) {
     const shown = lanes.filter((lane) => lane.dim !== "hidden");
     const timed = this.x === "time";
@@ -175,9 +175,7 @@ class View {
     }
     total = Math.max(total, last);
     if (Object.keys(this.store.status.states).every((state) => state !== "running" && state !== "waiting")) return last || 1;
-    if (timed) return 2 ** Math.ceil(Math.log2(last || 1)); // how long the rest takes is not known
-    while (total / 2 >= last) total /= 2;
-    return Math.max(1, Math.ceil(total));
+    return timed ? 2 ** Math.ceil(Math.log2(last || 1)) : Math.ceil(total);
   }
 
   paint(lanes) {
