@@ -96,7 +96,8 @@ def _not_measured(study: JudgedStudy, table: SweepTable, *, fixed: bool) -> list
     if fixed:
         pass
     elif len(table.points) < 2:
-        reason = f"{len(table.points)} learning rate(s) were trained at full length; a sweep needs at least two"
+        some = "one learning rate was" if table.points else "no learning rate was"
+        reason = f"{some} trained at full length; a sweep needs at least two"
     elif all(math.isinf(p.loss) for p in table.points):
         reason = nothing_finite(study)
     else:

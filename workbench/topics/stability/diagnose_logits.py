@@ -74,15 +74,13 @@ def _unseen(record: JudgedStudy, code: str, curves: Sequence[TrialCurve], missin
 
     seen = (record.facts.get("loop") or {}).get("logits", {}).get("looks")
     if had(_ABOUT[code][0]):
-        return CODES.not_measured(code, "no run of the own config was looked at more than once")
+        return CODES.not_measured(code, "the own config was looked into once, and growth takes two looks: more updates")
     if seen == 0 or (seen is None and (record.evals["metric"] == "token_accuracy").any()):
         return CODES.not_measured(code, "no forward pass was looked into; that of a compiled model shows nothing")
     if seen is None and not len(record.evals):
         return CODES.not_measured(code, "nothing was looked into")
     if had("output_log_z"):
-        return CODES.not_measured(
-            code, "the model predicts tokens, and no attention was seen, as where F.softmax was imported by name"
-        )
+        return CODES.not_measured(code, "no attention was seen: there is none, or its softmax was imported by name")
     return CODES.finding(code, "ok", f"Does not apply: {missing}.")
 
 
