@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from ipywidgets import Widget
 
+import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.errors import StudyInterrupted
 from workbench.record.read import StudyRecord, TrialRecord
@@ -112,8 +114,17 @@ def test_what_reaches_the_page_is_the_record(tmp_path: Path, tick: float) -> Non
     assert {n: t["lr"] for n, t in page.trials.items()} == dict(enumerate(LRS))
     assert page.status["states"] == {"complete": 2, "diverged": 1}
     assert page.status["steps"] == len(record.steps)
-    assert page.status["stage"] == "sweep"
+    assert (page.status["stage"], page.status["planned"]) == ("sweep", 0)
     assert not all(np.isfinite(value) for _, value in page.curves[2, "loss"])
+
+
+@pytest.mark.usefixtures("always")
+def test_a_diagnosis_says_its_stage_and_how_many_steps_are_planned(tmp_path: Path) -> None:
+    page = Page()
+    with watching(LiveFeed(page.tell)):
+        wb.diagnose(small_workload(), tmp_path / "d", budget="6x")
+    assert re.fullmatch(r"[345] of 5: .+", page.status["stage"])
+    assert page.status["planned"] == 6 * small_workload().config.total_steps
 
 
 @pytest.mark.usefixtures("always")

@@ -25,6 +25,7 @@ from workbench.findings.audited import NOT_COLLECTED
 from workbench.progress import ProgressBar, progress_bar
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import Role
+from workbench.record.watch import tell
 from workbench.record.write import StudyWriter
 from workbench.studies.budget import Budget, BudgetSpent
 from workbench.train.batches import resolve_device
@@ -86,12 +87,13 @@ class Session:
         self._expect()
 
     def _expect(self) -> None:
-        """Tell the bar where the study ends: at what was planned, or, where a time is given, at the runs that are left in it."""
+        """Tell bar and watchers where the study ends: at what was planned, or, where a time is given, at the runs that are left in it."""
         runs, run_s = self._planned, self.run_s if self.budget.seconds < math.inf else None
         if run_s:
             runs = min(runs, self._bar.done / self.config.total_steps + self.budget.left_s() / run_s)
         if runs:
             self._bar.expect(round(runs * self.config.total_steps))
+        tell("on_stage", self.writer.path, self._stage, round(runs * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
         """Say which part of the study begins."""

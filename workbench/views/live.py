@@ -197,6 +197,12 @@ class LiveFeed(Watcher):
                 self._show(self._open[-1])
             self._tick(now=True)
 
+    def on_stage(self, path: Path, stage: str, steps: int) -> None:
+        """Note what is planned."""
+        with self._lock:
+            if path in self._studies:
+                self._studies[path].plan = stage, steps
+
     def on_trial(self, path: Path, number: int, *, stage: str, config: Mapping[str, Any]) -> None:
         """Note a trial."""
         with self._lock:

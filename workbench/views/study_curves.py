@@ -184,6 +184,7 @@ class StudyCurves:
         self._changed: set[int] = set()
         self._blocks: list[Mapping[str, Any]] = []
         self._steps, self._stage = 0, ""
+        self.plan: tuple[str, int] = "", 0
         self._times: deque[tuple[float, int]] = deque()
         self.whole = True
         """Whether the page must forget what it has: it gets all of it again."""
@@ -275,7 +276,7 @@ class StudyCurves:
         (first, before), (last, after) = (self._times[0], self._times[-1]) if self._times else ((0.0, 0), (0.0, 0))
         rate = (after - before) / (last - first) if last > first else None
         return {
-            "stage": self._stage, "steps": self._steps, "rate": rate, "states": {s: states.count(s) for s in set(states)},
+            "stage": self.plan[0] or self._stage, "planned": self.plan[1], "steps": self._steps, "rate": rate, "states": {s: states.count(s) for s in set(states)},
         }  # fmt: skip
 
     def _load(self, record: StudyRecord | TrialRecord) -> None:

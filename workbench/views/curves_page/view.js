@@ -196,7 +196,7 @@ class View {
     const states = status.states;
     const total = Object.values(states).reduce((a, b) => a + b, 0);
     const said = [
-      head.still ? "" : status.stage,
+      head.still ? "" : status.stage + (status.steps < status.planned ? ` · ${Math.round((100 * status.steps) / status.planned)}%` : ""),
       `${total} trial${total === 1 ? "" : "s"}: ` + Object.entries(STATES).filter(([key]) => states[key]).map(([key, [, word]]) => `${states[key]} ${word}`).join(", "),
       `${count(status.steps)} steps`,
       status.rate !== null && !head.still ? `${count(status.rate)} steps/s${this.left(status)}` : "",
@@ -207,10 +207,11 @@ class View {
     this.all.hidden = !this.chosen;
   }
 
-  // Time until the trials that are known and not at their end have run, at the rate of now.
-  left({ rate }) {
+  // Time until what is planned, or the trials that are known and not at their end, have run, at the rate of now.
+  left({ rate, steps: done, planned }) {
     const going = this.lanes.filter((lane) => ["running", "waiting"].includes(lane.info.state));
-    const steps = going.reduce((all, lane) => all + Math.max(0, lane.info.steps - lane.points.loss.n), 0);
+    const known = going.reduce((all, lane) => all + Math.max(0, lane.info.steps - lane.points.loss.n), 0);
+    const steps = Math.max(known, planned - done || 0);
     if (!(rate > 0) || !steps) return "";
     return steps / rate < 90 ? ` · ${Math.ceil(steps / rate)} s left` : ` · ${Math.round(steps / rate / 60)} min left`;
   }
