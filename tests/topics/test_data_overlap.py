@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_digits, load_wine
 from torch.utils.data import Subset, TensorDataset
 
 import workbench as wb
@@ -160,3 +160,19 @@ def test_constant_rows_zeros_and_nan_equal_themselves_alone() -> None:
     x = X.clone()
     x[0, 0] = torch.nan
     assert counted(TensorDataset(x), TensorDataset(x[:3]))[0] == 3
+
+
+def digits(count: int, copies: int, size: float) -> tuple[TensorDataset, TensorDataset]:
+    """Every fifth of so many noisy copies of so many digits, and the others."""
+    pictures = torch.tensor(load_digits().data[:count] / 16, dtype=torch.float32)
+    rows = noise(size)(pictures.repeat(copies, 1))[
+        torch.randperm(count * copies, generator=torch.Generator().manual_seed(2))
+    ]
+    held = torch.arange(len(rows)) % 5 == 0
+    return TensorDataset(rows[~held]), TensorDataset(rows[held])
+
+
+def test_augmented_copies_on_both_sides_are_found_and_pictures_of_one_kind_are_not() -> None:
+    train, validation = digits(320, 8, 0.01)
+    assert counted(train, validation)[1] > 0.2 * len(validation)
+    assert counted(*digits(1700, 1, 0.01)) == (0, 0)

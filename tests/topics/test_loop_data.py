@@ -293,3 +293,28 @@ def test_one_example_an_update_has_no_outputs_to_compare(tmp_path: Path) -> None
             F.mse_loss(model(inputs), target).backward()
             optimizer.step()
     assert [f.code for f in run.diagnose() if f.status in ("warn", "fail")] == []
+
+
+def tokens(targets: Callable[[Tensor], Tensor], out: Path, **options: float) -> wb.Finding:
+    """Watch a language model of a chain of 24 letters, the first of them the most common, and return what is said of what it learns."""
+    torch.manual_seed(0)
+    chain = (torch.rand(40_000).square() * 24).long()
+    chain[1::2] = (chain[::2] * 5 + 1) % 24  # every second letter follows from the one before
+    model = nn.Sequential(nn.Embedding(24, 32), nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 24))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=out) as run:
+        for _ in range(80):
+            at = torch.randint(len(chain) - 33, (16, 1)) + torch.arange(33)
+            x, y = chain[at[:, :-1]], targets(chain[at[:, 1:]])
+            optimizer.zero_grad()
+            F.cross_entropy(model(x).flatten(0, 1), y.flatten(), **options).backward()
+            optimizer.step()
+    return run.diagnose()["lr.nothing_learns"]
+
+
+def test_a_language_model_that_learns_no_more_than_how_common_tokens_are_has_learned_nothing(tmp_path: Path) -> None:
+    found = tokens(lambda y: y.flatten()[torch.randperm(y.numel())].view_as(y), tmp_path / "shuffled")
+    assert found.status == "warn", found
+    assert "constant output" in found.summary
+    for number, options in enumerate(({}, {"label_smoothing": 0.1})):
+        assert tokens(lambda y: y, tmp_path / str(number), **options).status == "ok"

@@ -16,6 +16,7 @@ from workbench.curves.trial_curves import (
     RecordLike,
     TrialCurve,
     TrialVerdict,
+    constant_loss,
     curves_of,
     equal,
     full_length,
@@ -67,7 +68,8 @@ class JudgedStudy:
     @cached_property
     def curves(self) -> list[TrialCurve]:
         """Every trial that has rows and did not crash, in order of its number."""
-        chance, same = self.facts.get("chance_loss"), one_batch(self.facts.get("loop"))
+        loop = self.facts.get("loop")
+        chance, same = self.facts.get("chance_loss", constant_loss(loop)), one_batch(loop)
         return curves_of(self.trials, self.steps, chance=chance, points=self.points, same_batch=same)
 
     @cached_property

@@ -201,10 +201,12 @@ def _one_lr(
     *,
     min_rows: int = 50,
     short_frac: float = 0.1,
+    near_frac: float = 0.1,
 ) -> Finding:
-    """Tell whether the runs at the one lr that was tried fall at all: the second half of their losses against the first tenth.
+    """Tell whether the runs at the one lr that was tried fall at all, and below chance: the second half of their losses against the first tenth.
 
     Args:
+        near_frac: share of the way from the first tenth to chance that may be left where a run has arrived (rule of thumb).
         min_rows: fewer losses than this tell nothing (rule of thumb).
         short_frac: standard errors that are a larger share of the loss leave room for a fall that is not seen (rule of thumb).
     """
@@ -214,15 +216,24 @@ def _one_lr(
         return unknown("one learning rate was trained")
     if any(curve.at_steps[0] > 2 * (curve.at_steps[-1] - curve.at_steps[0]) / (curve.loss.size - 1) for curve in mine):
         return unknown(f"the losses begin at step {mine[0].at_steps[0]:,}, and what was learned before is not known")
-    (head, head_se), (half, half_se) = (
+    (head, head_se), (half, half_se), (third, third_se), (last, last_se) = (
         mean_and_error([c.loss[part] for c in mine for part in [slice(round(a * c.loss.size), round(b * c.loss.size))]])
-        for a, b in ((0.0, 0.1), (0.5, 1.0))
+        for a, b in ((0.0, 0.1), (0.5, 1.0), (0.5, 0.75), (0.75, 1.0))
     )
     error = noise_sds * math.hypot(head_se, half_se)
     at = f" at lr {point.lr:.4g}" if math.isfinite(point.lr) else ""
     shown = f"{head:.4g} in the first tenth of the losses, {half:.4g} in their second half"
     evidence = evidence | {"first_tenth": head, "second_half": half, "error": error}
-    if head - half > error:
+    chance, said, other = mine[0].chance, "does not fall", ", or nothing was left to learn"
+    if chance is not None and head > chance and half + noise_sds * half_se > chance:
+        evidence, shown = evidence | {"chance": chance}, f"{shown}; the best constant output costs {chance:.4g}"
+        if third - last > noise_sds * math.hypot(third_se, last_se):
+            return unknown(f"the loss is still falling, and not yet below that of a constant output: {shown}")
+        if half < chance - half_se or (half > chance + near_frac * (head - chance) and head - half > error):
+            return unknown(f"the loss ends near that of a constant output, or above it: {shown}")
+        other = " of the targets from the inputs"
+        error, said = noise_sds * half_se, "falls no further than a constant output's"
+    elif head - half > error:
         return CODES.finding(CODE, "ok", f"The training loss falls{at}: {shown}.", evidence=evidence)
     if not error <= short_frac * abs(half):
         return CODES.not_measured(CODE, f"the loss is too noisy to tell: {shown}", evidence=evidence)
@@ -234,7 +245,7 @@ def _one_lr(
         (f"; guessing among {k} classes costs {math.log(k):.4g}" for k in _CLASSES if abs(half - math.log(k)) < 0.02),
         "",
     )
-    summary = f"The training loss does not fall{at}: {shown}{known}. Nothing is learned, or nothing was left to learn."
+    summary = f"The training loss {said}{at}: {shown}{known}. Nothing is learned{other}."
     return CODES.finding(CODE, "warn", summary, evidence=evidence, advice=advice)
 
 

@@ -52,6 +52,16 @@ def metric_sign(record: RecordLike) -> float:
     return 1.0 if record.config.get("select_mode", "min") == "min" else -1.0
 
 
+def unlearned(record: RecordLike, first: float, chance: float | None) -> float:
+    """Return the cost of knowing nothing: the selected metric at first or, where it is the training's own loss, chance if that is lower.
+
+    A program's metrics may be on a scale of their own.
+    """
+    select = str(record.config["select"])
+    own = select.endswith("/loss") and ("program" not in record.facts or select.startswith("train/"))
+    return ignorance(metric_sign(record) * first, chance if own else None)
+
+
 def ended_early(record: RecordLike) -> pd.DataFrame:
     """Return the trials of programs that ended themselves before the planned updates, as by an early stopping of their own."""
     trials = record.trials

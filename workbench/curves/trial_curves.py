@@ -158,6 +158,15 @@ def one_batch(loop: Mapping[str, Any] | None) -> bool:
     return bool(seen.get("compared", 0) > 1 and seen["same"] == seen["compared"])
 
 
+def constant_loss(loop: Mapping[str, Any] | None) -> float | None:
+    """Return what the best constant output costs by a watched loop's facts; None where the losses are others, as sums over several passes."""
+    loop = loop or {}
+    windows = ((loop.get("order") or {}).get("optimizers") or {}).get("0", {}).get("windows") or {}
+    trained = (loop.get("data") or {}).get("trained") or {}
+    single = bool(windows) and max(windows, key=lambda window: windows[window]).split()[0] == "1"
+    return trained.get("constant") if single and trained.get("alone") else None
+
+
 def curves_of(
     trials: pd.DataFrame, steps: pd.DataFrame, *, chance: float | None, points: Collection[str] = POINTS, same_batch: bool = False
 ) -> list[TrialCurve]:  # fmt: skip

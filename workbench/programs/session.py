@@ -200,7 +200,7 @@ def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, 
     if not program.minimised:
         writer.add_facts(minimised=False, not_minimised=need_not_fall(outcome.facts["loop"], outcome.columns))
     writer.add_facts(
-        loop=outcome.facts["loop"], program=facts, full_batch=program.full_batch, chance_loss=None, initial_critical_lr=config.peak_lr,
+        loop=outcome.facts["loop"], program=facts, full_batch=program.full_batch, initial_critical_lr=config.peak_lr,
         initial_critical_lr_found=False, own_config=config.to_dict(),
     )  # fmt: skip
 

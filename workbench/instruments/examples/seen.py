@@ -17,7 +17,7 @@ WIDTH, TARGETS = 4096, 64
 """Numbers of one example's inputs, and of its target, that are kept: of a picture every second place, or fewer (rules of thumb)."""
 _ROWS, _NUMBERS, _FEWEST = 2048, 64, 4
 """Examples of one pass, and numbers of one example, that are digested; those of fewer are no content, but the number of a user, say (rules of thumb)."""
-_OUTPUTS, _LOSSES = 256, 200
+_OUTPUTS, _WHOLE, _LOSSES = 256, 2**20, 200
 
 
 class Source(NamedTuple):
@@ -184,8 +184,12 @@ class Examples:
             self._asked.clear()
             self._loss = loss
             if not self.criterion and len(outputs) == len(target):
-                some = {"outputs": outputs.detach()[:_OUTPUTS].clone(), "target": target.detach()[:_OUTPUTS].clone()}
-                self.criterion = {"name": name, "head": head_of(outputs, values=False), **some}
+                rows = len(outputs) if outputs.numel() <= _WHOLE else _OUTPUTS
+                some = {"outputs": outputs.detach()[:rows].clone(), "target": target.detach()[:rows].clone()}
+                value = (
+                    loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 and rows == len(outputs) else None
+                )
+                self.criterion = {"name": name, "head": head_of(outputs, values=False), "loss": value, **some}
             due = update >= 2 * self.spreads[-1][0] + 1 if self.spreads else bool(self.criterion)
             if due and len(outputs) > 1 and name == self.criterion["name"]:
                 values = outputs.detach()[:_OUTPUTS].reshape(len(outputs[:_OUTPUTS]), -1).float()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from workbench.instruments.examples.seen import Batch, Examples
+from workbench.instruments.examples.seen import TARGETS, Batch, Examples
 from workbench.instruments.examples.sizes import CATEGORIES, sample_facts
 from workbench.instruments.losses.ranges import RANGES, REFUSED, ideals_of, reachable
 from workbench.instruments.norms import sizes_of
@@ -29,6 +29,8 @@ _DRIFT = 0.15
 """Distance between the first and the last half of what is trained on, from which on they are no sample of it all (as `diagnose_data`'s `small_shift`)."""
 _CHANCE, _MANY = 1e-4, 1.5
 """Chance of such a distance, and times by which deviations of the splits differ, or deviations by which their means do, where they are prepared otherwise (rules of thumb)."""
+_SHOWN = 256
+"""First outputs by which ranges and sizes are told (rule of thumb)."""
 _FITTED, _SURE = 500, 8.0
 """Examples that simple models are fitted to, which takes some tenths of a second at the end of a run, and deviations of chance from which on they have found something (rules of thumb)."""
 
@@ -223,6 +225,27 @@ _NAMED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy"
 """Loss functions whose ideal outputs are known."""
 
 
+def _constant(name: str, outputs: Tensor, target: Tensor, y: Tensor, loss: float) -> float | None:
+    """Return what the best constant output costs; None where the first loss is not the plain mean, as with weights or label smoothing."""
+    with contextlib.suppress(*REFUSED):
+        given = target.float().reshape(outputs.shape) if target.is_floating_point() else target
+        if not np.isclose(float(getattr(F, name)(outputs, given)), loss, rtol=1e-4):
+            return None
+        classes = name.startswith(("cross_entropy", "binary")) and not y.is_floating_point()
+        if (classes and (name == "cross_entropy" or y.shape[1] == 1)) or (name == "mse_loss" and y.shape[1] < TARGETS):
+            cost = _entropy if classes else lambda part: float(part.double().var(0).mean())
+            whole, *halves = map(cost, (y, *y.tensor_split(2)))
+            return whole if max(halves) - min(halves) <= _DRIFT * whole else None  # else it is no sample of them all
+    return None
+
+
+def _entropy(y: Tensor) -> float:
+    """Return the entropy of classes, in nats, with the correction for a sample of n among k: (k - 1) / (2 n) (Miller 1955)."""
+    counts = torch.unique(y[y >= 0], return_counts=True)[1].double()  # below 0 are those that are left out
+    shares = counts / counts.sum()
+    return float(-torch.xlogy(shares, shares).sum() + (len(counts) - 1) / (2 * counts.sum()))
+
+
 def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
     """Return what the last operation of the model can reach, the size of targets and of first outputs and their loss, and the loss of one and the same output."""
     seen, name = examples.criterion, examples.criterion.get("name", "")
@@ -230,7 +253,9 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
     if name not in _NAMED:
         return {"range": None, "scale": {}, "trained": trained, "fresh": None}
     outputs, target, head = seen["outputs"].cpu().float(), seen["target"].cpu(), seen["head"]
-    scale = {}
+    if seen["loss"] is not None and y is not None:
+        trained["constant"] = _constant(name, outputs, target, y, float(seen["loss"]))
+    outputs, target, scale = outputs[:_SHOWN], target[:_SHOWN], {}
     if target.is_floating_point() and outputs.numel() == target.numel() and name.endswith(("l1_loss", "mse_loss", "huber_loss")):  # fmt: skip
         size = {"outputs": float(outputs.double().square().mean().sqrt())}
         scale = {"targets": sizes_of(target.double().reshape(len(target), -1).numpy()) | size}
@@ -242,11 +267,6 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
 
     span = RANGES.get(head or "", (-np.inf, np.inf))
     known = {"kind": None, "head": head, "range": list(span) if head in RANGES else None}
-    if y is not None and y.shape[1] == 1 and name.startswith(("cross_entropy", "binary")) and not y.is_floating_point():
-        shares = torch.bincount(y.flatten() - y.min()).double() / len(y)
-        trained["constant"] = float(-torch.xlogy(shares, shares).sum())
-    elif y is not None and name == "mse_loss":
-        trained["constant"] = float(y.double().var(0).mean())
     spreads = [
         {"update": update, "spread": float(spread), "size": float(size)} for update, spread, size in examples.spreads
     ]

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from workbench.curves.instability import ignorance
 from workbench.curves.judged import failed_when_proved, trials_with
 from workbench.curves.lr_search import EDGE_MARGIN, BestLR, UnstableBracket, below_edge
-from workbench.curves.selection import metric_sign, selected, selected_rows
+from workbench.curves.selection import metric_sign, selected, selected_rows, unlearned
 from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
@@ -91,14 +90,10 @@ def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
     A script may evaluate first when much is learned already: then that of a constant output, as far as its examples tell it.
     """
     rows = selected_rows(record, point.trials[0]).sort_values("step")
-    first = metric_sign(record) * float(rows["value"].iloc[0])
-    if not str(record.config["select"]).endswith("/loss"):
-        return first
-    if rows["step"].iloc[0] > 0:
-        seen = ((record.facts.get("loop") or {}).get("data") or {}).get("trained") or {}
-        constant = table.chance if table.chance is not None else seen.get("constant")
-        return first if constant is None else float(constant)
-    return ignorance(first, table.chance)
+    first = float(rows["value"].iloc[0])
+    if rows["step"].iloc[0] > 0 and table.chance is not None and str(record.config["select"]).endswith("/loss"):
+        return table.chance
+    return unlearned(record, first, table.chance)
 
 
 def own_lr_findings(

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.curves.instability import Rise, ignorance
 from workbench.curves.judged import judged
-from workbench.curves.selection import metric_sign, selected_rows
+from workbench.curves.selection import metric_sign, selected_rows, unlearned
 from workbench.curves.sweep import objective, paired_difference
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, initial_losses, judge
 from workbench.findings.audited import why_missing
@@ -108,8 +108,7 @@ def lost_by(record: RecordLike, own: TrialCurve, other: TrialCurve) -> tuple[flo
     if not all(values) or not math.isfinite(values[1][-1]):
         return lost, None
     first, select = float(values[0][0]), (float(values[0][-1]), float(values[1][-1]))
-    first = ignorance(first, own.chance) if str(record.config["select"]).endswith("/loss") else first
-    also = _share_lost(sign * first, sign * select[0], sign * select[1])
+    also = _share_lost(unlearned(record, first, own.chance), sign * select[0], sign * select[1])
     return also if also >= _MOST_FRAC else min(lost, also), select
 
 
