@@ -318,3 +318,36 @@ def test_a_language_model_that_learns_no_more_than_how_common_tokens_are_has_lea
     assert "constant output" in found.summary
     for number, options in enumerate(({}, {"label_smoothing": 0.1})):
         assert tokens(lambda y: y, tmp_path / str(number), **options).status == "ok"
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_output_whose_class_no_example_has_is_told(cut: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, y = clusters(400, 1)
+    model = nn.Linear(8, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for inputs, targets in shuffled(x, y.clamp(min=1) if cut else y):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    assert run.diagnose()["data.labels"].status == ("warn" if cut else "ok")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_generator_that_is_seeded_before_each_batch_is_no_full_batch_training(again: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, y = clusters(400, 1)
+    model = nn.Linear(8, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(60):
+            if again:
+                torch.manual_seed(1)
+            rows = torch.randint(400, (20,)) if again else torch.arange(400)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    found = run.diagnose()["loop.repeated_batch"]
+    assert found.status == ("fail" if again else "ok")
+    assert not again or "test_loop_data.py" in found.summary

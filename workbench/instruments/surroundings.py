@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -90,6 +91,7 @@ class Loaders:
         self._fed: list[Tensor] = []
         self._drawn: dict[int, int] = {}  # by loader, since the last backward pass
         self._weights: dict[int, Tensor] = {}
+        self._seeded: dict[int, str] = {}  # by update, the line that seeds a generator anew
 
     def trained(self) -> None:
         """Take in that a backward pass begins: what was drawn last is trained on."""
@@ -171,6 +173,11 @@ class Loaders:
                 self._weights = {flat.numel(): weights}
             self._fed = [torch.dot(flat.float(), weights)]
 
+    def seeded(self, updates: int) -> None:
+        """Take in that a generator is seeded, after so many updates."""
+        if len(self._seeded) < MAX_PRINTS:
+            self._seeded.setdefault(updates, own_line())
+
     def stepped(self, updates: int) -> None:
         """Take in that an update was made, after so many others."""
         self._prints += [(updates, fed) for fed in self._fed]
@@ -187,6 +194,7 @@ class Loaders:
             "compared": len(pairs),
             "same": sum(pairs),
             "distinct": len({value for _, value in values}),
+            "seeded": list(Counter(self._seeded.values()).most_common(1)),
         }
 
 

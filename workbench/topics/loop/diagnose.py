@@ -283,7 +283,7 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
     say: Say = partial(
         OWN_CODES.finding,
         "loop.repeated_batch",
-        evidence={k: found[k] for k in ("compared", "same", "distinct", "loaders")},
+        evidence={k: found[k] for k in ("compared", "same", "distinct", "loaders", "seeded")},
     )
     if found["compared"] < least:
         return OWN_CODES.not_measured(
@@ -293,6 +293,12 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
     longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["trained"]]
     if part <= share:
         return say("ok", "Successive updates see different examples.", value=part)
+    line, seeds = next(iter(found["seeded"]), ("", 0))
+    if not longer and seeds > share * found["compared"]:
+        return say(
+            "fail", f"{part:.0%} of the updates see the very same examples as the one before: a generator is seeded anew before each{at({'seed': line}, 'seed')}.",
+            value=part, unit="share of updates", threshold=share, advice=["Seed the generators once, before the loop."],
+        )  # fmt: skip
     if not longer:
         return say(
             "ok",

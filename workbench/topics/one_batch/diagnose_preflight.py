@@ -144,9 +144,14 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     if len(counts) > 50 or tokens or not rare:
         said = f"All targets lie in 0 to {len(counts) - 1}; the rarest class has {min(counts)} of {total} examples."
         return say("ok", said, value=float(min(counts)), unit="examples")
-    return say(
-        "warn", f"The model has {len(counts)} outputs, but no training example is of class {', '.join(map(str, rare[:8]))}.",
-        value=float(len(rare)), unit="classes",
+    return empty_classes(rare, len(counts), evidence)
+
+
+def empty_classes(empty: list[int], outputs: int, evidence: Facts) -> Finding:
+    """Return the finding that classes have no example."""
+    return CODES.finding(
+        "data.labels", "warn", f"The model has {outputs} outputs, but no training example is of class {', '.join(map(str, empty[:8]))}.",
+        value=float(len(empty)), unit="classes", evidence=evidence,
         advice=["Check how targets are numbered, and whether the split lost a class.", "Give the model fewer outputs."],
     )  # fmt: skip
 
