@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.caller import own_line
 from workbench.instruments.conversions import Conversions
-from workbench.instruments.examples.batches import Batches, Draws
 from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers
@@ -102,7 +102,7 @@ class LoopFacts:
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
         if not torch.is_grad_enabled() and name in ("dropout", *CRITERIA):
             (self.modes.dropped if name == "dropout" else self.modes.measured)()
-        if name == "seed":
+        if name in ("seed", "manual_seed"):
             self.loaders.seeded(self.updates)
         elif self.near and name == "multinomial":
             self.surrogates.drew(target)

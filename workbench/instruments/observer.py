@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.instruments.examples.batches import Draws
+from workbench.instruments.batches import Draws
 from workbench.instruments.facts import LoopFacts
-from workbench.instruments.listener import Intervention
 from workbench.instruments.losses.attention import Attention
 from workbench.instruments.losses.graphs import note_scaled, unscaled
 from workbench.instruments.losses.guarded import looks
@@ -23,7 +22,7 @@ from workbench.instruments.losses.pending import Pending, Samples, clippings_of,
 from workbench.instruments.norms import gradients_of, stacked, total_norm
 from workbench.instruments.parameters import Snapshot
 from workbench.instruments.rows import StepRows, Value, learning_rates, summed
-from workbench.instruments.taps import TAPS
+from workbench.instruments.taps import TAPS, Intervention
 
 
 class LoopObserver:
@@ -67,6 +66,8 @@ class LoopObserver:
         self.last, self._seconds = time.perf_counter(), 0.0
         self._snapshot = Snapshot(every)
         self._plain = intervention is None  # whether all that was seen of the loop is what `Passing` takes
+
+    # ---- what a loop does, in its order
 
     @looks
     def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None:  # noqa: D102
@@ -319,6 +320,8 @@ class LoopObserver:
         self.samples.add(number, (p for group in optimizer.param_groups for p in group["params"]))
         if self.looks_now:
             self._mark()
+
+    # ---- rows
 
     def _hand_on(self, columns: Mapping[str, list[float]]) -> None:
         if self.facts.batches.read(columns) and not self.attention.sees:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import random
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,10 +28,53 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from workbench.instruments.batches import Draws, TimedIterator, noted
 from workbench.instruments.conversions import METHODS, dispatched, is_costly, pairs_all
-from workbench.instruments.examples.batches import Draws, TimedIterator, noted
-from workbench.instruments.listener import Listener
 from workbench.instruments.workers import asked_workers
+
+
+class Listener(Protocol):
+    """What is told of a loop, in the order in which it happens."""
+
+    def backward_begins(self, losses: Any, *, retained: bool = False) -> None: ...  # noqa: D102
+    def backward_ends(self) -> None: ...  # noqa: D102
+    def step_enters(self, optimizer: Optimizer) -> None: ...  # noqa: D102  # with a closure that is about to make the gradients
+    def step_begins(self, optimizer: Optimizer) -> None: ...  # noqa: D102
+    def step_ends(self, optimizer: Optimizer) -> None: ...  # noqa: D102
+    def zeroed(self, owner: Optimizer | nn.Module) -> None: ...  # noqa: D102
+    def loads(self, module: nn.Module) -> None: ...  # noqa: D102
+    def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None: ...  # noqa: D102
+    def scaled(self, loss: Any, result: Any, scale: Callable[[Tensor], Tensor]) -> None: ...  # noqa: D102
+    def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
+    def scheduled(self, scheduler: Any) -> None: ...  # noqa: D102
+    def loader_begins(self, loader: Any, states: Tensor | None) -> None: ...  # noqa: D102
+    def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None: ...  # noqa: D102
+    def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None: ...  # noqa: D102
+    def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None: ...  # noqa: D102
+    def converted(self, tensor: Tensor, result: Tensor, seconds: float) -> None: ...  # noqa: D102
+
+
+class Intervention(Protocol):
+    """What is changed at the boundary of an optimizer, in this order."""
+
+    max_grad_norm: float | None
+    unclipped: bool
+
+    def is_on(self) -> bool: ...  # noqa: D102  # of the training in progress
+    def takes_over(self, optimizer: Optimizer) -> bool: ...  # noqa: D102  # where one that is new goes on for the first one
+
+    def set_lr(self, optimizer: Optimizer, update: int) -> None:
+        """Change the learning rates of an update that is about to be made."""
+
+    def clip(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> Tensor | None:
+        """Shorten the gradients, which are `scale` times the true ones, in place; return whether they were, None where nothing is clipped."""
+
+    def reset_lr(self, optimizer: Optimizer) -> None:
+        """Put the loop's own learning rates back."""
+
+    def updated(self, updates: int) -> None:
+        """Take in that so many updates were made; may end the program."""
+
 
 CRITERIA = (
     "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss", "binary_cross_entropy",
@@ -42,6 +83,8 @@ CRITERIA = (
 """Functions of `torch.nn.functional` that compare outputs with targets; the loss modules of `torch.nn` call them."""
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 """Functions of `torch.nn.functional` that the modules of these names call."""
+CALLS = (("torch", "multinomial"), ("torch", "manual_seed"), ("numpy.random", "seed"), ("random", "seed"))
+HOOKS: tuple[tuple[Any, str], ...] = ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__"), (Function, "_register_hook"))  # fmt: skip
 PAIRED = {"__sub__": "A difference", "sub": "A difference", "__mul__": "A product", "mul": "A product"}
 """Functions and methods that losses written by hand are made of, and what they give."""
 
@@ -158,15 +201,9 @@ class Taps:
                         self._replace(whose, name, functools.partial(self._pair, gives))
                 for name in METHODS:
                     self._replace(Tensor, name, self._convert)
-                self._replace(torch, "multinomial", self._choose)
-                for owner, name in ((torch, "manual_seed"), (np.random, "seed"), (random, "seed")):
-                    self._replace(owner, name, self._seed)
-                hooks: dict[Any, str] = {
-                    Tensor: "register_hook",
-                    saved_tensors_hooks: "__enter__",
-                    Function: "_register_hook",
-                }
-                for owner, name in hooks.items():
+                for module, name in CALLS:
+                    self._replace(sys.modules[module], name, functools.partial(self._call, name))
+                for owner, name in HOOKS:
                     if hasattr(owner, name):  # the last, which those of a `grad_fn` call, is not public
                         self._replace(owner, name, self._hook)
                 self._unwrap, self._undo = self._undo[begun:], self._undo[:begun]
@@ -342,14 +379,10 @@ class Taps:
             self._tell("compared", gives, *args, result)
         return result
 
-    def _choose(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        choices = original(*args, **kwargs)
-        self._tell("compared", "multinomial", None, choices, None)
-        return choices
-
-    def _seed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._tell("compared", "seed", None, None, None)
-        return original(*args, **kwargs)
+    def _call(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        self._tell("compared", name, None, result, None)
+        return result
 
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         loss = dispatched(original, *args, **kwargs)

@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, WorkbenchError, WorkloadError, in_one_line
-from workbench.instruments.listener import Listener
 from workbench.instruments.norms import clip_to, gradients_of, stacked, total_norm
-from workbench.instruments.taps import TAPS
+from workbench.instruments.taps import TAPS, Listener
 from workbench.schedules import lr_values
 from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, autocast, has_diverged
