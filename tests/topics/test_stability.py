@@ -164,3 +164,13 @@ def test_a_confirmation_run_is_counted_in_multiples_of_the_studys_own_best_lr():
     """Of lrs that tie the study took the smaller, 0.2, five times of which is 1; the loss is lowest at 0.4."""
     found = wb.stability.diagnose(instability_study(trial(jump(), 1.0, stage="confirm"), facts={"lr_star": 0.2}))
     assert [row["times_lr_star"] for row in found["stability.mid"].evidence["confirm"]] == [5.0]
+
+
+@pytest.mark.parametrize(("rise", "status"), [(20.0, "fail"), (0.0, "not_measured"), (0.02, "not_measured")])
+def test_where_every_lr_ends_above_the_start_training_is_lost_and_where_none_moves_it_is_not_known(rise, status):
+    noise = np.random.default_rng(0).normal(0, 0.05, (3, TOTAL))
+    curves = [2.3 + k * rise * (1 - np.exp(-T / 3)) + noise[k - 1] for k in (1, 2, 3)]
+    study = record([trial(c, lr) for c, lr in zip(curves, (5.0, 20.0, 80.0), strict=True)], total_steps=TOTAL, peak_lr=20.0)  # fmt: skip
+    assert wb.stability.diagnose(study)["stability.divergent"].status == status
+    said = wb.lr_sweep.diagnose(study)["lr.best"].summary
+    assert ("try smaller ones" in said) == (rise > 1), said

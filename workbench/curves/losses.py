@@ -260,12 +260,17 @@ def nothing_finite(study: JudgedStudy) -> str:
     return "no run whose loss stays finite was trained to its end"
 
 
+def all_rose(table: SweepTable, *, share: float = 0.5) -> bool:
+    """Tell whether every lr ends above the initial loss by this share of it, more than the noise of one batch makes (rule of thumb)."""
+    return all(p.loss - table.loss_ref > share * abs(table.loss_ref) for p in table.points)
+
+
 def nothing_clear(table: SweepTable) -> str:
     """Say that no lr came below the loss of knowing nothing, or that the noise of the one that did is too large to tell."""
     level = "that of the best constant output" if table.level < table.loss_ref else "that of the initial model"
     point = min((p for p in table.points if math.isfinite(p.loss)), key=lambda p: p.loss, default=None)
     if point is None or table.level - point.loss <= 1e-6 * abs(table.level):
-        return f"no learning rate brought the loss below {level}"
+        return f"no learning rate brought the loss below {level}{': try smaller ones' if all_rose(table) else ''}"
     if table.too_short:
         return (
             f"runs of {table.total_steps} updates are too short to tell learning from noise; {FEWEST_STEPS} are needed"

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.curves.instability import Rise
 from workbench.curves.judged import is_harmful, judged, judged_runs, own_trials
-from workbench.curves.losses import nothing_clear
+from workbench.curves.losses import all_rose, nothing_clear
 from workbench.curves.lr_search import lr_best, unstable_bracket
 from workbench.curves.spikes import (
     confirmation,
@@ -103,7 +103,7 @@ class _Instability:
             return "no trial has enough steps to be judged"
         if not self.judged:
             return self.items[0].verdict.reason.rstrip(".")
-        flat = len(self.table.points) > 1 and self.best is None
+        flat = len(self.table.points) > 1 and self.best is None and not all_rose(self.table)
         return nothing_clear(self.table) if flat and not any(item.curve.diverged for item in self.items) else None
 
     def zone(self, curve: TrialCurve) -> Zone:
