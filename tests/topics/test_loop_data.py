@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -351,3 +352,22 @@ def test_a_generator_that_is_seeded_before_each_batch_is_no_full_batch_training(
     found = run.diagnose()["loop.repeated_batch"]
     assert found.status == ("fail" if again else "ok")
     assert not again or "test_loop_data.py" in found.summary
+
+
+@pytest.mark.parametrize(("cut", "status"), [(True, "ok"), (False, "warn")])
+def test_a_run_that_is_cut_before_its_first_pass_does_not_tell_that_nothing_can_be_learned(
+    cut: bool, status: str, tmp_path: Path
+) -> None:
+    """The targets are products of six signs, which no simple model finds, nor a network in a few updates."""
+    torch.manual_seed(0)
+    x = torch.randn(2000, 6)
+    y, model = (x.sign().prod(1) > 0).long(), nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with suppress(KeyboardInterrupt), wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for k, (inputs, targets) in enumerate(DataLoader(TensorDataset(x, y), 20, shuffle=True)):
+            if cut and k == 60:
+                raise KeyboardInterrupt
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    assert run.diagnose()["data.no_signal"].status == status

@@ -85,7 +85,7 @@ def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Ta
             "drifts": new or any(test["distance"] >= _DRIFT and test["p"] * tests < _CHANCE for test, tests in worst),
         }  # fmt: skip
     return {
-        "examples": {"train": len(x), "validation": 0 if held is None else len(held[0])}, "order": order, "yardsticks": sticks, "shift": {"validation": shift} if shift else {},
+        "examples": {"train": len(x), "validation": 0 if held is None else len(held[0])}, "one_pass": len(batches) == len(_alike(examples.trained)), "order": order, "yardsticks": sticks, "shift": {"validation": shift} if shift else {},
         "nonfinite": {name: int((~torch.isfinite(part)).sum()) for name, part in (("inputs", x), ("targets", y)) if part is not None},
         "classes": dict(counts.most_common()) if len(counts) <= max(2, len(x) / 2) else {},
         "repeats": repeats(exact_hashes(x.flatten(1).numpy()), single if counts else None) if once else None,

@@ -98,7 +98,8 @@ def _signal(data: Facts, record: RecordLike) -> Finding:
     found, steps, evals = data["trained"], rows_of(record), record.evals
     constant, losses = found["constant"], steps["loss"].dropna().tolist() if "loss" in steps else []
     trained: dict[str, Any] = {}
-    if constant and found["alone"] and len(losses) >= 10:
+    cut = data.get("one_pass") and not record.facts["loop"]["ended"]  # what is not learned yet may be learned later
+    if constant and found["alone"] and len(losses) >= 10 and not cut:
         held = [loss for update, loss in found["losses"] if update >= 0.8 * len(losses)]
         if "metric" in evals:
             held += evals["value"][(evals["metric"] == "loss") & (evals["split"] != "train")].tolist()
