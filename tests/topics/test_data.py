@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -316,3 +317,33 @@ def test_ratings_of_items_by_users_are_no_classes_of_users() -> None:
     assert (facts["target_part"], facts["yardsticks"]["classes"]) == (2, None)
     assert facts["yardsticks"]["z"]["linear"] > 10, "users and items tell much of the rating"
     assert {f.code: f.summary for f in wb.data.diagnose(audited) if f.status in ("warn", "fail")} == {}
+
+
+def prices(kind: str) -> TensorDataset:
+    """A table whose target is linear in it; "joined" gives 40 % of the rows the target of another one, "heavy" and "law" are healthy."""
+    rng = np.random.default_rng(0)
+    x, some = rng.normal(size=(1000, 6)), rng.random(1000) < 0.4
+    y = x @ [2.0, 1.0, 0.5, 0.0, -1.0, 0.3] + 0.1 * rng.normal(size=1000)
+    if kind == "joined":
+        y[some] = y[rng.permutation(np.flatnonzero(some))]
+    if kind == "heavy":
+        y += 0.2 * rng.standard_t(1, 1000)
+    if kind == "law":
+        y[some] = x[some] @ [0.0, -1.0, 1.0, 2.0, 0.5, 1.0]
+    y = (y - np.median(y)) / 3.0
+    return TensorDataset(torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("kind", "status"), [("joined", "warn"), ("heavy", "ok"), ("law", "ok"), ("clean", "ok")])
+def test_targets_of_other_rows_are_told_from_noise_and_from_another_law(kind: str, status: str, tmp_path: Path) -> None:
+    rows = prices(kind)
+    model = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for x, y in DataLoader(rows, 20, shuffle=True):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x)[:, 0], y).backward()
+            optimizer.step()
+    found = run.diagnose()["data.labels"]
+    assert found.status == status
+    assert status == "ok" or found.value == pytest.approx(0.36, abs=0.08)

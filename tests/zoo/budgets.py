@@ -16,14 +16,20 @@ import matplotlib.pyplot as plt
 from tests.zoo.score import FAULT_SCORES, HEALTHY_SCORES, share
 from workbench.curves.class_counts import wilson
 
-CURVES = {"a planted fault is named": "detected", "it comes first": "first", "a healthy training is alarmed": "any alarm"}
+CURVES = {
+    "a planted fault is named": "detected",
+    "it comes first": "first",
+    "a healthy training is alarmed": "any alarm",
+}
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "budgets.png"
 
 
 def read(folder: Path) -> tuple[list[Any], list[Any]]:
     """Return the results of planted faults and of healthy trainings."""
     told = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    told = [said for said in told if isinstance(said, dict) and "accepts" in said and not said["case"].startswith("pair/")]
+    told = [
+        said for said in told if isinstance(said, dict) and "accepts" in said and not said["case"].startswith("pair/")
+    ]
     return [said for said in told if said["accepts"]], [said for said in told if not said["accepts"]]
 
 

@@ -34,7 +34,7 @@ def measure(
         "rows", "columns", "classes" (how many; None for numbers), "z" (of each yardstick: the best correlation between what is
         predicted and what is, over columns and penalties, in deviations of chance) and "tests" (how many of these), "score" (of
         each: accuracy, or correlation), "ranks" (how many labels stand at which place of the linear model's order of classes),
-        "chance" (share of the most common class, or 0), "next" and "before" (the larger z where each row is given the target of the
+        "chance" (share of the most common class, or 0), "strangers" (see `_strangers`, of one number), "next" and "before" (the larger z where each row is given the target of the
         row after it, or before), "carried" (of the better one: "rows" and "score" on the other split, and "renumbered", the score
         where its classes are matched anew), "own" (of the other split: what this function finds in it alone, where little was
         carried over). "reason" where it does not apply, and "constant" where the inputs never vary.
@@ -75,6 +75,7 @@ def measure(
         "z": {"linear": z[linear], "neighbours": z[-1]}, "tests": len(z) * columns.shape[1],
         "score": {"linear": score(found[linear]), "neighbours": score(found[-1])}, "ranks": None,
         "chance": 0.0 if classes is None else float(mean.max()),
+        "strangers": None if classes is not None or columns.shape[1] > 1 else _strangers(features, columns[:, 0]),
     }  # fmt: skip
     if classes is not None:
         scores = found[linear] + mean
@@ -97,6 +98,34 @@ def measure(
         if known["carried"]["score"] - known["chance"] < learned / 2:
             known["own"] = measure(other, most=most)
     return known
+
+
+def _strangers(features: Floats, targets: Floats, *, tight: float = 0.9, far: float = 4.0, fewest: int = 60) -> dict[str, float] | None:  # fmt: skip
+    """Return which "share" of the targets looks like those of other rows; None where they do not.
+
+    A linear model fits the third of the rows that it fits best (least trimmed squares, Rousseeuw 1984) with a correlation of `tight`.
+    The rows further than `far` deviations from it have inputs and targets that spread as all do, and neither that model nor one of their own
+    tells their targets: noise, however heavy, adds to what the inputs say, and another law holds for other inputs (rules of thumb).
+    """
+    x, kept = np.concatenate([features, np.ones((len(features), 1))], 1), np.arange(len(targets))
+    for _ in range(20):
+        fit = linalg.lstsq(x[kept], targets[kept])[0]
+        away = np.abs(targets - x @ fit)
+        kept = np.argsort(away)[: len(away) // 3]
+    strange = away > far * np.median(away[kept]) / stats.norm.ppf(7 / 12)
+    own, rest = np.flatnonzero(~strange), np.flatnonzero(strange)
+    if len(rest) < max(fewest, 3 * x.shape[1]) or _correlations((x[own] @ fit)[:, None], targets[own, None])[0] < tight:
+        return None
+    if not targets[rest].std() > 0:
+        return None
+    pairs = [(targets[rest], targets[own]), *zip(features[rest].T, features[own].T, strict=True)]
+    drawn = min(stats.ks_2samp(*pair).pvalue for pair in pairs) * len(pairs) > 1e-3  # from all rows alike
+    centred = features[rest] - features[rest].mean(0)
+    sticks = _yardsticks(centred @ centred.T / centred.shape[1])
+    column = targets[rest, None] - targets[rest].mean()
+    ranks = [stats.rankdata(each)[:, None] for each in (x[rest] @ fit, targets[rest])]  # for noise of any weight
+    learned = _z(*ranks) > 2.3 or max(_z(stick @ column, column) for stick in sticks) > 3.0
+    return {"share": len(rest) / len(targets)} if drawn and not learned else None
 
 
 def _features(sample: Sample) -> Floats:

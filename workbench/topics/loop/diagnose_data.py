@@ -15,7 +15,7 @@ from workbench.topics.data.diagnose_rows import answer_among, by_chance, duplica
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.loop.known import at, rows_of, where_known
 from workbench.topics.one_batch.diagnose import range_finding
-from workbench.topics.one_batch.diagnose_preflight import empty_classes, flipped_labels, wrong_labels
+from workbench.topics.one_batch.diagnose_preflight import empty_classes, wrong_targets
 
 DATA_CODES = Codes({
     "data.nonfinite": "F1.1", "data.labels": "F1.1", "data.no_signal": "F1.1", "data.scale": "F1.1", "data.leakage": "P2.9",
@@ -71,9 +71,11 @@ def _nonfinite(data: Facts, record: RecordLike) -> Finding:
 
 
 def _labels(data: Facts, _: RecordLike) -> Finding:
-    flipped, total = wrong_labels(data), data["examples"]["train"]
-    if flipped is not None:
-        return flipped_labels(flipped, {})
+    total = data["examples"]["train"]
+    if (found := wrong_targets(data, {})) is not None:
+        return found
+    if not data["classes"]:
+        return DATA_CODES.finding("data.labels", "ok", f"Does not apply: {_MISSING['classes']}.")
     counts, loss = {int(k): n for k, n in data["classes"].items()}, data["range"] or {}
     outputs = loss.get("classes", 0) if loss.get("kind") == "classes" and data["trained"]["constant"] is not None else 0
     empty = [k for k in range(outputs) if k not in counts]
@@ -113,7 +115,7 @@ def _signal(data: Facts, record: RecordLike) -> Finding:
 
 _SAMPLE: dict[str, tuple[str, Callable[[Facts, RecordLike], Finding]]] = {
     "data.nonfinite": ("nonfinite", _nonfinite),
-    "data.labels": ("classes", _labels),
+    "data.labels": ("yardsticks", _labels),
     "data.no_signal": ("yardsticks", _signal),
     "data.duplicates": ("repeats", lambda data, _: duplicates({**data, "overlap": {"repeats": {"train": data["repeats"]}}}, limit=0.8, blank=0.05)),
     "data.unshuffled": ("order", lambda data, _: unshuffled(data, _ALPHA)),

@@ -134,9 +134,8 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     if counts is not None and len(counts) > 1 and max(counts) == total > 0 and not tokens:
         advice = ["Look at how the targets are made, and at what was filtered or cut off."]
         return say("fail", f"All {total:,} training examples are of class {counts.index(total)}.", advice=advice)
-    flipped = wrong_labels(data)
-    if flipped is not None:
-        return flipped_labels(flipped, evidence)
+    if (found := wrong_targets(data, evidence)) is not None:
+        return found
     if counts is None:
         said = "Does not apply: the loss is not one of classification(...), so the targets are not classes that could be counted."
         return CODES.finding("data.labels", "ok", said)
@@ -156,13 +155,22 @@ def empty_classes(empty: list[int], outputs: int, evidence: Facts) -> Finding:
     )  # fmt: skip
 
 
-def flipped_labels(flipped: Facts, evidence: Facts) -> Finding:
-    """Return the finding that labels are wrong at random, of what `wrong_labels` returns."""
-    return CODES.finding(
-        "data.labels", "warn", f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
-        f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.",
-        value=flipped["share"], unit="share", evidence={**evidence, **flipped},
-        advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
+def wrong_targets(data: Facts, evidence: Facts, *, share: float = 0.1) -> Finding | None:
+    """Return the finding that labels are wrong at random, or that a `share` of targets or more (rule of thumb) belongs to other rows; None where neither shows."""
+    say, flipped = partial(CODES.finding, "data.labels", "warn", unit="share"), wrong_labels(data)
+    if flipped is not None:
+        return say(
+            f"About {flipped['share']:.0%} of the training labels look wrong at random: they fall on all other classes alike, however "
+            f"unlike their examples these are, while {flipped['right']:.0%} are what a linear model says.", value=flipped["share"], evidence={**evidence, **flipped},
+            advice=["Look at some examples whose label a simple model finds least likely.", "Ask how the labels were made, and joined to the inputs."],
+        )  # fmt: skip
+    strangers = (data.get("yardsticks") or {}).get("strangers")
+    if strangers is None or strangers["share"] < share:
+        return None
+    return say(
+        f"About {strangers['share']:.0%} of the training targets look like those of other rows: their inputs tell nothing of them, while a linear model predicts the others.",
+        value=strangers["share"], evidence={**evidence, **strangers},
+        advice=["Check how inputs and targets are joined: by a key that repeats or is missing, or after one of the two was sorted.", "Look at the rows that are furthest from a linear fit."],
     )  # fmt: skip
 
 
