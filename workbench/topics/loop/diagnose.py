@@ -191,7 +191,8 @@ def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> F
         return lost
     if facts["moves"] < 2:
         update = OWN_CODES.not_measured(
-            "loop.no_update", f"parameters were looked at before and after {facts['moves']} updates, 2 are needed"
+            "loop.no_update",
+            f"it takes 2 updates that are looked at before and after, and the run has {facts['moves']}",
         )
     elif still and facts.get("moved_at", 1.0) < least_lr:  # of a warmup in epochs: rounding swallows such updates
         update = OWN_CODES.not_measured(
@@ -287,7 +288,7 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
     )
     if found["compared"] < least:
         return OWN_CODES.not_measured(
-            "loop.repeated_batch", f"the inputs of {found['compared']} updates were compared, {least} are needed"
+            "loop.repeated_batch", f"it takes {least} updates on dense inputs, and the run has {found['compared']}"
         )
     part = found["same"] / found["compared"]
     longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["trained"]]

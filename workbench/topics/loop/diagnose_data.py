@@ -227,7 +227,9 @@ def _workers(rows: list[Facts]) -> Finding:
 def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> Finding:
     steps = rows_of(record)
     if "step_time_s" not in steps or facts["updates"] < least:
-        return DATA_CODES.not_measured("loop.conversion", f"{facts['updates']} updates were seen, {least} are needed")
+        return DATA_CODES.not_measured(
+            "loop.conversion", f"it takes {least} updates, and the run has {facts['updates']}"
+        )
     rows = [row | {"share": 0.0} for row in facts["conversions"] if row["count"] >= least]
     total = float(steps["step_time_s"].iloc[: facts["attention"]["window"]].mean()) * facts["near_updates"]
     rows = [row | {"share": row["seconds"] / total if total > 0 else 0.0} for row in rows]

@@ -29,7 +29,7 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
         rest = [code for code in ORDER_CODES if code != "loop.no_step"]
         return [_no_step(facts), *(ORDER_CODES.not_measured(code, "no update was made") for code in rest)]
     if facts["updates"] < least_updates:
-        reason = f"{facts['updates']} updates were seen, {least_updates} are needed"
+        reason = f"it takes {least_updates} updates, and the run has {facts['updates']}"
         return [ORDER_CODES.not_measured(code, reason) for code in ORDER_CODES]
     orders = {tuple(text.split()): count for text, count in order["orders"].items()}
     usual = max(orders, key=lambda key: orders[key])
