@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ def run_notebook(
         output: where the executed copy goes, overwriting it; None is a new folder `runs/notebooks/<name>/`.
         cwd: folder that the notebook runs in; None is the current one.
         timeout_s: seconds that one cell may take; None is no limit.
-        progress: show a bar of the cells on standard error.
+        progress: show a bar of the cells on a terminal.
 
     Raises:
         UnknownNameError: no such notebook, or no such parameter.
@@ -210,7 +211,7 @@ def _execute(
             kernel_name="python3",
             language="python",
             cwd=folder,
-            progress_bar=progress,
+            progress_bar=progress and sys.stderr.isatty(),
             execution_timeout=timeout_s,
         )
     except PapermillExecutionError as error:

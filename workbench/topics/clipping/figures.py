@@ -122,7 +122,7 @@ def plot_grad_norm_histogram(
         axes.set_ylim(0, 1.25 * counts.max())
         if hump.size < shown.size:
             axes.set_xlim(edges[0], edges[-1])
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         rest = (
             ((norms == 0).sum(), "at 0"),
             ((~np.isfinite(norms)).sum(), "not finite"),
