@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
 
 import workbench as wb
 
@@ -371,3 +371,16 @@ def test_a_run_that_is_cut_before_its_first_pass_does_not_tell_that_nothing_can_
             F.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
     assert run.diagnose()["data.no_signal"].status == status
+
+
+@pytest.mark.parametrize(("rows", "said"), [([0] * 400, "holds the same ones"), (range(400), "different examples")])
+def test_a_dataset_that_gives_one_item_for_every_index_is_told(rows: Sequence[int], said: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    (x, y), model = numbers(400, 0), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for inputs, targets in DataLoader(Subset(TensorDataset(x, y), rows), 20, shuffle=True):
+            optimizer.zero_grad()
+            F.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    assert said in run.diagnose()["loop.repeated_batch"].summary

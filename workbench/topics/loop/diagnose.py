@@ -308,14 +308,13 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
         )
     line = at({"begun": longer[0]["line"]}, "begun")
     again = longer[0]["begun"] * 2 > facts["updates"]
-    why = (
-        "the loader is restarted for every update and gives its first batch"
-        if again
-        else "the batch is drawn once, outside of the loop"
-    )
+    alike = not again and longer[0]["drawn"] * 2 > facts["updates"]
+    kept = "every batch of the loader holds the same ones" if alike else "the batch is drawn once, outside of the loop"
+    why = "the loader is restarted for every update and gives its first batch" if again else kept
     return say(
         "fail", f"{part:.0%} of the updates see the very same examples as the one before: {why}{line}.", value=part, unit="share of updates", threshold=share,
-        advice=["Iterate over the loader, `for batch in loader`, instead of next(iter(loader)) or a batch kept from before."],
+        advice=["Look at what the dataset returns for two indices, and at the order of its sampler." if alike else
+                "Iterate over the loader, `for batch in loader`, instead of next(iter(loader)) or a batch kept from before."],
     )  # fmt: skip
 
 
