@@ -136,6 +136,13 @@ class Session:
             self.budget.ended = self.budget.ended or self._stage.partition(": ")[2]
         return [config for config in configs if config not in new[paid:]]
 
+    def pays(self, configs: Sequence[TrainConfig]) -> bool:
+        """Tell whether the budget pays for all of these trials, before they are asked for."""
+        before = self.budget.ended, self.budget.reserved
+        paid = len(self.within_budget(configs)) == len(configs)
+        self.budget.ended, self.budget.reserved = before
+        return paid
+
     def plan_proof(self, seeds: int, *, fixes: bool) -> None:
         """Store what is to be trained within the budget: what is missing in the end is no sign then.
 

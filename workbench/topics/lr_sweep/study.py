@@ -142,6 +142,7 @@ class LRSweep(Study):
             critical=critical,
             extra_trials=extra_trials,
             full_tolerance=full_tolerance,
+            pays=session.pays,
         )
         for requests in rounds:
             run_round(session, requests)
@@ -154,13 +155,15 @@ class LRSweep(Study):
         critical: Callable[[], float],
         extra_trials: ExtraTrials | None = None,
         full_tolerance: float | None = None,
+        pays: Callable[[Sequence[TrainConfig]], bool] = lambda _: True,
     ) -> Iterator[list[TrialRequest]]:
-        """Yield the trials of one round after the other; the next one is asked for when the last one can be read.
+        """Yield the trials of one round after the other, the one that tells most first; the next one is asked for when the last one can be read.
 
-        `config` is what is swept at its full length, `read` returns the trials so far, and `critical` the scale of the range.
+        `config` is what is swept at its full length, `read` returns the trials so far, `critical` the scale of the range, and `pays` says
+        whether trials can be paid for.
         """
         scale = critical() if self.lrs is None else config.peak_lr
-        rounds = _Rounds(self, config, read, scale, full_tolerance or self.tolerance)
+        rounds = _Rounds(self, config, read, scale, full_tolerance or self.tolerance, pays)
         if self.lrs is not None:
             yield rounds.ask(self.lrs)
             return
@@ -171,7 +174,7 @@ class LRSweep(Study):
         coarse = [on_lattice(rounds.critical * 4.0**k, config.peak_lr, 4.0) for k in (1, 0, -1, -2, -3, -4)]
         short, near = self._short_steps(config), tuple[float, ...]()
         if short == config.total_steps:
-            yield rounds.ask(coarse[:4])
+            yield rounds.ask(coarse[k] for k in (2, 1, 3, 0))
         else:
             start, near = yield from rounds.short_runs(coarse, short)
             if start is not None:
@@ -211,6 +214,7 @@ class _Rounds:
     read: Callable[[], RecordLike]
     critical: float
     tolerance: float
+    pays: Callable[[Sequence[TrainConfig]], bool]
 
     def ask(self, lrs: Iterable[float], role: Role = Role.LR_SWEEP, *, steps: int | None = None) -> list[TrialRequest]:
         """Return a trial of each lr and seed."""
@@ -252,8 +256,13 @@ class _Rounds:
             lrs = (
                 *climb_round(table, lowest=low, highest=high, lanes=2, blind_lanes=lanes),
                 *raise_round(table, highest=highest),
-                *edge_round(table, lanes=lanes, tolerance=self.sweep.tolerance),
             )
+            edge = edge_round(table, lanes=lanes, tolerance=self.sweep.tolerance)
+            whole = self.config.replace(
+                peak_lr=self.config.peak_lr / 2
+            )  # one run of full length tells more than the edge of short ones
+            if self.pays([*(trial.config for trial in self.ask((*lrs, *edge), steps=steps)), whole]):
+                lrs = (*lrs, *edge)
         bracket = unstable_bracket(table)
         if table.best is None:
             return None, ()
