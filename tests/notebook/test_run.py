@@ -45,6 +45,18 @@ def test_parameters_reach_the_notebook_and_the_original_stays(tmp_path: Path) ->
     assert path.read_bytes() == before
 
 
+def test_without_a_terminal_each_section_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "n.ipynb", "1")
+    notebook = nbformat.read(path, as_version=4)
+    new = nbformat.v4
+    notebook.cells += [new.new_markdown_cell("## Data\n\nsome"), new.new_code_cell("2"), new.new_code_cell("3")]
+    nbformat.write(notebook, path)
+    run_notebook(path, {}, output=tmp_path / "out.ipynb", progress=True)
+    assert capfd.readouterr().err.splitlines().count("Data") == 1
+    run_notebook(path, {}, output=tmp_path / "out.ipynb")
+    assert "Data" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("last", ["", "1 / 0"])
 def test_an_executed_notebook_keeps_no_password_it_was_given(tmp_path: Path, last: str) -> None:
     declared = 'count: int = 1  # how many\nledger: str = ""  # where\nhub_token: str = ""  # of the hub'

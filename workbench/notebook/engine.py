@@ -54,6 +54,7 @@ class _PollingKernelClient(AsyncKernelClient):
 
 class _Client(PapermillNotebookClient):  # type: ignore[misc]
     interrupted = False
+    sections: str | None = None  # the one in progress, where each is to be told; None tells none
 
     def create_kernel_manager(self) -> Any:
         """Return a manager whose kernel is this very interpreter and whose shell channel polls."""
@@ -66,6 +67,11 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         """Execute one cell, none once somebody has interrupted the notebook."""
         if self.interrupted:
             raise KeyboardInterrupt
+        texts = [each.source for each in self.nb.cells[:cell_index] if each.cell_type == "markdown"]
+        heads = [line.strip("# ") for text in texts for line in text.splitlines() if line.startswith("#")]
+        if self.sections is not None and cell.cell_type == "code" and heads and heads[-1] != self.sections:
+            self.sections = heads[-1]
+            print(self.sections, file=sys.stderr, flush=True)
         return await super().async_execute_cell(cell, cell_index, *args, **kwargs)
 
     execute_cell = run_sync(async_execute_cell)
@@ -94,6 +100,7 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
         kernel_name: str,
         *,
         beside: str,
+        sections: bool = False,
         start_timeout: int = 60,
         execution_timeout: int | None = None,
         **_: Any,
@@ -106,6 +113,7 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
             startup_timeout=start_timeout,
             extra_arguments=["--log-level=CRITICAL"],
         )
+        client.sections = "" if sections else None
         with _interrupts_the_kernel(client):
             try:
                 environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}

@@ -65,7 +65,7 @@ def run_notebook(
         output: where the executed copy goes, overwriting it; None is a new folder `runs/notebooks/<name>/`.
         cwd: folder that the notebook runs in; None is the current one.
         timeout_s: seconds that one cell may take; None is no limit.
-        progress: show a bar of the cells on a terminal.
+        progress: show a bar of the cells on a terminal, and elsewhere a line for each section that begins.
 
     Raises:
         UnknownNameError: no such notebook, or no such parameter.
@@ -212,6 +212,7 @@ def _execute(
             language="python",
             cwd=folder,
             progress_bar=progress and sys.stderr.isatty(),
+            sections=progress and not sys.stderr.isatty(),
             execution_timeout=timeout_s,
         )
     except PapermillExecutionError as error:
