@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from workbench.instruments.losses.graphs import MAX_NODES, walked
 from workbench.instruments.norms import stacked
 from workbench.instruments.surroundings import has_values, tensors
 
@@ -63,6 +64,7 @@ class Logits:
         self._output: dict[str, Tensor] = {}
         self._within: list[tuple[str, bool]] = []  # modules: name, and whether they attend
         self._called = False  # whether one of the replaced functions is running
+        self._softmaxes: int | None = None  # operations of a pass that may attend
 
     def begin(self, model: nn.Module, given: Any, updates: int = 0) -> None:
         """Look into the forward pass of `model` that begins, given its arguments, where the cadence has come round after so many updates."""
@@ -99,6 +101,8 @@ class Logits:
                 self.end()
                 if not (self._attention or self._output):
                     self._without.add(model)
+                elif not self._attention and self._softmaxes is None:
+                    self._softmaxes = _softmaxes(output)
             elif len(self._within) > 1:
                 self._within.pop()
 
@@ -113,8 +117,8 @@ class Logits:
             self._undo.pop()()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return how many passes were looked into, as JSON values: none where the model is compiled."""
-        return {"looks": self.looks}
+        """Return how many passes were looked into, none where the model is compiled, and how many operations of one may attend, as JSON values."""
+        return {"looks": self.looks, "softmaxes": self._softmaxes}
 
     def take(self) -> dict[str, Tensor]:
         """Return the columns of the pass that was looked into, tensors of one element, and forget them."""
@@ -193,6 +197,13 @@ def _readable(values: Tensor) -> bool:
         and values.numel() > 0
         and has_values(values)
     )
+
+
+def _softmaxes(output: Any) -> int | None:
+    """Return how many operations of the graph behind an output may attend; None where there is no graph, or a large one."""
+    names = [node.name() for node in walked([t.grad_fn for t in tensors(output) if t.grad_fn is not None])[1]]
+    found = sum("Attention" in name or ("oftmax" in name and "Log" not in name) for name in names)
+    return found if 0 < len(names) < MAX_NODES else None
 
 
 def _sizes(logits: Tensor) -> dict[str, Tensor]:

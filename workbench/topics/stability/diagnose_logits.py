@@ -72,13 +72,18 @@ def _unseen(record: JudgedStudy, code: str, curves: Sequence[TrialCurve], missin
     def had(name: str) -> bool:
         return any(name in curve.steps and curve.steps[name].notna().any() for curve in curves)
 
-    seen = (record.facts.get("loop") or {}).get("logits", {}).get("looks")
+    looked = (record.facts.get("loop") or {}).get("logits", {})
+    seen = looked.get("looks")
     if had(_ABOUT[code][0]):
         return CODES.not_measured(code, "the own config was looked into once, and growth takes two looks: more updates")
     if seen == 0 or (seen is None and (record.evals["metric"] == "token_accuracy").any()):
         return CODES.not_measured(code, "no forward pass was looked into; that of a compiled model shows nothing")
     if seen is None and not len(record.evals):
         return CODES.not_measured(code, "nothing was looked into")
+    if had("output_log_z") and looked.get("softmaxes") == 0:
+        return CODES.finding(
+            code, "ok", "Does not apply: nothing in the model attends, as no softmax is behind its outputs."
+        )
     if had("output_log_z"):
         return CODES.not_measured(code, "no attention was seen: there is none, or its softmax was imported by name")
     return CODES.finding(code, "ok", f"Does not apply: {missing}.")
