@@ -108,6 +108,8 @@ def _strangers(features: Floats, targets: Floats, *, tight: float = 0.9, far: fl
     tells their targets: noise, however heavy, adds to what the inputs say, and another law holds for other inputs (rules of thumb).
     """
     x, kept = np.concatenate([features, np.ones((len(features), 1))], 1), np.arange(len(targets))
+    if len(targets) < 9 * x.shape[1]:  # three rows a column are to fit
+        return None
     for _ in range(20):
         fit = linalg.lstsq(x[kept], targets[kept])[0]
         away = np.abs(targets - x @ fit)
