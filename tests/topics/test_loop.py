@@ -398,7 +398,7 @@ def test_losses_that_are_nan_or_constant_and_runs_that_are_too_short(tmp_path: P
     assert [f.code for f in flat if f.status == "fail" and f.code.startswith(OWN)] == ["loop.no_update"]
     short = _fitted(tmp_path / "short", iter([1.0] * 3), 3)
     assert {f.status for f in short if f.code.startswith("loop.no_z")} == {"not_measured"}
-    assert "5 are needed" in short["loop.no_zero_grad"].summary
+    assert "it takes 5 updates" in short["loop.no_zero_grad"].summary
     nothing = _fitted(tmp_path / "none", iter([]), 0)
     assert {f.status for f in nothing if f.code.startswith(OWN)} == {"not_measured"}
 

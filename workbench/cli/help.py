@@ -329,7 +329,7 @@ next: workbench report DIR""",
             _option("--no-browser", None, "print the address only", action="store_true"),
             _option("--port", "P", "(default: 8888, or the next free one)", type=int),
         ),
-        description="Starts JupyterLab in ./notebooks on 127.0.0.1; the address that it prints holds its token.",
+        description="Starts JupyterLab on 127.0.0.1 in my_notebooks, a working copy of ./notebooks; the address that it prints holds its token.",
         epilog="""\
 examples:
   workbench lab

@@ -148,7 +148,7 @@ def open_program(
         scratch = Path(tempfile.mkdtemp(prefix=FIRST_RUN, dir=path.parent))
         try:
             with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
-                bar.status("the command as it is")
+                bar.status("the unchanged run")
                 with _told_of_near_miss(given, scratch / "0" / "told"):
                     outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads, stop_s=budget.run_s)
         finally:

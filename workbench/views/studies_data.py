@@ -250,6 +250,8 @@ def _answer_text(left: Side, right: Side) -> str:
         without = left if not math.isfinite(left.value) else right
         return f"{without.name} has no best value yet."
     same_config = all(_same(left.config.get(n), right.config.get(n)) for n in left.config if n not in _SEEDS)
+    if same_config and all(_same(left.config.get(n), right.config.get(n)) for n in _SEEDS):
+        return f"The same config with the same seed: they differ by {abs(left.value - right.value):.3g}."
     if same_config:
         return f"They differ in nothing but the seed: the difference of {abs(left.value - right.value):.3g} is noise."
     sign = 1.0 if left.config["select_mode"] == "min" else -1.0

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from workbench.errors import WorkbenchError
 from workbench.findings.diagnosis import verdict_table
 from workbench.playbook import diagnosis_of
+from workbench.record.folder import is_locked
 from workbench.record.read import StudyRecord, open_record
 from workbench.report.templates import page_css, render, table
 from workbench.report.write import draw_figure, trial_rows
@@ -131,7 +132,9 @@ def study_body(folder: Path) -> str:
         record = open_record(folder)
         diagnosis = diagnosis_of(record)
     except WorkbenchError as error:
-        return render("watch_now.html.j2", Path(__file__).parent, said=str(error), figures=[], verdict="", trials="")
+        return render(
+            "watch_now.html.j2", Path(__file__).parent, said=str(error), figures=[], trains=False, verdict="", trials=""
+        )
     kind = str(record.study.get("kind")) if isinstance(record, StudyRecord) else "trial"
     names = STUDIES[kind].pictures if kind in STUDIES else ("loss-curves",)
     figures = [
@@ -141,7 +144,7 @@ def study_body(folder: Path) -> str:
         if figure.name == name != "loss-curves"
     ]
     return render(
-        "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record), figures=figures,
+        "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record), figures=figures, trains=is_locked(folder),
         verdict=verdict_table(diagnosis), trials=table(*trial_rows(record.trials, _COLUMNS)),
     )  # fmt: skip
 

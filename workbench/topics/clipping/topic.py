@@ -47,7 +47,7 @@ def _histogram_numbers(record: Any, diagnosis: Diagnosis) -> str:
     chosen = diagnosis["clipping.threshold"].value if "clipping.threshold" in diagnosis else None
     proposed = f"; the proposed clipping threshold is {number_text(chosen)}" if chosen is not None else ""
     return (
-        f"Over all {norms.size:,} steps of trial {trial} the median is {low} and the 90th percentile {high}{proposed}."
+        f"Over the {norms.size:,} norms of trial {trial} the median is {low} and the 90th percentile {high}{proposed}."
     )
 
 

@@ -126,7 +126,7 @@ def _best(study: JudgedStudy, table: SweepTable, best: BestLR, baseline: float) 
         summary = f"Best by training loss: {best.lr:.4g}, within {alike}"
     if _cut_short(study, best):
         least, edge = ("At most", "lowest") if best.border == "low" else ("At least", "highest")
-        summary = f"{least} {best.measured_lr:.4g} is best, the {edge} lr that was tried before the budget was spent"
+        summary = f"{least} {best.measured_lr:.4g} is best, the {edge} lr that was trained at full length before the budget was spent"
     note = " (coarse grid: more learning rates would narrow it)" if best.needs_refinement else ""
     return CODES.finding(
         "lr.best", "ok", f"{summary}{note}.", value=best.lr, unit="lr",

@@ -22,6 +22,7 @@ _SMALLER = (
     "Initialise the last layer smaller (zeros are allowed there), so that the first outputs are near 0.",
 )
 _NO_STEP = "the data holds values that are not finite, so no step was taken"
+_NO_CLASS = "the model has no output for some of the targets, so that there is no loss"
 Facts = Mapping[str, Any]
 _FEWEST_CLASSES = 5  # with fewer, classes that overlap have as even a tail as wrong labels
 
@@ -192,7 +193,7 @@ def initial_loss(
             advice=("Look at the size of inputs and targets, at the model's initialisation, and at exponentials, logarithms and divisions in the loss.",),
         )  # fmt: skip
     if losses[0] is None:
-        return CODES.not_measured(code, "the initial loss is not finite")
+        return CODES.not_measured(code, _NO_CLASS if misnumbered(facts) else "the initial loss is not finite")
     loss = min(v for v in losses if v is not None)  # batch norm: in evaluation the fresh statistics tell nothing
     if classes and classes >= 2:
         chance = chance_loss(classes)
@@ -248,7 +249,7 @@ def _no_gradient(
     share, few = _share_of_parameters(facts, names), named(names, shown=4)
     say = partial(CODES.finding, code, value=share, unit="share", evidence=evidence)
     if not tensors:
-        return CODES.not_measured(code, _NO_STEP)
+        return CODES.not_measured(code, _NO_CLASS if misnumbered(facts) else _NO_STEP)
     if not names:
         kept = f"; {len(frozen)} are frozen on purpose" if frozen else ""
         return say("ok", f"Every one of {tensors} trained parameter tensors gets a gradient{kept}.")
@@ -285,7 +286,7 @@ def _no_update(facts: Facts, unowned: set[str], limit: float) -> Finding:
     share = _share_of_parameters(facts, names)
     say = partial(CODES.finding, code, value=share, unit="share", threshold=limit, evidence=evidence)
     if not facts["tensors"]:
-        return CODES.not_measured(code, _NO_STEP)
+        return CODES.not_measured(code, _NO_CLASS if misnumbered(facts) else _NO_STEP)
     if not names:
         return say("ok", "Every parameter tensor that gets a gradient gets an update.")
     return say(
