@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ import workbench as wb
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def _own_state() -> Iterator[None]:
+    """A process has one accelerator state, which other tests may have made, and may make after these."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def train(out: Path | None, *, passes: int) -> tuple[Any, list[float], list[float]]:
@@ -52,7 +61,6 @@ def train(out: Path | None, *, passes: int) -> tuple[Any, list[float], list[floa
 
 @pytest.mark.parametrize("passes", [1, 4])
 def test_a_loop_with_accelerate_is_recorded_and_not_changed(passes: int, tmp_path: Path) -> None:
-    """In bfloat16: a process has one accelerator state."""
     _, alone, _ = train(None, passes=passes)
     run, losses, norms = train(tmp_path / "run", passes=passes)
     assert losses == alone
