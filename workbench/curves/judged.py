@@ -69,8 +69,9 @@ class JudgedStudy:
     def curves(self) -> list[TrialCurve]:
         """Every trial that has rows and did not crash, in order of its number."""
         loop = self.facts.get("loop")
-        chance, same = self.facts.get("chance_loss", constant_loss(loop)), one_batch(loop)
-        return curves_of(self.trials, self.steps, chance=chance, points=self.points, same_batch=same)
+        known = self.facts.get("chance_loss")
+        chance = constant_loss(loop) if known is None else known
+        return curves_of(self.trials, self.steps, chance=chance, points=self.points, same_batch=one_batch(loop))
 
     @cached_property
     def full_length(self) -> list[TrialCurve]:
