@@ -158,11 +158,8 @@ def test_what_a_script_has_learned_before_its_first_evaluation_counts(constant, 
         *evaluations(1, (120, 200), (0.7, 0.5), split="validation"),
     ]
     one_pass = {"optimizers": {"0": {"windows": {"1 1 1 1": 200}}}}
-    facts = (
-        {}
-        if constant is None
-        else {"loop": {"data": {"trained": {"constant": constant, "alone": True}}, "order": one_pass}}
-    )
+    data = {"trained": {"constant": constant, "alone": True}}
+    facts = {"chance_loss": None, "loop": {"data": data, "order": one_pass}}  # the trials of a script measure none
     given = record(trials, evals=rows, total_steps=OWN_TOTAL, peak_lr=0.1, facts=facts)
     found = wb.lr_sweep.diagnose(given)["lr.too_low"]
     assert (found.status, found.evidence["share"]) == (status, pytest.approx(share))

@@ -41,7 +41,7 @@ class WatchServer(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, *, port: int = 0) -> None:
         self.folder, self.token = folder, secrets.token_urlsafe(24)
-        self._lock, self._seen, self._body = Lock(), -1.0, ""
+        self._lock, self._seen, self._body = Lock(), (-1.0, False), ""
         super().__init__((LOOPBACK, port), _Handler)
 
     @property
@@ -52,9 +52,9 @@ class WatchServer(ThreadingHTTPServer):
     def body(self) -> str:
         """Return what there is to see now, drawn again only where the study has changed."""
         with self._lock:
-            newest = _newest(self.folder)
-            if newest != self._seen:
-                self._seen, self._body = newest, f"<!-- {newest} -->{study_body(self.folder)}"
+            now = newest, _ = _newest(self.folder), is_locked(self.folder)  # a killed training changes no file
+            if now != self._seen:
+                self._seen, self._body = now, f"<!-- {newest} -->{study_body(self.folder)}"
             return self._body
 
 

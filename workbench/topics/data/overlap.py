@@ -34,10 +34,8 @@ PEEKED = 64  # rows that are read at a time where their places are known
 CONFIRMED = 1000  # near rows that are held against unrelated ones, at most; the others count in proportion
 BACKGROUND = 300  # unrelated training rows for that (rule of thumb)
 NEIGHBOURS = (10, 20)  # by the distances to which of the nearest rows it is told in how many directions rows vary
-CLOSE, BY_CHANCE = (
-    0.25,
-    1e-3,
-)  # of the distance at which chance has the nearest row, and of unrelated rows: closer ones, and rarer, are copies (rules of thumb)
+CLOSE = 0.25  # of the distance at which chance has the nearest row: closer ones are copies (rule of thumb),
+BY_CHANCE = 1e-3  # where no more than this share of unrelated rows is as close (rule of thumb)
 LARGE = 10.0  # times three quarters of the columns: a larger column hides what rows differ by (rule of thumb)
 LARGEST = 1e100  # numbers beyond it are as good as infinite: their squares would be
 ROWS = 20_000  # training rows that neighbours are looked for among, at most: 4 s for rows of 15 columns that depend on nothing

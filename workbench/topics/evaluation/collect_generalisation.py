@@ -96,10 +96,9 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
             se = float(np.sqrt((residuals**2).sum()))
         found[split] = {"examples": len(losses), "loss": mean, "se": se}
         whole = len({t.shape[1:] for t in true}) == 1 and sum(map(len, true)) == len(losses)
-        if whole and "train" in {
-            split,
-            *labels,
-        }:  # of a loss over pairs in a batch the outputs are as many as their inputs by chance
+        if whole and (
+            split == "train" or "train" in labels
+        ):  # outputs over pairs of a batch fit the targets of one split by chance
             labels[split] = torch.cat(true)
             found[split] |= _skill(torch.cat(said), labels[split], labels["train"])
     return found

@@ -15,7 +15,7 @@ from workbench.topics.data.diagnose_rows import answer_among, by_chance, duplica
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.loop.known import at, rows_of, where_known
 from workbench.topics.one_batch.diagnose import range_finding
-from workbench.topics.one_batch.diagnose_preflight import empty_classes, wrong_targets
+from workbench.topics.one_batch.diagnose_preflight import MOST_OUTPUTS, empty_classes, wrong_targets
 
 DATA_CODES = Codes({
     "data.nonfinite": "F1.1", "data.labels": "F1.1", "data.no_signal": "F1.1", "data.scale": "F1.1", "data.leakage": "P2.9",
@@ -28,8 +28,8 @@ _ALPHA = 1e-4
 """Chance at which a random order, or a random split, is called none, as in `diagnose_data`."""
 _FAR = {"data.label_shift": 0.8, "data.train_validation_shift": 0.6}
 """Distance of the splits that is an alarm where nobody measured what it costs: noise on numbers that are mostly equal makes 0.5 (rules of thumb)."""
-_OUTPUTS, _EACH = 50, 10
-"""Outputs up to which a class without an example is told, as in `diagnose_preflight`, and examples of the rarest other class (rules of thumb)."""
+_EACH = 10
+"""Examples of the rarest class from which on one that has none is told (rule of thumb)."""
 _AT_CHANCE = 0.01
 """Error of a loss that is compared with that of one and the same output, as a share of it (rule of thumb)."""
 
@@ -79,7 +79,7 @@ def _labels(data: Facts, _: RecordLike) -> Finding:
     counts, loss = {int(k): n for k, n in data["classes"].items()}, data["range"] or {}
     outputs = loss.get("classes", 0) if loss.get("kind") == "classes" and data["trained"]["constant"] is not None else 0
     empty = [k for k in range(outputs) if k not in counts]
-    if empty and outputs <= _OUTPUTS and min(counts.values()) >= _EACH:
+    if empty and outputs <= MOST_OUTPUTS and min(counts.values()) >= _EACH:
         return empty_classes(empty, outputs, {"class_counts": data["classes"]})
     said = (
         f"The labels of the first {total:,} training examples are not wrong at random, as far as a linear model tells."

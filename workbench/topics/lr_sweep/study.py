@@ -258,9 +258,8 @@ class _Rounds:
                 *raise_round(table, highest=highest),
             )
             edge = edge_round(table, lanes=lanes, tolerance=self.sweep.tolerance)
-            whole = self.config.replace(
-                peak_lr=self.config.peak_lr / 2
-            )  # one run of full length tells more than the edge of short ones
+            # one more run of full length tells more than the edge of short ones
+            whole = self.config.replace(peak_lr=self.config.peak_lr / 2)
             if self.pays([*(trial.config for trial in self.ask((*lrs, *edge), steps=steps)), whole]):
                 lrs = (*lrs, *edge)
         bracket = unstable_bracket(table)

@@ -21,6 +21,8 @@ _SMALLER = (
     "Scale the inputs to about unit size.",
     "Initialise the last layer smaller (zeros are allowed there), so that the first outputs are near 0.",
 )
+MOST_OUTPUTS = 50
+"""Outputs up to which a class without an example is told (rule of thumb)."""
 _NO_STEP = "the data holds values that are not finite, so no step was taken"
 _NO_CLASS = "the model has no output for some of the targets, so that there is no loss"
 Facts = Mapping[str, Any]
@@ -141,7 +143,7 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
         said = "Does not apply: the loss is not one of classification(...), so the targets are not classes that could be counted."
         return CODES.finding("data.labels", "ok", said)
     rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
-    if len(counts) > 50 or tokens or not rare:
+    if len(counts) > MOST_OUTPUTS or tokens or not rare:
         said = f"All targets lie in 0 to {len(counts) - 1}; the rarest class has {min(counts)} of {total} examples."
         return say("ok", said, value=float(min(counts)), unit="examples")
     return empty_classes(rare, len(counts), evidence)
