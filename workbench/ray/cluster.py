@@ -100,10 +100,10 @@ class RayCluster:
         )
         return task.remote(*arguments)
 
-    def cancel(self, call: Any, *, force: bool = True) -> None:
-        """End the worker that `submit` started for a call, or take it out of the queue; without `force` the worker is interrupted, as by Ctrl-C."""
+    def cancel(self, call: Any) -> None:
+        """End the worker that `submit` started for a call, or take it out of the queue."""
         if self._ray.is_initialized():
-            self._ray.cancel(call, force=force)
+            self._ray.cancel(call, force=True)
 
     def begin(self, kind: type) -> Any:
         """Start a worker on this machine that takes no CPU; return `Calls` of it, which other workers can use too."""
