@@ -145,10 +145,9 @@ def _merges(rank: int) -> dict[str, Any]:
         made.running_mean.copy_(torch.tensor([2.0 * rank - 3, 1.0]))  # type: ignore[union-attr]
         return made
 
-    merged, average, weighted, equal = layer(), layer(), layer(), nn.BatchNorm1d(50).double()
+    merged, weighted, equal = layer(), layer(), nn.BatchNorm1d(50).double()
     equal.running_mean.copy_(EQUAL)  # type: ignore[union-attr]
     before = merge_running_statistics(merged)
-    merge_running_statistics(average, how="average")
     merge_running_statistics(weighted, examples=float(rank))
     merge_running_statistics(equal, examples=rank + 1.0)  # a weighted mean of equal numbers is not always that number
     own = layer()
@@ -159,7 +158,7 @@ def _merges(rank: int) -> dict[str, Any]:
         merge_running_statistics(nn.BatchNorm1d(2 + rank % 2))
     except UsageError as error:
         refused = str(error)
-    layers = {"merged": merged, "average": average, "weighted": weighted, "equal": equal, "after": own}
+    layers = {"merged": merged, "weighted": weighted, "equal": equal, "after": own}
     return {name: each.state_dict() for name, each in layers.items()} | {
         "before": before,
         "inside": inside,

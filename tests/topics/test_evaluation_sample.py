@@ -280,9 +280,9 @@ def test_planted_skew_is_found_and_named_after_holm_and_bonferroni() -> None:
     found = worst_skew([*tests, {"kind": "metric", "name": "m", "p": 0.02}])
     adjusted = [(t["name"], round(t["p_adjusted"], 6)) for t in found]
     assert adjusted == [("m", 0.04), ("1", 0.06), ("2", 0.12), ("0", 1.0)]
-    by_value = skew_tests(taken(np.argsort(ROWS[:, 4])[:150]), features=ROWS, feature_names=list("abcdef"))
+    by_value = skew_tests(taken(np.argsort(ROWS[:, 4])[:150]), features=ROWS)
     worst = worst_skew(by_value)[0]
-    assert (worst["kind"], worst["name"], worst["p_adjusted"] < 1e-6) == ("feature", "e", True)
+    assert (worst["kind"], worst["name"], worst["p_adjusted"] < 1e-6) == ("feature", "4", True)
     worst = worst_skew(skew_tests(taken(np.argsort(LOSSES)[:400]), **KNOWN))[0]
     assert (worst["kind"], worst["high"] < 0) == ("metric", True)
     assert worst_skew(skew_tests(np.ones(SIZE, dtype=bool), **KNOWN))[0]["p_adjusted"] == 1.0

@@ -83,7 +83,6 @@ def test_running_statistics_are_merged_by_the_law_of_total_variance(ranks: list[
         np.testing.assert_array_equal(rank["before"][""].mean[:, 0], means)
         assert rank["merged"]["running_mean"].tolist() == [means.mean(), 1.0]
         assert rank["merged"]["running_var"].tolist() == [1 + means.var(), 1.0]
-        assert rank["average"]["running_var"].tolist() == [1.0, 1.0]
         weights = np.arange(len(ranks)) / np.arange(len(ranks)).sum()
         mean = float(weights @ means)
         assert rank["weighted"]["running_mean"][0].item() == pytest.approx(mean, rel=1e-6)
@@ -140,7 +139,6 @@ def test_what_cannot_be_synchronised_or_merged_says_why(monkeypatch: pytest.Monk
 
     layer = wb.batch_norm.synchronise(nn.BatchNorm1d(2))
     for call, error, message in (
-        (lambda: wb.batch_norm.merge_running_statistics(nn.BatchNorm1d(2), how="mean"), UsageError, "how='mean' must be 'merge' or 'average'"),  # type: ignore[arg-type]
         (lambda: wb.batch_norm.merge_running_statistics(nn.BatchNorm1d(2), examples=-1), UsageError, "examples=-1 must be finite"),
         (lambda: layer(torch.zeros(1, 2)), ValueError, "Expected more than 1 value per channel"),
         (lambda: layer(torch.zeros(4, 3)), ValueError, r"expected an input of shape \(examples, 2"),

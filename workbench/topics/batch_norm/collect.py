@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.findings.audited import Audit
@@ -63,7 +62,6 @@ def audit_batch_norm(
     replicas: Sequence[State] | Mapping[str, LayerStatistics] | None = None,
     examples: Sequence[float] | None = None,
     metrics: Sequence[float] | None = None,
-    max_batches: int = BATCHES,
 ) -> Audit:
     """Look at the batch norm of your own model, its checkpoint and its replicas; the model is left as it is.
 
@@ -92,11 +90,10 @@ def audit_batch_norm(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
-    check_integer("max_batches", max_batches, error=UsageError)
     inner, seen, refused = unwrapped(model), None, list[int]()
     if batches is not None:
         with isolated_rng():  # a loader draws its order
-            read = itertools.islice(batches, max_batches)
+            read = itertools.islice(batches, BATCHES)
             first = next(read, None)
             if first is None:
                 raise UsageError("batches yields nothing: give a loader that can be read again, with a batch at least.")
@@ -253,7 +250,7 @@ def _loss_function(session: Session) -> Callable[[nn.Module, Mapping[str, Moment
 
 
 def measure_devices(
-    session: Session, model: nn.Module, *, batch_size: int, devices: Sequence[int], shards: Sequence[Shards], batches: int = 20
+    session: Session, model: nn.Module, *, batch_size: int, devices: Sequence[int], shards: Sequence[Shards]
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return JSON rows, one for each way to shard and number of devices: how far their statistics part, and what that costs.
 
@@ -273,7 +270,7 @@ def measure_devices(
                 continue
             for count in (count for count in devices if batch_size // count >= 2):
                 examples = batch_size // count
-                steps = max(2, min(batches, len(order) // (count * examples)))
+                steps = max(2, min(BATCHES, len(order) // (count * examples)))
                 places = _places(order, kind, count, examples, steps)
                 found = _split_batch(session, model, places, count=count, examples=examples)
                 rows += [] if found is None else [{"shards": kind, "batches": steps, **found}]

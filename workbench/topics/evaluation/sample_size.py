@@ -12,12 +12,13 @@ kept, and the gap adds up.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
 from workbench.curves.selection import expected_maximum
@@ -25,7 +26,6 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError
 
 Facts = Mapping[str, Any]
-Floats = NDArray[np.float64]
 
 
 def detectable_difference(
@@ -89,20 +89,13 @@ def examples_needed(
 
     The arguments and errors are those of `detectable_difference`; `difference` is by clean labels, in the metric's unit, above 0.
     """
-    kept, a, b = _check_level(disagreement, accuracy, sd, (label_noise, classes), (false_alarm, power))
     if not 0 < difference < math.inf or (sd is None and difference > 1):
         raise ConfigError(f"difference={difference!r} must be above 0, and at most 1 for a share of the examples.")
-    if sd is not None:
-        return max(1, math.ceil(((a + b) * sd / difference) ** 2 - 1e-9))
-    seen = difference * kept
-    one_way = ((a * math.sqrt(seen) + b * math.sqrt(seen - seen**2)) / seen) ** 2
-    if disagreement is not None:
-        share = max(disagreement, seen)
-        exact = ((a * math.sqrt(share) + b * math.sqrt(share - seen**2)) / seen) ** 2
-    else:
-        assert accuracy is not None
-        exact = (a + b) ** 2 * 2 * accuracy * (1 - accuracy) / seen**2
-    return math.ceil(max(exact, one_way) - 1e-9)
+    show = partial(
+        detectable_difference, disagreement=disagreement, accuracy=accuracy, sd=sd, label_noise=label_noise, classes=classes,
+        false_alarm=false_alarm, power=power,
+    )  # fmt: skip
+    return bisect_left(range(1, 2**60), -difference * (1 + 1e-12), key=lambda n: -show(n)) + 1
 
 
 def _check_level(

@@ -30,7 +30,6 @@ def skew_tests(
     *,
     labels: Sequence[int] | NDArray[np.int64] | None = None,
     features: Floats | None = None,
-    feature_names: Sequence[str] | None = None,
     metrics: Mapping[str, Floats] | None = None,
 ) -> list[SkewTest]:
     """Return one test for the classes, one for each feature and one for each metric.
@@ -55,10 +54,8 @@ def skew_tests(
         table = np.asarray(features, dtype=np.float64)
         if table.ndim != 2:
             raise DataError(f"features have shape {table.shape}, but must be (examples, features): flatten the rest.")
-        names = feature_names or [str(column) for column in range(table.shape[1])]
-        found += [
-            test for name, column in zip(names, table.T, strict=True) if (test := _feature_test(mask, column, name))
-        ]
+        tested = (_feature_test(mask, values, str(column)) for column, values in enumerate(table.T))
+        found += [test for test in tested if test is not None]
     return found + [_metric_test(mask, np.asarray(v, dtype=np.float64), name) for name, v in (metrics or {}).items()]
 
 

@@ -6,7 +6,7 @@ An average of running variances leaves out how far the means of the processes li
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from workbench.workloads.batch_norm import (
 )
 
 Group = Any  # A `torch.distributed.ProcessGroup`; None is the default one
-How = Literal["merge", "average"]
 
 
 class SynchronisedBatchNorm(_BatchNorm):
@@ -209,7 +208,7 @@ def gather_running_statistics(
 
 
 def merge_running_statistics(
-    model: nn.Module, group: Group = None, *, examples: float = 1.0, how: How = "merge"
+    model: nn.Module, group: Group = None, *, examples: float = 1.0
 ) -> dict[str, LayerStatistics]:
     """Make the running statistics of all processes equal, in place, and return what they were; every process has to call it.
 
@@ -221,37 +220,31 @@ def merge_running_statistics(
         model: the module of this process, wrapped or not.
         group: of processes; None is the default one.
         examples: that this process's statistics stand for: its weight.
-        how: "merge" is the law of total variance; "average" leaves out the spread of the means.
 
     Raises:
         UsageError: the processes' models do not have the same batch norm layers, or an argument is out of its range.
 
     Source: P6.7, P7.3.
     """
-    if how not in ("merge", "average"):
-        raise UsageError(f"how={how!r} must be 'merge' or 'average'.")
     found = gather_running_statistics(model, group, examples=examples)
     layers = _tracking(model)
     for name, each in found.items():
         if (each.mean == each.mean[0]).all() and (each.variance == each.variance[0]).all():
             continue
         merged = merge_statistics(each.mean, each.variance, each.examples)
-        variance = merged.variance if how == "merge" else merged.average_variance
-        for buffer, value in ((layers[name].running_mean, merged.mean), (layers[name].running_var, variance)):
+        for buffer, value in ((layers[name].running_mean, merged.mean), (layers[name].running_var, merged.variance)):
             assert buffer is not None
             buffer.copy_(torch.from_numpy(value))
     return found
 
 
 @contextmanager
-def merged_running_statistics(
-    model: nn.Module, group: Group = None, *, examples: float = 1.0, how: How = "merge"
-) -> Iterator[dict[str, LayerStatistics]]:
-    """Have merged running statistics inside the block, and each process its own again after it; the arguments are those above."""
+def merged_running_statistics(model: nn.Module) -> Iterator[dict[str, LayerStatistics]]:
+    """Have merged running statistics inside the block, and each process its own again after it."""
     layers = _tracking(model).values()
     kept = [(b, b.clone()) for layer in layers for b in (layer.running_mean, layer.running_var) if b is not None]
     try:
-        yield merge_running_statistics(model, group, examples=examples, how=how)
+        yield merge_running_statistics(model)
     finally:
         for buffer, value in kept:
             buffer.copy_(value)
