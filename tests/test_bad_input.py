@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import workbench as wb
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench import cli
 from workbench.errors import CheckpointError, DataError, UnknownNameError, UsageError, WorkloadError
-from workbench.train.hooks import Hook, Step
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
@@ -179,21 +179,9 @@ def test_names_on_the_command_line(
     assert not (source / "s").exists()
 
 
-class _At(Hook):
-    def __init__(self, step: int, act: Callable[[], None]) -> None:
-        self.step, self.act = step, act
-
-    def on_step(self, step: Step) -> None:
-        if step.index == self.step:
-            self.act()
-
-
 def test_a_corrupt_checkpoint_is_named_by_the_call_that_resumes(tmp_path: Path) -> None:
-    def fails() -> None:
-        raise RuntimeError("planted")
-
     with pytest.raises(RuntimeError, match="planted"):
-        wb.Trainer(hooks=[_At(25, fails)]).run(small_workload(), out=tmp_path / "s")
+        wb.Trainer(hooks=[At(25, RuntimeError("planted"))]).run(small_workload(), out=tmp_path / "s")
     latest = wb.open(tmp_path / "s").checkpoints[-1]
     (latest / "model.safetensors").write_bytes(b"")
     with pytest.raises(

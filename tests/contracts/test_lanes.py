@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.helpers import lane_models
+from tests.helpers.hooks import At
 from tests.helpers.lane_models import CLASSES, FEATURES
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, StudyInterrupted, UsageError
@@ -211,16 +211,11 @@ def test_lanes_of_different_length_and_rule(tmp_path: Path, way: str, alone: Any
 
 @pytest.mark.parametrize("way", WAYS)
 def test_interrupted_lanes_go_on_where_they_were(tmp_path: Path, way: str) -> None:
-    class Interrupts(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 33:
-                os.kill(os.getpid(), signal.SIGINT)
-
     given = workload("dropout", dtype=torch.float64, optimizer="adam", peak_lr=2e-3, total_steps=80)
     configs = variants(given.config, 3)
     whole = together(given, configs, tmp_path / "whole", way)
     with pytest.raises(StudyInterrupted, match="stopped after step 34 of 80"):
-        together(given, configs, tmp_path / "stopped", way, hooks=[Interrupts()])
+        together(given, configs, tmp_path / "stopped", way, hooks=[At(33, signal.SIGINT)])
     stopped = StudyRecord(tmp_path / "stopped")
     assert list(stopped.trials["state"]) == ["stopped"] * 3
     assert (stopped.steps.groupby("trial").size() == 34).all()

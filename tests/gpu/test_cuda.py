@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_workload
 from workbench.train.batches import train_batches
 from workbench.train.checkpoint import load_checkpoint
@@ -75,14 +76,6 @@ def classes(width: int = 64, *, steps: int = 60, examples: int = 512, **config: 
     )
 
 
-class Interrupt(wb.hooks.Hook):
-    """Presses Ctrl-C at one step."""
-
-    def on_step(self, step: Any) -> None:
-        if step.index == 25:
-            signal.raise_signal(signal.SIGINT)
-
-
 # ---- one trial
 
 
@@ -101,7 +94,7 @@ def test_resumes_bit_for_bit(tmp_path: Path) -> None:
     workload = small_workload(config=config)
     whole = wb.Trainer(device="cuda").run(workload, out=tmp_path / "whole")
     with pytest.raises(wb.errors.StudyInterrupted):
-        wb.Trainer(device="cuda", hooks=[Interrupt()]).run(workload, out=tmp_path / "cut")
+        wb.Trainer(device="cuda", hooks=[At(25, signal.SIGINT)]).run(workload, out=tmp_path / "cut")
     resumed = wb.Trainer(device="cuda").run(workload, out=tmp_path / "cut")
     assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()
     for name, value in final(whole).items():

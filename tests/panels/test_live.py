@@ -12,13 +12,13 @@ import pytest
 from ipywidgets import Widget
 
 import workbench as wb
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_workload
 from workbench.errors import StudyInterrupted
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.watch import early_wanted, watching
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import loop
-from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.views.curves import CurvesWidget
 from workbench.views.live import WHOLE_AGAIN, LiveFeed, live_view
@@ -147,15 +147,10 @@ def test_there_are_at_most_five_messages_a_second(tmp_path: Path) -> None:
 def test_rows_that_come_again_are_shown_once(tmp_path: Path, always: None) -> None:
     """After an error within a block: the trial goes on from its checkpoint, some steps back."""
 
-    class FailAt(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 29:
-                raise KeyboardInterrupt
-
     page = Page()
     with watching(LiveFeed(page.tell, Clock(0.1))):
         with pytest.raises(KeyboardInterrupt):
-            Trainer(device="cpu", hooks=[FailAt()]).run(small_workload(), out=tmp_path / "s")
+            Trainer(device="cpu", hooks=[At(29, KeyboardInterrupt())]).run(small_workload(), out=tmp_path / "s")
         record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
     same_curves(page, record)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import workbench as wb
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_workload
 from workbench.cli.notebooks import working_copies
 from workbench.record.folder import runs_root
@@ -59,14 +59,6 @@ def test_copies_of_notebooks_keep_what_was_done_in_them(tmp_path: Path, monkeypa
     assert [Path("my_notebooks", name).read_text() for name in ("a.ipynb", "b.ipynb")] == ["changed", "two"]
 
 
-class Stops(wb.hooks.Hook):
-    """Presses Ctrl-C at the second step."""
-
-    def on_step(self, step: Any) -> None:
-        if step.index == 1:
-            signal.raise_signal(signal.SIGINT)
-
-
 NAMES = ["run1:try2", "s3:x", "[v2]", "org/model", "../../x", "/etc/x", "x" * 300, "-x", "..", "é" * 200]
 
 
@@ -77,7 +69,7 @@ def test_a_study_of_any_name_is_one_folder_of_the_root_and_goes_on_there(
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a" / "b")
     workload = small_workload(config={"total_steps": 4}).replace(name=name)
-    stopped = wb.Trainer(hooks=[Stops()])
+    stopped = wb.Trainer(hooks=[At(1, signal.SIGINT)])
     with pytest.raises(wb.errors.StudyInterrupted):
         stopped.run(workload)
     wb.Trainer().run(workload)

@@ -159,26 +159,6 @@ def test_a_reader_looks_again_when_a_merge_takes_a_part_away(tmp_path: Path, mon
     assert merged
 
 
-def test_every_flipped_byte_is_seen_or_harmless(tmp_path: Path) -> None:
-    """A damaged part is refused by name or still gives the right rows, never other rows or another error."""
-    writer = PartWriter(tmp_path)
-    writer.add(rows(0, loss=np.arange(3.0)))
-    writer.flush()
-    part = tmp_path / "part-000001.parquet"
-    content = part.read_bytes()
-    refused = []
-    for position in range(0, len(content), 7):
-        damaged = bytearray(content)
-        damaged[position] ^= 0xFF
-        part.write_bytes(bytes(damaged))
-        try:
-            assert read_parts(tmp_path)["loss"].tolist() == [0.0, 1.0, 2.0], f"byte {position}"
-        except RecordError as error:
-            refused.append(str(error))
-    assert len(refused) > 10
-    assert [error for error in refused if "part-000001.parquet" not in error] == []
-
-
 @pytest.mark.parametrize("call", ["open", "fsync", "replace"])
 def test_a_full_disk_loses_nothing_and_the_rows_come_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

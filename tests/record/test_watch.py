@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_workload
 from workbench.record import watch as record_watch
 from workbench.record.read import StudyRecord
@@ -17,7 +18,6 @@ from workbench.record.tables import read_parts
 from workbench.record.watch import Watcher, watching
 from workbench.topics.lr_sweep.study import LRSweep
 from workbench.train import loop
-from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 
 LRS = [0.01, 0.05, 1e20, 0.1]  # the third one is not finite after a few steps
@@ -129,21 +129,12 @@ def test_training_is_bit_for_bit_what_it_is_unwatched(tmp_path: Path, gradients:
         assert (tmp_path / "watched" / kept.relative_to(tmp_path / "alone")).read_bytes() == kept.read_bytes()
 
 
-class StopAt(Hook):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, step: Step) -> None:
-        if step.index == self.step:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.usefixtures("always")
 def test_a_resumed_study_tells_again_what_comes_again(tmp_path: Path) -> None:
     seen = Notebook()
     with watching(seen):
         with pytest.raises(KeyboardInterrupt):
-            Trainer(device="cpu", hooks=[StopAt(29)]).run(small_workload(), out=tmp_path / "s")
+            Trainer(device="cpu", hooks=[At(29, KeyboardInterrupt())]).run(small_workload(), out=tmp_path / "s")
         first = len(seen.rows())
         record = Trainer(device="cpu").run(small_workload(), out=tmp_path / "s")
     assert first == 29

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.hooks import At
 from tests.helpers.study_folders import PLAIN as CONFIG
 from tests.helpers.study_folders import filled, opened
 from tests.helpers.workloads import small_workload
@@ -19,7 +20,6 @@ from workbench.errors import RecordError
 from workbench.record.folder import default_folder
 from workbench.record.read import StudyRecord, open_record
 from workbench.train import checkpoint
-from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 
 ROOT = str(Path(__file__).parents[2])
@@ -150,33 +150,18 @@ def test_rewind_drops_one_trials_rows_from_a_step_on(tmp_path: Path) -> None:
     study.close()
 
 
-def test_an_event_after_a_line_that_was_cut_off_starts_a_new_line(tmp_path: Path) -> None:
-    study = filled(tmp_path / "s", trials=1)
-    events = tmp_path / "s" / "trials" / "0" / "events.jsonl"
-    events.write_bytes(events.read_bytes()[:-20])
-    trial = study.trial(CONFIG, stage="lr_sweep", train_examples=32)
-    assert not trial.finished
-    trial.event("ended", state="complete", best_value=0.5)
-    assert trial.finished
-    assert study.record.trials["best_value"].tolist() == [0.5]
-    study.close()
-
-
 def test_a_full_disk_while_training_loses_nothing_and_the_same_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FillsTheDisk(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 18:
-                monkeypatch.setattr(os, "fsync", full)
-
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     whole = Trainer().run(small_workload(), out=tmp_path / "whole")
     monkeypatch.setattr(checkpoint, "WRITE_SECONDS", -1.0)  # on disk at each evaluation, as in a long run
     with pytest.raises(RecordError, match="No space left on device.*free some space"):
-        Trainer(hooks=[FillsTheDisk()]).run(small_workload(), out=tmp_path / "s")
+        Trainer(hooks=[At(18, lambda _: monkeypatch.setattr(os, "fsync", full))]).run(
+            small_workload(), out=tmp_path / "s"
+        )
     monkeypatch.undo()
     cut = open_record(tmp_path / "s")
     assert cut.state == "failed"

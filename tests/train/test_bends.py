@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import workbench as wb
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_workload, squared
 from tests.playbook.test_playbook import QUICK
 from workbench.train.batches import train_batches
@@ -176,17 +177,12 @@ def test_a_scheduler_of_torch_is_stepped_once_an_update(tmp_path: Path, case: st
 
 
 def test_a_scheduler_goes_on_where_a_run_was_stopped_and_follows_a_warmup(tmp_path: Path) -> None:
-    class Stop(wb.hooks.Hook):
-        def on_step(self, step: Any) -> None:
-            if step.index == 21:
-                raise RuntimeError("planted")
-
     schedule, optimizer = SCHEDULES["one cycle, momentum and groups"]
     config = {"schedule": schedule, "optimizer": optimizer, "total_steps": 45, "warmup_steps": 5}
     workload = small_workload(config=config)
     whole = wb.Trainer().run(workload, out=tmp_path / "whole").steps
     with pytest.raises(RuntimeError, match="planted"):
-        wb.Trainer(hooks=[Stop()]).run(workload, out=tmp_path / "s")
+        wb.Trainer(hooks=[At(21, RuntimeError("planted"))]).run(workload, out=tmp_path / "s")
     again = wb.Trainer().run(workload, out=tmp_path / "s").steps
     assert again["loss"].tolist() == whole["loss"].tolist()
     assert whole["lr"].tolist()[:5] == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])
@@ -295,18 +291,13 @@ def test_float16_is_that_of_a_grad_scaler(tmp_path: Path, optimizer: Any) -> Non
         scaler.update()
         losses.append(loss.item())
 
-    class Stop(wb.hooks.Hook):
-        def on_step(self, step: Any) -> None:
-            if step.index == 21:
-                raise RuntimeError("planted")
-
     record = wb.Trainer().run(workload, out=tmp_path / "s")
     assert record.steps["loss_scale"].tolist() == scales
     skipped = record.steps["skipped"].to_numpy() == 1
     assert 0 < skipped.sum() < 20
     np.testing.assert_allclose(record.steps["loss"], losses, rtol=2e-3)
     with pytest.raises(RuntimeError, match="planted"):
-        wb.Trainer(hooks=[Stop()]).run(workload, out=tmp_path / "killed")
+        wb.Trainer(hooks=[At(21, RuntimeError("planted"))]).run(workload, out=tmp_path / "killed")
     again = wb.Trainer().run(workload, out=tmp_path / "killed")
     assert again.steps["loss"].tolist() == record.steps["loss"].tolist()
     lanes = wb.lr_sweep.Study(lrs=(0.01, 0.02)).run(workload, out=tmp_path / "lanes")

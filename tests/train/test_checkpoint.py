@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_workload
 from workbench.errors import CheckpointError, RecordError, StudyInterrupted
 from workbench.train import checkpoint as checkpoints
@@ -26,7 +27,6 @@ from workbench.train.checkpoint import (
     prune,
     save_checkpoint,
 )
-from workbench.train.hooks import Hook, Step
 
 NAN, INF = math.nan, math.inf
 
@@ -182,13 +182,8 @@ def test_large_models_train_and_go_on_as_small_ones_do_and_keep_the_best_and_the
     monkeypatch.setattr(checkpoints, "WAITING_BYTES", 0)
     monkeypatch.setattr(checkpoints, "TRIAL_BYTES", 0)
 
-    class Stop(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 17:
-                os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(StudyInterrupted):
-        wb.Trainer(gradients="loop", hooks=[Stop()]).run(workload, out=tmp_path / "large")
+        wb.Trainer(gradients="loop", hooks=[At(17, signal.SIGINT)]).run(workload, out=tmp_path / "large")
     large = wb.Trainer(gradients="loop").run(workload, out=tmp_path / "large")
     for name in ("loss", "grad_norm"):
         assert large.steps[name].to_numpy().tobytes() == small.steps[name].to_numpy().tobytes()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import workbench as wb
+from tests.helpers.hooks import At
 from tests.helpers.workloads import small_workload, squared
 from tests.playbook.test_playbook import QUICK
 from workbench.train.batches import train_batches
@@ -112,13 +113,8 @@ def gan_by_hand(model: Any, config: Any) -> Callable[[Any, int], torch.Tensor]:
 
 
 def cut_and_resumed(workload: wb.Workload, folder: Path) -> Any:
-    class Stop(wb.hooks.Hook):
-        def on_step(self, step: Any) -> None:
-            if step.index == 23:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        wb.Trainer(hooks=[Stop()]).run(workload, out=folder)
+        wb.Trainer(hooks=[At(23, KeyboardInterrupt())]).run(workload, out=folder)
     assert "step-00000021" in [path.name for path in folder.rglob("step-*")]
     return wb.Trainer().run(workload, out=folder)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import workbench as wb
+from tests.helpers.hooks import At, Threads
 from tests.helpers.workloads import Having, small_workload
-from workbench.train.hooks import Hook, Step
 
 CORES = 2
 
@@ -27,16 +27,6 @@ class Clock:
 
 
 CLOCK = Clock()
-
-
-class Seen(Hook):
-    """Collects with how many threads steps were made."""
-
-    def __init__(self) -> None:
-        self.threads: set[int] = set()
-
-    def on_step(self, step: Step) -> None:
-        self.threads.add(torch.get_num_threads())
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +54,10 @@ def slow_with(threads: list[int]) -> wb.Workload:
 
 
 def seen(workload: wb.Workload, out: Path) -> set[int]:
-    hook = Seen()
+    hook = Threads()
     wb.Trainer(hooks=[hook], gradients="loop").run(workload, out=out)
     assert torch.get_num_threads() == CORES
-    return hook.threads
+    return hook.seen
 
 
 def test_several_threads_are_taken_where_steps_are_faster_with_them(tmp_path: Path) -> None:
@@ -80,12 +70,7 @@ def test_a_trial_goes_on_with_the_number_that_it_began_with(tmp_path: Path) -> N
     slow = [1]
     workload = slow_with(slow)
 
-    class Stop(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 1:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        wb.Trainer(hooks=[Stop()], gradients="loop").run(workload, out=tmp_path / "run")
+        wb.Trainer(hooks=[At(1, KeyboardInterrupt())], gradients="loop").run(workload, out=tmp_path / "run")
     slow[:] = [CORES]
     assert seen(workload, tmp_path / "run") == {CORES}

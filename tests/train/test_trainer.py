@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.hooks import At, Threads
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.cli.signals import ended_like_ctrl_c
 from workbench.errors import (
@@ -178,29 +179,6 @@ Trainer(hooks=[Dies()]).run(w, out=sys.argv[2])
     assert killed.best()[:2] == whole.best()[:2]
 
 
-class At(Hook):
-    """Does something at one step."""
-
-    def __init__(self, step: int, do: Callable[[Step], object]) -> None:
-        self.step, self.do = step, do
-
-    def on_step(self, step: Step) -> None:
-        if step.index == self.step:
-            self.do(step)
-
-
-def interrupt(_: Step) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def terminate(_: Step) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def fail(_: Step) -> None:
-    raise RuntimeError("planted")
-
-
 def test_an_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workload = small_workload(build_model=lambda: small_net(0.3))
     whole = Trainer().run(workload, out=tmp_path / "whole")
@@ -208,11 +186,11 @@ def test_an_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path, caplog
         ended_like_ctrl_c(),  # as a command runs, and a queue or a container ends it
         pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*resumes from there"),
     ):
-        Trainer(hooks=[At(13, terminate)]).run(workload, out=tmp_path / "stopped")
+        Trainer(hooks=[At(13, signal.SIGTERM)]).run(workload, out=tmp_path / "stopped")
     stopped = open_record(tmp_path / "stopped")
     assert (stopped.state, len(stopped.steps)) == ("stopped", 14)
     with pytest.raises(StudyInterrupted, match=r"stopped after step 40 of 40"):
-        Trainer(hooks=[At(39, interrupt)]).run(workload, out=tmp_path / "stopped")
+        Trainer(hooks=[At(39, signal.SIGINT)]).run(workload, out=tmp_path / "stopped")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     resumed, nosy = Trainer().run(workload, out=tmp_path / "stopped"), Nosy()
     assert resumed.state == "complete"
@@ -282,7 +260,7 @@ def unlisted(step: Step) -> None:
 
 @pytest.mark.parametrize(("do", "error", "said", "state"), [
     (None, ValueError, "first", "complete 40"),
-    (fail, RuntimeError, "planted", "failed 3"),
+    (RuntimeError("planted"), RuntimeError, "planted", "failed 3"),
     (unlisted, UnknownNameError, r"Did you mean 'grad_norm'.*user/grad_nrom", "failed 3"),
     (fill_the_disk, RecordError, "No space left", None),
 ])  # fmt: skip
@@ -327,13 +305,8 @@ def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    class Breaks(Hook):
-        def on_step(self, step: Step) -> None:
-            if step.index == 20:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        Trainer(hooks=[Breaks()]).run(small_workload())
+        Trainer(hooks=[At(20, KeyboardInterrupt())]).run(small_workload())
     (folder,) = (p for p in (tmp_path / "runs").iterdir() if p.is_dir())
     resumed = Trainer().run(small_workload())
     assert resumed.path.name == folder.name
@@ -341,16 +314,6 @@ def test_a_finished_run_without_a_folder_begins_anew_and_an_interrupted_one_goes
     other = Trainer().run(small_workload(config={"peak_lr": 0.01}))
     again = Trainer().run(small_workload())
     assert len({resumed.path.name, other.path.name, again.path.name}) == 3
-
-
-class Threads(Hook):
-    """Notes with how many threads torch computes."""
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-
-    def on_step(self, step: Step) -> None:
-        self.seen.add(torch.get_num_threads())
 
 
 @pytest.mark.parametrize(

@@ -51,29 +51,6 @@ def test_each_lane_is_rescaled_to_its_threshold_or_left_alone() -> None:
 
 
 # Formulas (F7)
-
-GOLDEN = {
-    ("sgd", "playbook", 1e-8): (0.900000000000, 0.810000000000, 0.769500000000),
-    ("momentum", "playbook", 1e-8): (0.900000000000, 0.720000000000, 0.603000000000),
-    ("nesterov", "playbook", 1e-8): (0.810000000000, 0.575100000000, 0.451210500000),
-    ("rmsprop", "playbook", 1e-2): (0.900496280979, 0.720489404357, 0.521423100162),
-    ("adam", "playbook", 1e-2): (0.924025307335, 0.843107540915, 0.801702918889),
-    ("adam", "playbook", 1e-8): (0.900000031623, 0.800412282526, 0.750999314131),
-    ("nadam", "playbook", 1e-8): (0.810000060083, 0.674130053912, 0.615479654353),
-}
-"""f = theta^2 / 2 from theta = 1 with lr 0.1, 0.1, 0.05; gamma = rho = beta1 = 0.9, beta2 = 0.999."""
-
-
-@pytest.mark.parametrize(("name", "form", "eps"), GOLDEN)
-def test_golden_trajectory(name: str, form: str, eps: float) -> None:
-    theta = torch.ones(1, 1, dtype=torch.float64)
-    rule, path = UpdateRule([config(optimizer=name, rules=form, eps=eps)], theta), []
-    for step, lr in enumerate((0.1, 0.1, 0.05)):
-        theta = theta - rule.update(theta, theta.clone(), torch.full((1, 1), lr, dtype=theta.dtype), step)
-        path.append(float(theta))
-    assert path == pytest.approx(GOLDEN[name, form, eps], abs=1e-11)
-
-
 def gradient(values: Tensor, step: int) -> Tensor:
     """Of a bowl whose centre moves."""
     return torch.linspace(0.1, 2.0, values.shape[1], dtype=values.dtype) * values + math.sin(step)

@@ -27,7 +27,6 @@ Diverged = Callable[[int, Exception, Any, int], bool]
 BatchValues = tuple[Any, Tensor, Tensor | None, dict[str, Tensor]]
 """What a model makes of one batch: outputs, losses (shape () where the loss is one value per batch), weights (None is ones) and metrics,
 the last three per example."""
-Floats = NDArray[np.float64]
 
 
 class Evaluation(NamedTuple):
@@ -227,11 +226,29 @@ def _on_host(parts: list[Tensor]) -> Tensor:
 
 def mean_over(name: str, values: Tensor, weights: Tensor, seconds: float) -> Evaluation:
     """Return the evaluation of one metric from its values and the weights, each shape (examples,)."""
+    part = partial_sum(name, values, weights, seconds)
+    mean = part.total / part.weight if part.num_examples else math.nan
+    return Evaluation(name, mean, part.num_examples, part.num_correct, seconds)
+
+
+class PartialSum(NamedTuple):
+    """One metric over a part of a split, as sums."""
+
+    metric: str  # "loss" or a name of the workload's metrics
+    total: float  # sum of weight times value, in float64
+    weight: float
+    num_examples: int  # with a positive weight
+    num_correct: int | None  # of them for a metric of zeros and ones, else None
+    seconds: float
+
+
+def partial_sum(name: str, values: Tensor, weights: Tensor, seconds: float) -> PartialSum:
+    """Return the sums of one metric from its values and the weights, each shape (examples,)."""
     kept = weights > 0
     values, weights = values[kept], weights[kept]
-    mean = float((values * weights).sum() / weights.sum())
     counted = name != "loss" and bool(((values == 0) | (values == 1)).all())
-    return Evaluation(name, mean, len(values), int(values.sum()) if counted else None, seconds)
+    total, weight = float((values * weights).sum()), float(weights.sum())
+    return PartialSum(name, total, weight, len(values), int(values.sum()) if counted else None, seconds)
 
 
 @contextmanager

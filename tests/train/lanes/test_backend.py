@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.hooks import At, Threads
 from tests.helpers.lane_models import MODELS, Caching, lane_workload
 from tests.helpers.lane_stacks import lane_stack, updates
 from tests.helpers.workloads import small_net, small_workload
@@ -22,7 +23,7 @@ from workbench.errors import ConfigError
 from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.train.gradients import LaneLoss, LoopGradients
-from workbench.train.hooks import Hook, Run, Step
+from workbench.train.hooks import Hook, Run
 from workbench.train.lanes import backend
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.vmap_gradients import VmapGradients, verify
@@ -45,12 +46,7 @@ class Branches(nn.Module):
         return out * 0.5 if bool(out.sum() > 0) else out
 
 
-class Breaks(Hook):
-    """Fails in the middle of training."""
-
-    def on_step(self, step: Step) -> None:
-        if step.index == 20:
-            raise RuntimeError("planted")
+BREAKS = At(20, RuntimeError("planted"))  # in the middle of training
 
 
 def sweep(
@@ -209,7 +205,7 @@ def test_a_resumed_trial_goes_on_in_the_same_way_and_digits_whatever_is_faster_n
     timed(*first)
     whole = sweep(given, tmp_path / "whole", lanes=1)
     with pytest.raises(RuntimeError, match="planted"):
-        sweep(given, tmp_path / "run", lanes=1, hooks=[Breaks()])
+        sweep(given, tmp_path / "run", lanes=1, hooks=[BREAKS])
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "another"))
     timed(*reversed(first))
     record = sweep(given, tmp_path / "run", lanes=1)
@@ -265,22 +261,18 @@ def test_calls_that_cannot_be_planned_leave_torchs_threads_as_they_were(
 ) -> None:
     timed(1.0, 0.1)
     planned: list[int] = []
-    seen: set[int] = set()
+    threads = Threads()
 
     def fails(self: VmapGradients, batches: Any) -> None:
         planned.append(torch.get_num_threads())
         raise CannotBatch("planted: no calls")
 
-    class Threads(Hook):
-        def on_step(self, step: Step) -> None:
-            seen.add(torch.get_num_threads())
-
     monkeypatch.setattr(VmapGradients, "prepare", fails)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        record = sweep(small_workload(), tmp_path / "run", hooks=[Threads()])
-        assert (planned, seen, torch.get_num_threads()) == ([1], {2}, 2)
+        record = sweep(small_workload(), tmp_path / "run", hooks=[threads])
+        assert (planned, threads.seen, torch.get_num_threads()) == ([1], {2}, 2)
     finally:
         torch.set_num_threads(before)
     assert record.lanes["gradients"].tolist() == ["loop"] * 3
@@ -334,31 +326,6 @@ def test_a_command_given_twice_takes_the_same_arithmetic_whatever_is_faster_now(
     assert list(record.lanes["gradients"]) == [taken] * 6
 
 
-def test_a_choice_that_somebody_edited_is_measured_again(tmp_path: Path, timed: Callable[[float, float], None]) -> None:
-    file = tmp_path / "cache" / "gradient_backends.json"
-    timed(1.0, 0.1)
-    sweep(small_workload(), tmp_path / "run")
-    stored = json.loads(file.read_text())
-    del stored["crc32"]
-    ((key, choice),) = stored.items()
-    times = choice[2]
-    for number, bad in enumerate(
-        (
-            [7, *choice[1:]],
-            [choice[0], "<b>", *choice[2:]],
-            [*choice[:3], 0],
-            [*choice[:2], None, 3],
-            [*choice[:2], {**times, "loop": "x"}, 3],
-            5,
-        )
-    ):
-        file.write_text(json.dumps({key: bad}))
-        timed(0.1, 1.0)
-        record = sweep(small_workload(), tmp_path / str(number))
-        assert set(record.lanes["gradients"]) == {"loop"}, bad
-        assert record.lanes["reason"][0] == "the fastest here"
-
-
 def test_failing_before_a_resumed_trial_begins_keeps_its_best_checkpoints(tmp_path: Path) -> None:
     class Refuses(Hook):
         def on_start(self, run: Run) -> None:
@@ -366,7 +333,7 @@ def test_failing_before_a_resumed_trial_begins_keeps_its_best_checkpoints(tmp_pa
 
     given = small_workload(config={"checkpoint_every_steps": 5, "eval_every_steps": 5, "keep_best": 2})
     with pytest.raises(RuntimeError, match="planted"):
-        sweep(given, tmp_path / "run", lanes=1, hooks=[Breaks()])
+        sweep(given, tmp_path / "run", lanes=1, hooks=[BREAKS])
     folder = tmp_path / "run" / "trials" / "0" / "checkpoints"
     before = sorted(path.name for path in folder.iterdir())
     assert len(before) > 1

@@ -23,11 +23,6 @@ from workbench.train.stacked_weights import LaneStack
 from workbench.workloads.base import Workload
 
 ALONE = ("lstm", "spectral_norm")  # torch.func.vmap knows no rule for what these call
-PER_CALL = (1, 2, 5)
-
-
-def noisy_bn() -> nn.Module:
-    return mlp(nn.BatchNorm1d(8), nn.Dropout(0.3))
 
 
 def compare(workload: Workload, *, per_call: int, lanes: int = 5, streams: int = 1, rtol: float = 1e-10) -> None:
@@ -77,35 +72,6 @@ def test_gradients_are_those_of_plain_autograd(
     compare(workload, per_call=per_call, lanes=lanes, rtol=rtol)
     assert program._built
     assert all(isinstance(found, program.LaneProgram) for _, found in program._built.values())
-
-
-@pytest.mark.parametrize("per_call", PER_CALL)
-@pytest.mark.parametrize("weights", [None, lambda batch: (batch[1] % 3).double()], ids=["plain", "weighted"])
-@pytest.mark.parametrize(("steps", "streams"), [(1, 3), (2, 2)])
-def test_streams_micro_batches_and_weights(per_call: int, weights: Any, steps: int, streams: int) -> None:
-    workload = lane_workload(noisy_bn, accumulate_steps=steps).replace(weights=weights)
-    compare(workload, per_call=per_call, streams=streams)
-
-
-def test_weights_splits_and_chosen_rows_of_an_evaluation() -> None:
-    workload = lane_workload(MODELS["batch_norm"]).replace(weights=lambda batch: (batch[1] % 3).double())
-    stack = lane_stack(workload, 5)
-    way = VmapGradients(workload, stack, lanes_per_call=2, threads=2)
-    for split, rows in (("train", range(5)), ("validation", [4, 1])):
-        evaluated(way, stack, rows, workload, split)
-    way.close()
-
-
-@pytest.mark.parametrize("per_call", PER_CALL)
-def test_a_stack_may_be_packed_again(per_call: int) -> None:
-    workload = lane_workload(noisy_bn)
-    stack, steps = lane_stack(workload, 5, streams=[0, 1, 0, 0, 1]), updates(workload, 2, streams=2)
-    way = VmapGradients(workload, stack, lanes_per_call=per_call)
-    assert way(steps[0]).loss.shape == (5,)
-    stack.keep([1, 3])
-    assert_same(run(stack, way, steps[1:]), loop(workload, stack, steps[1:]), 1e-10)
-    calls = {"lanes_per_call": min(2, per_call), "calls": 2 if per_call == 1 else 1}
-    assert way.describe() == {"gradients": "vmap", "threads": 1} | calls
 
 
 # Random draws: each lane draws, bit for bit, what the same trial draws when it is trained alone
@@ -288,7 +254,7 @@ def test_a_call_that_fails_leaves_everything_as_it_was_and_out_of_memory_halves_
     monkeypatch: pytest.MonkeyPatch, error: Exception, threads: int
 ) -> None:
     """A call of more than `fit` lanes fails after it has drawn and written its buffers."""
-    workload = lane_workload(noisy_bn)
+    workload = lane_workload(lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(0.3)))
     stack, steps = lane_stack(workload, 6), updates(workload, 2)
     expected, whole, fit = loop(workload, stack, steps), _Call.run, 2
 

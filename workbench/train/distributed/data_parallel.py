@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -29,7 +29,7 @@ from workbench.record.json_values import dumps
 from workbench.record.write import SilentStudy, StudyWriter, TrialWriter
 from workbench.train.checkpoint import Checkpoint, SilentStore
 from workbench.train.distributed.process_group import HostGroup
-from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, TrackedExamples, values_each
+from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, PartialSum, TrackedExamples, partial_sum, values_each
 from workbench.train.gradients import LaneLoss
 from workbench.train.lane import Lane
 from workbench.workloads.base import Workload
@@ -37,17 +37,6 @@ from workbench.workloads.batch_norm import batch_norm_layers
 from workbench.workloads.items import in_its_own_order, plain_tensors
 
 KINDS = ("rng/", "data/", "statistics/")  # beginnings of the names of what is each rank's own in a checkpoint
-
-
-class PartialSum(NamedTuple):
-    """One metric over a part of a split, as sums."""
-
-    metric: str  # "loss" or a name of the workload's metrics
-    total: float  # sum of weight times value, in float64
-    weight: float
-    num_examples: int  # with a positive weight
-    num_correct: int | None  # of them for a metric of zeros and ones, else None
-    seconds: float
 
 
 def evaluate_shard(
@@ -71,14 +60,8 @@ def evaluate_shard(
     ((columns, weights),) = values_each(
         part, [model], split=split, batch_size=batch_size, device=device, precision=precision
     )
-    kept = weights > 0
-    sums, seconds = [], time.perf_counter() - start
-    for name, values in columns.items():
-        whole = name != "loss" and bool(((values[kept] == 0) | (values[kept] == 1)).all())
-        correct = int(values[kept].sum()) if whole else None
-        total = float((values[kept] * weights[kept]).sum())
-        sums.append(PartialSum(name, total, float(weights[kept].sum()), int(kept.sum()), correct, seconds))
-    return sums
+    seconds = time.perf_counter() - start
+    return [partial_sum(name, values, weights, seconds) for name, values in columns.items()]
 
 
 def _part(workload: Workload, data: Any, places: range) -> Dataset[Any]:

@@ -292,13 +292,8 @@ def _remembered(kind: str, stack: LaneStack, verdict: Verdict | None = None) -> 
 
 
 def _verdict(stored: Any) -> Verdict | None:
-    """Return a choice from its JSON values, None where they are something else."""
-    with contextlib.suppress(TypeError, ValueError, LookupError):
-        calls, reason, times, lanes = stored
-        if calls in WAYS.values() and reason in REASONS and lanes >= 1:
-            known = {way: float(times[way]) for way in WAYS if way in times}
-            return Verdict(calls, reason, known if min([known.get("loop", 0), *known.values()]) > 0 else {}, int(lanes))
-    return None
+    """Return a choice from the first four of its fields as JSON values, None where there are none."""
+    return None if stored is None else Verdict(*stored)
 
 
 @functools.cache
