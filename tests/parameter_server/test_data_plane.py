@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
@@ -23,7 +22,7 @@ from tests.helpers.held import pull
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.links import RayPlane, ServerLink
 from workbench.parameter_server.servers.server import Grad, Place, Push, Take
-from workbench.parameter_server.workers.closure import Packed, from_wire, to_bytes, to_wire
+from workbench.parameter_server.workers.closure import from_wire, to_wire
 from workbench.ray import shared_memory
 from workbench.ray.cluster import NotYet
 from workbench.ray.shared_memory import (
@@ -33,10 +32,7 @@ from workbench.ray.shared_memory import (
     Witness,
     attach,
     machine,
-    offsets_of,
-    pack,
     shared_memory_missing,
-    unpack,
 )
 
 needs_memory = pytest.mark.skipif(shared_memory_missing() is not None, reason="no memory to share here")
@@ -50,41 +46,6 @@ def test_a_tensor_comes_back_as_it_was(dtype: torch.dtype, shape: tuple[int, ...
     assert torch.equal(found["a"][0], given)
     assert found["a"][0].dtype is dtype
     found["a"][0].fill_(0)  # it is the reader's own, and may be written
-
-
-def test_what_is_packed_and_how() -> None:
-    """A view alone, a sparse tensor not at all; cloudpickle is asked only where pickle cannot."""
-    packed = to_wire(torch.arange(1000)[10:12])
-    assert isinstance(packed, Packed)
-    assert packed.content.nbytes == 16
-    assert from_wire(packed).tolist() == [10, 11]
-    sparse = torch.eye(2).to_sparse()
-    assert to_wire(sparse) is sparse
-    asked = []
-
-    def slow(value: Any) -> bytes:
-        asked.append(value)
-        content: bytes = cloudpickle.dumps(value)
-        return content
-
-    class Local:
-        pass
-
-    assert pickle.loads(to_bytes((1, "a", [None, {"b": to_wire(torch.zeros(2))}]), slow))[0] == 1
-    assert not asked
-    assert type(pickle.loads(to_bytes((1, [Local()]), slow))[1][0]).__name__ == "Local"
-
-
-def test_tensors_are_packed_side_by_side() -> None:
-    tensors: list[Grad] = [
-        [torch.arange(5, dtype=torch.int64)], [torch.arange(3.0), torch.arange(2.0)], [torch.zeros(0)], [torch.ones(1).bfloat16()],
-    ]  # fmt: skip
-    offsets, size = offsets_of(tensors)
-    assert [begin % 64 for begin, _, _ in offsets] == [0, 0, 0, 0]
-    content = torch.empty(size, dtype=torch.uint8)
-    pack(tensors, offsets, content)
-    for found, given in zip(unpack(content, offsets), tensors, strict=True):
-        assert torch.equal(found, torch.cat(list(given)))
 
 
 @needs_memory
@@ -127,40 +88,6 @@ def test_nothing_is_left_of_it_and_a_number_that_is_used_again_deceives_nobody()
     with pytest.raises(FileNotFoundError, match="another file"):
         attach(where)
     second.close()
-
-
-@needs_memory
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool])
-def test_a_reader_gets_values_version_and_rows(dtype: torch.dtype) -> None:
-    block, out = SharedBlock(12, dtype, 2), torch.empty(12, dtype=dtype)
-    values = torch.arange(12).to(dtype)
-    with block.writing(lambda: 7):
-        block.values.copy_(values)
-    reader = BlockReader(block.located, 1)
-    assert reader.read_into(out.copy_) == 7
-    assert torch.equal(out, values)
-    rows = reader.read_rows(torch.tensor([2, 0, 2]), 3)
-    assert rows is not None
-    assert rows[1] == 7
-    assert torch.equal(rows[0], values.reshape(4, 3)[[2, 0, 2]])
-    with pytest.raises(IndexError):
-        reader.read_rows(torch.tensor([4]), 3)
-    block.close()
-    assert reader.deleted
-
-
-@needs_memory
-def test_each_reader_counts_in_its_own_line() -> None:
-    block = SharedBlock(100, torch.float32, 3)
-    readers = [BlockReader(block.located, k) for k in range(3)]
-    for k, reader in enumerate(readers):
-        for _ in range(k + 1):
-            reader.read_into(torch.clone)
-    readers[2].read_rows(torch.tensor([1, 2]), 10)
-    assert block.counts() == {"requests": 7, "bytes_out": 6 * 400 + 80, "bytes_in": 16}
-    assert block.values.count_nonzero() == 0
-    BlockReader(block.located, 2).read_into(torch.clone)  # a worker that was started anew goes on counting
-    assert block.counts()["requests"] == 8
 
 
 @needs_memory

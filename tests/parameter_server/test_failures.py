@@ -77,8 +77,13 @@ def step(placed: PlacedModule, seconds: float = 0.0) -> None:
 def test_a_worker_that_was_started_anew_while_idle_makes_its_datasets_again(up: Up) -> None:
     """Behaviours 47, 50, 58, 60, T7.7: nobody was there to see it die; what it lost is made before it is used."""
     cluster, strategy, coordinator = up(1, 1)
-    total = strategy.variable(0.0)
-    batches = iter(coordinator.create_per_worker_dataset(lambda: [1, 2, 3]))
+    total, built = strategy.variable(0.0), strategy.variable(0.0)
+
+    def source() -> list[int]:
+        built.assign_add(1.0)
+        return [1, 2, 3]
+
+    batches = iter(coordinator.create_per_worker_dataset(source))
     count = coordinator.per_worker(lambda: WorkerVariable(5.0))
     for number in range(3):
         if number:
@@ -90,6 +95,7 @@ def test_a_worker_that_was_started_anew_while_idle_makes_its_datasets_again(up: 
             cluster.engine.restart("worker", 0)
             assert [float(each) for each in coordinator.on_every_worker(WorkerVariable.read, [count])] == [5.0]
         assert [coordinator.schedule(next, args=(batches,)).fetch() for _ in range(2)] == [1, 2]
+        assert float(built) == number + 1
         coordinator.schedule(lambda: total.assign_add(1.0))
         coordinator.join()
     assert float(total) == 3.0
@@ -218,37 +224,6 @@ def test_the_users_error_is_told_not_the_workers(up: Up) -> None:
     coordinator.fetch([coordinator.schedule(slow_add, args=(total, None, 0.0)) for _ in range(3)])
     assert float(total) == 3.0
     cluster.engine.restart("worker", 1)
-
-
-def test_datasets_are_built_again(up: Up) -> None:
-    """Behaviours 50, 58, T7.7: once more for the worker that came back, and before what is waiting."""
-    cluster, strategy, coordinator = up(2, 1)
-    built = strategy.variable(torch.zeros(2))
-
-    def source() -> Iterator[int]:
-        built.assign_add(torch.nn.functional.one_hot(torch.tensor(get_current_worker_index()), 2))
-        return itertools.count()
-
-    def draw(iterator: Iterator[int]) -> tuple[int, int]:
-        time.sleep(0.02)
-        return get_current_worker_index(), next(iterator)
-
-    def workers_of(closures: int) -> set[int]:
-        values = [coordinator.schedule(draw, args=(iterators,)) for _ in range(closures)]
-        return {worker for worker, _ in coordinator.fetch(values)}
-
-    iterators = iter(coordinator.create_per_worker_dataset(source))
-    wait_until(lambda: workers_of(8) == {0, 1})
-    assert built.read().tolist() == [1, 1]
-    cluster.engine.kill("worker", 1)
-    values = [coordinator.schedule(draw, args=(iterators,)) for _ in range(10)]
-    time.sleep(0.1)
-    cluster.engine.restart("worker", 1)
-    coordinator.join()
-    wait_until(lambda: built.read().tolist() == [1, 2])
-    drawn = coordinator.fetch(values)
-    assert len(drawn) == 10
-    wait_until(lambda: 1 in workers_of(12))
 
 
 def test_all_workers_die_at_once_and_again(up: Up) -> None:

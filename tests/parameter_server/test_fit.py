@@ -25,7 +25,6 @@ from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
-from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers import links as planes
 from workbench.parameter_server.servers import replicas
 from workbench.parameter_server.servers.layout import FixedShardsPartitioner
@@ -356,23 +355,6 @@ def test_an_error_in_a_callback_leaves_nothing_running(strategy: ParameterServer
     time.sleep(0.05)
     assert model.steps == at_once < 500
     assert model.history.epoch == []
-
-
-def test_a_server_that_dies_while_nobody_works_ends_it_too(own_cluster: MakeCluster, engine: str) -> None:
-    """Behaviour 63: no worker is there whose function could fail of it."""
-    if engine != "threads":
-        pytest.skip("another engine starts workers again by itself")
-    cluster = own_cluster(1, 2)
-
-    class Kill(Callback):
-        def on_train_batch_end(self, step: int, logs: Any) -> None:
-            if step == 3:
-                cluster.engine.kill("worker", 0)
-                cluster.engine.kill("ps", 1)
-
-    model = StrategyModel(small_workload(), ParameterServerStrategy(cluster))
-    with pytest.raises(UnavailableError, match="ps 1 does not answer"):
-        model.fit(epochs=1000, callbacks=[Kill()], verbose=0)
 
 
 def test_fit_and_the_user_share_a_coordinator(strategy: ParameterServerStrategy) -> None:

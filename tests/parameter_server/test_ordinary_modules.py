@@ -105,14 +105,18 @@ def update(placed: PlacedModule, x: Tensor, y: Tensor) -> None:
 
 SGD = (config(), torch.optim.SGD, {"lr": 0.1})
 DECAYED = (config(weight_decay=0.1), torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1})
+MOMENTUM = (config(optimizer="momentum"), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+RMSPROP = (config(optimizer="rmsprop", peak_lr=0.01), torch.optim.RMSprop, {"lr": 0.01, "alpha": 0.9, "momentum": 0.9})
 ADAM = (config(optimizer="adam", peak_lr=0.01), torch.optim.Adam, {"lr": 0.01})
+ADAMW = (config(optimizer="adamw", peak_lr=0.01), torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.0})
 
 
 @pytest.mark.parametrize(
     ("make", "ids", "rule"),
     [
         (Bag, True, SGD), (Tied, True, ADAM), (Recurrent, False, SGD), (Odd, False, SGD), (half_frozen, False, DECAYED),
-        (with_statistics, False, SGD), (with_parametrized_weight, False, SGD),
+        (with_statistics, False, SGD), (with_parametrized_weight, False, SGD), (half_frozen, False, MOMENTUM),
+        (half_frozen, False, RMSPROP), (half_frozen, False, ADAMW),
     ],
 )  # fmt: skip
 def test_one_worker_trains_it_as_torch_does(

@@ -17,7 +17,6 @@ from workbench.parameter_server.servers.layout import (
     MinSizePartitioner,
     Partitioner,
     num_shards,
-    split_rows,
 )
 
 F32 = torch.float32
@@ -93,20 +92,6 @@ def test_a_shard_for_each_limit_begun_and_none_that_is_larger(limit: int, most: 
         assert MaxSizePartitioner(limit)(shape, dtype)[0] == fewest_fit
 
 
-def test_the_partitioner_sees_shape_and_dtype() -> None:
-    """T3.3."""
-    seen: list[Any] = []
-
-    def spy(shape: Any, dtype: torch.dtype) -> list[int]:
-        seen.append((shape, dtype))
-        return [2, 1]
-
-    assert num_shards(spy, torch.Size([8, 20]), torch.float64) == 2
-    assert num_shards(spy, (), F32) == 1
-    assert seen == [((8, 20), torch.float64)]
-    assert num_shards(None, (8, 20), F32) == 1
-
-
 @pytest.mark.parametrize(
     "returned",
     [None, [], (), [0, 1], [1, 0], [2, 2], [1, 2], [-1, 1], [2.0, 1], [True, 1], 2, "21", torch.tensor([2, 1])],
@@ -115,22 +100,3 @@ def test_what_a_partitioner_may_not_return(returned: Any) -> None:
     """Behaviour 71."""
     with pytest.raises(UsageError, match=r"variable_partitioner returned .* of shape \(8, 20\).*\[2, 1\]"):
         num_shards(lambda shape, dtype: returned, (8, 20), F32)
-
-
-@pytest.mark.parametrize(("returned", "expected"), [([2, 1], 2), ((8, 1), 8), ([9, 1], 8), ([2], 2), ([1, 1], 1)])
-def test_never_more_shards_than_rows(returned: Any, expected: int) -> None:
-    """Behaviour 70."""
-    assert num_shards(lambda shape, dtype: returned, (8, 20), F32) == expected
-
-
-def test_shards_cover_the_rows_as_torch_splits_them() -> None:
-    """Behaviour 70, T3.9: the first ones take the remainder, as `torch.tensor_split` deals out."""
-    assert [count for _, count in split_rows(10, 4)] == [3, 3, 2, 2]
-    assert split_rows(0, 3) == [(0, 0)]
-    for rows, shards in itertools.product(range(1, 30), range(1, 12)):
-        whole = torch.arange(rows)
-        found = [whole[first : first + count].tolist() for first, count in split_rows(rows, shards)]
-        assert found == [part.tolist() for part in torch.tensor_split(whole, shards) if len(part)]
-    for bad in ((-1, 2), (3, 0), (2.0, 1), (3, None)):
-        with pytest.raises(UsageError, match="must be an integer of at least"):
-            split_rows(*bad)  # type: ignore[arg-type]

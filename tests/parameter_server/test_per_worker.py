@@ -112,21 +112,6 @@ def test_each_iter_begins_anew(coordinator: ClusterCoordinator) -> None:
     assert all(a > b if worker in first else a == b for worker, a, b in mixed), "the old one goes on"
 
 
-def test_a_dataset_function_runs_once_a_worker(
-    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
-) -> None:
-    """Behaviour 31, T4.6; nothing of it runs on the coordinator."""
-    calls = strategy.variable(torch.zeros(3))
-
-    def counted() -> Iterator[int]:
-        calls.assign_add(torch.nn.functional.one_hot(torch.tensor(get_current_worker_index()), 3))
-        return numbers()
-
-    iterators = iter(coordinator.create_per_worker_dataset(counted))
-    by_worker(coordinator, iterators)
-    assert calls.read().tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize("when", ["at once", "on the first step", "a variable"])
 def test_a_dataset_function_makes_no_parameters(
     coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, when: str

@@ -27,14 +27,6 @@ from workbench.parameter_server.servers.variable import Variable
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
 
-OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {}),
-    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
-    "rmsprop": (torch.optim.RMSprop, {"alpha": 0.9, "momentum": 0.9}),
-    "adam": (torch.optim.Adam, {}),
-    "adamw": (torch.optim.AdamW, {"weight_decay": 0.0}),
-}
-
 
 def net() -> nn.Module:
     torch.manual_seed(0)
@@ -58,34 +50,6 @@ def train(placed: PlacedModule, iterator: Iterator[tuple[Tensor, Tensor]]) -> Te
         loss: Tensor = ((model(x) - y) ** 2).mean()
         loss.backward()
     return loss
-
-
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_one_worker_trains_as_torch_does(own_cluster: Any, optimizer: str) -> None:
-    """Every shard by its own rule gives what the whole gives, to rounding (float64)."""
-    strategy = ParameterServerStrategy(own_cluster(1, 3), variable_partitioner=FixedShardsPartitioner(2))
-    coordinator = ClusterCoordinator(strategy)
-    placed = strategy.place(net(), config(optimizer=optimizer))
-    iterators = iter(coordinator.create_per_worker_dataset(batches))
-    ours = [
-        float(v) for v in coordinator.fetch([coordinator.schedule(train, args=(placed, iterators)) for _ in range(25)])
-    ]
-    model, data = net(), batches()
-    kind, extra = OPTIMIZERS[optimizer]
-    torch_optimizer = kind(model.parameters(), lr=0.05, **extra)
-    theirs = []
-    for _ in range(25):
-        x, y = next(data)
-        loss = ((model(x) - y) ** 2).mean()
-        torch_optimizer.zero_grad()
-        loss.backward()
-        torch_optimizer.step()
-        theirs.append(loss.item())
-    assert ours == pytest.approx(theirs, rel=1e-9)
-    for mine, their in zip(placed.module().parameters(), model.parameters(), strict=True):
-        assert torch.allclose(mine, their, rtol=1e-9)
-    assert placed.steps == 25
-    coordinator.shutdown()
 
 
 def test_the_lr_follows_the_servers_own_steps(own_cluster: Any) -> None:

@@ -94,6 +94,8 @@ def test_what_cannot_be_sent_is_refused(coordinator: ClusterCoordinator) -> None
     lock = threading.Lock()
     with pytest.raises(TypeError, match="cannot be sent to a worker"):
         coordinator.schedule(lambda: lock)
+    with pytest.raises(TypeError, match=r"argument of type lock cannot be sent.*create_per_worker_dataset"):
+        coordinator.schedule(int, args=({"x": (1, lock)},))
     iterators = iter(coordinator.create_per_worker_dataset(lambda: [lock]))
     coordinator.schedule(next, args=(iterators,))
     with pytest.raises(ClosureInputError, match="cannot be sent to a worker"):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gc
 import pickle
-import threading
 from typing import Any
 
 import cloudpickle
-import pytest
-import torch
 
 from workbench.parameter_server.engines.ray_task import SendOnce
-from workbench.parameter_server.workers.closure import Closure
 
 RATE = 1.0
 
@@ -33,18 +29,6 @@ class Sender:
         self.count += 1
         content: bytes = cloudpickle.dumps(thing)
         return content
-
-
-def test_a_function_is_packed_once() -> None:
-    sender, data = Sender(), torch.zeros(3)
-
-    def function() -> Any:
-        return data
-
-    first = sender.once.packed(function)
-    assert sender.once.packed(function) == first
-    assert sender.count == 1
-    assert torch.equal(pickle.loads(first.content)(), data)
 
 
 def test_another_function_in_the_same_place_is_another() -> None:
@@ -81,17 +65,3 @@ def test_what_a_function_took_along_may_be_replaced() -> None:
         assert pickle.loads(after.content)() == (0.2 if rebind == "local" else 2.0)
         assert sender.dropped[-1] == before.number
     globals()["RATE"] = 1.0
-
-
-def test_what_cannot_be_sent_is_refused_with_what_to_do() -> None:
-    """Behaviour 20."""
-    once, lock = Sender().once, threading.Lock()
-
-    def locks() -> Any:
-        return lock
-
-    with pytest.raises(TypeError, match=r"(?s)locks.* cannot be sent to a worker.*make what the function needs inside"):
-        once.check(Closure(locks))
-    with pytest.raises(TypeError, match=r"argument of type lock cannot be sent.*create_per_worker_dataset"):
-        once.check(Closure(int, [{"x": (1, lock)}]))
-    once.check(Closure(int, [1, torch.zeros(2), {"a": ["b", None]}]))

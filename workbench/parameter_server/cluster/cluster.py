@@ -18,7 +18,7 @@ from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver,
 from workbench.parameter_server.engines.ray_engine import RayEngine
 from workbench.parameter_server.engines.threads import ThreadEngine
 from workbench.parameter_server.errors import Job
-from workbench.parameter_server.servers.links import Plane, forget_plane, set_plane
+from workbench.parameter_server.servers.links import forget_plane, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import Place
 from workbench.ray.cluster import RayCluster
@@ -128,7 +128,6 @@ def connect_to_cluster(
     *,
     num_workers: int | None = None,
     num_ps: int | None = None,
-    data_plane: Plane = "auto",
     wait_s: float = 300.0,
 ) -> Cluster:
     """Return the cluster whose coordinator this process is.
@@ -142,7 +141,6 @@ def connect_to_cluster(
             stays as it was. None reads WORKBENCH_CLUSTER or TF_CONFIG.
         num_workers: with the address of a Ray cluster: at least 1. A description says so itself.
         num_ps: likewise.
-        data_plane: how values travel; see `RayEngine`.
         wait_s: for every task to be there.
 
     Raises:
@@ -156,7 +154,7 @@ def connect_to_cluster(
                 f"connect_to_cluster({where!r}) needs num_workers and num_ps: a Ray cluster does not say how many of its "
                 "processes are to be which."
             )
-        return Cluster(RayEngine(num_workers, num_ps, cluster=identity, data_plane=data_plane, address=where), identity)
+        return Cluster(RayEngine(num_workers, num_ps, cluster=identity, address=where), identity)
     if num_workers is not None or num_ps is not None:
         raise UsageError(
             "num_workers and num_ps are for the address of a Ray cluster; a description of the cluster has its own."
@@ -178,9 +176,7 @@ def connect_to_cluster(
         ray = node.connect()
         undone.callback(ray.close)
         _wait_for_tasks(ray, resolver, wait_s)
-        engine = RayEngine(
-            len(spec.worker), len(spec.ps), cluster=identity, data_plane=data_plane, ray=ray, resource=_offered
-        )
+        engine = RayEngine(len(spec.worker), len(spec.ps), cluster=identity, ray=ray, resource=_offered)
         undone.pop_all()
 
     def leave(done: bool) -> None:

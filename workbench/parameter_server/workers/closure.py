@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
 
 from workbench.errors import UsageError
 from workbench.parameter_server.errors import CancelledError
@@ -95,9 +96,7 @@ class Closure:
                 f"schedule takes a function, not {type(self.function).__name__}: {self.function!r}. Give the function itself and "
                 "its arguments beside it: schedule(step, args=(iterator,))."
             )
-        leaves: list[Any] = []
-        map_structure(leaves.append, (list(self.args), dict(self.kwargs)))
-        for leaf in leaves:
+        for leaf in tree_leaves((list(self.args), dict(self.kwargs))):
             if isinstance(leaf, Optimizer):
                 raise UsageError(f"schedule got {type(leaf).__name__}, {NO_OPTIMIZER}")
             if isinstance(leaf, nn.Module) and leaf.training and any(each.requires_grad for each in leaf.parameters()):
@@ -123,15 +122,7 @@ class Closure:
         self.output.set_error(CancelledError())
 
 
-def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply `function` to every leaf of nested tuples, named tuples, lists and dicts, and return the same nesting."""
-    if isinstance(value, dict):
-        return type(value)((key, map_structure(function, each)) for key, each in value.items())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_structure(function, each) for each in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_structure(function, each) for each in value)
-    return function(value)
+map_structure = tree_map  # over nested tuples, named tuples, lists and dicts
 
 
 _SIMPLE = (int, float, bool, str, bytes, type(None))
