@@ -6,10 +6,10 @@ import dataclasses
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, Literal, get_args
 
 from workbench.checks import check_integer, check_number
@@ -22,6 +22,11 @@ Precision = Literal["float32", "float64", "bfloat16", "float16"]
 
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+
+
+def shows_fields(kind: type[Any]) -> None:
+    """Have help() and Shift+Tab show the fields of a dataclass, not its `__new__`, which takes anything."""
+    kind.__signature__ = inspect.signature(partial(kind.__init__, None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +198,7 @@ class TrainConfig:
         return _call("TrainConfig", {f.name: v for f in fields if (v := getattr(config, f.name)) != f.default})
 
 
-# else help() and Shift+Tab show `__new__`, which takes anything
-TrainConfig.__signature__ = inspect.signature(partial(TrainConfig.__init__, None))  # type: ignore[attr-defined, arg-type]
+shows_fields(TrainConfig)
 
 
 def is_callable_name(value: object) -> bool:
@@ -235,11 +239,18 @@ def _no_unnamed_seed(values: Mapping[str, Any]) -> None:
 
 def _known(values: Mapping[str, Any]) -> None:
     _no_unnamed_seed(values)
-    names = [f.name for f in dataclasses.fields(TrainConfig)]
+    check_names(TrainConfig, values, also_called=_ALSO_CALLED)
+
+
+def check_names(
+    kind: type[Any], values: Iterable[str], *, also_called: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse what is no field of a dataclass, with the nearest one."""
+    names = [f.name for f in dataclasses.fields(kind)]
     for key in values:
         if key not in names:
-            hint = f" Did you mean {_ALSO_CALLED[key]}?" if key in _ALSO_CALLED else nearest(key, names)
-            raise UnknownNameError(f"TrainConfig has no field {key!r}.{hint}")
+            hint = f" Did you mean {also_called[key]}?" if key in also_called else nearest(key, names)
+            raise UnknownNameError(f"{kind.__name__} has no field {key!r}.{hint}")
 
 
 def code_name(value: Callable[..., Any]) -> str:

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workbench.progress import interruptible
+
 
 def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a module whose names live where the file `source` imports them from."""
@@ -24,7 +26,8 @@ def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Calla
         if name not in homes:
             raise AttributeError(f"{module} has no {name!r}{_near(name, homes)}")
         home, there = homes[name]
-        found = vars(importlib.import_module(home))
+        with interruptible():
+            found = vars(importlib.import_module(home))
         value = found[there] if there in found else importlib.import_module(f"{home}.{there}")
         setattr(sys.modules[module], name, value)
         return value

@@ -9,8 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from workbench.errors import StudyInterrupted
 
 Progress = Callable[[int], None]
 
@@ -25,12 +28,19 @@ class ProgressBar:
 
     def __init__(self, bar: Any = None, *, label: str = "") -> None:
         self._bar, self._label, self._said = bar, label, ""
-        self._total, self._done, self._began = 0, 0, time.monotonic()
+        self._total, self._done, self._skipped, self._began = 0, 0, 0, time.monotonic()
 
     @property
     def done(self) -> int:
         """Updates that were counted."""
         return self._done
+
+    def skip(self, steps: int) -> None:
+        """Count updates that an earlier call has made: they say nothing of how fast this one is."""
+        self._skipped += steps
+        if self._bar is not None:
+            self._bar.initial += steps
+        self.advance(steps)
 
     def expect(self, steps: int) -> None:
         """Say how many updates there will be, about; more only make it longer."""
@@ -57,9 +67,10 @@ class ProgressBar:
 
     def _left(self) -> str:
         """Return the share that is done and the time that is left, in brackets; "" where neither is known."""
-        if not 0 < self._done < self._total:
-            return ""
-        left = (time.monotonic() - self._began) * (self._total / self._done - 1)
+        made = self._done - self._skipped
+        if not made or not self._done < self._total:
+            return f" ({self._done / self._total:.0%})" if 0 < self._done < self._total else ""
+        left = (time.monotonic() - self._began) * (self._total - self._done) / made
         told = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
         return f" ({self._done / self._total:.0%}, about {told} left)"
 
@@ -87,6 +98,18 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+
+
+@contextmanager
+def interruptible(path: Path | None = None) -> Iterator[None]:
+    """Say of Ctrl-C in one line, and without a traceback, that what was measured is kept, and in which folder."""
+    try:
+        yield
+    except StudyInterrupted:
+        raise
+    except KeyboardInterrupt:
+        kept = "goes on from what is kept" if path is None else f"resumes from what is kept in {path}"
+        raise StudyInterrupted(f"stopped; the same command or cell {kept}.") from None
 
 
 _listening: list[StopRequest] = []

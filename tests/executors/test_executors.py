@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_was_trained_and_the_same_call_goes_on(make: Make, tmp
             os.kill(os.getpid(), signal.SIGINT)
 
     interrupted: list[int] = []
-    with pytest.raises(StudyInterrupted, match=r"stopped.*the same call resumes from there"):
+    with pytest.raises(StudyInterrupted, match=r"stopped.*the same command or cell resumes"):
         train(make(), workload, configs, tmp_path / "s", progress=interrupt, hooks=[Durable(), Slow(0.002)])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     stopped = StudyRecord(tmp_path / "s")

@@ -146,7 +146,7 @@ def test_interrupted_it_goes_on_and_says_the_same(tmp_path: Path, whole: Diagnos
     words = [sys.executable, "-c", INTERRUPTED, ROOT, str(tmp_path / "s"), "100", name]
     stopped = subprocess.run(words, check=False, timeout=120, capture_output=True, text=True)
     assert stopped.returncode != 0
-    assert name == "SIGKILL" or "the same call resumes from there" in stopped.stderr
+    assert name == "SIGKILL" or "the same command or cell resumes" in stopped.stderr
     states = open_record(tmp_path / "s").trials["state"].tolist()
     complete = [str(trial) for trial, state in enumerate(states) if state == "complete"]
     assert complete[:4] == ["0", "1", "2", "3"], "the baseline and the round before"

@@ -184,7 +184,7 @@ def test_an_interrupt_finishes_the_step_saves_and_goes_on(tmp_path: Path, caplog
     whole = Trainer().run(workload, out=tmp_path / "whole")
     with (
         ended_like_ctrl_c(),  # as a command runs, and a queue or a container ends it
-        pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*resumes from there"),
+        pytest.raises(StudyInterrupted, match=r"stopped after step 14 of 40.*the same command or cell resumes"),
     ):
         Trainer(hooks=[At(13, signal.SIGTERM)]).run(workload, out=tmp_path / "stopped")
     stopped = open_record(tmp_path / "stopped")

@@ -59,12 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse, after --help or a usage error
         return stop.code if isinstance(stop.code, int) else USAGE
     if unknown:
-        options = [
-            name
-            for option in HELP[words[0]].options
-            for names, _ in (option if isinstance(option, list) else [option])
-            for name in names
-        ]
+        given = [option for option in HELP[words[0]].options if not isinstance(option, str)]
+        each = [one for option in given for one in (option if isinstance(option, list) else [option])]
+        options = [name for names, _ in each for name in names if name.startswith("-")]
         what = "an option" if unknown[0].startswith("-") else "expected here"
         print(f"workbench {words[0]}: {unknown[0]!r} is not {what}.{nearest(unknown[0], options)}", file=sys.stderr)
         return USAGE
@@ -99,8 +96,12 @@ def build_parser() -> argparse.ArgumentParser:
         text = HELP[name]
         command = commands.add_parser(name, help=text.line, description=text.description, epilog=text.epilog, **style)
         command.set_defaults(command=does)
+        heading: Any = command
         for option in text.options:
-            group = command.add_mutually_exclusive_group() if isinstance(option, list) else command
+            if isinstance(option, str):
+                heading = command.add_argument_group(option)
+                continue
+            group = heading.add_mutually_exclusive_group() if isinstance(option, list) else heading
             for names, more in option if isinstance(option, list) else [option]:
                 group.add_argument(*names, **more)
     return parser
@@ -108,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
-        said = " ".join(str(error).split()) or "what was measured is kept, and the same command resumes from there."
+        said = " ".join(str(error).split()) or "the same command goes on from what is kept."
         print(f"workbench: interrupted: {said}", file=sys.stderr)
         return INTERRUPTED
     if isinstance(error, SystemExit):  # its own code says nothing of what was asked for: exit(0) is no verdict

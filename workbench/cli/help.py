@@ -11,10 +11,10 @@ Option = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Options and help of one command; options in the order of the help, a list of them excludes each other."""
+    """Options and help of one command; options in the order of the help, a list of them excludes each other, a text heads those below it."""
 
     line: str
-    options: tuple[Option | list[Option], ...]
+    options: tuple[Option | list[Option] | str, ...]
     description: str
     epilog: str
 
@@ -52,27 +52,30 @@ HELP = {
         options=(
             _option("workload", "WORKLOAD", "bundled name, package.module:attribute or file.py:attribute; or a command after --", nargs="?"),
             _option("rest", "ARG", "of a command", nargs="*"),
-            _option("--out", "DIR", "folder of the study (default: a new one in runs/)"),
+            "what it may cost",
+            _option("--budget", "B", "3x (baseline runs), 45m, 2h, none; 0.5x is a first look (default: 10x, and 6x with --seeds 1)"),
             _option("--steps", "N", "updates of a trial (default: the workload's own)", type=int),
+            _option("--seeds", "N", "trials that prove a better config (default: 3)", type=int, default=3),
+            "what is kept and shown",
+            _option("--out", "DIR", "folder of the study (default: a new one in runs/)"),
             _option("--study", "NAME", "name of the study (default: that of its folder)"),
             _option("--note", "TEXT", "why this was run; kept with the study (default: generated)"),
-            _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
-            _option("--seeds", "N", "trials that prove a better config (default: 3)", type=int, default=3),
-            _option("--budget", "B", "what it may cost: 3x (baseline runs), 45m, 2h, none; 0.1x is a first look (default: 10x, and 6x with --seeds 1)"),
-            _option("--executor", "E", "where trials run: local, ray (default: local)", default="local"),
-            _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
-            _option("--trainer", "T", "how a trial is run: local, parameter_server (default: local)", default="local",
-                choices=("local", "parameter_server")),
             _option("--open", None, "open the report in a browser at the end", action="store_true"),
-            _option("--metric", "M", "for a command: 'val loss ([0-9.]+)' in its output, or a name given to wb.log"),
-            _option("--metric-mode", "D", "for a command: min or max (default: by the metric's name)", choices=("min", "max")),
-            _option("--redirect", "PATH", "for a command: what it writes to; each run gets an empty one", action="append", default=[]),
-            _option("--copy", None, "for a command: run each trial in a copy of this folder", action="store_true"),
-            _option("--seed-arg", "ARG", "for a command: its own argument for the seed, as --seed"),
-            _option("--jobs", "N", "for a command: runs at a time (default: 1)", type=int, default=1),
-            _option("--threads", "N", "for a command: threads of each run (default: its own)", type=int),
-            _option("--timeout", "S", "for a command: seconds that a run may take", type=float),
             _FAIL_ON,
+            "where a workload is trained",
+            _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
+            _option("--executor", "E", "local, ray; ray for a command, too (default: local)", default="local"),
+            _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
+            _option("--trainer", "T", "local, parameter_server (default: local)", default="local", choices=("local", "parameter_server")),
+            "for a command after --",
+            _option("--metric", "M", "'val loss ([0-9.]+)' in its output, or a name given to wb.log"),
+            _option("--metric-mode", "D", "min or max (default: by the metric's name)", choices=("min", "max")),
+            _option("--redirect", "PATH", "what it writes to; each run gets an empty one", action="append", default=[]),
+            _option("--copy", None, "run each trial in a copy of this folder", action="store_true"),
+            _option("--seed-arg", "ARG", "its own argument for the seed, as --seed"),
+            _option("--jobs", "N", "runs at a time (default: 1)", type=int, default=1),
+            _option("--threads", "N", "threads of each run (default: its own)", type=int),
+            _option("--timeout", "S", "seconds that a run may take", type=float),
         ),
         description="""\
 Walks the playbook: checks before training, a learning-rate sweep, instability above the best learning rate,
@@ -108,7 +111,7 @@ stay not measured. A few updates of the workload are timed for it; nothing is ke
 examples:
   workbench plan digits_cnn
   workbench plan mine.py:workload --budget 3x
-  workbench plan mine.py:workload --budget 0.1x    # a first look, in runs a fraction of the baseline's length
+  workbench plan mine.py:workload --budget 0.5x    # a first look, in runs a fraction of the baseline's length
 
 next: workbench diagnose with the same arguments.""",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.findings.causes import causes_first, is_remark, vetoes_tuning
@@ -65,8 +65,10 @@ def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding]) -> An
     own, low, high = (lead[0].evidence.get(name) for name in ("baseline_lr", "low", "high"))
     if lead[0].code == "lr.best" and own is not None and low is not None and high is not None:
         lead += _of(findings, "lr.too_low") if own < low else _of(findings, "lr.too_high") if own > high else []
-    edge = [f for f in _of(findings, "lr.unstable") if f.value is not None]
-    return _told("Learning rate", [*lead, *edge])
+    edge = [f for f in _of(findings, "lr.unstable") if f.value is not None or "short_upper" in f.evidence]
+    told = _told("Learning rate", [*lead, *edge])
+    beyond = [f for f in _of(findings, "lr.grid_edge") if f.status == "not_measured" and lead[0].status == "ok"]
+    return replace(told, status=worst([told.status, *(f.status for f in beyond)]), codes=(*told.codes, *(f.code for f in beyond)))  # fmt: skip
 
 
 def _stability(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:

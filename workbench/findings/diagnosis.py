@@ -221,6 +221,8 @@ class Diagnosis:
         if found.get("lines") is not None:
             return ["", "Lines to change:", str(found["paste"]), *reason]
         unchanged = "" if found.get("changed") else " (unchanged)"
+        if unchanged and any(a.question == "Config" and a.status != "ok" for a in self.answers):
+            return []
         return ["", f"Config to train with{unchanged}:", str(found["paste"]), *reason]
 
     def _next(self, most: int = 3) -> list[str]:

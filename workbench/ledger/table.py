@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workbench.errors import RecordError, UsageError, nearest
 from workbench.record.folder import check_path, is_locked
-from workbench.record.read import StudyRecord, trial_folders, trial_outcome
+from workbench.record.read import StudyRecord, ranked_trials
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
@@ -78,19 +80,17 @@ def study_folders(root: Path) -> list[Path]:
 
 def study_row(folder: Path) -> dict[str, Any]:
     """Return the six columns and all further ones of one study."""
-    study = StudyRecord(folder).study
-    config = study["config"]
-    sign = 1.0 if config["select_mode"] == "min" else -1.0
-    trials = [{"trial": int(path.name), **trial_outcome(path)} for path in trial_folders(folder)]
-    scored = [(sign * t["best_value"], t["trial"], t["best_step"]) for t in trials if math.isfinite(t["best_value"])]
-    best = min(scored, default=(math.nan, None, None))
-    states = [t["state"] for t in trials]
+    record = StudyRecord(folder)
+    study, config, trials = record.study, record.config, ranked_trials(record)
+    scored = trials[np.isfinite(trials["best_value"])].to_dict("records") if len(trials) else []
+    best = scored[0] if scored else {}
+    states = [str(state) for state in trials.get("state", ())]
     return {
         "study": study["name"],
         "config": _config_link(folder, study),
         "note": study["note"],
         "trials": len(trials),
-        "best_value": sign * best[0],
+        "best_value": best.get("best_value", math.nan),
         "reproduce": _reproduce(folder, study),
         "workload": study["workload"],
         "kind": study.get("kind"),
@@ -99,9 +99,9 @@ def study_row(folder: Path) -> dict[str, Any]:
         "failed": states.count("failed"),
         "diverged": states.count("diverged"),
         "unfinished": sum(state in ("running", "stopped") for state in states),
-        "best_trial": best[1],
-        "best_step": best[2],
-        "best_lr": None if best[1] is None else StudyRecord(folder).trial(best[1]).config["peak_lr"],
+        "best_trial": best.get("trial"),
+        "best_step": best.get("best_step"),
+        "best_lr": best.get("peak_lr"),
         "select": f"{config['select']} ({config['select_mode']})",
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),

@@ -49,8 +49,8 @@ def read_log(
         total_steps: planned length of a run; None takes what the log says, else its last step.
 
     Raises:
-        RecordError: there is no log, or it cannot be read.
-        UnknownNameError: a column that was named is not there.
+        UsageError: there is no such file, or no column of a name that was given.
+        RecordError: there is no log in it, or it cannot be read.
     """
     if isinstance(lr, (int, float)) and not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"lr={lr!r} must be above 0, or the name of a column.")
@@ -96,7 +96,7 @@ def logs_at(path: Path) -> list[RawLog]:
     if not path.exists():
         beside = sorted(p.name for p in path.parent.glob("*"))[:10] if path.parent.is_dir() else []
         there = f" In {path.parent} there is: {', '.join(beside)}." if beside else ""
-        raise RecordError(f"there is no {path}.{there}")
+        raise UsageError(f"there is no {path}.{there}")
     if (path / "study.json").is_file():
         raise UsageError(
             f"{path} is a study of workbench, not a log of another tool. Its verdict is in diagnosis.json there; "

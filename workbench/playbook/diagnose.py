@@ -17,10 +17,12 @@ from workbench.curves.judged import failed_when_proved, judged
 from workbench.curves.losses import selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN, unstable_bracket
 from workbench.curves.seed_comparison import by_faults
+from workbench.errors import WorkloadError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK
 from workbench.playbook.plan import SEARCH_RUNS, plan_diagnosis
 from workbench.playbook.verdict import diagnose_record
+from workbench.progress import interruptible
 from workbench.record.folder import read_json, write_json
 from workbench.record.read import open_record
 from workbench.record.roles import Role
@@ -244,6 +246,7 @@ def _candidate(
     return found, None
 
 
+@interruptible()
 def diagnose(
     workload: Workload | str,
     out: str | Path | None = None,
@@ -299,9 +302,11 @@ def diagnose(
     limit = Budget.of(budget, proof_seeds)
     begun = _first_look_in(out) if limit.seconds < math.inf or limit.runs < 1 else None
     timed = begun is None and limit.seconds < math.inf
-    plan = plan_diagnosis(
-        workload, budget=limit, steps=steps, proof_seeds=proof_seeds, timed=timed, begun=begun, trainer=Trainer(device=device)
-    )  # fmt: skip
+    priced = partial(plan_diagnosis, workload, budget=limit, steps=steps, proof_seeds=proof_seeds, begun=begun, trainer=Trainer(device=device))  # fmt: skip
+    try:
+        plan = priced(timed=timed)
+    except WorkloadError:  # which the pre-flight makes a finding of, where it can
+        plan = priced(timed=False)
     if progress:
         print(plan, file=sys.stderr)
     seeds = None if proof_seeds == 3 else proof_seeds

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.config import TrainConfig
+from workbench.errors import TargetError, WorkbenchError
 from workbench.studies.budget import Budget
 from workbench.studies.session import at_length
 from workbench.train.checkpoint import TRIAL_BYTES, WAITING_BYTES
@@ -117,6 +118,9 @@ def plan_diagnosis(
         trainer: what times it.
         begun: updates of the runs of a first look that is gone on with; None where none was begun.
         timed: measure what a run takes, by a few updates and one evaluation.
+
+    Raises:
+        WorkbenchError: those updates cannot be made, as where shapes do not fit.
     """
     whole = at_length(workload.config, steps)
     run_s, checkpoint_bytes = run_price(workload, whole, trainer or Trainer()) if timed else (None, 0)
@@ -164,14 +168,18 @@ def _stages(
 def run_price(workload: Workload, config: TrainConfig, trainer: Trainer) -> tuple[float | None, int]:
     """Return the seconds of one run of `config` and the bytes of a checkpoint, from a few updates and an evaluation.
 
-    None where they cannot be trained.
+    None where an error says nothing of its own, or targets are no classes: the diagnosis says more of that.
     """
     steps = min(_TIMED, config.total_steps)
     few = config.replace(total_steps=steps, warmup_steps=0, schedule="constant", eval_every_steps=steps, checkpoint_every_steps=steps)  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="workbench-plan-") as folder:
         try:
             record = trainer.run(workload.replace(config=few), out=Path(folder) / "s")
-        except Exception:  # what is wrong with it is what the diagnosis says
+        except WorkbenchError as error:
+            if isinstance(error, TargetError):
+                return None, 0
+            raise
+        except Exception:
             return None, 0
         update_s = float(record.steps["step_time_s"].iloc[steps // 2 :].quantile(0.25))
         evals = record.evals.drop_duplicates(["step", "split"])

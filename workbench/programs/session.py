@@ -31,12 +31,12 @@ from workbench.programs.trainer import (
     place_of,
     write_outcome,
 )
-from workbench.progress import progress_bar
+from workbench.progress import interruptible, progress_bar
 from workbench.record.folder import default_folder, read_json, unfinished
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.studies.budget import Budget
-from workbench.studies.session import Session
+from workbench.studies.session import Session, say_resumed
 
 LOGGED = "validation/loss"
 """What runs are compared by where it is logged and nothing else was asked for."""
@@ -178,7 +178,9 @@ def open_program(
         if outcome is not None:
             trainer.keep(UNCHANGED, outcome)
             _keep_first_run(writer, program, outcome, first_look=cut)
-        with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
+        show = options.get("progress", False)
+        say_resumed(writer, show=show and outcome is None)
+        with interruptible(writer.path), progress_bar(None, given.name, show=show) as bar:
             yield ProgramSession(program, config, trainer=trainer, executor=None, writer=writer, bar=bar, budget=budget)  # type: ignore[arg-type]
         writer.finish()
     finally:

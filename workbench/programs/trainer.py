@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.errors import StudyInterrupted, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.instruments.log import split_of
 from workbench.programs.command import Outcome, printed_last
 from workbench.programs.own_config import CONSTANTS
@@ -122,15 +122,10 @@ class ProgramTrainer:
         todo = [(c, w) for c, w in zip(configs, writers, strict=True) if not w.finished]
         with tempfile.TemporaryDirectory(prefix="runs-", dir=study.path) as scratch:
             places = [(config, Path(scratch) / str(writer.number)) for config, writer in todo]
-            try:
-                for (config, writer), outcome in zip(todo, self._outcomes(program, places), strict=True):
-                    write_outcome(writer, config, outcome, own=program.config)
-                    if progress is not None:
-                        progress(outcome.updates)
-            except KeyboardInterrupt:
-                raise StudyInterrupted(
-                    f"what was measured is kept in {study.path}, and the same call resumes from there."
-                ) from None
+            for (config, writer), outcome in zip(todo, self._outcomes(program, places), strict=True):
+                write_outcome(writer, config, outcome, own=program.config)
+                if progress is not None:
+                    progress(outcome.updates)
         return [writer.record for writer in writers]
 
     def _outcomes(self, program: Program, places: Sequence[tuple[TrainConfig, Path]]) -> Iterator[Outcome]:

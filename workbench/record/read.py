@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -268,12 +269,29 @@ class TrialRecord:
 
 
 def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
-    """Return the table of trials, the best value first, those without one last."""
+    """Return the table of trials, the best value first; then those at or above `lr.unstable` of the study's diagnosis, and last those without a value.
+
+    Only trials that differ from the study's config in no warmup and clipping are held against `lr.unstable`: others may train well there.
+    """
     trials = record.trials
     if trials.empty:
         return trials
-    ascending = record.config["select_mode"] == "min"
-    return trials.sort_values(["best_value", "trial"], ascending=[ascending, True], kind="stable", ignore_index=True)
+    plain = trials["peak_lr"] >= _unstable_lr(record.path)
+    for name in ("warmup_steps", "max_grad_norm"):
+        own = record.config.get(name)
+        plain &= trials[name].isna() if own is None else trials[name] == own
+    place = plain.astype(int).mask(trials["best_value"].isna(), 2)
+    best = trials["best_value"] * (1.0 if record.config["select_mode"] == "min" else -1.0)
+    order = pd.DataFrame({"place": place, "best": best, "trial": trials["trial"]})
+    return trials.loc[order.sort_values(["place", "best", "trial"], kind="stable").index].reset_index(drop=True)
+
+
+def _unstable_lr(path: Path) -> float:
+    """Return the learning rate from which on the study's diagnosis found training unstable; infinite where it found none."""
+    with suppress(RecordError, ValueError, KeyError, TypeError):
+        found = read_json(path / "diagnosis.json")["findings"]
+        return float(next((f["value"] for f in found if f["code"] == "lr.unstable"), None) or math.inf)
+    return math.inf
 
 
 def periodic_rows(evals: pd.DataFrame) -> pd.DataFrame:

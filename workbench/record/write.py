@@ -35,7 +35,7 @@ from workbench.record.folder import (
 )
 from workbench.record.json_values import dumps
 from workbench.record.missing import inventory, missing
-from workbench.record.read import SCHEMA, StudyRecord, TrialRecord
+from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, trial_outcome
 from workbench.record.redact import redact
 from workbench.record.tables import PartWriter
 from workbench.record.watch import tell
@@ -189,6 +189,11 @@ class StudyWriter:
         """Whether a trial with this config ran to its end."""
         number = self._number_of(json.loads(dumps(dict(config))))
         return number is not None and TrialWriter(self, number).finished
+
+    def updates_of(self, config: Mapping[str, Any]) -> int:
+        """Return how many updates the trial with this config has made; 0 where there is none."""
+        number = self._number_of(json.loads(dumps(dict(config))))
+        return 0 if number is None else int(trial_outcome(self.path / "trials" / str(number))["steps_run"])
 
     def _number_of(self, wanted: Mapping[str, Any]) -> int | None:
         folder = self.path / "trials"

@@ -71,7 +71,7 @@ class Budget:
     def first_look(self, steps: int, run_s: float | None) -> int | None:
         """Return the updates of each run where the budget does not pay for a whole one of `steps`; None where it does.
 
-        They are a power of two less than `steps`, for a time that was measured again to give the same number.
+        For a time they are a power of two less than `steps`: one that is measured again then gives the same number.
 
         Args:
             steps: updates of the baseline.
@@ -85,14 +85,15 @@ class Budget:
             paid = self.seconds / run_s
         if paid >= 1:
             return None
-        short = int(steps / 2 ** math.ceil(math.log2(_LOOK_RUNS / paid)))
         if self.seconds < math.inf:  # an estimate, of which too much may be refused
+            short = int(steps / 2 ** math.ceil(math.log2(_LOOK_RUNS / paid)))
             return max(short, min(_LOOK_STEPS, steps))
+        short = int(paid * steps / _LOOK_RUNS + 1e-9)
         if short < _LOOK_STEPS:
             least = _LOOK_RUNS * _LOOK_STEPS / steps
             raise UsageError(
                 f"budget={self.text!r} pays for {paid * steps:,.0f} updates of the baseline's {steps:,}, and a first look takes at least "
-                f"{_LOOK_RUNS:.0f} runs of {_LOOK_STEPS}. Give at least {min(math.ceil(200 * least) / 100, 1.0):g}x."
+                f"{_LOOK_RUNS:.0f} runs of {_LOOK_STEPS}. Give at least {min(math.ceil(100 * least) / 100, 1.0):g}x."
             )
         return short
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +23,7 @@ from workbench.errors import (
     nearest,
 )
 from workbench.findings.audited import NOT_COLLECTED
-from workbench.progress import ProgressBar, progress_bar
+from workbench.progress import ProgressBar, interruptible, progress_bar
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import Role
 from workbench.record.watch import tell
@@ -175,6 +176,7 @@ class Session:
             return []
         lrs = [config.peak_lr for config in configs]
         span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
+        self._bar.skip(sum(self.writer.updates_of(config.to_dict()) for config in set(configs) - self._asked))
         self._expect()
         self._bar.status(f"{self._stage or stage}, lr {span}")
         trainer = trainer or self.trainer
@@ -284,8 +286,10 @@ def open_session(
             writer.hold_against(found)
         asked = trainer.threads if isinstance(trainer, Trainer) else None
         threads = step_threads(workload, config, device, asked, study=writer)
-        shown = progress_bar(None, workload.name, show=options.get("progress", False))
-        with runner or nullcontext(), threads, shown as bar:
+        show = options.get("progress", False)
+        say_resumed(writer, show=show)
+        shown = progress_bar(None, workload.name, show=show)
+        with interruptible(writer.path), runner or nullcontext(), threads, shown as bar:
             budget = options.get("budget")
             yield Session(workload, config, trainer=trainer, executor=runner, writer=writer, bar=bar, budget=budget)
         writer.finish()
@@ -294,6 +298,14 @@ def open_session(
         raise
     finally:
         writer.close()
+
+
+def say_resumed(writer: StudyWriter, *, show: bool) -> None:
+    """Say that an unfinished study is gone on with, and what of it is there."""
+    if show and not writer.created and "finished" not in writer.record.study:
+        states = [str(state) for state in writer.record.trials.get("state", ())]
+        done = sum(state in ("complete", "diverged") for state in states)
+        print(f"Resumes {writer.path}: {done} of {len(states)} trials are trained to their end.", file=sys.stderr)
 
 
 def _fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any] | None:

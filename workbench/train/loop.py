@@ -141,8 +141,7 @@ class TrainingLoop:
             raise first
         if stop.requested:
             raise StudyInterrupted(
-                f"stopped after step {self.step} of {steps}; everything is saved in {self.study.path}, and the same call "
-                "resumes from there."
+                f"stopped after step {self.step} of {steps}; the same command or cell resumes from what is kept in {self.study.path}."
             )
 
     def _choose_backend(self, watched: str | None) -> Chosen:

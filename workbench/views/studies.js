@@ -3,12 +3,12 @@
 const ROW = 28; // height of a row in pixels, as in studies.css
 const SPARE = 8; // rows drawn above and below what is seen
 const STATES = {
-  finished: "✓", complete: "✓", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
+  finished: "•", complete: "•", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
   study: "minmax(11.5em, 2fr)", workload: "8.5em", state: "8em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
   trial: "5.5em", best_value: "7.5em", select: "9em", best_lr: "5.5em", lr_best: "6em", lr_unstable: "8em", verdict: "7.5em",
-  created: "8em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
+  created: "9.5em", note: "minmax(12em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
@@ -32,7 +32,7 @@ function shown(value, name) {
   if (name === "state") return `${STATES[value] || ""} ${value}`.trim();
   if (name === "select") return String(value).split(" ")[0];
   if (name === "study") return String(value).replace(/-\d{8}-\d{6}(?=$|-\d+$)/, ""); // its time is a column of its own
-  if (name === "created") return String(value).slice(String(value).startsWith(new Date().getFullYear()) ? 5 : 0, 16).replace("T", " ");
+  if (name === "created") return String(value).slice(String(value).startsWith(new Date().getFullYear()) ? 5 : 0, 19).replace("T", " ");
   if (typeof value === "number") {
     if (Number.isInteger(value) && Math.abs(value) < 1e7) return INTEGER.format(value);
     return String(Number(value.toPrecision(4))).replace("e+", "e");

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from workbench.config import TrainConfig
+from workbench.config import TrainConfig, check_names, shows_fields
 from workbench.errors import UnknownNameError, WorkloadError, nearest
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ class Workload:
     step: Callable[[Any, Any], Any] | None = None
     minimised: bool = True
     source: str | None = None
+
+    def __new__(cls, *_: Any, **given: Any) -> Workload:
+        """Refuse what is no field, with the nearest one."""
+        check_names(cls, given)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without building a model or loading an item."""
@@ -156,13 +161,13 @@ class Workload:
 
     def replace(self, **changes: Any) -> Workload:
         """Return a copy with `changes`; one that differs in more than its config has no `source` any more."""
-        names = [f.name for f in dataclasses.fields(self)]
-        for key in changes:
-            if key not in names:
-                raise UnknownNameError(f"Workload has no field {key!r}.{nearest(key, names)}")
+        check_names(Workload, changes)
         if changes.keys() - {"config"}:
             changes.setdefault("source", None)
         return dataclasses.replace(self, **changes)
+
+
+shows_fields(Workload)
 
 
 def _kind(value: object) -> str:

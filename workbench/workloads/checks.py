@@ -36,7 +36,7 @@ def chosen_config(workload: object, config: object) -> TrainConfig:
 
 
 def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
-    """Return the number of examples of every split; a `DataError` where `config` cannot train on them."""
+    """Return the number of examples of every split; a `DataError` or `ConfigError` where `config` cannot train on them."""
     sizes = {}
     for split, data in workload.splits.items():
         try:
@@ -53,7 +53,7 @@ def check_data(workload: Workload, config: TrainConfig) -> dict[str, int]:
                 f"Look at the filter or the path that {split}_data was made with."
             )
     if config.batch_size > sizes["train"]:
-        raise DataError(
+        raise ConfigError(
             f"workload {workload.name!r}: batch_size={config.batch_size} is more than the {sizes['train']} examples of "
             f"the train split. Allowed is 1 to {sizes['train']}, and the largest trains on the full batch."
         )

@@ -91,8 +91,7 @@ class RayExecutor:
             left = sum(not writer.finished for _, writer in todo)
             if left or stopped:
                 raise StudyInterrupted(
-                    f"stopped with {left} of {len(todo)} trials unfinished; everything that arrived is saved in "
-                    f"{study.path}, and the same call resumes from there."
+                    f"stopped with {left} of {len(todo)} trials unfinished; the same command or cell resumes from what is kept in {study.path}."
                 )
         study.flush()
         return [TrialRecord(study.path, writer.number) for writer in writers]

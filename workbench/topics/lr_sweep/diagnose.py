@@ -14,6 +14,7 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
+from workbench.record.roles import Role
 from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, own_lr_findings
 
 CODES = Codes({
@@ -64,13 +65,13 @@ def diagnose_lr_sweep(
     learning, fixed = nothing_learns(study, table), fixed_step(study)
     if best is None or len(table.points) < 2 or fixed:
         return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), learning])
-    bracket = unstable_bracket(table)
+    bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=tail_frac)
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
     limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance, "material_frac": fix_frac}
     return Diagnosis.of(study, [
-        _best(study, table, best, baseline),
+        _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
-        _unstable(table, best, bracket, bracket_tolerance, far),
+        _unstable(table, short, best, bracket, tolerance=bracket_tolerance, far=far),
         *own_lr_findings(study, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac),
         _at_edge(study, table, best, bracket, edge_ratio=edge_ratio, limits=limits),
         _probabilistic(table, best, baseline, edge_ratio),
@@ -111,7 +112,7 @@ def _cut_short(study: JudgedStudy, best: BestLR) -> bool:
     return best.border is not None and bool(study.facts.get("budget"))
 
 
-def _best(study: JudgedStudy, table: SweepTable, best: BestLR, baseline: float) -> Finding:
+def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR, baseline: float) -> Finding:
     alike = f"{best.low:.4g} to {best.high:.4g}"
     mine = best.low * (1 - 1e-9) <= baseline <= best.high * (1 + 1e-9)
     if mine and len(best.tied) > 1:
@@ -125,8 +126,11 @@ def _best(study: JudgedStudy, table: SweepTable, best: BestLR, baseline: float) 
     else:
         summary = f"Best by training loss: {best.lr:.4g}, within {alike}"
     if _cut_short(study, best):
-        least, edge = ("At most", "lowest") if best.border == "low" else ("At least", "highest")
-        summary = f"{least} {best.measured_lr:.4g} is best, the {edge} lr that was trained at full length before the budget was spent"
+        yours = ", yours" if math.isclose(best.measured_lr, baseline, rel_tol=1e-9) else ""
+        summary = f"Best known is {best.measured_lr:.4g}{yours}: lowest of {_tried(table)} at full length, where the budget was spent"
+        if short.best is not None:
+            first, few = short.points[short.best].lr, f"{_tried(short)} in runs of {short.total_steps:,} steps"
+            summary += f", and of {few}" if first == best.measured_lr else f"; of {few} that was {first:.4g}"
     note = " (coarse grid: more learning rates would narrow it)" if best.needs_refinement else ""
     return CODES.finding(
         "lr.best", "ok", f"{summary}{note}.", value=best.lr, unit="lr",
@@ -138,6 +142,10 @@ def _best(study: JudgedStudy, table: SweepTable, best: BestLR, baseline: float) 
             "objective": "mean training loss of the last tenth of the steps", "points": _rows(table),
         },
     )  # fmt: skip
+
+
+def _tried(table: SweepTable) -> str:
+    return f"{len(table.points)} learning rates ({table.points[0].lr:.3g} to {table.points[-1].lr:.3g})"
 
 
 def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
@@ -159,7 +167,7 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
 
 
 def _unstable(
-    table: SweepTable, best: BestLR, bracket: UnstableBracket | None, tolerance: float, far: float
+    table: SweepTable, short: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, tolerance: float, far: float
 ) -> Finding:
     calm = ("none", "not_measured")
     rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in calm for o in p.outcomes)]
@@ -174,17 +182,21 @@ def _unstable(
         if top >= far * (1 - 1e-9):
             return found("ok", summary, evidence=evidence)
         advice = [f"Try learning rates above {top:.4g}, with a larger budget, to find where training becomes unstable."]
+        hint = unstable_bracket(short)
+        if hint is not None and hint.middle > top:
+            summary = (
+                f"{summary[:-1]}; in runs of {short.total_steps:,} steps it is unstable from {hint.middle:.4g} on."
+            )
+            evidence |= {"short_lower": hint.lower, "short_upper": hint.upper}
+            advice = [f"Give a larger budget: at full length no learning rate above {top:.4g} was tried, and short runs are unstable from {hint.middle:.4g} on."]  # fmt: skip
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
         "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=tolerance)), None),
         "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
     }  # fmt: skip
-    odd, many = "", len(bracket.stable_above)
-    if many:
-        odd = (
-            "; one larger lr was stable nevertheless" if many == 1 else f"; {many} larger lrs were stable nevertheless"
-        )
+    above = ", ".join(f"{lr:.4g}" for lr in bracket.stable_above[:3])
+    odd = f"; stable by chance at {above}{', ...' * (len(bracket.stable_above) > 3)}" if above else ""
     where = f"at {bracket.upper:.4g}, the smallest lr above the best one that was tried"
     if bracket.lower is not None:
         where = f"from {bracket.middle:.4g} on (between {bracket.lower:.4g} and {bracket.upper:.4g})"

@@ -160,7 +160,10 @@ def _too_low(
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
         return found("ok", f"{where.rstrip(',')}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
-        return found("ok", f"{where} but no larger one is much better: {rival.words} at lr {rival.lr:.4g}.")
+        well = f"trains about as well as the best larger one: {rival.words} at lr {rival.lr:.4g}"
+        return found(
+            "ok", f"The baseline's lr {own.lr:.4g}, though {value:.3g} times below the best by training loss, {well}."
+        )
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
     summary = f"{where} and {rival.less} a larger one: {rival.words}{use}."

@@ -174,7 +174,7 @@ class Chart {
         width,
         height,
         title: this.metric.title,
-        padding: [4, 20, 0, 0],
+        padding: [8, 20, 0, 0],
         legend: { show: false },
         cursor: {
           points: { show: false }, y: false, drag: { x: true, y: false, setScale: false, dist: 4 },

@@ -19,7 +19,7 @@ const brief = (note) => note.replace(/(\w+)=/g, (_, name) => `${BRIEF[name] || n
 const STATES = {
   waiting: ["·", "waiting"],
   running: ["▸", "running"],
-  complete: ["✓", "complete"],
+  complete: ["•", "complete"],
   diverged: ["✕", "diverged"],
   stopped: ["■", "stopped"],
   failed: ["!", "failed"],

@@ -219,7 +219,7 @@ class View {
   list(lanes) {
     const stages = new Map();
     for (const lane of lanes) stages.set(lane.info.stage, [...(stages.get(lane.info.stage) || []), lane]);
-    const order = [...stages].sort((a, b) => Math.max(...b[1].map((l) => l.trial)) - Math.max(...a[1].map((l) => l.trial)));
+    const order = [...stages].sort((a, b) => Math.min(...a[1].map((l) => l.trial)) - Math.min(...b[1].map((l) => l.trial)));
     const key = order.map(([stage, group]) => `${stage}:${group.map((lane) => lane.trial).join()}`).join("|");
     if (key !== this.legendKey) {
       this.legendKey = key;
