@@ -134,7 +134,7 @@ def confirmation(item: TrialVerdict, *, lr_star: float | None, decline_frac: flo
     start = verdict.loss_ref if verdict.loss_ref is not None else math.nan
     lowest = verdict.trough_loss if verdict.trough_loss is not None else math.nan
     fell = [r for r in verdict.rises if start - r.trough_loss > decline_frac * verdict.progress]
-    shape = "rise at the start, then decline" if verdict.outcome == "recovered" else "never declined"
+    shape = "rise at the start, then decline" if verdict.outcome == "recovered" else "no clear decline"
     if fell:
         shape = "rise after decline"
     elif not verdict.rises and start - lowest > decline_frac * verdict.progress and not verdict.high:

@@ -214,15 +214,14 @@ class Diagnosis:
     def _change(self) -> list[str]:
         """Return the config to train with, or a program's lines to change, and why a candidate for it was not adopted."""
         found = self.recommendation or {}
-        if not found.get("paste"):
+        undecided = any(a.question == "Config" and a.status != "ok" for a in self.answers)
+        if not found.get("paste") or (undecided and not found.get("changed")):
             return []
         # else the answer says it
         reason = [str(found["reason"])] if found.get("candidate") and found.get("reason") else []
         if found.get("lines") is not None:
             return ["", "Lines to change:", str(found["paste"]), *reason]
         unchanged = "" if found.get("changed") else " (unchanged)"
-        if unchanged and any(a.question == "Config" and a.status != "ok" for a in self.answers):
-            return []
         return ["", f"Config to train with{unchanged}:", str(found["paste"]), *reason]
 
     def _next(self, most: int = 3) -> list[str]:

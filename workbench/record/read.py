@@ -198,6 +198,11 @@ class TrialRecord:
         return self.path / "trials" / str(self.number)
 
     @property
+    def study(self) -> dict[str, Any]:
+        """The contents of `study.json`."""
+        return self._study.study
+
+    @property
     def workload(self) -> str:
         """Name of the workload."""
         return self._study.workload

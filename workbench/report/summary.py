@@ -87,7 +87,7 @@ def _found(diagnosis: Diagnosis) -> str:
         measured = [f.summary for f in diagnosis.findings if f.code in MEASUREMENTS and f.status == "ok"]
         return " ".join(["No problem was found.", *measured[:MAX_NAMED]])
     more = [f"{len(trouble) - MAX_NAMED} more below."] * (len(trouble) > MAX_NAMED)
-    return " ".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
+    return "\n".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
 
 
 def _sure(record: Any, diagnosis: Diagnosis) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,13 @@ MAX_EVIDENCE_CHARS = 4000
 """Longer evidence is cut; all of it stands in diagnosis.json."""
 LONG_CELL = 40
 """Characters from which on a cell may wrap; a phone shows the rows of such a table one under the other."""
+
+_PLAYBOOK = "https://github.com/google-research/tuning_playbook#"
+SOURCES = defaultdict(str, {
+    "F": f"{_PLAYBOOK}how-can-optimization-failures-be-debugged-and-mitigated", "P": f"{_PLAYBOOK}additional-guidance-for-the-training-pipeline",
+    "T": "https://www.tensorflow.org/tutorials/distribute/parameter_server_training",
+})  # fmt: skip
+"""Where a clause can be read, by its letter; nothing is loaded from there before somebody clicks."""
 
 _HOME = re.compile(r"(?:(?<=\s)|^)(?:/home/[^/\s]+|/Users/[^/\s]+|/root)(?=/)")
 _NAMED = re.compile(
@@ -74,7 +82,7 @@ def _environment(folder: Path | None) -> Environment:
         keep_trailing_newline=True,
         undefined=StrictUndefined,
     )
-    found.globals |= {"STATUS": STATUS, "NARROW": NARROW, "counted": counted}
+    found.globals |= {"STATUS": STATUS, "NARROW": NARROW, "SOURCES": SOURCES, "counted": counted}
     found.filters |= {
         "redact": shown_line,
         "shown": value_text,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -242,7 +243,8 @@ def shown_here(figure: Figure, record: Any, diagnosis: Diagnosis) -> str:
         f.code for f in diagnosis.findings if f.status == "ok" and f.summary.startswith(("Not seen", "Does not apply"))
     }
     said = [diagnosis[c].summary for c in codes if diagnosis[c].status != "not_measured" and c not in quiet]
-    return " ".join(dict.fromkeys(line for line in (numbers, *said) if line))
+    sentences = [part for line in (numbers, *said) if line for part in re.split(r"(?<=[.!]) (?=[A-Z])", line)]
+    return " ".join(dict.fromkeys(sentences))
 
 
 def draw_figure(figure: Figure, record: Any, diagnosis: Diagnosis) -> DrawnFigure:

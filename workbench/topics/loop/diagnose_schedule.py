@@ -60,7 +60,7 @@ def _unit(
             )
             return say(
                 "fail", f"{row['name']} is stepped at every update{line}, and its length of {horizon:,} {at}: it seems to be meant in epochs.",
-                value=through, unit="times its length", advice=["Step it once an epoch, or give its length in updates."],
+                value=through, unit="times its length", advice=["Step the scheduler once an epoch, or give its length in updates."],
             )  # fmt: skip
         in_updates = 0.75 * updates <= horizon <= 1.25 * updates
         if ended and per_update < 0.5 and once and calls > 1 and (through < least or in_updates):

@@ -233,8 +233,8 @@ def _at_edge(
     code, unit = "lr.at_edge", "lr.unstable / lr*"
     found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=edge_ratio, evidence=evidence)
     if not at_edge:
-        as_good = "" if ratio > edge_ratio else f", but lr {lowest:.4g} trains as well"
-        return found("ok", f"Instability starts at {ratio:.3g} times the best lr{as_good}: harmless.")
+        clear = "well above it" if ratio > edge_ratio else f"but lr {lowest:.4g} trains as well"
+        return found("ok", f"Instability starts at {ratio:.3g} times the best lr, {clear}.")
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
     tried = " or ".join(dict.fromkeys(words)) or "a fix"

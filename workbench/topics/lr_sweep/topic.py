@@ -64,7 +64,8 @@ def _curve_numbers(record: Any, _: Diagnosis) -> str:
     if not up:
         every = "the one run" if len(numbers) == 1 else f"all {len(numbers):,} runs"
         return f"In {every} of the study the training loss ended lower than at step 0."
-    return f"In {up:,} of the study's {counted(len(numbers), 'run')} the training loss ended no lower than at step 0."
+    of = "the one run" if len(numbers) == 1 else f"{up:,} of the {len(numbers):,} runs"
+    return f"In {of} of the study the training loss ended no lower than at step 0."
 
 
 def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
