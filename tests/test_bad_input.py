@@ -18,7 +18,7 @@ import workbench as wb
 from tests.helpers.hooks import At
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench import cli
-from workbench.errors import CheckpointError, DataError, UnknownNameError, UsageError, WorkloadError
+from workbench.errors import CheckpointError, ConfigError, DataError, UnknownNameError, UsageError, WorkloadError
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
@@ -76,7 +76,7 @@ WORKLOADS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"the train split has 0 examples; it needs at least 1.*train_data",
     ),
     "batch too large": (
-        lambda: small_workload(config={"batch_size": 100}), DataError,
+        lambda: small_workload(config={"batch_size": 100}), ConfigError,
         r"batch_size=100 is more than the 48 examples of the train split\. Allowed is 1 to 48",
     ),
     "reduced loss": (

@@ -93,6 +93,11 @@ def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[Progr
         yield ProgressBar(bar)
 
 
+def in_script() -> bool:
+    """Whether progress is shown without being asked for: in a script, and not in a notebook, which has the live view."""
+    return "ipykernel" not in sys.modules and os.environ.get("WORKBENCH_LIVE") != "0"
+
+
 class StopRequest:
     """Whether a stop was requested; the training loop looks at it once a step."""
 

@@ -66,7 +66,7 @@ def test_interrupt_keeps_all_and_the_same_cell_goes_on(desk: Desk, whole: np.nda
     desk.run_cell(2)
     wait_for_rows(folder, 20)
     desk.interrupt()
-    desk.page.get_by_text("everything is saved").first.wait_for()
+    desk.page.get_by_text("resumes from what is kept").first.wait_for()
     desk.wait_for_kernel()
     (said,) = desk.cells()[2]["outputs"]
     assert said["ename"] == "StudyInterrupted"
@@ -101,6 +101,6 @@ def test_a_second_kernel_on_the_same_study_is_refused_and_reads_it(desk: Desk) -
     desk.screenshot("second_kernel")
     desk.open("one.ipynb", wait=False)
     desk.interrupt()
-    desk.page.get_by_text("everything is saved").first.wait_for()
+    desk.page.get_by_text("resumes from what is kept").first.wait_for()
     steps = wb.open(folder).steps["step"]
     assert steps.tolist() == list(range(len(steps)))

@@ -58,7 +58,7 @@ def test_what_is_said_alike_is_said_once_with_all_its_codes() -> None:
     assert "1 fail, 9 not measured" in head
     assert "hosts.wrapped" in first
     text = " ".join(" ".join(lines).split())
-    assert text == f"? 9 alike: {', '.join(codes)}. Not measured: nobody was called."
+    assert text == f"? Not measured: nobody was called. 9 checks: {', '.join(codes)}."
     assert max(map(len, lines)) <= 110
     other = Finding(code="a.b", status="warn", summary=alike[0].summary)
     assert len(repr(Diagnosis(findings=(other, alike[0]))).splitlines()) == 3, "another status is another thing"

@@ -156,7 +156,7 @@ def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
         wb.read_log([])
     with pytest.raises(UsageError, match="above 0"):
         wb.read_log(path, lr=-0.1)
-    with pytest.raises(RecordError, match=r"there is no .*In .* there is: a.csv"):
+    with pytest.raises(UsageError, match=r"there is no .*In .* there is: a.csv"):
         wb.read_log(tmp_path / "b.csv")
     with pytest.raises(RecordError, match="no row"):
         wb.read_log(pd.DataFrame())

@@ -94,7 +94,9 @@ def test_is_well_formed_with_unique_ids(source: str) -> None:
 
 def test_loads_nothing_from_anywhere(source: str) -> None:
     assert "http://" not in source
-    assert "https://" not in re.sub(r'<a href="https://[^"]*" rel="noreferrer">', "", source), "but for what a click opens"
+    assert "https://" not in re.sub(r'<a href="https://[^"]*" rel="noreferrer">', "", source), (
+        "but for what a click opens"
+    )
     page = Page(source)
     assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "object", "embed", "base", "form")]
     assert all(a["src"].startswith("data:") for _, a in page.tags if "src" in a)

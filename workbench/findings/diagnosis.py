@@ -82,8 +82,8 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
     advised.update(lines)
     advice = "".join(f"<br>{'Try: ' * (not line.startswith('Try '))}{escape(line)}" for line in lines)
     follow = _folded(f"{len(followers)} more follow from it", followers, signs=True) if followers else ""
-    clauses = (f' title="clause {escape(f.clause)}"' if f.clause else "" for f in alike)
-    codes = (f"<code{clause}>{escape(f.code)}</code>" for f, clause in zip(alike, clauses, strict=True))
+    clauses = {f.code: f' title="clause {escape(f.clause)}"' for f in alike if f.clause}
+    codes = (f"<code{clauses.get(name, '')}>{escape(name)}</code>" for name in _names(alike))
     cells = (
         "<br>".join([_badge(finding.status), *codes]),
         escape(finding.summary) + advice + follow,
@@ -267,13 +267,21 @@ def _told(told: Sequence[tuple[Finding, Sequence[Finding]]]) -> list[str]:
     after = {f.code: then for f, then in told}
     lines = []
     for group in said_alike((f for f, _ in told), joins=lambda f: not after[f.code]):
-        finding, codes = group[0], ", ".join(f.code for f in group)
+        finding = group[0]
         if len(group) > 1:
-            lines.append(_paragraph(finding.status, f"{len(group)} alike: {codes}. {finding.summary}"))
+            lines.append(
+                _paragraph(finding.status, f"{finding.summary} {len(group)} checks: {', '.join(_names(group))}.")
+            )
         else:
             lines.append(_paragraph(finding.status, finding.summary, finding.code))
         lines += _codes(after[finding.code])
     return lines
+
+
+def _names(group: Sequence[Finding]) -> list[str]:
+    """Return the codes of findings; of more than a reader takes in, how many there are of each area."""
+    areas = Counter(f.code.partition(".")[0] for f in group)
+    return [f.code for f in group] if len(group) <= MAX_ROWS else [f"{area}.* ({n})" for area, n in areas.items()]
 
 
 def _codes(followers: Sequence[Finding], *, said: Sequence[str] = ()) -> list[str]:

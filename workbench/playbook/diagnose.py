@@ -21,10 +21,9 @@ from workbench.errors import WorkloadError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK
 from workbench.playbook.plan import SEARCH_RUNS, plan_diagnosis
-from workbench.playbook.verdict import diagnose_record
-from workbench.progress import interruptible
+from workbench.playbook.verdict import diagnose_record, with_report
+from workbench.progress import in_script, interruptible
 from workbench.record.folder import read_json, write_json
-from workbench.record.read import open_record
 from workbench.record.roles import Role
 from workbench.schedules import cap_steps, prepend_warmup
 from workbench.studies.budget import Budget, BudgetSpent
@@ -263,7 +262,7 @@ def diagnose(
     proof_seeds: int = 3,
     budget: str | None = None,
     command: str | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Diagnosis:
     """Walk the playbook for a workload: verdict, evidence, and a recommended config, in one folder.
 
@@ -291,7 +290,7 @@ def diagnose(
             without one. Less than one run, or a time that does not pay for one, is a first look in shorter runs. A proof under
             fresh seeds is planned from 8 runs on. The same call on the same folder with more goes on from there.
         command: what reproduces this; None is this process's command line.
-        progress: show one progress bar.
+        progress: show a bar, or a line a stage where standard error is no terminal. None shows it in a script, with the report's path at the end.
 
     Returns:
         The diagnosis; `diagnosis.json` and `report.html` are in its `path`.
@@ -307,7 +306,8 @@ def diagnose(
         plan = priced(timed=timed)
     except WorkloadError:  # which the pre-flight makes a finding of, where it can
         plan = priced(timed=False)
-    if progress:
+    told = progress is None and in_script()
+    if progress or told:
         print(plan, file=sys.stderr)
     seeds = None if proof_seeds == 3 else proof_seeds
     given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer, "budget": budget}
@@ -318,17 +318,14 @@ def diagnose(
         steps, limit = plan.steps, replace(limit, runs=runs, look=True, whole=plan.whole)
     with open_session(
         workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
-        executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress,
+        executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress or told,
         budget=limit, call=None if trainer is not None and trainer.hooks else call,
     ) as session:  # fmt: skip
         walk.run(session)
         record = session.record
         diagnosis = diagnose_record(record)
         write_json(record.path / "diagnosis.json", diagnosis.to_dict())
-    from workbench.report.write import write_report
-
-    write_report(open_record(record.path), diagnosis, record.path / "report.html")
-    return diagnosis
+    return with_report(record.path, diagnosis, told=told)
 
 
 def _first_look_in(out: str | Path | None) -> int | None:

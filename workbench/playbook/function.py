@@ -28,7 +28,7 @@ def diagnose_function(
     name: str | None = None,
     note: str | None = None,
     command: str | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Diagnosis:
     """Walk the playbook for a function `train(run)` that builds its model and optimizer and trains: verdict, evidence, and the lines to change.
 
@@ -53,6 +53,7 @@ def diagnose_function(
         seeds: runs of the baseline and of a candidate that prove it, under seeds that had no part in choosing it; 1 proves nothing.
         jobs: processes that call it at a time, each of which has to be able to import it; None calls it in this process.
         budget: what it may cost, as for `workbench.diagnose`.
+        progress: as for `workbench.diagnose`.
 
     Raises:
         UsageError: `train` takes other arguments, or `jobs` is given and no other process can import it.

@@ -22,12 +22,14 @@ from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
 from workbench.playbook.plan import PROGRAM_RUNS, plan_program
+from workbench.playbook.verdict import with_report
 from workbench.programs.command import Command, check_command
 from workbench.programs.on_ray import on_ray
 from workbench.programs.session import ProgramSession, metric_of, open_program
 from workbench.programs.trainer import ProgramTrainer, Repeatable
+from workbench.progress import in_script
 from workbench.record.folder import write_json
-from workbench.record.read import StudyRecord, open_record
+from workbench.record.read import StudyRecord
 from workbench.record.roles import Role
 from workbench.studies.budget import Budget, BudgetSpent
 from workbench.studies.session import executor_of
@@ -142,10 +144,11 @@ def diagnose_program(
 
 
 def walk(
-    given: Repeatable, trainer: ProgramTrainer, out: str | Path | None, *, seeds: int, **options: Any
+    given: Repeatable, trainer: ProgramTrainer, out: str | Path | None, *, seeds: int, progress: bool | None, **how: Any
 ) -> Diagnosis:
     """Walk the playbook for a training that is run as it is, and write verdict and report into its study's folder."""
-    with open_program(given, trainer, out, seeds=seeds, **options) as session:
+    told = progress is None and in_script()
+    with open_program(given, trainer, out, seeds=seeds, progress=progress or told, **how) as session:
         with suppress(BudgetSpent):
             _walk(session, seeds)
         session.keep_budget()
@@ -154,10 +157,7 @@ def walk(
         record = session.record
         diagnosis = judge_program(record)
         write_json(record.path / "diagnosis.json", diagnosis.to_dict())
-    from workbench.report.write import write_report
-
-    write_report(open_record(record.path), diagnosis, record.path / "report.html")
-    return diagnosis
+    return with_report(record.path, diagnosis, told=told)
 
 
 def _walk(session: ProgramSession, seeds: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from workbench.config import is_callable_name
 from workbench.curves.judged import judged
@@ -11,7 +13,7 @@ from workbench.curves.losses import judged_without_loss
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
-from workbench.record.read import StudyRecord
+from workbench.record.read import StudyRecord, open_record
 from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
 from workbench.topics.batch_size.diagnose import diagnose_noise_scale
@@ -98,3 +100,13 @@ def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
     if preflight.get("nonfinite_loss"):
         return "the loss is not finite before any update, so nothing was trained"
     return None
+
+
+def with_report(folder: Path, diagnosis: Diagnosis, *, told: bool) -> Diagnosis:
+    """Write the report of a study into its folder, say where where that is to be `told`, and return the diagnosis."""
+    from workbench.report.write import write_report
+
+    path = write_report(open_record(folder), diagnosis, folder / "report.html")
+    if told:
+        print(f"Report: {path}", file=sys.stderr)
+    return diagnosis

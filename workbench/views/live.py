@@ -133,7 +133,6 @@ def _page(*, shown: bool) -> Iterator[None]:
             kept = gone if last is None else {"text/plain": "The curves.", "text/html": curves_html(last)}
             for output, left in ((place, kept), (below, gone)):
                 publish_display_data(left, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
-        widget.close()
 
 
 def _show_last(view: LiveView, *, wanted: bool) -> None:
