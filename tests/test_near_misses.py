@@ -27,6 +27,13 @@ def test_a_config_knows_what_others_call_its_fields(given: str, meant: str) -> N
             make()
 
 
+def test_a_workload_names_the_field_that_is_near() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"Workload has no field 'validation_dat'. Did you mean 'validation_data'"
+    ):
+        wb.Workload(name="mine", validation_dat=[])  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [("LrSweep", "wb.lr_sweep.Study"), ("plot_lrsweep", "wb.lr_sweep.plot"), ("Traner", "Trainer"), ("diagnos", "diagnose")],
@@ -44,6 +51,7 @@ def test_the_package_names_what_is_near(given: str, meant: str) -> None:
         (["diagnos", "digits_mlp"], "'diagnos' is not a command. Did you mean 'diagnose'?"),
         (["report", "runs/nope"], "there is no folder runs/nope"),
         (["studies", "nodir"], "there is no folder nodir"),
+        (["judge", "no.csv"], "there is no no.csv"),
         (["input", "rows.py:rows"], "rows.py:rows is a Tensor, which is no workload, DataLoader or dataset"),
     ],
 )

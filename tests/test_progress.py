@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.workloads import small_workload
+from workbench.errors import StudyInterrupted
 from workbench.programs.session import near_miss, printed_metric
-from workbench.progress import ProgressBar, progress_bar
+from workbench.progress import ProgressBar, interruptible, progress_bar
 from workbench.studies.budget import Budget
 from workbench.studies.session import Session, open_session
 
@@ -35,6 +36,29 @@ def test_a_log_gets_one_line_a_part_with_share_and_time_left(
         "wine: 1 of 2: baseline", "wine: 2 of 2: learning rates (25%, about 30 s left)",
         "wine: done soon (50%, about 4 min left)", "wine: longer than thought",
     ]  # fmt: skip
+
+
+def test_what_an_earlier_call_has_trained_counts_as_done_and_takes_no_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr("workbench.progress.time.monotonic", lambda: next(clock))
+    bar = ProgressBar(label="wine")
+    bar.expect(1000)
+    bar.skip(400)
+    bar.status("goes on")
+    bar.advance(100)
+    bar.status("finer")
+    assert capsys.readouterr().err.splitlines() == ["wine: goes on (40%)", "wine: finer (50%, about 50 s left)"]
+
+
+@pytest.mark.parametrize("folder", [None, Path("runs/s")])
+def test_ctrl_c_is_one_line_that_says_what_is_kept(folder: Path | None) -> None:
+    with pytest.raises(StudyInterrupted, match=r"the same command or cell") as said, interruptible(folder):
+        raise KeyboardInterrupt
+    assert (str(folder) in str(said.value)) == (folder is not None)
+    with pytest.raises(StudyInterrupted, match="^as it was$"), interruptible(folder):
+        raise StudyInterrupted("as it was")
 
 
 def test_a_bar_grows_where_more_is_trained_than_was_expected() -> None:

@@ -58,6 +58,17 @@ def test_a_study_is_a_row_and_its_numbers_are_those_of_the_record(root: Path) ->
     assert str(caught.value).count("config_sha256") == 1, "what is allowed is listed once"
 
 
+def test_the_best_value_is_that_of_a_learning_rate_below_the_unstable_one(tmp_path: Path) -> None:
+    study(tmp_path / "s")
+    best = wb.open(tmp_path / "s").best()
+    above = {"findings": [{"code": "lr.unstable", "value": best.config["peak_lr"]}]}
+    (tmp_path / "s" / "diagnosis.json").write_text(json.dumps(above))
+    stable = wb.open(tmp_path / "s").best()
+    assert stable.config["peak_lr"] < best.config["peak_lr"]
+    row = wb.list_studies(tmp_path, extra=["best_lr", "best_trial"]).iloc[0]
+    assert (row["best_lr"], row["best_trial"]) == (stable.config["peak_lr"], stable.number)
+
+
 def test_optuna_is_not_needed(root: Path, tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules.update(optuna=None, sqlalchemy=None, psycopg=None)\n"

@@ -72,8 +72,8 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
     lr that is best.
 
     It only observes: training is bit for bit the same, rows come at most five times a second, and a view that fails is dropped with
-    a warning. Of several studies in one block the newest is shown. A page that is reloaded while the cell runs does not get the view
-    back; training goes on, and `wb.open(...)` shows all of it afterwards. The block ends, also by an error or an interrupt, in curves
+    a warning. Of several studies in one block the newest is shown. A page that is reloaded while the cell runs has the curves
+    back when it has ended. The block ends, also by an error or an interrupt, in curves
     that stay in the cell, one figure, one sentence and the verdicts of its last study.
 
     Args:
@@ -128,7 +128,8 @@ def _page(*, shown: bool) -> Iterator[None]:
         with watching(feed):
             yield
     finally:
-        with contextlib.suppress(Exception):  # a widget that is gone is an error when the notebook is opened again
+        with contextlib.suppress(Exception):
+            widget.still = True  # a page that was reloaded meanwhile finds it now, and asks for all
             last, gone = feed.stays(), {"text/plain": ""}
             kept = gone if last is None else {"text/plain": "The curves.", "text/html": curves_html(last)}
             for output, left in ((place, kept), (below, gone)):
