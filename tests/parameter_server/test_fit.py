@@ -20,7 +20,7 @@ from tests.helpers.held import held
 from tests.helpers.killed_programs import sigkill
 from tests.helpers.workloads import small_workload, squared
 from tests.parameter_server.conftest import MakeCluster
-from workbench.errors import UsageError, WorkloadError
+from workbench.errors import DataError, UsageError, WorkloadError
 from workbench.parameter_server.cluster.cluster import Cluster
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
@@ -495,7 +495,7 @@ def test_what_servers_cannot_do_is_refused_at_once() -> None:
         StrategyModel(small, "local")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="train_step=3"):
         StrategyModel(small, train_step=3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="batch_size=49 is more than the 48"):
+    with pytest.raises(DataError, match="batch_size=49 is more than the 48"):
         StrategyModel(small).fit(batch_size=49)
 
 

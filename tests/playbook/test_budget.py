@@ -49,7 +49,7 @@ def test_less_than_the_baseline_pays_for_a_first_look(tmp_path: Path) -> None:
     assert set(trials["total_steps"]) == {66}, "a third of what is paid for"
     assert trials["steps_run"].sum() <= 0.5 * 400
     late = ("lr.at_edge", "evaluation.generalisation_gap", "checkpoints.best_not_last")
-    assert all("a first look trains 50 updates of 400" in found[code].summary for code in late)
+    assert all("a first look trains 66 updates of 400" in found[code].summary for code in late)
     assert {found[code].status for code in late} == {"not_measured"}
     assert found["loop.no_update"].status == "ok"
     assert "first look" in found.cost["budget"]
@@ -222,7 +222,7 @@ def test_a_run_that_ends_early_with_a_better_loss_below_zero_has_not_diverged(tm
 
 def test_a_plan_of_what_cannot_be_trained_says_why() -> None:
     with pytest.raises(WorkloadError, match="shapes cannot be multiplied"):
-        plan_diagnosis(small_workload(build_model=lambda: torch.nn.Linear(3, 1)), budget=Budget.of(None, 3))
+        plan_diagnosis(small_workload(build_model=lambda: torch.nn.Linear(4, 1)), budget=Budget.of(None, 3))
 
 
 @pytest.mark.parametrize("budget", ["1x", "3x", "9x"])
