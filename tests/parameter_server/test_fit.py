@@ -374,7 +374,7 @@ def test_fit_and_the_user_share_a_coordinator(strategy: ParameterServerStrategy)
 
 
 def test_a_dataset_function_runs_on_every_worker(strategy: ParameterServerStrategy) -> None:
-    """T4.3, T4.5, T4.6, T4.12: the source's example; each worker makes its own data, once, and knows which it is."""
+    """T4.3, T4.5, T4.6, T4.12, behaviour 31: the source's example; each worker makes its own data, once, and knows which it is."""
     calls = strategy.variable(torch.zeros(3))
 
     def dataset_fn(context: InputContext) -> Any:
