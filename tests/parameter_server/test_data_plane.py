@@ -158,18 +158,15 @@ class FakeLink:
 
     def __init__(self, server: int, diary: list[str]) -> None:
         self.server, self.diary = server, diary
-        self.broken = self.dead = False
 
     def gone(self) -> bool:
-        return self.dead
+        return False
 
     def _ending(self, what: str, end: Callable[[], list[int]]) -> Callable[[], list[int]]:
         self.diary.append(f"begin {what} {self.server}")
 
         def ended() -> list[int]:
             self.diary.append(f"end {what} {self.server}")
-            if self.broken:
-                raise UnavailableError("ps", self.server)
             return end()
 
         return ended
@@ -186,63 +183,19 @@ class FakeLink:
         versions = [int(sum(map(torch.sum, grad))) + push.pulled for grad, push in zip(grads, pushes, strict=True)]
         return self._ending("push", lambda: versions)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        return self.server, method, arguments
-
-    def close(self) -> None:
-        self.diary.append(f"close {self.server}")
-
-
-class Links:
-    """Two servers; what was made and asked."""
-
-    def __init__(self) -> None:
-        self.diary: list[str] = []
-        self.made: list[FakeLink] = []
-        self.plane = RayPlane(2, self.connect)  # type: ignore[arg-type]
-
-    def connect(self, server: int) -> FakeLink:
-        self.made.append(FakeLink(server, self.diary))
-        return self.made[-1]
-
 
 def test_all_servers_work_at_once_and_answers_keep_their_order() -> None:
-    links = Links()
+    diary: list[str] = []
+    plane = RayPlane(2, lambda server: FakeLink(server, diary))  # type: ignore[arg-type, return-value]
     found: dict[int, float] = {}
-    versions = links.plane.pull_into([A, B, C], lambda k, values: found.update({k: float(values[0])}))
+    versions = plane.pull_into([A, B, C], lambda k, values: found.update({k: float(values[0])}))
     assert versions == [ord("a"), ord("b"), ord("c")]
     assert found == {0: ord("a"), 1: ord("b"), 2: ord("c")}
-    assert links.diary == ["begin pull 1", "begin pull 0", "end pull 1", "end pull 0"]
-    assert [float(values[1]) for values in pull(links.plane, [B, A])] == [ord("b"), ord("a")]
+    assert diary == ["begin pull 1", "begin pull 0", "end pull 1", "end pull 0"]
+    assert [float(values[1]) for values in pull(plane, [B, A])] == [ord("b"), ord("a")]
     grads = [[torch.ones(1)], [torch.ones(2), torch.ones(3)], [torch.ones(7)]]
-    assert links.plane.push([A, B, C], grads, [Push(10), Push(20), Push(30)]) == [11, 25, 37]
-    assert (links.plane.name, links.plane.why) == ("fake", "a test")
-
-
-def test_where_one_fails_the_others_come_to_their_end() -> None:
-    """A link that failed is closed and made again the next time."""
-    links = Links()
-    assert links.plane.name == "none yet"
-    links.plane.connect()
-    links.made[0].broken = True
-    with pytest.raises(UnavailableError, match="ps 0"):
-        pull(links.plane, [B, A])
-    assert links.diary == ["begin pull 0", "begin pull 1", "end pull 0", "close 0", "end pull 1"]
-    pull(links.plane, [A, B])
-    links.plane.forget(1)  # it was started anew
-    pull(links.plane, [A, B])
-    assert [link.server for link in links.made] == [0, 1, 0, 1]
-
-
-def test_a_server_that_is_known_to_be_dead_is_not_asked() -> None:
-    links = Links()
-    links.plane.connect()
-    links.made[1].dead = True
-    with pytest.raises(UnavailableError, match="ps 1"):
-        links.plane.ask(1, "version")
-    assert links.diary == ["close 1"]
-    assert links.plane.ask(1, "version")[0] == 1, "by a new link"
-    assert links.plane.ask(0, "version", "x") == (0, "version", ("x",))
+    assert plane.push([A, B, C], grads, [Push(10), Push(20), Push(30)]) == [11, 25, 37]
+    assert (plane.name, plane.why) == ("fake", "a test")
 
 
 class Waiting:
