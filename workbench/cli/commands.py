@@ -145,7 +145,8 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> int:
     if cost.get("processes"):
         print(f"           {cost['processes']}")
     if cost.get("budget"):
-        print(textwrap.fill(f"Budget:    {cost['budget']}.", 100, subsequent_indent=" " * 11))
+        budget = str(cost["budget"]).replace("this folder (--out)", f"--out {diagnosis.path}")
+        print(textwrap.fill(f"Budget:    {budget}.", 100, subsequent_indent=" " * 11))
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")

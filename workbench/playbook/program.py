@@ -27,7 +27,7 @@ from workbench.programs.command import Command, check_command
 from workbench.programs.on_ray import on_ray
 from workbench.programs.session import ProgramSession, metric_of, open_program
 from workbench.programs.trainer import ProgramTrainer, Repeatable
-from workbench.progress import in_script
+from workbench.progress import in_script, interruptible
 from workbench.record.folder import write_json
 from workbench.record.read import StudyRecord
 from workbench.record.roles import Role
@@ -143,6 +143,7 @@ def diagnose_program(
         return walk(there, replace(trainer, jobs=there.room(threads)), out, **options)
 
 
+@interruptible()
 def walk(
     given: Repeatable, trainer: ProgramTrainer, out: str | Path | None, *, seeds: int, progress: bool | None, **how: Any
 ) -> Diagnosis:

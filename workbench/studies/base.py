@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from workbench.progress import interruptible
 from workbench.record.read import StudyRecord
 from workbench.record.repro import source_of
 from workbench.studies.session import Session, open_session
@@ -32,6 +33,7 @@ class Study(ABC):
         """Return the fields as JSON values: another value in the same folder is another study."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]  # every study is a dataclass
 
+    @interruptible()
     def run(
         self,
         workload: Workload,

@@ -13,7 +13,7 @@ import torch
 
 from workbench.config import TrainConfig, code_name
 from workbench.errors import ConfigError
-from workbench.progress import Progress, progress_bar
+from workbench.progress import Progress, interruptible, progress_bar
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.roles import Role
@@ -127,6 +127,7 @@ class Trainer:
                     f"hooks must hold workbench.hooks.Hook instances, not {type(hook).__name__}: {hook!r}."
                 )
 
+    @interruptible()
     def run(
         self,
         workload: Workload,

@@ -217,7 +217,7 @@ class Chart {
         if (value >= this.limits.min && value <= this.limits.max) found.push(value);
       }
     }
-    return found.length > 1 ? found : [this.limits.min, this.limits.max].map((v) => Number(v.toPrecision(2)));
+    return found.length > 1 ? found : [this.limits.min, Math.sqrt(this.limits.min * this.limits.max), this.limits.max].map((v) => Number(v.toPrecision(2)));
   }
 
   // What was dragged over becomes the window of all three charts.
