@@ -317,3 +317,92 @@ def test_a_column_that_is_the_target_is_found_and_a_good_feature_is_none(
             optimizer.step()
     found = run.diagnose()["data.leakage"]
     assert (found.status, "column 2 of" in found.summary.lower()) == (status, status == "warn")
+
+
+def hot(p: Tensor, y: Tensor) -> Tensor:
+    return -(F.one_hot(y, 10) * p.log_softmax(1)).sum(1).mean()
+
+
+CHOSEN: dict[str, Loss] = {
+    "of torch, as it was before the watch": F.cross_entropy,
+    "logarithms": lambda p, y: F.nll_loss(p.log_softmax(1), y),
+    "index": lambda p, y: -(p.log_softmax(1)[range(len(y)), y]).mean(),
+    "index of a softmax": lambda p, y: -torch.log(p.softmax(1)[torch.arange(len(y)), y] + 1e-9).mean(),
+    "gather": lambda p, y: -p.log_softmax(1).gather(1, y[:, None]).squeeze(1).mean(),
+    "one-hot": hot,
+}
+ERRORS: dict[str, Loss] = {
+    "of torch, as it was before the watch": F.mse_loss,
+    "a square": lambda p, y: ((p - y) ** 2).mean(),
+    "a product": lambda p, y: (torch.sub(y, p) * torch.sub(y, p)).mean(),
+    "absolute": lambda p, y: (y - p).abs().mean(),
+}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [*((loss, "classes") for loss in CHOSEN.values()), *((loss, "values") for loss in ERRORS.values())],
+    ids=[*CHOSEN, *(f"error {name}" for name in ERRORS)],
+)
+def test_a_loss_by_hand_tells_of_the_first_outputs_and_targets_what_that_of_torch_tells(
+    loss: Loss, targets: str, wrong: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    if wrong:
+        for p in model.parameters():
+            nn.init.normal_(p)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for x in torch.randn(12, 32, 64):
+            optimizer.zero_grad()
+            loss(model(x), x[:, :10].argmax(1) if targets == "classes" else x[:, :10]).backward()
+            optimizer.step()
+    found = run.diagnose()["init.loss"]
+    assert (found.status, "Does not apply" in found.summary) == ("warn" if wrong else "ok", False)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_language_model_whose_loss_is_by_hand_is_asked_whether_it_sees_its_targets(
+    causal: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.ModuleList([nn.Embedding(20, 16), layer, nn.Linear(16, 20)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    mask = nn.Transformer.generate_square_subsequent_mask(12) if causal else None
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(8):
+            tokens = torch.randint(20, (4, 13))
+            logs = model[2](layer(model[0](tokens[:, :-1]), src_mask=mask)).log_softmax(-1)
+            optimizer.zero_grad()
+            (-logs.gather(-1, tokens[:, 1:, None])).mean().backward()
+            optimizer.step()
+    assert run.diagnose()["loop.sees_target"].status == ("ok" if causal else "fail")
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(k, marks=[pytest.mark.slow, pytest.mark.nightly]) for k in range(1, 5))]
+)
+@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("kind", ["cross-entropy", "binary", "by hand"])
+def test_a_rare_class_that_is_never_right_is_told_and_one_that_is_learned_is_not(
+    kind: str, learned: bool, seed: int, tmp_path: Path
+) -> None:
+    """One in thirty; where it is not learned, noise hides it: the model is right in 97 % by the common class alone."""
+    losses: dict[str, Loss] = {"cross-entropy": F.cross_entropy, "by hand": CHOSEN["index"], "binary": lambda p, y: F.binary_cross_entropy_with_logits(p[:, 0], y.float())}  # fmt: skip
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1 if kind == "binary" else 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run", share=None) as run:
+        for _ in range(400):
+            x = torch.randn(32, 8)
+            y = (x[:, 0] if learned else 0.3 * x[:, 0] + torch.randn(32)) > (1.8 if learned else 1.9)
+            optimizer.zero_grad()
+            losses[kind](model(x), y.long()).backward()
+            optimizer.step()
+    found = run.diagnose()["data.imbalance"]
+    assert (found.status, "accuracy hides the rare ones" in found.summary) == (
+        ("ok", False) if learned else ("warn", True)
+    )

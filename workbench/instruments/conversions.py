@@ -35,6 +35,12 @@ def pairs_all(one: Any, other: Any) -> bool:
     return bool(short) and 1 < short[0] == long[0] and long[-len(short)] == 1
 
 
+def one_trained(one: Any, other: Any) -> bool:
+    """Tell whether of two tensors of a shape one is trained, as an output is and its target is not."""
+    both = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and one.dim() > 0
+    return both and one.requires_grad != other.requires_grad
+
+
 class Conversions:
     """Adds up the conversions of training steps by the line that asks for them; those of evaluations do not count."""
 

@@ -18,17 +18,18 @@ from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
-from workbench.instruments.losses.classes import Classes
+from workbench.instruments.losses.classes import Classes, Recall
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.graphs import Graphs, behind_weights
 from workbench.instruments.losses.logits import Logits
 from workbench.instruments.losses.surrogates import MOST_NODES, Surrogates
 from workbench.instruments.losses.units import Units
+from workbench.instruments.losses.written import Written
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
 from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor, tensors
-from workbench.instruments.taps import CRITERIA, TAPS
+from workbench.instruments.taps import CRITERIA, DIFFERENCE, TAPS
 from workbench.instruments.workers import Workers
 
 EVERY = 50
@@ -46,7 +47,12 @@ class LoopFacts:
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.examples, self.surrogates, self.logits, self.units = Examples(), Surrogates(), Logits(), Units()
         self.judged = True  # whether the examples are looked into at the end
-        self.classes, self.survival = Classes(), self.parameters.survival
+        self.classes, self.recall, self.written, self.survival = (
+            Classes(),
+            Recall(),
+            Written(),
+            self.parameters.survival,
+        )
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._nears = 0
@@ -106,6 +112,8 @@ class LoopFacts:
             self.loaders.seeded(self.updates)
         elif self.near and name == "multinomial":
             self.surrogates.drew(target)
+        elif self.near and name == DIFFERENCE and inputs.shape == target.shape:
+            self.written.differs(inputs, target, loss)
         elif self.near:
             self.criteria.compared(name, inputs, target, loss)
             self.examples.compared(name, inputs, target, loss, self.updates)
@@ -121,6 +129,11 @@ class LoopFacts:
                 head = behind_weights(losses, most=MOST_NODES)
                 self.surrogates.trained(losses, head, self.updates, near=self.near)
                 self.classes.trained(head)
+                written = self.written.compared(losses)
+                self.recall.trained(head, written, self.updates)
+                if self.near and written is not None:
+                    self.examples.compared(*written, self.updates)
+                    self.answers.compared(*written[:3])
             self.surrogates.drawn.clear()
         self.order.backward(losses, touched=touched, near=self.near)
         if self.near:
@@ -230,6 +243,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "data": lambda facts: told(facts.examples if facts.judged else Examples(), facts.loaders),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
     "classes": lambda facts: facts.classes.to_dict(),
+    "recall": lambda facts: facts.recall.to_dict(facts.updates),
     "answers": lambda facts: facts.answers.to_dict(),
     "logits": lambda facts: facts.logits.to_dict(),
     "units": lambda facts: facts.units.to_dict(),

@@ -214,9 +214,14 @@ def scalar_factor(losses: Any) -> float | None:
     return plain_part(losses)[1]
 
 
+def alone_of(losses: Any) -> Any:
+    """Return a loss that is given in a list by itself, else what is given."""
+    return losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+
+
 def plain_part(losses: Any) -> tuple[Any, float | None]:
     """Return the node of a loss's graph before it was multiplied or divided by numbers, other than a GradScaler's, and their product; both None without a graph."""
-    loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+    loss = alone_of(losses)
     node: Any = loss.grad_fn if isinstance(loss, Tensor) else None
     if node is None:
         return None, None

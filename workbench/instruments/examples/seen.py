@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.instruments.losses.ranges import head_of
+from workbench.instruments.order import alone_of
 
 ROWS, KEPT, NUMBERS = 20_000, 2000, 4_000_000
 """Examples of either kind that are told apart by a digest, those that are kept, and numbers of their inputs at most (rules of thumb)."""
@@ -198,7 +199,7 @@ class Examples:
 
     def trained_on(self, losses: Any) -> None:
         """Take in a backward pass."""
-        root = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+        root = alone_of(losses)
         if self._loss is not None and self.alone is not False:
             self.alone = isinstance(root, Tensor) and root.grad_fn is self._loss.grad_fn
         self._loss = None

@@ -249,6 +249,7 @@ def _entropy(y: Tensor) -> float:
 def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
     """Return what the last operation of the model can reach, the size of targets and of first outputs and their loss, and the loss of one and the same output."""
     seen, name = examples.criterion, examples.criterion.get("name", "")
+    name = "cross_entropy" if name == "nll_loss" and seen["head"] == "LogSoftmax" else name  # of logarithms the same
     trained: dict[str, Any] = {"alone": bool(examples.alone), "constant": None, "losses": [(update, float(loss)) for update, loss in examples.losses]}  # fmt: skip
     if name not in _NAMED:
         return {"range": None, "scale": {}, "trained": trained, "fresh": None}

@@ -1,8 +1,9 @@
-"""`Classes`: whether the probabilities that a loss picks a class from sum to 1 over the classes, or over something else."""
+"""`Classes`: whether the probabilities that a loss picks a class from sum to 1 over the classes, or over something else; `Recall`: how many of each class are right."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from workbench.instruments.caller import own_line
 from workbench.instruments.losses.graphs import constant_of
 
-LOOKS, _FAR = 5, 16
-"""Backward passes that are looked at, and nodes between a softmax and the choice of a class (rules of thumb)."""
+Compared = tuple[str, Tensor, Tensor, Tensor]
+"""Loss function, outputs, targets and loss."""
+LOOKS, _FAR, _LAST = 5, 16, 20
+"""Backward passes that are looked at, nodes between a softmax and the choice of a class, and last batches in which classes are counted (rules of thumb)."""
 _SHAPED = ("View", "UnsafeView", "Reshape", "Unsqueeze", "Squeeze")
 _KEPT = ("Neg", "Log", "Add", "Sub", "Mul", "Div", "Clamp", "ToCopy", "Clone", "Alias", "Expand", "Slice")
 """How the names of nodes begin that lay numbers out anew, and that leave each axis where it is."""
@@ -36,11 +39,11 @@ class Classes:
             _picked(node),
             next(((parent, k) for parent, k in node.next_functions if parent is not None), None),
         )
-        ends = [] if above is None else [_softmax(*above, axis) for axis in range(len(picked))]
+        ends = [] if above is None else [softmax_behind(*above, axis) for axis in range(len(picked))]
         if picked and ends and ends[0] is not None:
             softmax, rights = ends[0][0], torch.stack(picked)
             shape = softmax._saved_result.shape
-            own = _dim(softmax._saved_dim, len(shape))
+            own = along(softmax._saved_dim, len(shape))
             fits = torch.tensor([end is None or end[1] in (own, None) for end in ends])
             self._found |= {"log": "Log" in softmax.name(), "shape": list(shape), "axis": own, "line": own_line()}
             yield rights.any() & ~(rights & fits.to(rights.device)).any() & (shape[own] > 1)
@@ -51,6 +54,37 @@ class Classes:
         return self._found | {"looks": len(looks), "wrong": sum(map(any, looks))} if looks else None
 
 
+class Recall:
+    """Counts how many of each class are right in the batches of the later half of the updates that were looked at, as far as losses over classes show their targets."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[int, Tensor]] = deque(
+            maxlen=_LAST
+        )  # update, and targets with what was said, shape (2, examples)
+        self._due = 0
+
+    def trained(self, head: set[Any], written: Compared | None, update: int) -> None:
+        """Take in what a loss that `backward` is about to be called on does to the outputs of the last layer, and what one written by hand compares."""
+        if update < self._due:
+            return
+        self._due = update + max(update // (2 * _LAST), 1)
+        given = [(written[1], written[2])] if written is not None and written[0] == "cross_entropy" else []
+        names = ("NllLossBackward0", "BinaryCrossEntropyWithLogitsBackward0")
+        given += [(node._saved_self, node._saved_target) for node in head if node.name() in names]
+        for outputs, target in given:
+            logits, classes = outputs.detach().reshape(len(outputs), -1), target.flatten().long()
+            if len(logits) == len(classes):
+                said = logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
+                self._last.append((update, torch.stack([classes, said])))
+
+    def to_dict(self, updates: int) -> list[dict[str, Any]]:
+        """Return "class", "total" and "correct" of each class, as JSON values."""
+        late = [each.cpu() for update, each in self._last if 2 * update >= updates]
+        targets, said = torch.cat(late, 1) if late else torch.zeros(2, 0)
+        right = targets == said
+        return [{"class": c, "total": int((targets == c).sum()), "correct": int((right & (targets == c)).sum())} for c in targets.unique().tolist()]  # fmt: skip
+
+
 def _picked(node: Any) -> list[Tensor]:
     """Return of each axis of what a node is given whether classes may be picked along it; nothing where none are."""
     name = node.name()
@@ -59,7 +93,7 @@ def _picked(node: Any) -> list[Tensor]:
         return [torch.tensor(axis == min(1, dims - 1)) for axis in range(dims)]
     if name == "GatherBackward0":
         index = node._saved_index
-        axis = _dim(node._saved_dim, index.dim())
+        axis = along(node._saved_dim, index.dim())
         return [torch.tensor(k == axis) for k in range(index.dim())] if index.shape[axis] == 1 else []
     if name == "IndexBackward0":  # of two the one that has no row of its own for each example
         given = [each for each in node._saved_indices if each is not None]
@@ -77,11 +111,12 @@ def _picked(node: Any) -> list[Tensor]:
     return list(sums | ~sums.any())
 
 
-def _dim(value: int, dims: int) -> int:
+def along(value: int, dims: int) -> int:
+    """Return an axis that a node has saved, which counts from the end where it is below 0."""
     return (value - 2**64 if value >= 2**63 else value) % max(dims, 1)
 
 
-def _softmax(node: Any, place: int, at: int) -> tuple[Any, int | None] | None:
+def softmax_behind(node: Any, place: int, at: int) -> tuple[Any, int | None] | None:
     """Return the softmax behind output number `place` of a node, and which of its axes is axis `at` there, None where that is one of several; None where something else stands between."""
     axis: int | None = at
     for _ in range(_FAR):
@@ -94,10 +129,10 @@ def _softmax(node: Any, place: int, at: int) -> tuple[Any, int | None] | None:
         below, place = parents[0]
         before = below._input_metadata[place].shape
         if name.startswith(("Transpose", "TBackward")):
-            one, other = (_dim(getattr(node, f"_saved_dim{k}", k), len(shape)) for k in (0, 1))
+            one, other = (along(getattr(node, f"_saved_dim{k}", k), len(shape)) for k in (0, 1))
             axis = {one: other, other: one}.get(axis, axis) if axis is not None else None
         elif name.startswith("Permute"):
-            axis = None if axis is None else _dim(node._saved_dims[axis], len(shape))
+            axis = None if axis is None else along(node._saved_dims[axis], len(shape))
         elif name.startswith(_SHAPED):
             key = None if axis is None else (shape[axis], math.prod(shape[axis + 1 :]))
             axis = next((k for k, size in enumerate(before) if (size, math.prod(before[k + 1 :])) == key), None)

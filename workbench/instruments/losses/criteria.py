@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbench.instruments.caller import own_line
 from workbench.instruments.losses.graphs import behind_weights, constant_of, is_unbounded
-from workbench.instruments.order import plain_part
+from workbench.instruments.order import alone_of, plain_part
 from workbench.instruments.surroundings import has_values
 from workbench.instruments.taps import PAIRED
 
@@ -107,7 +107,7 @@ class Criteria:
             crossed, self._crossed = self._crossed, []
             near = behind_weights(losses)
             self._calls |= {name: row for node, name, row in crossed if node in near and not _told_apart(node, near)}
-        loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+        loss = alone_of(losses)
         node, factor = (
             plain_part(loss) if not self.settled and isinstance(loss, Tensor) and loss.numel() == 1 else (None, None)
         )

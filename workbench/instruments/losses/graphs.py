@@ -50,7 +50,7 @@ class Graphs:
 
     def backward(self, losses: Any, *, retained: bool, update: int) -> set[int] | None:
         """Take in the losses of a backward pass that is about to begin in an update, and return the leaves of their graph where it is walked."""
-        roots = _nodes(losses)
+        roots = roots_of(losses)
         if not roots:
             return None
         self._passes += 1
@@ -97,7 +97,8 @@ def is_unbounded(value: Tensor) -> bool:
     return False
 
 
-def _nodes(losses: Any) -> list[Any]:
+def roots_of(losses: Any) -> list[Any]:
+    """Return the nodes of losses, given one by one or in a list, that have a graph."""
     given = losses if isinstance(losses, (list, tuple)) else [losses]
     return [loss.grad_fn for loss in given if isinstance(loss, Tensor) and loss.grad_fn is not None]
 
@@ -147,7 +148,7 @@ def note_scaled(losses: Any, results: Any, scale: Callable[[Tensor], Tensor]) ->
 def unscaled(loss: Any) -> Any:
     """Return a loss as it was before a GradScaler scaled it, or the parts that it was made of since."""
     node: Any
-    stack, seen = _nodes(loss), 0
+    stack, seen = roots_of(loss), 0
     while stack and seen < _NEAR:
         node, seen = stack.pop(0), seen + 1
         if SCALED in node.metadata:
@@ -166,7 +167,7 @@ def unscaled(loss: Any) -> Any:
 def behind_weights(losses: Any, *, most: int = MAX_NODES) -> set[Any]:
     """Return the nodes of a graph that no product with weights, nor lookup, stands behind: what is done to the outputs of the last layer."""
     seen: set[Any] = set()
-    stack = _nodes(losses)
+    stack = roots_of(losses)
     while stack and len(seen) < most:
         node = stack.pop()
         if node not in seen and not node.name().startswith(_WEIGHS):

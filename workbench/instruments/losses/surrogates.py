@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.instruments.losses.graphs import constant_of
+from workbench.instruments.order import alone_of
 
 LOOKS, MOST_NODES, MOST_DRAWN, MOST_COUNTS = 20, 2000, 10_000, 200
 """Backward passes whose weights are read, nodes of a graph, choices, and numbers of classes, that are kept (rules of thumb)."""
@@ -45,7 +46,7 @@ class Surrogates:
     def trained(self, losses: Any, head: set[Any], update: int, *, near: bool) -> None:
         """Take in a loss that `backward` is about to be called on, and what it does to the outputs of the last layer."""
         drawn = {t.untyped_storage().data_ptr() for t in self.drawn}
-        root = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
+        root = alone_of(losses)
         seen = []
         for node in _terms(root, head):
             parents = [parent for parent, _ in node.next_functions if parent is not None]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.instruments.losses.graphs import behind_weights, walked
+from workbench.instruments.losses.graphs import behind_weights, roots_of, walked
+from workbench.instruments.losses.layers import in_a_row, layers_of, signals
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd, *RECURRENT, nn.MultiheadAttention, nn.Bilinear)
@@ -98,6 +99,8 @@ class Units:
         self._left, self._due = _FIRST, list(_LATER)
         self._places: dict[str, int] = {}  # the layers, in their order
         self._opaque = False
+        self._layers: list[dict[str, Any]] = []
+        self._in_a_row: list[str] = []
 
     def trained(self, losses: Any, update: int, models: Callable[[], Iterable[nn.Module]]) -> None:
         """Take in a backward pass that is about to begin."""
@@ -105,11 +108,14 @@ class Units:
         if not (update >= self._due[0] if later and self._due else self._left and not later):
             return
         self._left, self._due = self._left - 1 + later, [k for k in self._due if k > update]
-        weights = list(_weights(list(models())))
+        roots = list(models())
+        weights = list(_weights(roots))
         owners = {id(p): (name.rpartition(".")[0], part) for name, part, p in weights}
         self._places = self._places or {place: k for k, (place, _) in enumerate(owners.values())}
-        roots = [loss.grad_fn for loss in losses if isinstance(loss, Tensor) and loss.grad_fn is not None]
-        leaves, nodes = walked(roots)
+        leaves, nodes = walked(roots_of(losses))
+        if not later and len(self._layers) < 2:
+            layers = layers_of(nodes, {key: own for key, own in owners.items() if not isinstance(own[1], RECURRENT)})
+            self._layers, self._in_a_row = signals(losses, nodes, layers), in_a_row(losses, nodes, layers, roots)
         for node in nodes - behind_weights(losses):
             self._opaque = self._opaque or node.name().startswith(_OPAQUE)
             with (
@@ -127,7 +133,7 @@ class Units:
             self._equal[later][row["name"]] = (row, alike, zero)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return "units", "equal" and "equal_later", as `find_layers` does of a workload, and "opaque" where a part of the graph does not show its units."""
+        """Return "units", "equal", "equal_later" and "layers", as `find_layers` does of a workload, those "in_a_row", and "opaque" where a part of the graph does not show its units."""
         first, later = self._looks
         units = [
             {"module": key[0], "op": key[1], **seen.to_dict(), "later": later[key].to_dict()} for key, seen in sorted(first.items(), key=lambda each: self._places.get(each[0][0], -1)) if key in later
@@ -136,7 +142,13 @@ class Units:
             [row | {"zero": bool(zero)} for row, alike, zero in look.values() if bool(alike)] for look in self._equal
         )
         seen = [_FIRST - self._left, len(_LATER) - len(self._due)]
-        return {"units": units, "equal": equal, "equal_later": after, "opaque": self._opaque, "looks": seen}
+        layers = [
+            {name: value if value is None or isinstance(value, str) else float(value) for name, value in row.items()}
+            for row in self._layers
+        ]
+        return {
+            "units": units, "equal": equal, "equal_later": after, "opaque": self._opaque, "looks": seen, "layers": layers, "in_a_row": self._in_a_row,
+        }  # fmt: skip
 
 
 def _weights(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module, Tensor]]:

@@ -169,14 +169,14 @@ def diagnose_data(
             facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
             output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
         ),
-        _imbalance(facts, class_ratio, sample),
+        imbalance(facts, sample, limit=class_ratio),
         worker_rng_finding(facts),
     )  # fmt: skip
     return Diagnosis.of(record, findings)
 
 
-def _imbalance(facts: Facts, limit: float, sample: Facts | None) -> Finding:
-    """Judge the ratio of classes; where a model was trained, by whether the rare ones are found in `sample`, what is known of validation."""
+def imbalance(facts: Facts, sample: Facts | None, *, limit: float = 10.0, where: str = "on validation") -> Finding:
+    """Judge the ratio of classes; where a model was trained, by whether the rare ones are found in `sample`, what is known of validation, or of `where` it was seen."""
     counts, say = facts["classes"], partial(CODES.finding, "data.imbalance")
     if not counts or len(counts) < 2:
         return say("ok", "Does not apply: the labels are no classes, or there is only one.")
@@ -196,8 +196,8 @@ def _imbalance(facts: Facts, limit: float, sample: Facts | None) -> Finding:
         )  # fmt: skip
         missed = next(suffers, None)
         if missed is None:
-            return say("ok", f"{said}; on validation no rare class does visibly worse.")
-        said += f"; of class {missed['class']} {missed['correct']} of {missed['total']} are right on validation"
+            return say("ok", f"{said}; {where} no rare class does visibly worse.")
+        said += f"; of class {missed['class']} {missed['correct']} of {missed['total']} are right {where}"
     return say(
         "warn", f"{said}: accuracy hides the rare ones.",
         advice=(

@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
-from workbench.topics.data.diagnose import scale_finding
+from workbench.topics.data.diagnose import imbalance, scale_finding
 from workbench.topics.data.diagnose_rows import answer_among, by_chance, duplicates, unshuffled, weak_shuffle
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.loop.known import at, rows_of, where_known
@@ -38,7 +38,7 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     judges: dict[str, Callable[[], Finding]] = {code: partial(_of_sample, code, facts, record) for code in _SAMPLE} | {
         "data.leakage": lambda: answer_among(facts["data"]) or _evaluated(facts["data"]["evaluated"], facts["data"]),
-        "data.imbalance": lambda: _weights(facts["loaders"]["loaders"]),
+        "data.imbalance": lambda: _imbalance(facts),
         "data.worker_rng": lambda: _workers(facts["workers"]),
         "data.scale": lambda: _scale(facts["modes"]["inputs"], facts["data"]),
         "loop.conversion": lambda: _conversion(record, facts, conversion_share, least_updates),
@@ -155,6 +155,13 @@ def _evaluated(found: Facts | None, data: Facts, *, least: int = 16) -> Finding:
         "warn", f"Of the first {trained:,} examples that are trained on, {both:,} are evaluated on, too{at(found, 'line')}: what is measured there is not how well new ones do.",
         value=float(both), unit="examples", advice=["Train on the training split alone: look at the dataset or the indices that training is given. Where training examples are meant, leave it."],
     )  # fmt: skip
+
+
+def _imbalance(facts: Facts) -> Finding:
+    found, data = _weights(facts["loaders"]["loaders"]), facts["data"]
+    if found.status != "ok" or not data.get("classes") or not facts["recall"]:
+        return found
+    return imbalance(data, {"classes": facts["recall"]}, where="in the last batches that were looked at")
 
 
 def _weights(loaders: list[Facts], *, close: float = 0.02, near: float = 1e-4, merged: int = 4) -> Finding:

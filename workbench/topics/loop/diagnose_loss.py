@@ -18,16 +18,19 @@ from workbench.topics.one_batch.diagnose_layers import (
     dead_units,
     equal_units,
     has_numbers,
+    linear_layers,
     saturated_units,
+    signals,
 )
 from workbench.topics.one_batch.diagnose_preflight import initial_loss
 
 LOSS_CODES = Codes({
     "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "loop.batch_dependence": "F1.1", "units.dropped": "F2.4",
-    "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "init.constant_output": "F2.4", "init.loss": "F2.4",
+    "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4", "gradients.exploding": "F2.4", "init.constant_output": "F2.4", "init.loss": "F2.4",
 })  # fmt: skip
 _OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
-_UNITS, _FRESH = ("units.equal", "units.dead", "units.saturated"), ("init.constant_output", "init.loss")
+_UNITS = ("units.equal", "units.dead", "units.saturated", "units.linear", "gradients.vanishing", "gradients.exploding")
+_FRESH = ("init.constant_output", "init.loss")
 _SOON = 7
 """Updates after which weights that began at zero have moved apart (rule of thumb)."""
 _FEWEST_ROWS, _LEARNS, _KNOWS = 16, 0.9, 0.8
@@ -118,9 +121,12 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
         for each in found["units"]
         if each["later"]["rows"] >= _FEWEST_ROWS
     ]
+    bad: Status = "warn" if learns else "fail"
     return [
         equal,
-        *(judge(units, "warn" if learns else "fail", where="behind") for judge in (dead_units, saturated_units)),
+        *(judge(units, bad, where="behind") for judge in (dead_units, saturated_units)),
+        linear_layers(found["in_a_row"], {}),
+        *signals({"inputs": None, "layers": found["layers"]}, bad, apart=equal.status == "ok"),
     ]
 
 
@@ -142,13 +148,9 @@ def _fresh(data: Facts) -> list[Finding]:
         constant = LOSS_CODES.not_measured(
             "init.constant_output", f"outputs were seen until update {last['update']} alone"
         )
-    return [
-        constant,
-        initial_loss(
-            {"train": {"classes": None, "loss": fresh["loss"]}, "first_loss": None},
-            {"loss": data["range"], "spread": first},
-        ),
-    ]
+    loss, broken = (fresh["loss"], None) if has_numbers(fresh["loss"]) else (None, fresh["loss"])
+    begun = {"train": {"classes": None, "loss": loss}, "first_loss": None, "nonfinite_loss": broken}
+    return [constant, initial_loss(begun, {"loss": data["range"], "spread": first})]
 
 
 def _answers(found: Facts | None) -> Finding:

@@ -80,8 +80,14 @@ def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     bad: Status = "warn" if fits else "fail"
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
-    linear, signals = _linear(part(facts, "affine"), fresh), _signals(fresh, bad, apart=equal.status == "ok")
-    return [equal, dead_units(units, bad), saturated_units(units, bad), linear, *signals]
+    linear = _linear(part(facts, "affine"), fresh)
+    return [
+        equal,
+        dead_units(units, bad),
+        saturated_units(units, bad),
+        linear,
+        *signals(fresh, bad, apart=equal.status == "ok"),
+    ]
 
 
 def equal_units(fresh: Facts, fitted: Facts) -> Finding:
@@ -138,20 +144,24 @@ def saturated_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -
 
 
 def _linear(affine: Facts | None, fresh: Facts) -> Finding:
-    layers, say = [each["module"] for each in fresh["layers"]], partial(LAYER_CODES.finding, "units.linear")
+    layers = [each["module"] for each in fresh["layers"]]
     if affine is None or len(layers) < 2:
-        return say("ok", "Does not apply: fewer than two layers between numbers and outputs that vary.")
-    far = affine["deviation"]
-    say = partial(say, value=far, unit="ratio", threshold=LINEAR, evidence={"layers": layers[:50]})
-    if not far <= LINEAR:
-        return say("ok", "The outputs are no linear function of the inputs.")
+        return LAYER_CODES.finding("units.linear", "ok", "Does not apply: fewer than two layers between numbers and outputs that vary.")  # fmt: skip
+    return linear_layers(layers if affine["deviation"] <= LINEAR else [], {"deviation": affine["deviation"]})
+
+
+def linear_layers(layers: Sequence[str], evidence: Facts) -> Finding:
+    """Judge the layers that have no activation function between them."""
+    say = partial(LAYER_CODES.finding, "units.linear", value=float(len(layers)), unit="layers", evidence={**evidence, "layers": layers[:50]})  # fmt: skip
+    if not layers:
+        return say("ok", "No layers in a row do what one would.")
     return say(
         "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.",
         advice=["Put an activation function (nn.ReLU, nn.GELU) between layers; where a linear model is meant, leave it as it is."],
     )  # fmt: skip
 
 
-def _signals(fresh: Facts, bad: Status, *, apart: bool) -> list[Finding]:
+def signals(fresh: Facts, bad: Status, *, apart: bool) -> list[Finding]:
     """Judge last layer's signal over the first, and first layer's gradient over the last, where there are two to compare."""
     vanishing, exploding = (
         partial(LAYER_CODES.finding, f"gradients.{name}", unit="ratio") for name in ("vanishing", "exploding")
