@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from workbench.instruments.caller import own_line
 
+DIFFERENCE = "A difference"
 METHODS = ("to", "double", "float", "half", "bfloat16", "type", "cpu", "cuda")
 """Methods of `torch.Tensor` that return another one of another dtype, or on another device."""
 LEAST = 10_000
@@ -35,10 +36,11 @@ def pairs_all(one: Any, other: Any) -> bool:
     return bool(short) and 1 < short[0] == long[0] and long[-len(short)] == 1
 
 
-def one_trained(one: Any, other: Any) -> bool:
-    """Tell whether of two tensors of a shape one is trained, as an output is and its target is not."""
-    both = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and one.dim() > 0
-    return both and one.requires_grad != other.requires_grad
+def compares(gives: str, one: Any, other: Any) -> bool:
+    """Tell whether a difference or product may be of outputs and targets: of so many examples with all of them, or a difference of one shape of which one is trained."""
+    if gives == DIFFERENCE and isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape:
+        return one.requires_grad != other.requires_grad and one.dim() > 0
+    return pairs_all(one, other)
 
 
 class Conversions:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.caller import own_line
-from workbench.instruments.conversions import Conversions
+from workbench.instruments.conversions import DIFFERENCE, Conversions
 from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers
@@ -29,7 +29,7 @@ from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
 from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor, tensors
-from workbench.instruments.taps import CRITERIA, DIFFERENCE, TAPS
+from workbench.instruments.taps import CRITERIA, TAPS
 from workbench.instruments.workers import Workers
 
 EVERY = 50

@@ -29,7 +29,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments.batches import Draws, TimedIterator, noted
-from workbench.instruments.conversions import METHODS, dispatched, is_costly, one_trained, pairs_all
+from workbench.instruments.conversions import DIFFERENCE, METHODS, compares, dispatched, is_costly
 from workbench.instruments.workers import asked_workers
 
 
@@ -85,7 +85,6 @@ DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "
 """Functions of `torch.nn.functional` that the modules of these names call."""
 CALLS = (("torch", "multinomial"), ("torch", "manual_seed"), ("numpy.random", "seed"), ("random", "seed"))
 HOOKS: tuple[tuple[Any, str], ...] = ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__"), (Function, "_register_hook"))  # fmt: skip
-DIFFERENCE = "A difference"
 PAIRED = {"__sub__": DIFFERENCE, "sub": DIFFERENCE, "__mul__": "A product", "mul": "A product"}
 """Functions and methods that losses written by hand are made of, and what they give."""
 
@@ -376,11 +375,7 @@ class Taps:
 
     def _pair(self, gives: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         result = dispatched(original, *args, **kwargs)
-        if (
-            self.passing is None
-            and len(args) == 2
-            and (pairs_all(*args) or (gives == DIFFERENCE and one_trained(*args)))
-        ):
+        if self.passing is None and len(args) == 2 and compares(gives, *args):
             self._tell("compared", gives, *args, result)
         return result
 

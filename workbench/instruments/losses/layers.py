@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from workbench.instruments.losses.graphs import behind_weights
-from workbench.instruments.order import alone_of
 
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _GIVEN = {"AddmmBackward0": "_saved_mat1", "MmBackward0": "_saved_self", "ConvolutionBackward0": "_saved_input"}
 _ROWS = 256
 _AFFINE = frozenset({
@@ -44,33 +43,35 @@ class _Layer(NamedTuple):
 
 
 def layers_of(nodes: Iterable[Any], owners: Mapping[int, tuple[str, nn.Module]]) -> list[_Layer]:
-    """Return the layers among the nodes of a graph whose weight is a parameter of `owners`, in the order in which they ran."""
+    """Return the layers among the nodes of a graph whose weight is a parameter of `owners`, in the order in which they ran, recurrent ones left out."""
     found = []
     for node in nodes:
         weight = _weight(node) if node.name() in (*_GIVEN, "EmbeddingBackward0") else None
-        if id(weight) in owners and weight is not None:
-            found.append(_Layer(node, weight, owners[id(weight)][0]))
+        place, part = owners.get(id(weight), ("", None))
+        if weight is not None and part is not None and not isinstance(part, RECURRENT):
+            found.append(_Layer(node, weight, place))
     return sorted(found, key=lambda layer: layer.node._sequence_nr())
 
 
-def signals(losses: Any, nodes: Iterable[Any], layers: list[_Layer]) -> list[dict[str, Any]]:
+def signals(loss: Tensor, layers: list[_Layer]) -> list[dict[str, Any]]:
     """Return "module", "signal" (root mean square of what differs between the rows that a layer is given) and "gradient" (norm of the loss's by what the layer gives) of each layer.
 
-    It takes one more backward pass, which makes no gradient of a parameter; where that would run code of the program's own, as a function with a `backward`
-    of its own, nothing is told.
+    It takes a backward pass, which keeps the graph and makes no gradient of a parameter.
     """
-    loss = alone_of(losses)
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or any(isinstance(node, BackwardCFunction) for node in nodes):
-        return []
-    rows = []
+    rows: list[dict[str, Any]] = []
     with contextlib.suppress(RuntimeError):  # of a graph that cannot be gone through twice
         edges = [GradientEdge(layer.node, 0) for layer in layers]
-        gradients = torch.autograd.grad(loss.sum(), edges, retain_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
         for layer, gradient in zip(layers, gradients, strict=True):
             given = layer.given().detach().float()
             spread = (given - given.mean(0)).square().mean().sqrt()
             rows.append({"module": layer.place, "signal": spread, "gradient": None if gradient is None else gradient.float().norm()})  # fmt: skip
     return rows
+
+
+def as_numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what `signals` found as JSON values."""
+    return [{name: float(value) if isinstance(value, Tensor) else value for name, value in row.items()} for row in rows]
 
 
 def in_a_row(losses: Any, nodes: set[Any], layers: list[_Layer], models: Iterable[nn.Module]) -> list[str]:

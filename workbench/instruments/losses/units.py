@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from workbench.instruments.losses.graphs import behind_weights, roots_of, walked
-from workbench.instruments.losses.layers import in_a_row, layers_of, signals
+from workbench.instruments.losses.layers import RECURRENT, as_numbers, in_a_row, layers_of, signals
+from workbench.instruments.order import alone_of
 
-RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd, *RECURRENT, nn.MultiheadAttention, nn.Bilinear)
 _FIRST = 4
 """Backward passes before the first update that are looked at, as of several losses or an accumulation (rule of thumb)."""
@@ -113,9 +114,13 @@ class Units:
         owners = {id(p): (name.rpartition(".")[0], part) for name, part, p in weights}
         self._places = self._places or {place: k for k, (place, _) in enumerate(owners.values())}
         leaves, nodes = walked(roots_of(losses))
-        if not later and len(self._layers) < 2:
-            layers = layers_of(nodes, {key: own for key, own in owners.items() if not isinstance(own[1], RECURRENT)})
-            self._layers, self._in_a_row = signals(losses, nodes, layers), in_a_row(losses, nodes, layers, roots)
+        loss = alone_of(losses)
+        own = any(
+            isinstance(node, BackwardCFunction) for node in nodes
+        )  # a backward pass of the program's own is not run once more
+        if not (later or own) and len(self._layers) < 2 and isinstance(loss, Tensor) and loss.numel() == 1:
+            layers = layers_of(nodes, owners)
+            self._layers, self._in_a_row = signals(loss.sum(), layers), in_a_row(losses, nodes, layers, roots)
         for node in nodes - behind_weights(losses):
             self._opaque = self._opaque or node.name().startswith(_OPAQUE)
             with (
@@ -142,12 +147,8 @@ class Units:
             [row | {"zero": bool(zero)} for row, alike, zero in look.values() if bool(alike)] for look in self._equal
         )
         seen = [_FIRST - self._left, len(_LATER) - len(self._due)]
-        layers = [
-            {name: value if value is None or isinstance(value, str) else float(value) for name, value in row.items()}
-            for row in self._layers
-        ]
         return {
-            "units": units, "equal": equal, "equal_later": after, "opaque": self._opaque, "looks": seen, "layers": layers, "in_a_row": self._in_a_row,
+            "units": units, "equal": equal, "equal_later": after, "opaque": self._opaque, "looks": seen, "layers": as_numbers(self._layers), "in_a_row": self._in_a_row,
         }  # fmt: skip
 
 

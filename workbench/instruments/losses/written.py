@@ -90,7 +90,7 @@ def _picked(node: Any) -> tuple[Tensor, Tensor] | None:
         hot = bool(((weights == 0) | (weights == 1)).all()) and bool((weights.sum(axis) == 1).all())
         found = weights.argmax(axis) if hot else None
     parent = next((each for each in node.next_functions if each[0] is not None), None)
-    end = softmax_behind(*parent, axis) if found is not None and parent is not None else None
+    end = softmax_behind(parent[0], parent[1], axis) if found is not None and parent is not None else None
     if found is None or end is None or end[1] is None:
         return None
     values = end[0]._saved_result.movedim(end[1], -1)

@@ -110,6 +110,10 @@ def diagnose_loop(
     return Diagnosis.of(record, sorted(findings, key=lambda f: order.index(f.code)))
 
 
+def _of(names: list[str], code: str) -> Say:
+    return partial(OWN_CODES.finding, code, value=float(len(names)), unit="parameters", evidence={"names": names})
+
+
 def _unchanged(facts: Facts) -> list[str]:
     """Return the parameters that no update changed; a bias before a norm has no gradient by nature, so that few biases alone are none."""
     names: list[str] = facts["still"]
@@ -121,9 +125,7 @@ def _parameters(facts: Facts, least_lr: float) -> list[Finding]:
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
     if not facts["looks"]:
         return [OWN_CODES.not_measured(code, "no update was made") for code in _OF_PARAMETERS]
-    say: Say = partial(
-        OWN_CODES.finding, "loop.no_gradient", value=float(len(silent)), unit="parameters", evidence={"names": silent}
-    )
+    say = _of(silent, "loop.no_gradient")
     if none:
         gradient = say("fail", "No parameter of the optimizer ever gets a gradient.", advice=[
             "Build the optimizer from the parameters of the model that the loss is computed with, after the model is on its device and wrapped.",
@@ -136,13 +138,7 @@ def _parameters(facts: Facts, least_lr: float) -> list[Finding]:
         )  # fmt: skip
     else:
         gradient = say("ok", "Every trained parameter gets a gradient.")
-    say = partial(
-        OWN_CODES.finding,
-        "loop.unowned_parameters",
-        value=float(len(unowned)),
-        unit="parameters",
-        evidence={"names": unowned},
-    )
+    say = _of(unowned, "loop.unowned_parameters")
     if not facts["named"]:
         owned = OWN_CODES.not_measured(
             "loop.unowned_parameters", "no model was seen whose parameters the optimizer has"
@@ -171,9 +167,7 @@ def _parameters(facts: Facts, least_lr: float) -> list[Finding]:
 
 def _no_grad_mode(facts: Facts) -> Finding:
     names = facts["without_grad_mode"]
-    say: Say = partial(
-        OWN_CODES.finding, "loop.no_grad_mode", value=float(len(names)), unit="parameters", evidence={"names": names}
-    )
+    say = _of(names, "loop.no_grad_mode")
     if not names:
         return say("ok", "No part of the model that should train runs without gradients alone.")
     return say(
@@ -183,9 +177,7 @@ def _no_grad_mode(facts: Facts) -> Finding:
 
 
 def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> Finding:
-    say: Say = partial(
-        OWN_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still}
-    )
+    say = _of(still, "loop.no_update")
     update = say("ok", "Every parameter that was looked at is changed by its updates.")
     if (lost := _overwritten(facts.get("kept"))) is not None:
         return lost

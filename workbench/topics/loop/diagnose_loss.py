@@ -13,6 +13,7 @@ import pandas as pd
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.loop.known import at, rows_of, where_known
+from workbench.topics.one_batch.diagnose import sees_target
 from workbench.topics.one_batch.diagnose_layers import (
     constant_output,
     dead_units,
@@ -125,8 +126,8 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
     return [
         equal,
         *(judge(units, bad, where="behind") for judge in (dead_units, saturated_units)),
-        linear_layers(found["in_a_row"], {}),
-        *signals({"inputs": None, "layers": found["layers"]}, bad, apart=equal.status == "ok"),
+        linear_layers(found["in_a_row"]),
+        *signals(found, bad, apart=equal.status == "ok"),
     ]
 
 
@@ -165,18 +166,7 @@ def _answers(found: Facts | None) -> Finding:
             if found.get("mixed") or found.get("others")
             else "backward runs hooks, checkpointing or functions with a backward of their own, and is not run once more to ask",
         )
-    say: Say = partial(LOSS_CODES.finding, "loop.sees_target", value=found["agree"], unit="share", evidence=dict(found))
-    if not found["sees"]:
-        return say("ok", "The output of a position does not depend on the token that it has to predict.")
-    if found["offset"]:
-        return say(
-            "fail", f"The output of a position depends on later tokens, and the next one is its target{at(found, 'line')}: the model is shown the answer.",
-            advice=["Mask later positions in attention (is_causal=True, or a causal mask before the softmax over keys), and read sequences in one direction alone."],
-        )  # fmt: skip
-    return say(
-        "warn", f"The target of each position is its own input token{at(found, 'line')}, which its output sees: there is nothing to predict.",
-        advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
-    )  # fmt: skip
+    return sees_target(found, at(found, "line"))
 
 
 def _classes(found: Facts | None, answers: Facts) -> Finding:

@@ -16,7 +16,6 @@ from workbench.errors import WorkloadError
 from workbench.topics.one_batch.batch import OneBatch, first_batch
 from workbench.topics.one_batch.losses import find_loss
 from workbench.topics.one_batch.probes import (
-    find_affine,
     find_answer,
     find_coupling,
     find_layers,
@@ -47,7 +46,7 @@ def collect_one_batch(
         {"fit": lambda one: _fit(one, config)},
         {
             "answer": find_answer, "modes": find_modes, "coupling": find_coupling, "fitted": find_layers, "fitted_spread": find_spread,
-            "affine": find_affine, "unused": find_unused,
+            "unused": find_unused,
         },
     ]  # fmt: skip
     with isolated_rng():

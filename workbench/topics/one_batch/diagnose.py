@@ -170,16 +170,21 @@ def _answer(facts: Facts) -> Finding:
         return CODES.not_measured(code, why_not(facts, "answer"))
     if not found:
         return CODES.finding(code, "ok", "Does not apply: inputs and targets are no sequences of the same tokens.")
-    say = partial(CODES.finding, code, value=found["agree"], unit="share", evidence=dict(found))
+    return sees_target(found)
+
+
+def sees_target(found: Facts, line: str = "") -> Finding:
+    """Judge where targets stand in the tokens, and whether outputs depend on them; `line` is where they are compared."""
+    say = partial(CODES.finding, "loop.sees_target", value=found["agree"], unit="share", evidence=dict(found))
     if not found["sees"]:
         return say("ok", "The output of a position does not depend on the token that it has to predict.")
     if found["offset"]:
         return say(
-            "fail", "The output of a position depends on later tokens, and the next one is its target: the model is shown the answer.",
-            advice=["Mask later positions in attention (is_causal=True, or a causal mask), and read sequences in one direction alone."],
+            "fail", f"The output of a position depends on later tokens, and the next one is its target{line}: the model is shown the answer.",
+            advice=["Mask later positions in attention (is_causal=True, or a causal mask before the softmax over keys), and read sequences in one direction alone."],
         )  # fmt: skip
     return say(
-        "warn", "The target of each position is its own input token, which its output sees: there is nothing to predict.",
+        "warn", f"The target of each position is its own input token{line}, which its output sees: there is nothing to predict.",
         advice=["Shift the targets: inputs are tokens[:-1], targets tokens[1:]. Where the task is to copy, leave it as it is."],
     )  # fmt: skip
 

@@ -28,9 +28,6 @@ gate that begins open or closed (rules of thumb: fresh layers have less than 0.0
 VANISHING, EXPLODING = 1e-5, 1e3
 """Last layer's signal over the inputs', or first layer's gradient over the last one's (rules of thumb: eight plain layers under PyTorch's
 initialisation have 5e-4)."""
-LINEAR = 1e-4
-"""How far outputs halfway between two examples may be from the mean of theirs, over the largest difference between outputs, where only
-rounding keeps them apart (rule of thumb: float32 gives 1e-6)."""
 
 
 def part(facts: Facts, name: str) -> Facts | None:
@@ -80,7 +77,7 @@ def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     bad: Status = "warn" if fits else "fail"
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
-    linear = _linear(part(facts, "affine"), fresh)
+    linear = linear_layers(fresh.get("in_a_row", ()))
     return [
         equal,
         dead_units(units, bad),
@@ -143,16 +140,11 @@ def saturated_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -
     )  # fmt: skip
 
 
-def _linear(affine: Facts | None, fresh: Facts) -> Finding:
-    layers = [each["module"] for each in fresh["layers"]]
-    if affine is None or len(layers) < 2:
-        return LAYER_CODES.finding("units.linear", "ok", "Does not apply: fewer than two layers between numbers and outputs that vary.")  # fmt: skip
-    return linear_layers(layers if affine["deviation"] <= LINEAR else [], {"deviation": affine["deviation"]})
-
-
-def linear_layers(layers: Sequence[str], evidence: Facts) -> Finding:
+def linear_layers(layers: Sequence[str]) -> Finding:
     """Judge the layers that have no activation function between them."""
-    say = partial(LAYER_CODES.finding, "units.linear", value=float(len(layers)), unit="layers", evidence={**evidence, "layers": layers[:50]})  # fmt: skip
+    say = partial(
+        LAYER_CODES.finding, "units.linear", value=float(len(layers)), unit="layers", evidence={"layers": layers[:50]}
+    )
     if not layers:
         return say("ok", "No layers in a row do what one would.")
     return say(
@@ -175,8 +167,7 @@ def signals(fresh: Facts, bad: Status, *, apart: bool) -> list[Finding]:
             else "units that are equal have no gradients of their own"
         )
         return [LAYER_CODES.finding(code, "ok", f"Does not apply: {why}.") for code in list(LAYER_CODES)[-2:]]
-    first = fresh["inputs"] if _positive(fresh["inputs"]) else layers[0]["signal"]
-    forward, backward = layers[-1]["signal"] / first, gradients[0] / gradients[-1]
+    forward, backward = layers[-1]["signal"] / layers[0]["signal"], gradients[0] / gradients[-1]
     least, most = min(forward, backward), max(forward, backward)
     both = {"last_signal_over_first": forward, "first_gradient_over_last": backward}
     said = f"he last layer has {forward:.2g} of the first one's signal, and the first {backward:.2g} of the last one's gradient"

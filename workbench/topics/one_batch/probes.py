@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.instruments.losses.units import RECURRENT, at_bounds, equal_weights, off_for_all, unit_count
+from workbench.instruments.losses.graphs import roots_of, walked
+from workbench.instruments.losses.layers import RECURRENT, as_numbers, in_a_row, layers_of, signals
+from workbench.instruments.losses.units import at_bounds, equal_weights, off_for_all, unit_count
 from workbench.topics.architecture.dataflow import trace_dataflow
 from workbench.topics.one_batch.batch import OneBatch
 from workbench.train.forward import autocast
@@ -31,11 +33,9 @@ def find_layers(one: OneBatch) -> dict[str, Any]:
     """Return "units" (activation functions, in the order in which they ran), "layers", and the parameters without a gradient.
 
     One forward and backward pass in training mode.
-    inputs: root mean square of what differs between examples in the batch; None without floating tensors.
     units: module, op, units, "dead" (share of ReLU units that are 0 for every example), "saturated" (share of values within 0.01
     of a bound, for sigmoids the smaller of both bounds' shares; for softmax over at least eight keys, of rows with a weight above 0.99).
-    layers: module, "signal" (root mean square of what differs between examples), "size" (of all), "gradient" (norm of the
-    loss's gradient by what the layer returns).
+    layers: see `signals`; in_a_row: see `in_a_row`.
     equal: weights whose units are all equal: two rows or more of two values or more, each row like the first; "zero": all are 0,
     "product": it is the weight of a layer that multiplies by it, not of a norm.
     """
@@ -51,10 +51,9 @@ def find_layers(one: OneBatch) -> dict[str, Any]:
     named = zip(one.stack.names, one.stack.parameters[0], strict=True)
     weights = [(name, modules[name.rpartition(".")[0]], p) for name, p in named]
     met = {node.name for node in flow.nodes if node.name}
-    layers, none = _gradients(one, modules)
-    inputs = [t.detach().double().reshape(one.examples, -1) for t in one.inputs() if t.is_floating_point()]
+    layers, none, in_row = _gradients(one, modules)
     return {
-        "inputs": max((_rms(v - v.mean(0)) for v in inputs), default=None), "units": units, "layers": layers,
+        "units": units, "layers": layers, "in_a_row": in_row,
         "not_in_graph": none, "not_in_forward": [name for name in none if name not in met],
         "equal": [row | {"zero": bool(zero)} for row, alike, zero in equal_weights(weights) if bool(alike)],
     }  # fmt: skip
@@ -69,33 +68,17 @@ def _unit(op: str, out: Tensor) -> dict[str, Any] | None:
     return {"units": unit_count(out), **found} if found else None
 
 
-def _gradients(one: OneBatch, modules: dict[str, nn.Module]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the layers with their gradients, and the trained parameters that the loss does not hang on."""
-    names, seen = {module: name for name, module in modules.items()}, list[tuple[str, Tensor]]()
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
-        out = output[0] if isinstance(output, tuple) else output
-        if isinstance(out, Tensor) and out.requires_grad and out.is_floating_point() and out.dim() > 1:
-            seen.append((names[module], out))
-
-    weighed = [m for m in modules.values() if any(p.dim() > 1 for p in m.parameters(recurse=False))]
-    handles = [m.register_forward_hook(keep) for m in weighed]
-    try:
-        with one.evaluated(train=True):
-            outputs = one.workload.forward(one.model, one.taken(torch.arange(one.examples)))
-            loss = one.workload.loss(outputs, one.batch).mean()
-            by = [*(out for _, out in seen), *one.stack.parameters[0]]
-            grads = torch.autograd.grad(loss, by, allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    layers = []
-    for (name, out), grad in zip(seen, grads, strict=False):
-        values = out.detach().double().flatten(1)
-        norm = None if grad is None else float(grad.double().norm())
-        layers.append({"module": name, "size": _rms(values), "signal": _rms(values - values.mean(0)), "gradient": norm})
-    pairs = zip(one.stack.names, grads[len(seen) :], strict=True)
-    return layers, [name for name, grad in pairs if grad is None]
+def _gradients(one: OneBatch, modules: dict[str, nn.Module]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Return the layers with their gradients, the trained parameters that the loss does not hang on, and the layers that one would do for."""
+    with one.evaluated(train=True):
+        outputs = one.workload.forward(one.model, one.taken(torch.arange(one.examples)))
+        loss = one.workload.loss(outputs, one.batch).mean()
+        leaves, nodes = walked(roots_of(loss))
+        owners = {id(p): (name, m) for name, m in modules.items() for p in m.parameters(recurse=False)}
+        layers, there = layers_of(nodes, owners), {id(leaf) for leaf in leaves}
+        found = as_numbers(signals(loss, layers)), in_a_row(loss, nodes, layers, [one.model])
+    named = zip(one.stack.names, one.stack.parameters[0], strict=True)
+    return found[0], [name for name, p in named if id(p) not in there], found[1]
 
 
 def find_modes(one: OneBatch) -> dict[str, Any]:
@@ -238,36 +221,6 @@ def _slices(
         elif len(few) > 1:
             todo += [few[: len(few) // 2], few[len(few) // 2 :]]
     return len(looked), sorted(unused)
-
-
-def find_affine(one: OneBatch) -> dict[str, Any] | None:
-    """Return how far outputs halfway between two examples are from the mean of theirs; None where that cannot be asked.
-
-    A linear function, with or without a bias, has the mean there: f((a + b) / 2) = (f(a) + f(b)) / 2. Only floating inputs are moved.
-    "deviation" is the largest difference over the largest difference of two examples' outputs.
-    """
-    if one.examples < 2 or not any(t.is_floating_point() for t in one.inputs()):
-        return None
-
-    def flat(share: float, *, floating: bool) -> Tensor:
-        """Return the outputs with inputs of one kind moved by a share of the way to another example's."""
-
-        def move(t: Tensor) -> Tensor:
-            return (t + t.roll(1, 0)) / 2 if share == 0.5 else t.roll(1, 0)
-
-        return one.flat(one.forward(one.changed(lambda t: move(t) if t.is_floating_point() == floating else t)))
-
-    own = one.flat(one.forward())
-    if not own.numel() or not torch.equal(
-        own, flat(1, floating=False)
-    ):  # a product with an embedding is no matter of layers
-        return None
-    moved, between = flat(1, floating=True), flat(0.5, floating=True)
-    if own.shape != moved.shape or own.shape != between.shape:
-        return None
-    apart = float((own - moved).abs().max())
-    deviation = float((between - (own + moved) / 2).abs().max())
-    return {"deviation": deviation / apart} if apart > 1e-6 * float(own.abs().max()) else None
 
 
 def find_answer(one: OneBatch) -> dict[str, Any] | None:
