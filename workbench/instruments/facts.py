@@ -130,7 +130,7 @@ class LoopFacts:
                 self.surrogates.trained(losses, head, self.updates, near=self.near)
                 self.classes.trained(head)
                 written = self.written.compared(losses)
-                self.recall.trained(head, written, self.updates)
+                self.recall.trained(written, self.updates)
                 if self.near and written is not None:
                     self.examples.compared(*written, self.updates)
                     self.answers.compared(*written[:3])

@@ -15,8 +15,8 @@ from workbench.instruments.losses.graphs import constant_of
 
 Compared = tuple[str, Tensor, Tensor, Tensor]
 """Loss function, outputs, targets and loss."""
-LOOKS, _FAR, _LAST = 5, 16, 20
-"""Backward passes that are looked at, nodes between a softmax and the choice of a class, and last batches in which classes are counted (rules of thumb)."""
+LOOKS, _FAR, _LAST, _MOST = 5, 16, 20, 2**20
+"""Backward passes that are looked at, nodes between a softmax and the choice of a class, last batches in which classes are counted, and numbers of outputs of one (rules of thumb)."""
 _SHAPED = ("View", "UnsafeView", "Reshape", "Unsqueeze", "Squeeze")
 _KEPT = ("Neg", "Log", "Add", "Sub", "Mul", "Div", "Clamp", "ToCopy", "Clone", "Alias", "Expand", "Slice")
 """How the names of nodes begin that lay numbers out anew, and that leave each axis where it is."""
@@ -55,27 +55,21 @@ class Classes:
 
 
 class Recall:
-    """Counts how many of each class are right in the batches of the later half of the updates that were looked at, as far as losses over classes show their targets."""
+    """Counts how many of each class are right in the batches of the later half of the updates that were looked at, as far as a loss shows its targets."""
 
     def __init__(self) -> None:
-        self._last: deque[tuple[int, Tensor]] = deque(
-            maxlen=_LAST
-        )  # update, and targets with what was said, shape (2, examples)
+        self._last: deque[tuple[int, Tensor]] = deque(maxlen=_LAST)  # update; targets, and what was said
         self._due = 0
 
-    def trained(self, head: set[Any], written: Compared | None, update: int) -> None:
-        """Take in what a loss that `backward` is about to be called on does to the outputs of the last layer, and what one written by hand compares."""
-        if update < self._due:
+    def trained(self, compared: Compared | None, update: int) -> None:
+        """Take in what a loss compares that `backward` is about to be called on, as `Written` reads it."""
+        if compared is None or update < self._due or not compared[0].endswith(("cross_entropy", "with_logits")):
             return
-        self._due = update + max(update // (2 * _LAST), 1)
-        given = [(written[1], written[2])] if written is not None and written[0] == "cross_entropy" else []
-        names = ("NllLossBackward0", "BinaryCrossEntropyWithLogitsBackward0")
-        given += [(node._saved_self, node._saved_target) for node in head if node.name() in names]
-        for outputs, target in given:
-            logits, classes = outputs.detach().reshape(len(outputs), -1), target.flatten().long()
-            if len(logits) == len(classes):
-                said = logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
-                self._last.append((update, torch.stack([classes, said])))
+        self._due, (_, outputs, target, _) = update + max(update // (2 * _LAST), 1), compared
+        if target.dim() and len(target) == target.numel() and outputs.numel() <= _MOST:
+            logits = outputs.detach().reshape(len(target), -1)
+            said = logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
+            self._last.append((update, torch.stack([target.flatten().long(), said])))
 
     def to_dict(self, updates: int) -> list[dict[str, Any]]:
         """Return "class", "total" and "correct" of each class, as JSON values."""
