@@ -142,14 +142,11 @@ def saturated_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -
 
 def linear_layers(layers: Sequence[str]) -> Finding:
     """Judge the layers that have no activation function between them."""
-    say = partial(
-        LAYER_CODES.finding, "units.linear", value=float(len(layers)), unit="layers", evidence={"layers": layers[:50]}
-    )
     if not layers:
-        return say("ok", "No layers in a row do what one would.")
-    return say(
-        "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.",
-        advice=["Put an activation function (nn.ReLU, nn.GELU) between layers; where a linear model is meant, leave it as it is."],
+        return LAYER_CODES.finding("units.linear", "ok", "No layers in a row do what one would.")
+    return LAYER_CODES.finding(
+        "units.linear", "warn", f"The outputs are a linear function of the inputs: {len(layers)} layers ({named(layers)}) do what one would.", value=float(len(layers)),
+        unit="layers", advice=["Put an activation function (nn.ReLU, nn.GELU) between layers; where a linear model is meant, leave it as it is."],
     )  # fmt: skip
 
 
