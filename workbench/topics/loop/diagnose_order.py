@@ -235,23 +235,17 @@ def _clipping(
     plain: Counter[tuple[str, ...]] = Counter()
     for tokens, count in orders.items():
         plain[tuple(_plain(t) for t in tokens)] += count
-    used = [tokens for tokens in plain if {"clip", "clip_value"} & set(tokens)]
-    late = (
-        sum(
-            count
-            for tokens, count in plain.items()
-            if _first(tokens, "clip", "clip_value") < _first(tokens, "backward")
-        )
-        / total
-    )
-    scaled = (
-        sum(
-            count
-            for tokens, count in plain.items()
-            if "scale" in tokens and _first(tokens, "clip", "clip_value") < _first(tokens, "unscale")
-        )
-        / total
-    )
+    clips = ("clip", "clip_value")
+    used = [tokens for tokens in plain if set(clips) & set(tokens)]
+
+    def part(wrong: Callable[[tuple[str, ...]], bool]) -> float:
+        return sum(count for tokens, count in plain.items() if wrong(tokens)) / total
+
+    def still_scaled(tokens: tuple[str, ...]) -> bool:
+        since = tokens[_first(tokens, "scale") :]  # what is before belongs to a second optimizer's last step
+        return bool(since) and _first(since, *clips) < _first(since, "unscale")
+
+    late, scaled = part(lambda tokens: _first(tokens, *clips) < _first(tokens, "backward")), part(still_scaled)
     say: Say = partial(ORDER_CODES.finding, "clipping.after_step", evidence=evidence)
     where = at(lines, "clip", "clip_value")
     if not used:
