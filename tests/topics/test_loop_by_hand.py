@@ -334,7 +334,7 @@ CHOSEN: dict[str, Loss] = {
 ERRORS: dict[str, Loss] = {
     "of torch, as it was before the watch": F.mse_loss,
     "a square": lambda p, y: ((p - y) ** 2).mean(),
-    "a product": lambda p, y: (torch.sub(y, p) * torch.sub(y, p)).mean(),
+    "a product": lambda p, y: (lambda d: (d * d).mean())(torch.sub(y, p)),
     "absolute": lambda p, y: (y - p).abs().mean(),
 }
 

@@ -23,13 +23,7 @@ OWN_CODES = Codes({
     "loop.retained_graph": "F1.1", "loop.no_grad_mode": "F1.1", "loop.decayed_norms": "F7.7", "loop.frozen_random": "F1.1",
 })  # fmt: skip
 CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES, **DATA_CODES, **LOSS_CODES})
-_OF_PARAMETERS = (
-    "loop.no_gradient",
-    "loop.no_grad_mode",
-    "loop.unowned_parameters",
-    "loop.no_update",
-    "loop.optimizer_mismatch",
-)
+_OF_PARAMETERS = ("loop.no_gradient", "loop.no_grad_mode", "loop.unowned_parameters", "loop.no_update", "loop.optimizer_mismatch")  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
@@ -182,15 +176,11 @@ def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> F
     if (lost := _overwritten(facts.get("kept"))) is not None:
         return lost
     if facts["moves"] < 2:
-        update = OWN_CODES.not_measured(
-            "loop.no_update",
-            f"it takes 2 updates that are looked at before and after, and the run has {facts['moves']}",
-        )
+        few = f"it takes 2 updates that are looked at before and after, and the run has {facts['moves']}"
+        update = OWN_CODES.not_measured("loop.no_update", few)
     elif still and facts.get("moved_at", 1.0) < least_lr:  # of a warmup in epochs: rounding swallows such updates
-        update = OWN_CODES.not_measured(
-            "loop.no_update",
-            f"the updates that were looked at have {facts['moved_at']:.2g} times the largest learning rate",
-        )
+        small = f"the updates that were looked at have {facts['moved_at']:.2g} times the largest learning rate"
+        update = OWN_CODES.not_measured("loop.no_update", small)
     elif still and not none:
         turned = all(name.endswith("_reverse") for name in still)
         update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"No update that was looked at changes {named(still)}.", advice=[
@@ -249,15 +239,13 @@ def _train_mode(facts: Facts) -> Finding:
     if not any(m["runs"] for m in facts["modes"]["models"]):
         return say("ok", "Does not apply: no evaluation, a pass without gradient between updates, was seen.")
     apart = [m for m in models if m["runs_in_train_apart"]]
-    rare = [
-        m for m in models if 0 < m["runs_in_train_no_loader"] * 2 < facts["updates"] or m.get("runs_in_train_again")
-    ]  # else they are part of the updates, as those of a teacher
-    wrong = apart or rare
+    few = [
+        m for m in models if 0 < m["runs_in_train_no_loader"] * 2 < facts["updates"]
+    ]  # else part of the updates, as those of a teacher
+    wrong = apart or few or [m for m in models if m.get("runs_in_train_again")]
     if not wrong:
-        return say(
-            "ok",
-            "No evaluation on other data than the updates' was seen to drop units, or to take the statistics of its batch.",
-        )
+        none = "No evaluation on other data than the updates' was seen to drop units, or to take the statistics of its batch."
+        return say("ok", none)
     worst = wrong[0]
     if "train" not in worst["lines"]:
         return say(
@@ -273,15 +261,11 @@ def _train_mode(facts: Facts) -> Finding:
 
 def _repeated(facts: Facts, share: float, least: int) -> Finding:
     found = facts["loaders"]
-    say: Say = partial(
-        OWN_CODES.finding,
-        "loop.repeated_batch",
-        evidence={k: found[k] for k in ("compared", "same", "distinct", "loaders", "seeded")},
-    )
+    evidence = {k: found[k] for k in ("compared", "same", "distinct", "loaders", "seeded")}
+    say: Say = partial(OWN_CODES.finding, "loop.repeated_batch", evidence=evidence)
     if found["compared"] < least:
-        return OWN_CODES.not_measured(
-            "loop.repeated_batch", f"it takes {least} updates on dense inputs, and the run has {found['compared']}"
-        )
+        few = f"it takes {least} updates on dense inputs, and the run has {found['compared']}"
+        return OWN_CODES.not_measured("loop.repeated_batch", few)
     part = found["same"] / found["compared"]
     longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["trained"]]
     if part <= share:
@@ -320,9 +304,8 @@ def _creep(facts: Facts, share: float, least: float, least_graphs: int) -> Findi
             advice=["Add up loss.item() or loss.detach(), not loss, which keeps the graph of every step; the same for lists of outputs, and states that are carried on."],
         )  # fmt: skip
     if len(memory) < 8 and not graphs["marked"]:
-        return OWN_CODES.not_measured(
-            "loop.memory_creep", "the run is too short, or the system does not say how much memory a process has"
-        )
+        short = "the run is too short, or the system does not say how much memory a process has"
+        return OWN_CODES.not_measured("loop.memory_creep", short)
     if len(memory) < 8:
         return OWN_CODES.finding(
             "loop.memory_creep", "ok", f"Of {graphs['marked']} losses at most {graphs['held']} graphs are held at once.", evidence={"graphs": dict(graphs)}
@@ -332,12 +315,9 @@ def _creep(facts: Facts, share: float, least: float, least_graphs: int) -> Findi
     grown = sizes[-1] - sizes[0]
     rising = sum(b > a for a, b in itertools.pairwise(sizes)) / max(len(sizes) - 1, 1)
     per_update = grown / max(steps[-1] - steps[0], 1.0)
+    evidence = {"memory": memory[:: max(len(memory) // 50, 1)]}
     say: Say = partial(
-        OWN_CODES.finding,
-        "loop.memory_creep",
-        value=per_update,
-        unit="bytes per update",
-        evidence={"memory": memory[:: max(len(memory) // 50, 1)]},
+        OWN_CODES.finding, "loop.memory_creep", value=per_update, unit="bytes per update", evidence=evidence
     )
     if rising < 0.8 or grown < least or grown < share * sizes[0]:
         return say("ok", "Memory does not grow with the updates.")
@@ -375,17 +355,13 @@ def _decayed(record: RecordLike, facts: Facts, limit: float) -> Finding:
     ]
     decayed = [g for g in groups if (g["weight_decay"] or 0.0) > 0 and g["vectors"] and g["vectors"] < g["parameters"]]
     total = max((float(sum(lrs)) * g["weight_decay"] for g in decayed if g["decoupled"]), default=0.0)
-    say: Say = partial(
-        OWN_CODES.finding, "loop.decayed_norms", value=total, unit="sum of lr times weight decay", threshold=limit
-    )
+    say: Say = partial(OWN_CODES.finding, "loop.decayed_norms", "ok", value=total, unit="sum of lr times weight decay", threshold=limit)  # fmt: skip
     if not decayed:
-        return say("ok", "Biases and the scales of norms are not decayed.")
+        return say("Biases and the scales of norms are not decayed.")
     if total <= limit:
-        return say(
-            "ok", "Weight decay takes biases and the scales of norms along, and shrinks them by little in this run."
-        )
+        return say("Weight decay takes biases and the scales of norms along, and shrinks them by little in this run.")
     count = sum(g["vectors"] for g in decayed)
     return say(
-        "ok", f"Decoupled weight decay pulls {count} biases and scales of norms to zero too, by a factor of e^{total:.2g} over the run; "
+        f"Decoupled weight decay pulls {count} biases and scales of norms to zero too, by a factor of e^{total:.2g} over the run; "
         "it is usual to leave them out, in a group of their own with weight_decay=0. Nothing measured says that it costs anything.",
     )  # fmt: skip

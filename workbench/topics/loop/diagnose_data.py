@@ -147,10 +147,8 @@ def _evaluated(found: Facts | None, data: Facts, *, least: int = 16) -> Finding:
         )
     both, trained, total = found["both"], found["trained"], found["evaluated"]
     if found["clear"] or both < least * (1 + total / trained) or by_chance(data, trained):
-        return say(
-            "ok",
-            f"No evaluation was seen on examples that are trained on, by more than chance; {trained:,} and {total:,} were compared.",
-        )
+        compared = f"{trained:,} and {total:,} were compared"
+        return say("ok", f"No evaluation was seen on examples that are trained on, by more than chance; {compared}.")
     return say(
         "warn", f"Of the first {trained:,} examples that are trained on, {both:,} are evaluated on, too{at(found, 'line')}: what is measured there is not how well new ones do.",
         value=float(both), unit="examples", advice=["Train on the training split alone: look at the dataset or the indices that training is given. Where training examples are meant, leave it."],
@@ -195,9 +193,8 @@ def _scale(inputs: Facts, data: Facts) -> Finding:
     known = {"codes": data.get("codes"), "far": data.get("far")}
     found = scale_finding({"scale": dict(inputs) | dict(data.get("scale") or {}), **known})
     if dict(inputs).get("unseen") and found.status == "ok":
-        return DATA_CODES.not_measured(
-            "data.scale", "no layer of torch with weights was seen to take the inputs of two examples or more"
-        )
+        why = "no layer of torch with weights was seen to take the inputs of two examples or more"
+        return DATA_CODES.not_measured("data.scale", why)
     return found
 
 
@@ -208,13 +205,10 @@ def _workers(rows: list[Facts]) -> Finding:
     if not rows:
         return say("ok", "Does not apply: no worker processes load what is trained on.")
     if wrong is None:
-        drawn = any(row["drawn"] for row in rows)
-        return say(
-            "ok",
-            "Workers draw random numbers of their own, anew each epoch."
-            if drawn
-            else "Workers draw no random numbers.",
+        drawn = (
+            "random numbers of their own, anew each epoch" if any(row["drawn"] for row in rows) else "no random numbers"
         )
+        return say("ok", f"Workers draw {drawn}.")
     said, fix = [], []
     if wrong["same_in_workers"]:
         said.append(
@@ -246,11 +240,8 @@ def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> F
     )
     worst = max(wasted, key=lambda row: row["share"], default=None)
     if worst is None or worst["share"] <= limit:
-        return say(
-            "ok",
-            "No conversion of dtypes that could be left out takes time that matters.",
-            value=worst["share"] if worst else 0.0,
-        )
+        none = "No conversion of dtypes that could be left out takes time that matters."
+        return say("ok", none, value=worst["share"] if worst else 0.0)
     again = 2 * worst["same"] >= worst["count"]
     what = "the very same tensor is" if again else "tensors are"
     return say(

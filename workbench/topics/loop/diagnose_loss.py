@@ -65,10 +65,8 @@ def _floor(record: RecordLike, found: Facts, share: float) -> Finding:
     if bound is not None:
         losses = rows_of(record).get("loss", pd.Series(dtype=float)).dropna()  # of all updates; few are looked at
         there = np.isclose(losses, found.get("bound_given", math.nan), rtol=1e-6, atol=0.0)
-        passes, part = (
-            max(passes, len(losses)),
-            max(found["at_bound"] / passes, float(there.mean()) if len(losses) else 0.0),
-        )
+        part = max(found["at_bound"] / passes, float(there.mean()) if len(losses) else 0.0)
+        passes = max(passes, len(losses))
     if part > share:
         return say(
             "fail", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
@@ -81,10 +79,8 @@ def _floor(record: RecordLike, found: Facts, share: float) -> Finding:
             unit="of the loss", advice=["Leave the constant out of the loss; a penalty that should train must not be detached or computed within no_grad()."],
         )  # fmt: skip
     if bound is not None:
-        return say(
-            "ok",
-            f"The loss is bounded from below by {bound:.3g}{at(found, 'line')}, and has not come there in {passes} passes.",
-        )
+        came = f"and has not come there in {passes} passes"
+        return say("ok", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')}, {came}.")
     if constant:
         return say("ok", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}, too small to matter.")
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
@@ -113,15 +109,10 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
     equal = equal_units({"equal": found["equal"], "not_in_graph": ()}, {"equal": found["equal_later"]})
     guesses = loss.get("kind") in ("classes", "binary") and has_numbers(fresh["loss"])
     if guesses and fresh["loss"] < _KNOWS * loss["ignorant"]:
-        return [
-            equal,
-            *(LOSS_CODES.finding(code, "ok", "Does not apply: the model was trained before.") for code in _UNITS[1:]),
-        ]
-    units = [
-        each | {"module": each["module"] or "its layer"}
-        for each in found["units"]
-        if each["later"]["rows"] >= _FEWEST_ROWS
-    ]
+        trained = "Does not apply: the model was trained before."
+        return [equal, *(LOSS_CODES.finding(code, "ok", trained) for code in _UNITS[1:])]
+    seen = [each for each in found["units"] if each["later"]["rows"] >= _FEWEST_ROWS]
+    units = [each | {"module": each["module"] or "its layer"} for each in seen]
     bad: Status = "warn" if learns else "fail"
     return [
         equal,
@@ -135,20 +126,12 @@ def _fresh(data: Facts) -> list[Finding]:
     """Judge the first outputs that a loss function of torch was given."""
     fresh = data.get("fresh")
     if not fresh:
-        return [
-            LOSS_CODES.finding(
-                code,
-                "ok",
-                "Does not apply: no loss function of torch was seen to be given outputs and targets of 40 examples or more.",
-            )
-            for code in _FRESH
-        ]
+        none = "Does not apply: no loss was seen that compares outputs with targets of 40 examples or more."
+        return [LOSS_CODES.finding(code, "ok", none) for code in _FRESH]
     first, last = fresh["spreads"][0], fresh["spreads"][-1]
     constant = constant_output(first, last, 1e-6, f"after {last['update']} updates")
     if last["update"] < _SOON and constant.status == "fail":
-        constant = LOSS_CODES.not_measured(
-            "init.constant_output", f"outputs were seen until update {last['update']} alone"
-        )
+        constant = LOSS_CODES.not_measured(constant.code, f"outputs were seen until update {last['update']} alone")
     loss, broken = (fresh["loss"], None) if has_numbers(fresh["loss"]) else (None, fresh["loss"])
     begun = {"train": {"classes": None, "loss": loss}, "first_loss": None, "nonfinite_loss": broken}
     return [constant, initial_loss(begun, {"loss": data["range"], "spread": first})]
@@ -156,15 +139,13 @@ def _fresh(data: Facts) -> list[Finding]:
 
 def _answers(found: Facts | None) -> Finding:
     if not found:
-        return LOSS_CODES.finding(
-            "loop.sees_target", "ok", "Does not apply: no targets were seen that stand in the tokens of an embedding."
-        )
+        none = "Does not apply: no targets were seen that stand in the tokens of an embedding."
+        return LOSS_CODES.finding("loop.sees_target", "ok", none)
     if found["sees"] is None:
+        why = "backward runs hooks, checkpointing or functions with a backward of their own, and is not run once more to ask"
+        mixed = found.get("mixed") or found.get("others")
         return LOSS_CODES.not_measured(
-            "loop.sees_target",
-            "what a sequence is given depends on other ones"
-            if found.get("mixed") or found.get("others")
-            else "backward runs hooks, checkpointing or functions with a backward of their own, and is not run once more to ask",
+            "loop.sees_target", "what a sequence is given depends on other ones" if mixed else why
         )
     return sees_target(found, at(found, "line"))
 
@@ -198,20 +179,14 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
     # batches, so that what stays the same is no targets: a grid, or levels
     others = 2 * batches["same"] < batches["compared"]
     broadcast = [
-        (name, row) for name, row in facts.items() if row.get("broadcast") and not (others and row.get("same_target"))
+        each for each in facts.items() if each[1].get("broadcast") and not (others and each[1].get("same_target"))
     ]
-    double = [
-        (name, row)
-        for name, row in facts.items()
-        if row.get("probabilities") and not (name == "nll_loss" and row.get("log_probabilities"))
-    ]
+    logs = {name for name, row in facts.items() if name == "nll_loss" and row.get("log_probabilities")}
+    double = [(name, row) for name, row in facts.items() if row.get("probabilities") and name not in logs]
     say: Say = partial(LOSS_CODES.finding, "loss.broadcast", evidence={"calls": dict(facts)})
     if not facts:
-        missing: list[Finding] = [
-            LOSS_CODES.not_measured(code, "no loss function of torch.nn.functional was called")
-            for code in ("loss.broadcast", "loss.double_softmax")
-        ]
-        return missing
+        none = "no loss function of torch.nn.functional was called"
+        return [LOSS_CODES.not_measured(code, none) for code in ("loss.broadcast", "loss.double_softmax")]
     first = say("ok", "Outputs and targets have the same shape.")
     if broadcast:
         name, row = broadcast[0]
