@@ -135,6 +135,8 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
     else:
         why = str(found.get("reason") or "").removeprefix("Not adopted: ")
         text = f"Keep yours: {why[:1].lower() + why[1:]}" if why else "Keep yours."
+        if any(f.status == "not_measured" for f in _of(findings, "lr.best")):
+            return Answer(question="Config", status="not_measured", text=text)
     if names and faults:
         text = f"First fix {faults[0]}. Then: {text[:1].lower()}{text[1:]}"
     return Answer(question="Config", status="ok", text=text)

@@ -128,7 +128,7 @@ class _Walk:
         if session.workload.minimised:
             collect_replaced(session)
         fixed = session.workload.minimised and _fixed_step(session)
-        session.stage(3, _STAGES, "learning rates")
+        session.stage(3, _STAGES, f"learning rates{', with the rest of the budget' * again}")
         if session.workload.minimised and not fixed:
             few = min(self.sweep.refinements, self.sweep.full_batch_refinements)
             extra = partial(self._extra_trials, session.config)

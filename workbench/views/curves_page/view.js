@@ -232,6 +232,7 @@ class View {
         heading.wbTrials = trials;
         this.legend.append(heading, ...group.map((lane) => this.row(lane)));
       }
+      if (!this.store.head.still) this.legend.scrollTop = this.legend.scrollHeight; // what trains now is last
     }
     for (const heading of this.legend.querySelectorAll(".wb-live-stage")) {
       heading.setAttribute("aria-pressed", String(this.isChosen(heading.wbTrials)));
