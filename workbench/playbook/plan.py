@@ -175,11 +175,9 @@ def run_price(workload: Workload, config: TrainConfig, trainer: Trainer) -> tupl
     with tempfile.TemporaryDirectory(prefix="workbench-plan-") as folder:
         try:
             record = trainer.run(workload.replace(config=few), out=Path(folder) / "s")
-        except WorkbenchError as error:
-            if isinstance(error, TargetError):
-                return None, 0
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, WorkbenchError) and not isinstance(error, TargetError):
+                raise
             return None, 0
         update_s = float(record.steps["step_time_s"].iloc[steps // 2 :].quantile(0.25))
         evals = record.evals.drop_duplicates(["step", "split"])

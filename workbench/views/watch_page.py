@@ -112,7 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data)
+        with suppress(ConnectionError):  # a page that was closed meanwhile
+            self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         """Say nothing of requests."""
