@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from tests.helpers.datasets import Items, Stream
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UsageError
 from workbench.parameter_server.context import WorkerContext, get_current_worker_index, on_worker
@@ -26,26 +27,6 @@ from workbench.parameter_server.training.strategy_model import StrategyModel
 
 X = torch.arange(24.0, dtype=torch.float64)[:, None].expand(24, 3).contiguous()
 Y = torch.sin(X.sum(1))
-
-
-class Items(Dataset[Any]):
-    """Map-style, and not a `TensorDataset`."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return X[index], Y[index]
-
-
-class Stream(IterableDataset[Any]):
-    """In its own order, with a length."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(X, Y, strict=True)
 
 
 class Endless(IterableDataset[Any]):
@@ -72,19 +53,19 @@ KNOWN = {
     "tensors": lambda: (X, Y),
     "arrays": lambda: (X.numpy(), Y.numpy()),
     "TensorDataset": lambda: TensorDataset(X, Y),
-    "dataset": Items,
-    "list": lambda: [Items()[k] for k in range(24)],
-    "loader": lambda: DataLoader(Items(), batch_size=8, shuffle=True),
+    "dataset": lambda: Items(X, Y),
+    "list": lambda: [Items(X, Y)[k] for k in range(24)],
+    "loader": lambda: DataLoader(Items(X, Y), batch_size=8, shuffle=True),
 }
 STREAMS = {
-    "stream": Stream,
-    "loader of a stream": lambda: DataLoader(Stream(), batch_size=8),
+    "stream": lambda: Stream(X, Y),
+    "loader of a stream": lambda: DataLoader(Stream(X, Y), batch_size=8),
 }
 MADE = {
     "creator": lambda: DatasetCreator(lambda context: batches()),
-    "function of a context": lambda: lambda context: DataLoader(Items(), batch_size=8, shuffle=True),
+    "function of a context": lambda: lambda context: DataLoader(Items(X, Y), batch_size=8, shuffle=True),
     "function": lambda: lambda: TensorDataset(X, Y),
-    "function of a stream": lambda: Stream,
+    "function of a stream": lambda: lambda: Stream(X, Y),
 }
 
 
@@ -119,7 +100,7 @@ def test_what_a_function_makes_is_repeated(chosen: ParameterServerStrategy | Non
 
 def test_a_stream_is_shared_out_batch_by_batch(strategy: ParameterServerStrategy) -> None:
     """Of three workers each takes every third batch, so that no two read the same."""
-    source = training_feed(as_data(DataLoader(Stream(), batch_size=8)), workload().config, None, num_workers=3)
+    source = training_feed(as_data(DataLoader(Stream(X, Y), batch_size=8)), workload().config, None, num_workers=3)
     model = StrategyModel(workload(), strategy)
     held = model.executor.hold(source.make)
     found = {result for _, result in model.executor.completed([(first_of, (held,))] * 30)}
@@ -174,7 +155,7 @@ def test_prediction_keeps_the_order(chosen: ParameterServerStrategy | None) -> N
     model = StrategyModel(workload(), chosen)
     model.fit(verbose=0)
     expected = model.module()(X).detach()
-    for data in (X, X.numpy(), TensorDataset(X, Y), DataLoader(Items(), batch_size=5)):
+    for data in (X, X.numpy(), TensorDataset(X, Y), DataLoader(Items(X, Y), batch_size=5)):
         for size in (1, 7, 100):
             torch.testing.assert_close(model.predict(data, batch_size=size), expected)
     torch.testing.assert_close(model.predict(X, where="coordinator"), expected)
@@ -252,7 +233,7 @@ def test_shards_are_even_and_hold_everything() -> None:
     ("call", "says"),
     [
         (lambda m: m.fit(X, Y[1:]), r"\[24, 23\] examples"),
-        (lambda m: m.fit(Items(), Y), "y= goes with x"),
+        (lambda m: m.fit(Items(X, Y), Y), "y= goes with x"),
         (lambda m: m.fit(X.tolist(), Y.tolist()), r"list and list\. Make arrays of them"),
         (lambda m: m.fit({"x": X, "y": Y}), r"dict with the keys \['x', 'y'\]; its columns .* whose items are dicts"),
         (lambda m: m.fit(pd.DataFrame(X.numpy())), r"a DataFrame, whose items are columns .*to_numpy\(\)"),

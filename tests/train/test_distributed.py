@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
 
 import workbench as wb
+from tests.helpers.datasets import Stream
 from tests.helpers.torchrun import torchrun
 from tests.helpers.workloads import small_net
 from tests.hosts.programs.together import cases, normalised
@@ -226,17 +226,10 @@ def test_weights_are_summed_and_the_mean_of_shard_means_would_differ() -> None:
 
 
 def test_what_cannot_be_shared_out_is_refused() -> None:
-    class Stream(IterableDataset[Any]):
-        def __len__(self) -> int:
-            return 3
-
-        def __iter__(self) -> Any:
-            return iter([])
-
     model = small_net().double()
     with pytest.raises(UsageError, match="shard=2 must be 0 to 1"):
         evaluate_shard(workload_of(), model, 2, 2, batch_size=4)
     with pytest.raises(UsageError, match="no example with a weight above 0"):
         join_shards([[PartialSum("loss", 0.0, 0.0, 0, None, 0.1)], []])
     with pytest.raises(DataError, match="iterable only"):
-        evaluate_shard(workload_of().replace(validation_data=Stream()), model, 0, 2, batch_size=4)
+        evaluate_shard(workload_of().replace(validation_data=Stream(torch.zeros(3))), model, 0, 2, batch_size=4)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
+from tests.helpers.datasets import Items, Stream
 from tests.helpers.workloads import small_net, small_workload, squared
 from workbench.config import TrainConfig
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError
@@ -21,28 +22,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.losses import classification
 
 EXAMPLES = 103
-
-
-class Items(Dataset[Any]):
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def __getitem__(self, index: int) -> Any:
-        return tuple(t[index] for t in self.tensors)
-
-
-class Stream(IterableDataset[Any]):
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def __iter__(self) -> Any:
-        return zip(*self.tensors, strict=True)
 
 
 def workload_of(kind: Any = TensorDataset, *, dtype: torch.dtype = torch.float64, **fields: Any) -> Workload:

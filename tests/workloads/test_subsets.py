@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
+from tests.helpers.datasets import Items, Stream
 from tests.helpers.workloads import small_workload
 from workbench.errors import DataError, UsageError
 from workbench.workloads.subsets import (
@@ -22,20 +23,9 @@ from workbench.workloads.subsets import (
 )
 
 
-class Items(Dataset[Any]):
-    def __init__(self, count: int) -> None:
-        self.x, self.y = torch.arange(3.0 * count).view(count, 3), torch.arange(float(count))
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.x[index], self.y[index]
-
-
 @pytest.mark.parametrize("kind", ["tensors", "items"])
 def test_a_subset_holds_the_items_it_names(kind: str) -> None:
-    data = Items(13) if kind == "items" else TensorDataset(Items(13).x, Items(13).y)
+    data = (Items if kind == "items" else TensorDataset)(torch.arange(39.0).view(13, 3), torch.arange(13.0))
     part = periodic_subset(small_workload(validation_data=data), [9, 2, 12])
     assert [float(part.validation_data[i][1]) for i in range(3)] == [9, 2, 12]
     assert list(example_ids(part.validation_data)) == [9, 2, 12]
@@ -70,14 +60,6 @@ LABELS = np.repeat([0, 1, 2], [140, 55, 5])
 DATA = TensorDataset(torch.arange(200.0))
 
 
-class Stream(IterableDataset[Any]):
-    def __len__(self) -> int:
-        return 5
-
-    def __iter__(self) -> Any:
-        return iter(range(5))
-
-
 def test_a_random_sample_is_a_subset_that_its_indices_name() -> None:
     sample = draw_sample(DATA, 50, seed=3)
     assert isinstance(sample, Subset)
@@ -109,7 +91,7 @@ def test_other_bad_input_is_explained() -> None:
     with pytest.raises(DataError, match=r"labels have shape \(3,\), but the full set has 200"):
         draw_sample(DATA, 5, how="stratified", labels=[0, 1, 2])
     with pytest.raises(DataError, match="Stream has no index to draw a sample by"):
-        draw_sample(Stream(), 2)
+        draw_sample(Stream(torch.zeros(5)), 2)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
 
+from tests.helpers.datasets import Items, Stream
 from tests.helpers.workloads import small_net, small_workload
 from workbench.errors import StudyInterrupted, WorkbenchError
 from workbench.topics.lr_sweep.study import LRSweep
@@ -23,16 +23,7 @@ from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 
 TENSORS = small_workload().train_data.tensors
-
-
-class Items(Dataset[Any]):
-    """Map-style, so that a loader reads it."""
-
-    def __len__(self) -> int:
-        return len(TENSORS[0])
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(tensor[index] for tensor in TENSORS)
+FEWER = [tensor[:45] for tensor in TENSORS]  # of which the last batch is incomplete
 
 
 class Noisy(Items):
@@ -41,17 +32,6 @@ class Noisy(Items):
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         x, y = super().__getitem__(index)
         return x + 0.1 * torch.randn(3), y
-
-
-class Stream(IterableDataset[Any]):
-    """The same examples in their own order; the last batch is incomplete."""
-
-    def __len__(self) -> int:
-        return 45
-
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        for index in range(45):
-            yield tuple(tensor[index] for tensor in TENSORS)
 
 
 class Masked(Stream):
@@ -74,10 +54,10 @@ def cases() -> dict[str, Workload]:
     return {
         "tensors": small_workload(config=clipped),
         "weighted": small_workload(
-            train_data=Items(), weights=lambda batch: batch[0].abs().sum(1), config={"accumulate_steps": 2}
+            train_data=Items(*TENSORS), weights=lambda batch: batch[0].abs().sum(1), config={"accumulate_steps": 2}
         ),
-        "masked": small_workload(train_data=Masked(), weights=counted, config={"batch_size": 10}),
-        "stream": small_workload(train_data=Stream(), config={"batch_size": 10}),
+        "masked": small_workload(train_data=Masked(*FEWER), weights=counted, config={"batch_size": 10}),
+        "stream": small_workload(train_data=Stream(*FEWER), config={"batch_size": 10}),
     }
 
 
@@ -92,7 +72,7 @@ def normalised() -> Workload:
 def drawing() -> Workload:
     """Dropout and noise, which every host draws for itself, and running statistics of its own."""
     return small_workload(
-        train_data=Noisy(), build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), small_net(0.3)), name="drawing"
+        train_data=Noisy(*TENSORS), build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), small_net(0.3)), name="drawing"
     )
 
 
