@@ -16,7 +16,7 @@ from workbench.instruments.losses.graphs import behind_weights
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _GIVEN = {"AddmmBackward0": "_saved_mat1", "MmBackward0": "_saved_self", "ConvolutionBackward0": "_saved_input"}
-_ROWS = 256
+_ROWS, _FEW = 256, 64
 _AFFINE = frozenset({
     "Addmm", "Mm", "Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeDropout", "Add", "Sub", "Neg", "Sum", "Mean", "AvgPool1D", "AvgPool2D",
     "AvgPool3D", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "T", "Permute", "ToCopy", "Clone",
@@ -54,7 +54,7 @@ def layers_of(nodes: Iterable[Any], owners: Mapping[int, tuple[str, nn.Module]])
 
 
 def signals(loss: Tensor, layers: list[_Layer]) -> list[dict[str, Any]]:
-    """Return "module", "signal" (root mean square of what differs between the rows that a layer is given) and "gradient" (norm of the loss's by what the layer gives) of each layer.
+    """Return "module", "signal" (root mean square of what differs between the rows that a layer is given) and "gradient" (norm of the loss's by what the layer gives) of each layer, and once more of the last one with what it gives, where it is a product of rows.
 
     It takes a backward pass, which keeps the graph and makes no gradient of a parameter.
     """
@@ -63,10 +63,19 @@ def signals(loss: Tensor, layers: list[_Layer]) -> list[dict[str, Any]]:
         edges = [GradientEdge(layer.node, 0) for layer in layers]
         gradients = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
         for layer, gradient in zip(layers, gradients, strict=True):
-            given = layer.given().detach().float()
-            spread = (given - given.mean(0)).square().mean().sqrt()
-            rows.append({"module": layer.place, "signal": spread, "gradient": None if gradient is None else gradient.float().norm()})  # fmt: skip
+            norm = None if gradient is None else gradient.float().norm()
+            rows.append({"module": layer.place, "signal": _spread(layer.given()), "gradient": norm})
+        given, weight = (
+            (layers[-1].given()[:_FEW].detach().float(), layers[-1].weight.detach().float()) if rows else (None, None)
+        )
+        if given is not None and weight is not None and given.shape[1:] == weight.shape[1:]:
+            rows.append(rows[-1] | {"signal": _spread(given @ weight.T)})
     return rows
+
+
+def _spread(given: Tensor) -> Tensor:
+    values = given.detach().float()
+    return (values - values.mean(0)).square().mean().sqrt()
 
 
 def as_numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ SATURATED, BOTH_SIDES = 0.8, 0.1
 """Share of a layer's values within 0.01 of the bounds of its activation function; of a sigmoid, at either bound: fewer at one of them are a
 gate that begins open or closed (rules of thumb: fresh layers have less than 0.05)."""
 VANISHING, EXPLODING = 1e-5, 1e3
-"""Signal that the last layer is given over that of the first, or first layer's gradient over the last one's (rules of thumb: eight plain layers under PyTorch's
+"""What the last layer gives over what the first is given, or first layer's gradient over the last one's (rules of thumb: eight plain layers under PyTorch's
 initialisation have 5e-4)."""
 
 
