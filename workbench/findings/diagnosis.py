@@ -83,7 +83,7 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
     advice = "".join(f"<br>{'Try: ' * (not line.startswith('Try '))}{escape(line)}" for line in lines)
     follow = _folded(f"{len(followers)} more follow from it", followers, signs=True) if followers else ""
     clauses = {f.code: f' title="clause {escape(f.clause)}"' for f in alike if f.clause}
-    codes = (f"<code{clauses.get(name, '')}>{escape(name)}</code>" for name in _names(alike))
+    codes = (f"<code{clauses.get(name, '')}>{escape(name)}</code>" for name in names_of(alike))
     cells = (
         "<br>".join([_badge(finding.status), *codes]),
         escape(finding.summary) + advice + follow,
@@ -168,6 +168,12 @@ class Diagnosis:
         return answers(self.findings, self.recommendation)
 
     @property
+    def undecided(self) -> bool:
+        """Whether there is no config to train with: something has to be mended or measured first."""
+        changed = (self.recommendation or {}).get("changed")
+        return not changed and any(a.question == "Config" and a.status != "ok" for a in self.answers)
+
+    @property
     def badge(self) -> tuple[Status, str]:
         """The status, for colour and symbol, and the words of the badge: as `verdict`, but that a few checks that could not be made are counted beside "ok"."""
         return badge([f.status for f in self.findings])
@@ -214,8 +220,7 @@ class Diagnosis:
     def _change(self) -> list[str]:
         """Return the config to train with, or a program's lines to change, and why a candidate for it was not adopted."""
         found = self.recommendation or {}
-        undecided = any(a.question == "Config" and a.status != "ok" for a in self.answers)
-        if not found.get("paste") or (undecided and not found.get("changed")):
+        if not found.get("paste") or self.undecided:
             return []
         # else the answer says it
         reason = [str(found["reason"])] if found.get("candidate") and found.get("reason") else []
@@ -270,7 +275,7 @@ def _told(told: Sequence[tuple[Finding, Sequence[Finding]]]) -> list[str]:
         finding = group[0]
         if len(group) > 1:
             lines.append(
-                _paragraph(finding.status, f"{finding.summary} {len(group)} checks: {', '.join(_names(group))}.")
+                _paragraph(finding.status, f"{finding.summary} {len(group)} checks: {', '.join(names_of(group))}.")
             )
         else:
             lines.append(_paragraph(finding.status, finding.summary, finding.code))
@@ -278,7 +283,7 @@ def _told(told: Sequence[tuple[Finding, Sequence[Finding]]]) -> list[str]:
     return lines
 
 
-def _names(group: Sequence[Finding]) -> list[str]:
+def names_of(group: Sequence[Finding]) -> list[str]:
     """Return the codes of findings; of more than a reader takes in, how many there are of each area."""
     areas = Counter(f.code.partition(".")[0] for f in group)
     return [f.code for f in group] if len(group) <= MAX_ROWS else [f"{area}.* ({n})" for area, n in areas.items()]

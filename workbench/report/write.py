@@ -18,7 +18,7 @@ from typing import Any
 from workbench.errors import UsageError, WorkbenchError
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import listed
-from workbench.findings.diagnosis import SIGNS, Diagnosis
+from workbench.findings.diagnosis import SIGNS, Diagnosis, names_of
 from workbench.findings.finding import MEASUREMENTS
 from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
@@ -53,7 +53,7 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
         workload=diagnosis.workload or record.workload,
         **_head(record, diagnosis),
         **_findings(diagnosis),
-        chosen=_recommendation(record, diagnosis.recommendation),
+        chosen=None if diagnosis.undecided else _recommendation(record, diagnosis.recommendation),
         **_advice(record, diagnosis),
         figures=figures,
         missing=[item for item in figures if item.svg is None],
@@ -106,9 +106,11 @@ def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
     ranked = listed(diagnosis.findings)
     told = diagnosis.told()[0]
     measured = [f for f in told if f.status == "ok" and f.code in MEASUREMENTS]
+    unknown = [f for f, _ in ranked if f.status == "not_measured"]
     return {
         "alarms": [(f, then) for f, then in ranked if f.status in ("fail", "warn")],
-        "unknown": [f for f, _ in ranked if f.status == "not_measured"],
+        "unknown": unknown,
+        "unknown_names": ", ".join(names_of(unknown)),
         "measured": measured,
         "fine": [f for f, _ in ranked if f.status == "ok" and f not in measured],
     }

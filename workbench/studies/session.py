@@ -134,7 +134,7 @@ class Session:
         spent = int(self.record.trials["steps_run"].sum()) if self._seen else 0
         paid = self.budget.affordable(new, run=self.config.total_steps, spent=spent, run_s=self.run_s)
         if paid < len(new):
-            self.budget.ended = self.budget.ended or self._stage.partition(": ")[2]
+            self.budget.ended = self.budget.ended or self._stage.partition(": ")[2].partition(", ")[0]
         return [config for config in configs if config not in new[paid:]]
 
     def pays(self, configs: Sequence[TrainConfig]) -> bool:
