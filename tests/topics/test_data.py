@@ -319,6 +319,37 @@ def test_ratings_of_items_by_users_are_no_classes_of_users() -> None:
     assert {f.code: f.summary for f in wb.data.diagnose(audited) if f.status in ("warn", "fail")} == {}
 
 
+@pytest.mark.parametrize(("kind", "status"), [("after", "warn"), ("easy", "ok"), ("empty", "ok")])
+def test_a_column_that_is_known_after_the_outcome_alone(kind: str, status: str) -> None:
+    """Months paid are 3 where nobody left and fewer where they did; that one column tells classes apart is no leak, nor are examples without a content."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(600, 5)), rng.integers(0, 2, 600)
+    if kind == "after":
+        x[:, 3] = np.where(y == 1, rng.integers(0, 3, 600), 3)
+    if kind == "easy":
+        x[:, 3] = np.abs(x[:, 3]) * (2 * y - 1)
+    if kind == "empty":
+        x[y == 0, :4] = 0.0
+    rows = TensorDataset(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
+    held = torch.utils.data.Subset(rows, range(450, 600))
+    found = said(torch.utils.data.Subset(rows, range(450)), "data.leakage", validation=held)
+    assert found.status == status, found.summary
+    assert status == "ok" or "Column 3" in found.summary
+
+
+def test_pairs_of_inputs_are_examples_of_two_parts() -> None:
+    """Forty articles in 600 pairs: the first parts repeat, the pairs hardly."""
+    articles = torch.randn(40, 6, generator=G)
+    first, second = torch.randint(40, (2, 700), generator=G)
+    pairs = TensorDataset(articles[first], articles[second])
+    data = small_workload(
+        build_model=lambda: nn.Linear(6, 1), train_data=torch.utils.data.Subset(pairs, range(600)), validation_data=torch.utils.data.Subset(pairs, range(600, 700)), metrics={},
+        forward=lambda model, batch: torch.cat([model(batch[0]), model(batch[1])], 1), loss=lambda outputs, batch: nn.functional.softplus(outputs[:, 0] - outputs[:, 1]),
+        config={"precision": "float32"},
+    )  # fmt: skip
+    assert wb.data.diagnose(wb.data.audit(data))["data.duplicates"].value == pytest.approx(1 - len({*zip(first[:600].tolist(), second[:600].tolist(), strict=True)}) / 600)  # fmt: skip
+
+
 def prices(kind: str) -> TensorDataset:
     """A table whose target is linear in it; "joined" gives 40 % of the rows the target of another one, "heavy" and "law" are healthy."""
     rng = np.random.default_rng(0)

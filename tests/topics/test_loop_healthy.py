@@ -56,6 +56,46 @@ def test_a_constant_matters_where_it_is_a_part_of_the_loss_that_can_be_seen(cons
     assert "constant of" in finding.summary
 
 
+@pytest.mark.parametrize(("least", "status"), [(1.0, "fail"), (1e-3, "ok")])
+def test_a_bound_of_each_value_matters_where_most_lie_there(least: float, status: str, tmp_path: Path) -> None:
+    """Cross-entropies of classes that a line tells apart fall below 1 in most examples, and none below 0.001 counts as a guard."""
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(8, 3), torch.randn(600, 8)
+    targets = (inputs @ torch.randn(8, 3)).argmax(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(5):
+            for batch in torch.randperm(600).split(20):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs[batch]), targets[batch], reduction="none").clamp(
+                    least, 20.0
+                ).mean().backward()
+                optimizer.step()
+    finding = run.diagnose()["loss.floor"]
+    assert finding.status == status, finding.summary
+    assert status == "ok" or "Each value of the loss is bounded from below by 1" in finding.summary
+
+
+def test_mixed_examples_have_no_wrong_labels(tmp_path: Path) -> None:
+    """Mixup calls the loss twice on the same outputs, with the labels of either part."""
+    torch.manual_seed(0)
+    centres = 3 * torch.randn(6, 10)
+    y = torch.randint(6, (960,))
+    x = centres[y] + torch.randn(960, 10)
+    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 6))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(3):
+            for rows in torch.randperm(960).split(32):
+                share, partner = float(torch.distributions.Beta(0.3, 0.3).sample()), rows[torch.randperm(32)]
+                optimizer.zero_grad()
+                outputs = model(share * x[rows] + (1 - share) * x[partner])
+                loss = share * F.cross_entropy(outputs, y[rows]) + (1 - share) * F.cross_entropy(outputs, y[partner])
+                loss.backward()
+                optimizer.step()
+    assert {f.code for f in run.diagnose() if f.status in ("warn", "fail")} == set()
+
+
 @dataclass(frozen=True)
 class Study:
     """A record whose trials are the one of another, over again."""

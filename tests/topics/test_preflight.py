@@ -212,6 +212,25 @@ def test_labels_that_are_partly_wrong_and_ones_of_one_class() -> None:
     assert found[1].value == pytest.approx(0.3, abs=0.05)
 
 
+@pytest.mark.parametrize(("kind", "status"), [("second annotator", "warn"), ("clean", "ok"), ("noisy inputs", "ok")])
+def test_labels_of_training_that_follow_another_rule_than_those_of_validation(kind: str, status: str) -> None:
+    """The second annotator of 40 % of the rows has each class one higher: a rule, not noise."""
+    order = np.random.default_rng(2).permutation(1797)
+    x, y = torch.tensor(load_digits().data[order]).float() / 16, torch.tensor(load_digits().target[order])
+    train, labels = x[:1400], y[:1400].clone()
+    if kind == "second annotator":
+        labels[840:] = (labels[840:] + 1) % 10
+    if kind == "noisy inputs":
+        train = train + 0.7 * torch.randn(train.shape, generator=torch.Generator().manual_seed(0))
+    workload = wb.load_workload("digits_mlp").replace(
+        train_data=TensorDataset(train, labels), validation_data=TensorDataset(x[1400:], y[1400:])
+    )
+    facts = {"preflight": collected(workload), "data": collect_data(workload)}
+    found = diagnose_preflight(Audit(facts=facts, workload="x"))["data.labels"]
+    assert found.status == status, found.summary
+    assert status == "ok" or 0.25 < float(found.value or 0.0) < 0.5
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_values_that_no_loss_sees_are_no_fault(masked: bool) -> None:
     """Missing targets that weigh zero, as against an infinite one that is squared."""

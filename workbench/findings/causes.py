@@ -74,6 +74,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "data.label_shift": ("data.train_validation_shift", *_VALIDATED),
     "data.train_validation_shift": _VALIDATED,
     "data.scale": ("data.no_signal", "loss.output_range", *_START),
+    "data.worker_rng": ("loop.repeated_batch",),
     "loop.no_step": ("loop.optimizer_mismatch", "loop.no_grad_mode", "loop.no_gradient", "loop.unowned_parameters", "loop.memory_creep", *_LEARNS),
     "loop.zeroed_before_step": ("loop.optimizer_mismatch", "loop.no_gradient", "loop.no_update", "gradients.*", *_LEARNS),
     "loop.optimizer_mismatch": ("loop.no_gradient", "loop.unowned_parameters", "loop.no_update", "gradients.*", *_LEARNS),

@@ -10,7 +10,9 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, UnknownNameError, UsageError, WorkloadError, nearest
 from workbench.workloads.base import Workload
 
-LARGER_IS_BETTER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score)(_|$|\d)")
+LARGER_IS_BETTER = re.compile(
+    r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score|correct|ndcg|mrr|psnr|ssim|mcc|kappa)(_|$|\d)"
+)
 """Names of metrics that nobody wants small (rule of thumb)."""
 
 

@@ -117,7 +117,8 @@ def answer_columns(sample: Sample) -> dict[str, Any] | None:
 
     None of too few, of what is no table of numbers, and of several targets.
 
-    Of classes these are a function of the class; of numbers they are a linear function of it, or rise or fall with it and take `LEVELS` values
+    Of classes these are a function of the class, or of two classes have one value in all of one and never in the other, as what is known after
+    the outcome alone (in half of the columns at most: an example may be empty); of numbers they are a linear function of it, or rise or fall with it and take `LEVELS` values
     or more, as a target that is rounded does.
     """
     x, y = sample.inputs, sample.targets
@@ -133,9 +134,14 @@ def answer_columns(sample: Sample) -> dict[str, Any] | None:
     if len(values) <= CATEGORIES:  # a number that is rare tells a rare class by chance
         kept = (counts >= OF_A_CLASS)[kinds]
         x, kinds = x[kept], kinds[kept]
-    varies = np.ptp(x, axis=0) > 0
+    varies, raw = np.ptp(x, axis=0) > 0, x
     x = x - x.mean(0)
     whole = (x**2).sum(0)
+    marks = np.zeros(x.shape[1], dtype=bool)
+    if len(values) == 2:
+        for one, rest in ((raw[kinds == 0], raw[kinds == 1]), (raw[kinds == 1], raw[kinds == 0])):
+            if len(one) and len(rest):
+                marks |= (one == one[0]).all(0) & (rest != one[0]).all(0)
     if len(values) <= CATEGORIES:
         sums = np.zeros((len(values), x.shape[1]))
         np.add.at(sums, kinds, x)
@@ -149,6 +155,8 @@ def answer_columns(sample: Sample) -> dict[str, Any] | None:
             share > 0.5 and _ordered(column, y)
             for column, share in zip(x.T, explained / np.maximum(whole, 1e-300), strict=True)
         ]
+    if marks.sum() <= x.shape[1] / 2:
+        exact |= marks
     found = np.flatnonzero(varies & exact)
     return {"examples": len(y), "columns": sample.columns[found[:20]].tolist(), "of": x.shape[1]}
 

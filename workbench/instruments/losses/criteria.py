@@ -17,6 +17,8 @@ from workbench.instruments.taps import PAIRED
 
 MAX_CALLS, MAX_BOUNDS, MAX_NUMBERS = 20, 200, 64
 _FAR = 4
+_GUARD = 0.01
+"""Of the first loss: a bound of its values that is lower keeps them off zero, and no training comes there (rule of thumb)."""
 _KEY = "workbench value"
 _BOUNDS = ("ClampBackward0", "ClampBackward1", "ClampMinBackward0", "MaximumBackward0")
 _ALONG = (
@@ -34,7 +36,9 @@ class Criteria:
 
     def __init__(self) -> None:
         self._shifts: list[tuple[Tensor, Tensor]] = []  # with the loss that has it
-        self._bounds: list[tuple[float, float, Tensor]] = []  # below the loss, and below what it was multiplied to
+        # below the loss or each of its values, below what it was multiplied to, and which share lay there
+        self._bounds: list[tuple[float, float, Tensor]] = []
+        self._of_values: Tensor | None = None  # the first loss, where each of its values is bounded
         self._last = ""  # line of the loss function that was called last
         self._calls: dict[str, dict[str, Any]] = {}
         self._crossed: list[
@@ -122,7 +126,15 @@ class Criteria:
                     self._shifts.append((whole - value, whole))
                 return
             bound = _bound(node, name)
-            if bound is not None and bound > 0 and factor > 0 and not added and len(self._bounds) < MAX_BOUNDS:
+            room = factor > 0 and not added and len(self._bounds) < MAX_BOUNDS
+            if name == "MeanBackward0" and room:
+                clamp = node.next_functions[0][0]
+                values, least = getattr(clamp, "_saved_self", None), _bound(clamp, clamp.name()) if clamp else None
+                if isinstance(values, Tensor) and least is not None and least > 0:
+                    self._of_values = loss.detach() / factor if self._of_values is None else self._of_values
+                    self._bounds.append((least, least * factor, (values.detach() <= least).float().mean()))
+                return
+            if bound is not None and bound > 0 and room:
                 self._bounds.append((bound, bound * factor, loss.detach() / factor <= bound * (1 + 1e-6)))
             elif name not in ("AddBackward0", "SubBackward0"):
                 return
@@ -133,10 +145,11 @@ class Criteria:
     def floor(self) -> dict[str, Any]:
         """Return by which constant the loss is shifted, its median there, the bound below it, as it is and as `backward` is given it, and in how many passes it lay there, as JSON values."""
         shifts, losses = [float(shift) for shift, _ in self._shifts], [abs(float(loss)) for _, loss in self._shifts]
-        at = [bool(reached) for *_, reached in self._bounds]
+        guard = self._of_values is not None and self._bounds[0][0] < _GUARD * float(self._of_values)
+        at = [] if guard else [float(reached) for *_, reached in self._bounds]
         return {
             "shifts": [min(shifts), max(shifts)] if shifts else None, "shifted_loss": median(losses) if losses else None, "bound": self._bounds[-1][0] if at else None,
-            "bound_given": self._bounds[-1][1] if at else None, "passes": len(at), "at_bound": sum(at), "line": self._last,
+            "bound_given": self._bounds[-1][1] if at else None, "passes": len(at), "at_bound": sum(at), "of_values": self._of_values is not None, "line": self._last,
         }  # fmt: skip
 
     def settle(self) -> None:

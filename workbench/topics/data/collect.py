@@ -213,29 +213,30 @@ def _class_counts(labels: NDArray[Any] | None) -> dict[str, int] | None:
 
 
 class Paired(Dataset[Any]):
-    """A dataset whose items are (inputs, target): the parts at the places `inputs`, several as a tuple, and at `target`, of another one's."""
+    """A dataset whose items are (inputs, target): the parts at the places `inputs`, several as a tuple, and at `target`, if any, of another one's."""
 
-    def __init__(self, data: Any, inputs: Sequence[int], target: int) -> None:
+    def __init__(self, data: Any, inputs: Sequence[int], target: int | None) -> None:
         self.data, self.inputs, self.target = data, tuple(inputs), target
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Return item `index` as (inputs, target)."""
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Return item `index` as (inputs, target), or (inputs,)."""
         item = self.data[index]
         numbers = (bool, int, float, np.number)
         found = [item[place] for place in self.inputs]
         parts = tuple(torch.as_tensor(v) if isinstance(v, numbers) else v for v in found)
-        return (parts[0] if len(parts) == 1 else parts), item[self.target]
+        given = parts[0] if len(parts) == 1 else parts
+        return (given,) if self.target is None else (given, item[self.target])
 
 
 def paired(workload: Workload, device: torch.device) -> dict[str, Any]:
-    """Return the splits of a workload, with items of three parts or more as pairs of what the model reads and the target.
+    """Return the splits of a workload, with items as pairs of what the model reads and the target.
 
     A part whose rows are exchanged between examples is an input where that changes the outputs, else a target where it changes the
-    loss. Two parts are (inputs, target) as they stand; so is everything where this cannot be asked. Items may be (users, items,
-    ratings), (inputs, mask, targets) or (inputs, targets, weights).
+    loss. Two parts are (inputs, target), unless both are inputs alone, as of two pictures that are compared; so is everything where this
+    cannot be asked. Items may be (users, items, ratings), (inputs, mask, targets) or (inputs, targets, weights).
     """
     splits = dict(workload.splits)
     if workload.collate is not None or in_its_own_order(workload.train_data):
@@ -243,18 +244,25 @@ def paired(workload: Workload, device: torch.device) -> dict[str, Any]:
     try:
         with isolated_rng():
             item = workload.train_data[0] if len(workload.train_data) else ()
-            if not isinstance(item, (tuple, list)) or len(item) < 3:
+            if (
+                not isinstance(item, (tuple, list))
+                or len(item) < 2
+                or (len(item) == 2 and np.shape(item[0]) != np.shape(item[1]))
+            ):
                 return splits
             inputs, targets = _roles(first_batch(workload, workload.config.replace(bn_stat_examples=None), device))
     except Exception:  # the person's own code, asked in a way it was not made for
         return splits
-    if not inputs or not targets or (inputs, targets[0]) == ([0], 1):
+    target = next((place for place in targets if place not in inputs), None)
+    if (len(item) == 2 and (inputs != [0, 1] or targets)) or (len(item) > 2 and (not inputs or target is None)):
         return splits
-    return {name: data if in_its_own_order(data) else Paired(data, inputs, targets[0]) for name, data in splits.items()}
+    if (inputs, target) == ([0], 1):
+        return splits
+    return {name: data if in_its_own_order(data) else Paired(data, inputs, target) for name, data in splits.items()}
 
 
 def _roles(one: OneBatch) -> tuple[list[int], list[int]]:
-    """Return the places of the parts that change the outputs, and of those that change the losses alone."""
+    """Return the places of the parts that change the outputs, and of those that change the losses of given outputs."""
     outputs = one.forward()
     own, losses = one.flat(outputs), one.losses(outputs)
     inputs, targets = [], []
@@ -263,6 +271,6 @@ def _roles(one: OneBatch) -> tuple[list[int], list[int]]:
         moved[place] = tree_map(lambda t: t.roll(1, 0) if one.has_rows(t) else t, moved[place])
         if not torch.equal(one.flat(one.forward(moved)), own):
             inputs.append(place)
-        elif not torch.equal(one.losses(outputs, moved), losses):
+        if not torch.equal(one.losses(outputs, moved), losses):
             targets.append(place)
     return inputs, targets

@@ -59,15 +59,21 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
     ]
 
 
-def _floor(record: RecordLike, found: Facts, share: float) -> Finding:
+def _floor(record: RecordLike, found: Facts, share: float, values_share: float = 0.5) -> Finding:
     say: Say = partial(LOSS_CODES.finding, "loss.floor", evidence=dict(found))
     bound, shifts, passes, part = found["bound"], found["shifts"], found["passes"], 0.0
+    values = found.get("of_values", False)  # each example's loss, not their mean
     if bound is not None:
         losses = rows_of(record).get("loss", pd.Series(dtype=float)).dropna()  # of all updates; few are looked at
-        there = np.isclose(losses, found.get("bound_given", math.nan), rtol=1e-6, atol=0.0)
+        there = np.isclose(losses, found.get("bound_given", math.nan), rtol=1e-2 if values else 1e-6, atol=0.0)
         part = max(found["at_bound"] / passes, float(there.mean()) if len(losses) else 0.0)
         passes = max(passes, len(losses))
-    if part > share:
+    if values and part > values_share:
+        return say(
+            "fail", f"Each value of the loss is bounded from below by {bound:.3g}{at(found, 'line')}, and {part:.0%} of them lie there, where they give no gradient.", value=part,
+            unit="share of values", threshold=values_share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
+        )  # fmt: skip
+    if part > share and not values:
         return say(
             "fail", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
             unit="share of passes", threshold=share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
@@ -79,8 +85,8 @@ def _floor(record: RecordLike, found: Facts, share: float) -> Finding:
             unit="of the loss", advice=["Leave the constant out of the loss; a penalty that should train must not be detached or computed within no_grad()."],
         )  # fmt: skip
     if bound is not None:
-        came = f"and has not come there in {passes} passes"
-        return say("ok", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')}, {came}.")
+        came = f"{part:.0%} of its values lie there" if values else f"has not come there in {passes} passes"
+        return say("ok", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')}, and {came}.")
     if constant:
         return say("ok", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}, too small to matter.")
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")

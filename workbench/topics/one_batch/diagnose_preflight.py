@@ -12,6 +12,7 @@ from workbench.curves.instability import chance_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, named
+from workbench.topics.data.diagnose_shift import wrong_in_training
 
 CODES = Codes({
     "data.nonfinite": "F1.1", "data.labels": "F1.1", "init.loss": "F2.4", "loop.no_gradient": "F1.1", "loop.no_update": "F1.1",
@@ -139,6 +140,13 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
         return say("fail", f"All {total:,} training examples are of class {counts.index(total)}.", advice=advice)
     if (found := wrong_targets(data, evidence)) is not None:
         return found
+    if (apart := wrong_in_training(data)) is not None:
+        return CODES.finding(
+            "data.labels", "warn", f"About {apart['share']:.0%} of the training labels, or more, look wrong: a simple model predicts {apart['validation']:.0%} of the labels of "
+            f"validation and {apart['predicted']:.0%} of those of training rows that it was not fitted to, though inputs and classes of both splits are alike.",
+            value=apart["share"], unit="share", evidence={**evidence, **apart},
+            advice=["Look at training examples whose label a simple model finds least likely, and which class it prefers: labels of one source may be numbered differently."],
+        )  # fmt: skip
     if counts is None:
         said = "Does not apply: the loss is not one of classification(...), so the targets are not classes that could be counted."
         return CODES.finding("data.labels", "ok", said)
