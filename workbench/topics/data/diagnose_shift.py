@@ -202,30 +202,6 @@ def _relation(facts: Facts) -> str | None:
     return "inputs" if z >= 6 else "targets" if z < 3 and own["rows"] >= 100 else None
 
 
-def wrong_in_training(facts: Facts, *, share: float = 0.1) -> dict[str, float] | None:
-    """Return how many targets of training rows a model predicts that never saw them, and how many of validation, where that is far more.
-
-    Both are drawn from one population, as far as inputs and classes tell, and no validation row is in training: then a model that errs half
-    as often there was fitted to targets of which many are wrong, at random or by a rule of their own.
-
-    Args:
-        share: of the targets by which the two differ at least (rule of thumb).
-    """
-    found, overlap = facts.get("yardsticks") or {}, facts.get("overlap") or {}
-    carried, shift = found.get("carried"), facts.get("shift", {}).get(_SPLIT)
-    held = overlap.get("splits", {}).get("validation")
-    if not (carried and shift and held and held["rows"] and found["classes"]) or facts.get("reading") != "fixed":
-        return None
-    own, theirs = max(found["score"].values()), carried["score"]
-    spread = math.sqrt(own * (1 - own) * (1 / carried["rows"] + 1 / found["rows"]))
-    inputs, targets = shift["inputs"], shift["targets"]
-    apart = targets.get("distance", 1.0) >= _MOVED or ("reason" not in inputs and _worst(inputs, _CHANCE) is not None)
-    copied = held["exact"] + held["near"] > 0.01 * held["rows"]
-    if apart or copied or theirs - own < max(share, 6 * spread) or 1 - theirs > (1 - own) / 2:
-        return None
-    return {"predicted": own, "validation": theirs, "share": 1 - own / theirs}
-
-
 def _scores(facts: Facts) -> str:
     found = facts["yardsticks"]
     what = "accuracy" if found["classes"] else "correlation"

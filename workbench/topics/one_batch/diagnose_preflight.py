@@ -12,7 +12,6 @@ from workbench.curves.instability import chance_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, named
-from workbench.topics.data.diagnose_shift import wrong_in_training
 
 CODES = Codes({
     "data.nonfinite": "F1.1", "data.labels": "F1.1", "init.loss": "F2.4", "loop.no_gradient": "F1.1", "loop.no_update": "F1.1",
@@ -334,3 +333,29 @@ def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest:
     if wrong < share or lower.sum() < fewest or counts[0] < counts.sum() / 2 or lower.mean() < even * upper.mean():
         return None
     return {"share": float(wrong), "right": float(counts[0] / counts.sum())}
+
+
+def wrong_in_training(facts: Facts, *, share: float = 0.1, apart: float = 0.15, alpha: float = 1e-4) -> dict[str, float] | None:  # fmt: skip
+    """Return how many targets of training rows a model predicts that never saw them, and how many of validation, where that is far more.
+
+    Both are drawn from one population, as far as inputs and classes tell, and no validation row is in training: then a model that errs half
+    as often there was fitted to targets of which many are wrong, at random or by a rule of their own.
+
+    Args:
+        share: of the targets by which the two differ at least (rule of thumb).
+        apart: distance of the shares of classes from which on that alone moves an accuracy (rule of thumb).
+        alpha: chance at which inputs are called different (rule of thumb).
+    """
+    found, shift = facts.get("yardsticks") or {}, facts.get("shift", {}).get("validation")
+    carried, held = found.get("carried"), ((facts.get("overlap") or {}).get("splits") or {}).get("validation")
+    if not (carried and shift and held and held["rows"] and found["classes"]) or facts.get("reading") != "fixed":
+        return None
+    own, theirs = max(found["score"].values()), carried["score"]
+    spread = float(np.sqrt(own * (1 - own) * (1 / carried["rows"] + 1 / found["rows"])))
+    inputs, targets = shift["inputs"], shift["targets"]
+    differ = "reason" not in inputs and any(test["p"] * inputs["tests"] < alpha for test in inputs["worst"])
+    if differ or targets.get("distance", 1.0) >= apart or held["exact"] + held["near"] > 0.01 * held["rows"]:
+        return None
+    if theirs - own < max(share, 6 * spread) or 1 - theirs > (1 - own) / 2:
+        return None
+    return {"predicted": own, "validation": theirs, "share": 1 - own / theirs}
