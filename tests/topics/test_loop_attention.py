@@ -283,12 +283,12 @@ def cadence(cost: float, step: float, share: float) -> int:
     attention = Attention(share, most=50)
     for k in range(400):
         attention.spent = cost
-        attention.updated(k + 1, step + cost, optimizers=1)
+        attention.updated(k + 1, (k + 1) * (step + cost), optimizers=1)
     return attention.every
 
 
 def test_the_cadence_follows_from_what_looks_cost_and_never_falls_behind_its_least() -> None:
-    assert cadence(0.95e-4, 1e-3, 0.01) == 10
+    assert cadence(0.95e-4, 1e-3, 0.01) == 13
     assert cadence(1e-4, 1.0, 0.01) == 1
     assert cadence(1e-4, 1e-6, 0.01) == 200
 
@@ -300,10 +300,10 @@ def test_looks_of_changing_distance_are_one_in_every_on_the_mean() -> None:
         if attention.awake and k >= WINDOW:
             at.append(k)
         attention.spent = 2e-4
-        attention.updated(k + 1, 1e-3 + 2e-4, optimizers=1)
-    assert len(at) == pytest.approx((20_000 - WINDOW) / 20, rel=0.05)
+        attention.updated(k + 1, (k + 1) * (1e-3 + 2e-4), optimizers=1)
+    assert len(at) == pytest.approx((20_000 - WINDOW) / 27, rel=0.05)
     gaps = np.diff(at)
-    assert (gaps.min(), gaps.max()) == (1, 39)
+    assert (gaps.min(), gaps.max()) == (1, 53)
 
 
 @pytest.mark.parametrize("losses", [[1.0] * 300, [math.nan] * 300, [1.0 / (k + 1) for k in range(300)], [1.0]])

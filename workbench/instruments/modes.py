@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import is_grad_enabled, nn
+from torch import nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
@@ -125,13 +125,11 @@ class Modes:
         rest = [root for root in self._roots.values() if not root.trained and root.asked * 2 > passes > 0]
         return [root for root in rest if (model := root.model()) is not None and shapes_of(model) in shapes]
 
-    def attach(self, tell: Callable[[nn.Module, tuple[Any, ...]], None]) -> list[RemovableHandle]:
+    def attach(self, tell: Callable[[nn.Module, tuple[Any, ...]], None]) -> list[Any]:
         """Have the known models themselves tell of their forward passes."""
-        handles = []
+        handles: list[Any] = []
         for model in self.roots():
-            passes = _Passes(model, tell)
-            passes.parts += [part.register_forward_pre_hook(passes, with_kwargs=True) for part in _parts(model)]
-            handles += [model.register_forward_pre_hook(passes, with_kwargs=True), *passes.parts]
+            handles.append(_Passes(model, tell))
             if self._given:
                 own = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
                 handles += _attached(own, self.unrecorded.entered)
@@ -253,7 +251,10 @@ def _attached(parts: Iterable[nn.Module], entered: Callable[[nn.Module, Any], bo
 
 
 class _Passes:
-    """Tells of the forward passes of one model: its calls or, where it is never called as a whole, those of the part that comes first."""
+    """Tells of the forward passes of one model: its calls or, where it is never called as a whole, those of the part that comes first.
+
+    Once it is called as a whole its class's `forward` tells of it, which costs a third of a hook.
+    """
 
     __reduce__ = _Hook.__reduce__
 
@@ -261,23 +262,31 @@ class _Passes:
         self._model, self._tell = weakref.ref(model), tell
         self._whole = False
         self._first: dict[bool, int] = {}
-        self.parts: list[RemovableHandle] = []
+        self._hooks = [
+            part.register_forward_pre_hook(self, with_kwargs=True) for part in dict.fromkeys([model, *_parts(model)])
+        ]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_compiling():
             return
         passing = TAPS.passing
-        if passing is not None and self._whole and is_grad_enabled():
+        if passing is not None and self._whole and torch.is_grad_enabled():
             passing.held = args or kwargs
             return
         model = self._model()
         if module is model and not self._whole:
             self._whole = True
-            for handle in self.parts:  # nobody listens to them any more, and each costs a little
-                handle.remove()
+            for handle in self._hooks[not TAPS.watch_forward(model, self) :]:
+                handle.remove()  # nobody listens to them any more, and each costs a little
         first = id(model) if self._whole else self._first.setdefault(torch.is_grad_enabled(), id(module))
         if model is not None and id(module) == first:
             self._tell(model, (*args, kwargs))
+
+    def remove(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        if (model := self._model()) is not None and TAPS.wholes.get(id(model)) is self:
+            del TAPS.wholes[id(model)]
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:

@@ -63,7 +63,7 @@ class LoopObserver:
         self._pending = Pending(self.samples)
         self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()  # not observed, below 0
         self.waited, self.waits, self._dropped = 0.0, False, False
-        self.last, self._seconds = time.perf_counter(), 0.0
+        self.last = time.perf_counter()
         self._snapshot = Snapshot(every)
         self._plain = intervention is None  # whether all that was seen of the loop is what `Passing` takes
 
@@ -292,19 +292,19 @@ class LoopObserver:
             self.norms = [each for each in self.norms if all(each is not used for used in used_up)]
         self._exit_norm, self._dropped = None, False
         if number == 0:
-            self._seconds = self._finish_row()
+            self._finish_row()
 
     @looks
     def _decide(self, number: int, optimizer: Optimizer) -> None:
         if number == 0:
-            self.decide(optimizer, self.updates + 1, self._seconds)
+            self.decide(optimizer, self.updates + 1)
             self.facts.updated(self.updates + 1, optimizer)
         self._step_over(number, optimizer)
 
-    def decide(self, optimizer: Optimizer, updates: int, seconds: float) -> None:
-        """Decide on the update after so many, the last one of which took so many seconds."""
+    def decide(self, optimizer: Optimizer, updates: int) -> None:
+        """Decide on the update after so many."""
         attention = self.attention
-        attention.updated(updates, seconds, optimizers=len(self._numbers))
+        attention.updated(updates, time.thread_time(), optimizers=len(self._numbers))
         self.looks_now, self._fresh = attention.awake, False
         self.facts.order.look(awake=self.looks_now, weight=attention.weight)
         if attention.awake:
@@ -361,7 +361,7 @@ class LoopObserver:
             row[f"clipped{where}"] = clipped
         if number == 0 and (norm is None or self.attention.share is not None):
             row["looked"] = 0.0 if norm is None else 1.0
-        row.update(learning_rates(optimizer.param_groups, where, self.rows.names))
+        row.update(learning_rates(optimizer.param_groups, where, self.rows.columns))
 
     def _unclipped(self, number: int, optimizer: Optimizer, grads: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """Return the gradient norm before the loop's own clipping, and whether it was clipped, where that is known."""
@@ -387,14 +387,13 @@ class LoopObserver:
     def _touched(self) -> list[int]:
         return [number for number in range(len(self._numbers)) if self.samples.is_touched(number)]
 
-    def _finish_row(self) -> float:
-        """Hand on the row of an update, and return the seconds that it took."""
+    def _finish_row(self) -> None:
+        """Hand on the row of an update."""
         self._row |= self._snapshot.measured(self.facts.moved) | self.facts.logits.take()
         now = time.perf_counter()
         row = self._row | self.logged if self.logged else self._row
         if self.waits:
             row["data_wait_s"] = self.waited
-        row["step_time_s"] = seconds = now - self.last
+        row["step_time_s"] = now - self.last
         self.rows.add(row)
         self._row, self.logged, self.waited, self.last = {}, {}, 0.0, now
-        return seconds

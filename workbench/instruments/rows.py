@@ -20,25 +20,32 @@ class StepRows:
 
     def __init__(self, sink: Callable[[Mapping[str, list[float]]], None], *, block: int = 200) -> None:
         self._sink, self.block = sink, block
-        self._rows: list[dict[str, Value]] = []
-        self.names: dict[str, None] = {}
+        self.columns: dict[str, list[Any]] = {}
+        self._count = 0
 
-    def add(self, row: dict[str, Value]) -> None:
+    def add(self, row: Mapping[str, Value]) -> None:
         """Keep a row; its tensors must have one element and must not be changed later."""
-        self._rows.append(row)
-        if len(self._rows) >= self.block:
+        self.extend({name: [value] for name, value in row.items()}, 1)
+
+    def extend(self, columns: Mapping[str, list[Any]], count: int) -> None:
+        """Keep so many rows, given as columns."""
+        for name, values in columns.items():
+            column = self.columns.setdefault(name, [])
+            column += [math.nan] * (self._count - len(column)) + values
+        self._count += count
+        if self._count >= self.block:
             self.flush()
 
     def flush(self) -> None:
         """Hand on what was collected."""
-        rows, self._rows = self._rows, []
-        if not rows:
+        if not self._count:
             return
-        self.names |= {name: None for row in rows for name in row}
-        columns: dict[str, list[Any]] = {name: [row.get(name, math.nan) for row in rows] for name in self.names}
-        places = [
-            (column, i) for column in columns.values() for i, value in enumerate(column) if isinstance(value, Tensor)
-        ]
+        columns, count = self.columns, self._count
+        self.columns, self._count = {name: [] for name in columns}, 0
+        for column in columns.values():
+            column.extend([math.nan] * (count - len(column)))
+        mixed = [column for column in columns.values() if set(map(type, column)) != {float}]
+        places = [(column, i) for column in mixed for i, value in enumerate(column) if isinstance(value, Tensor)]
         for (column, i), number in zip(places, _numbers([column[i] for column, i in places]), strict=True):
             column[i] = number
         self._sink(columns)

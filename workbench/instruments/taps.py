@@ -95,6 +95,9 @@ class Taps:
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.passing: Any = None  # takes the calls that every update makes, in the place of its listener
+        self._taken: Any = None  # what `passing` was, in a step that it took
+        self.wholes: dict[int, Callable[..., None]] = {}  # who is told of the forward passes of a model, by its id
+        self._kinds = set[type]()  # of these models
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._opening: tuple[Any, Draws | None] = (None, None)  # the sampler of the iteration that begins just now
@@ -120,6 +123,8 @@ class Taps:
             left = [each for each in self.listeners if each is not listener]
             if self.listeners and not left:
                 self._criteria.clear()
+                self.wholes.clear()
+                self._kinds.clear()
                 self.hooked = False
                 for undo in (self._unwrap, self._undo):
                     while undo:
@@ -162,7 +167,7 @@ class Taps:
         self._undo.append(register_optimizer_step_pre_hook(self._step_begins).remove)
         self._undo.append(register_optimizer_step_post_hook(self._step_ends).remove)
         for owner in (Optimizer, nn.Module):
-            self._replace(owner, "zero_grad", self._zero_grad, passes="zeroed")
+            self._replace(owner, "zero_grad", functools.partial(self._after, "zeroed"), passes="zeroed")
         self._replace(nn.Module, "load_state_dict", self._load)
         for kind in ("clip_grad_norm_", "clip_grad_value_"):
             tapped = functools.partial(self._clip, kind)
@@ -173,7 +178,7 @@ class Taps:
         for name in dir(lr_scheduler):
             found = getattr(lr_scheduler, name)
             if isinstance(found, type) and issubclass(found, lr_scheduler.LRScheduler) and "step" in vars(found):
-                self._replace(found, "step", self._schedule)
+                self._replace(found, "step", functools.partial(self._after, "scheduled"))
         for name in DROPOUTS:
             self._replace(F, name, self._drop)
         self._replace(DataLoader, "__iter__", self._iterate)
@@ -181,12 +186,19 @@ class Taps:
 
     def watch_modules(self) -> RemovableHandle:
         """Tell of the forward pass of every module until the handle is removed, which costs a little for each."""
+        return register_module_forward_pre_hook(
+            lambda module, args: None if is_compiling() else self._tell("entered", module, args)
+        )
 
-        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if not is_compiling():
-                self._tell("entered", module, args)
-
-        return register_module_forward_pre_hook(enter)
+    def watch_forward(self, model: nn.Module, told: Callable[..., None]) -> bool:
+        """Tell `told` of the forward passes of a model by its class's function, and whether that will do."""
+        kind = type(model)
+        if not hasattr(kind.forward, "__code__") or "forward" in vars(model):  # no function of Python, or not its own
+            return False
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._replace(kind, "forward", self._forward)
+        return self.wholes.setdefault(id(model), told) is told
 
     def watch_criteria(self) -> Callable[[], None]:
         """Tell of loss functions and conversions until what is returned is called, by all who asked for it."""
@@ -218,11 +230,11 @@ class Taps:
 
         return remove
 
-    def _step_begins(
-        self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]] | None:
+    def _step_begins(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """Tell that a step begins; where a closure makes the gradients, as with Lightning and LBFGS, as soon as it has made them."""
+        self._taken = None
         if (passing := self.passing) is not None and passing.step_begins(optimizer, args, kwargs):
+            self._taken = passing
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if is_compiling() or not callable(closure):
@@ -241,7 +253,8 @@ class Taps:
         return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": told})
 
     def _step_ends(self, optimizer: Optimizer, *_: Any) -> None:
-        if (passing := self.passing) is not None and passing.step_ends():
+        if self._taken is not None:
+            self._taken.step_ended()
             return
         self._settle_due(optimizer)
         self._tell("step_ends", optimizer)
@@ -265,12 +278,8 @@ class Taps:
         setattr(owner, name, call)
 
         def undo() -> None:
-            if vars(owner).get(name) is not call:  # somebody else may have replaced it since: theirs stays
-                return
-            if own:
-                setattr(owner, name, original)
-            else:
-                delattr(owner, name)
+            if vars(owner).get(name) is call:  # else somebody else has replaced it since: theirs stays
+                setattr(owner, name, original) if own else delattr(owner, name)
 
         self._undo.append(undo)
 
@@ -283,10 +292,15 @@ class Taps:
         self._tell("backward_ends")
         return done
 
-    def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def _after(self, what: str, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(owner, *args, **kwargs)
-        self._tell("zeroed", owner)
+        self._tell(what, owner)
         return done
+
+    def _forward(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if (told := self.wholes.get(id(module))) is not None:
+            told(module, args, kwargs)
+        return original(module, *args, **kwargs)
 
     def _load(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         self.end_passing()
@@ -297,21 +311,17 @@ class Taps:
         parameters = args[0] if args else kwargs.pop("parameters", ())
         given = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is used up by looking
         name = "max_norm" if kind == "clip_grad_norm_" else "clip_value"
-        changes = [getattr(listener, "intervention", None) for listener in self.listeners]
-        if any(
-            change is not None and change.unclipped and change.is_on() for change in changes
-        ):  # the norm is returned all the same
+        changes = [change for each in self.listeners if (change := getattr(each, "intervention", None)) is not None]
+        if any(change.unclipped and change.is_on() for change in changes):  # the norm is returned all the same
             args = (*args[:1], math.inf, *args[2:]) if len(args) > 1 else args
             kwargs |= {name: math.inf} if name in kwargs else {}
         norm = original(given, *args[1:], **kwargs)
-        given_limit: Any = args[1] if len(args) > 1 else kwargs.get(name)
         order = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
-        try:
-            limit, euclidean = float(given_limit), kind == "clip_grad_norm_" and float(order) == 2.0
+        with contextlib.suppress(Exception):  # of ours: torch takes what it is given, and the call is done
+            limit = float(args[1] if len(args) > 1 else kwargs[name])
+            euclidean = kind == "clip_grad_norm_" and float(order) == 2.0
             first = given if isinstance(given, Tensor) else next((p for p in given if p.grad is not None), None)
-        except Exception:  # of ours: torch takes what it is given, and the call is done
-            return norm
-        self._tell("clipped", kind, limit, norm if euclidean else None, id(first))
+            self._tell("clipped", kind, limit, norm if euclidean else None, id(first))
         return norm
 
     def _scale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -325,11 +335,6 @@ class Taps:
         done = original(scaler, *args, **kwargs)
         if scaler.is_enabled():
             self._tell("unscaled", args[0] if args else kwargs.get("optimizer"))
-        return done
-
-    def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        done = original(scheduler, *args, **kwargs)
-        self._tell("scheduled", scheduler)
         return done
 
     def _iterate(self, original: Any, loader: Any) -> Any:
@@ -354,12 +359,9 @@ class Taps:
         began = time.perf_counter()
         result = dispatched(original, tensor, *args, **kwargs)
         seconds = time.perf_counter() - began
-        try:
-            costly = is_costly(tensor, result)
-        except Exception:  # of ours, as with a parameter that has no shape yet: the call is done
-            return result
-        if costly:
-            self._tell("converted", tensor, result, seconds)
+        with contextlib.suppress(Exception):  # of ours, as with a parameter that has no shape yet
+            if is_costly(tensor, result):
+                self._tell("converted", tensor, result, seconds)
         return result
 
     def _hook(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -386,11 +388,9 @@ class Taps:
 
     def _compare(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         loss = dispatched(original, *args, **kwargs)
-        if self.passing is not None:
-            return loss
-        inputs = args[0] if args else kwargs.get("input")
-        target = args[1] if len(args) > 1 else kwargs.get("target")
-        self._tell("compared", name, inputs, target, loss)
+        if self.passing is None:
+            target = args[1] if len(args) > 1 else kwargs.get("target")
+            self._tell("compared", name, args[0] if args else kwargs.get("input"), target, loss)
         return loss
 
 

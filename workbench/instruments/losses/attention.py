@@ -15,7 +15,7 @@ WINDOW = 200
 AFTER = 5
 """Updates that are looked at after a loss that stands out."""
 _EARLY, _EARLY_GAP, _LATE_GAP = 10, 20, 4
-_NORMS = 0.5
+_NORMS = 0.25
 """Of the share, for gradient norms of updates that are not looked at (rule of thumb)."""
 _FADE = 1 / 50
 _GOLDEN = 0.6180339887498949
@@ -46,7 +46,7 @@ class Attention:
     def __init__(self, share: float | None, *, most: int, sds: float = 6.0) -> None:
         self.share, self._most = share, most
         self.awake, self.roused = True, False
-        self.spent = 0.0
+        self.spent = self._now = 0.0
         self.every, self.weight, self._looked, self._seen, self._jumps = 1, 1, 0, 0, 0
         self.begins, self._ends = 0, FIRST  # of the look in progress, or the next one
         self._costs: deque[tuple[float, float]] = deque(maxlen=2 * AFTER + 1)  # of looks, and the rest of their steps
@@ -75,8 +75,8 @@ class Attention:
         """Tell whether the look in progress, after so many updates, ends with this one."""
         return self.share is not None and updates + 1 >= self._ends
 
-    def updated(self, updates: int, seconds: float, *, optimizers: int) -> None:
-        """Take in that so many updates were made, the last one in so many seconds, and decide on the next one.
+    def updated(self, updates: int, now: float, *, optimizers: int) -> None:
+        """Take in that so many updates were made, and the clock of the thread now, and decide on the next one.
 
         A look goes on for two updates where several optimizers step: what belongs to one update of the second is spread over two of the first.
         """
@@ -84,8 +84,8 @@ class Attention:
             return
         if self.awake:
             self._looked, self._seen = self._looked + 1, updates
-            self._costs.append((self.spent, max(seconds - self.spent, 1e-9)))
-        self.spent = 0.0
+            self._costs.append((self.spent, max(now - self._now - self.spent, 1e-9)))
+        self.spent, self._now = 0.0, now
         if self.roused:
             self.roused, self.begins, self._ends = False, updates, max(updates + AFTER, FIRST)
         elif updates >= self._ends:
@@ -107,9 +107,8 @@ class Attention:
         early = updates < WINDOW
         cost, step = map(median, zip(*self._costs, strict=True))
         self._step = step
-        share, most = (
-            (_EARLY * self.share, min(_EARLY_GAP, self._most)) if early else (self.share, _LATE_GAP * self._most)
-        )
+        share = (1 - _NORMS) * self.share * (_EARLY if early else 1)
+        most = min(_EARLY_GAP, self._most) if early else _LATE_GAP * self._most
         return int(min(max(math.ceil(cost / (share * step)), 1), most))
 
     def paced_norms(self, seconds: float) -> int:

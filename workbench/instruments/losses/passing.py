@@ -14,7 +14,7 @@ from workbench.instruments.norms import gradients_of, total_norm
 from workbench.instruments.rows import Value, learning_rates, summed
 from workbench.instruments.taps import TAPS
 
-_BLOCK = 16
+_BLOCK = 64
 """Updates after which what was kept of them is handed on (rule of thumb)."""
 _MOST = 64
 """Backward passes that one update may have to be taken (rule of thumb)."""
@@ -34,17 +34,12 @@ class Passing:
         held: what the model was given.
     """
 
-    __slots__ = (
-        "_backwards", "_draws", "_few", "_group", "_highest", "_left", "_losses", "_modes", "_norm", "_norm_at", "_observer", "_optimizer", "_param", "_probes",
-        "_rows", "_steepest", "_version", "held",
-    )  # fmt: skip
-
     def __init__(self, observer: Any, optimizer: Optimizer, updates: int) -> None:
         self._observer, self._optimizer = observer, optimizer
         self._draws, self._modes = observer.facts.loaders.last is not None, observer.facts.modes
-        self._left = updates  # to pass over
+        self.left = updates
         self._losses: list[Value] = []  # of the update in progress
-        self._rows: list[tuple[list[Value], Any, float, float | None, Tensor | None]] = []
+        self._rows: list[tuple[list[Value], Any, float, float, Tensor | None]] = []
         self._probes: list[float] = []  # norms of one small gradient
         self._backwards = 0  # that were not told of
         self._group = optimizer.param_groups[0] if len(optimizer.param_groups) == 1 else {"lr": None}
@@ -52,14 +47,9 @@ class Passing:
         grad = None if self._param is None else self._param.grad
         self._few = grad is not None and grad.ndim == 1 and len(grad) <= _FEW
         self._version = None if grad is None or observer.needs_exit_norm else grad._version
-        self._norm: Tensor | None = None
         self._norm_at = updates - observer.attention.norms_every  # updates that are left when the next one is taken
-        self._limit()
+        self._level, self._slope = observer.attention.losses, observer.attention.probes
         self.held: Any = None
-
-    def _limit(self) -> None:
-        attention = self._observer.attention
-        self._highest, self._steepest = attention.losses.most, attention.probes.most
 
     def end(self, *, plain: bool = True) -> None:
         """Have the observer go on with the update in progress; where that is not `plain`, it takes all others, too."""
@@ -82,7 +72,7 @@ class Passing:
                 self._losses.append(loss.detach())
             else:
                 number = loss.item()
-                if type(number) is not float or not number <= self._highest:  # a NaN is not, either
+                if type(number) is not float or not number <= self._level.most:  # a NaN is not, either
                     self.end(plain=type(number) is float)
                     return False
                 self._losses.append(number)
@@ -103,78 +93,88 @@ class Passing:
         return True
 
     def step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Take in that a step begins, given the arguments of its hook."""
+        """Take in an update, given the arguments of the hook before its step: nothing is wanted of what comes after."""
         try:
             if optimizer is not self._optimizer or len(args) > 1 or kwargs:
                 self.end(plain=optimizer is self._optimizer)
                 return False
+            norm = None
             grad = None if self._param is None else self._param.grad
             if grad is not None:
                 # torch costs more than so few numbers
                 number = math.hypot(*grad.tolist()) if self._few else torch.linalg.vector_norm(grad).item()
-                if not number <= self._steepest:
+                if not number <= self._slope.most:
                     self.end()
                     return False
                 self._probes.append(number)
-                if self._left <= self._norm_at and grad._version == self._version and not self._observer.norms:
-                    self._take_norm()
+                if self.left <= self._norm_at and grad._version == self._version and not self._observer.norms:
+                    attention, began = self._observer.attention, time.thread_time()
+                    norm = total_norm(gradients_of(optimizer))
+                    self._norm_at = self.left - attention.paced_norms(time.thread_time() - began)
+            self._add(norm)
             return True
         except Exception as error:
             TAPS.fails(error)
             return False
 
-    def _take_norm(self) -> None:
-        attention, began = self._observer.attention, time.perf_counter()
-        self._norm = total_norm(gradients_of(self._optimizer))
-        self._norm_at = self._left - attention.paced_norms(time.perf_counter() - began)
+    def _add(self, norm: Tensor | None) -> None:
+        observer, losses = self._observer, self._losses
+        self._losses, self.held = [], None
+        self.left -= 1
+        if observer.norms or observer.logged:
+            self.settle()
+            observer.passed(self._optimizer, losses)
+            return
+        lr, waited = self._group.get("lr"), math.nan
+        if type(lr) is not float:
+            lr = learning_rates(self._optimizer.param_groups, "", observer.rows.columns)
+        if self._draws:
+            waited, observer.waited = observer.waited, 0.0
+            observer.facts.batches.stepped(whole=False)
+        self._rows.append((losses, lr, time.perf_counter(), waited, norm))
+        observer.updates += 1
+        if len(self._rows) >= _BLOCK:
+            self.settle()
 
-    def step_ends(self) -> bool:
-        """Take in that the step has ended."""
-        try:
-            observer = self._observer
-            if observer.norms or observer.logged:
+    def step_ended(self) -> None:
+        """Decide on the next update, after the last one that is passed over."""
+        if self.left <= 0:
+            try:
                 self.settle()
-                observer.passed(self._optimizer, self._losses)
-            else:
-                lr, waited = self._group.get("lr"), None
-                if type(lr) is not float:
-                    lr = learning_rates(self._optimizer.param_groups, "", observer.rows.names)
-                if self._draws:
-                    waited, observer.waited = observer.waited, 0.0
-                    observer.facts.batches.stepped(whole=False)
-                self._rows.append((self._losses, lr, time.perf_counter(), waited, self._norm))
-                observer.updates += 1
-            self._losses, self._norm, self.held = [], None, None
-            self._left -= 1
-            if self._left <= 0 or len(self._rows) >= _BLOCK:
-                self.settle()
-        except Exception as error:
-            TAPS.fails(error)
-        return True
+                self._observer.last = time.perf_counter()
+                self._observer.decide(self._optimizer, self._observer.updates)
+            except Exception as error:
+                TAPS.fails(error)
 
     def settle(self) -> None:
         """Hand on what was kept of the updates so far."""
         observer, rows, self._rows = self._observer, self._rows, []
         attention = observer.attention
-        seen = [loss for losses, *_ in rows for loss in losses if type(loss) is float]
-        attention.losses.take(seen)
-        attention.probes.take(self._probes)
-        self._limit()
-        attention.sees = attention.sees or bool(seen)
         unnoted = 0 if self._draws else len(rows)
         told = {"unnoted": unnoted, "backwards": self._backwards, "open_passes": len(self._losses)}
+        attention.probes.take(self._probes)
         self._probes, self._backwards = [], 0
-        for losses, lr, now, waited, norm in rows:
-            row: dict[str, Value] = {"looked": 0.0 if norm is None else 1.0, "step_time_s": now - observer.last}
-            observer.last = now
-            if losses:
-                row["loss"] = losses[0] if len(losses) == 1 else summed(losses)
-            if norm is not None:
-                row["grad_norm"] = norm
-            if waited is not None:
-                row["data_wait_s"] = waited
-            row.update({"lr": lr} if type(lr) is float else lr)
-            observer.rows.add(row)
-        if self._left <= 0 or attention.roused:
-            observer.decide(self._optimizer, observer.updates, 0.0)
+        if rows:
+            losses, lrs, ends, waits, norms = map(list, zip(*rows, strict=True))
+            seen = [loss for each in losses for loss in each if type(loss) is float]
+            attention.losses.take(seen)
+            attention.sees = attention.sees or bool(seen)
+            columns = {"step_time_s": [now - last for last, now in zip([observer.last, *ends], ends, strict=False)]}
+            columns["looked"] = [0.0 if norm is None else 1.0 for norm in norms]
+            observer.last = ends[-1]
+            if any(losses):
+                columns["loss"] = [each[0] if len(each) == 1 else summed(each) if each else math.nan for each in losses]
+            if any(columns["looked"]):
+                columns["grad_norm"] = [math.nan if norm is None else norm for norm in norms]
+            if self._draws:
+                columns["data_wait_s"] = waits
+            if set(map(type, lrs)) == {float}:
+                columns["lr"] = lrs
+            else:
+                rates = [{"lr": lr} if type(lr) is float else lr for lr in lrs]
+                names = dict.fromkeys(name for each in rates for name in each)
+                columns |= {name: [each.get(name, math.nan) for each in rates] for name in names}
+            observer.rows.extend(columns, len(rows))
+        if attention.roused:
+            self.left = 0
         observer.facts.passed(observer.updates, self._optimizer, **told)

@@ -32,7 +32,7 @@ from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
 
 FLUSH_SECONDS = 1.0
-"""Between two writes to disk, each of which costs some milliseconds; more where the disk or the machine is slow, so that they take a hundredth of the time and of the processor's."""
+"""Between two writes to disk, each of which costs some milliseconds; more where the disk or the machine is slow, so that they take a two-hundredth of the time and of the processor's."""
 _LONGEST_PAUSE = 10.0
 _LOG = logging.getLogger(__name__)
 _NOTHING = "nothing was recorded yet: the loop runs inside `with wb.watch(...) as run:`."
@@ -69,9 +69,9 @@ def watch(
         note: a short description; None writes one.
         steps: updates that are planned, where known: a run that ends before is then known to be cut short.
         every: updates between two looks at parameter and update norms.
-        share: of the time of a step that looks may take, on the mean over the updates after the first 200, up to 4 * `every` apart; ten times as
-            much before, after the first 20, which are all looked at. The rest is passed over, with a loss and as many gradient norms as half of
-            that share pays for, all of them where the loop clips. None looks at every update.
+        share: of the processor's time of a step that looks may take, on the mean over the updates after the first 200, up to 4 * `every` apart;
+            ten times as much before, after the first 20, which are all looked at. The rest is passed over, with a loss and as many gradient norms
+            as a quarter of that share pays for, all of them where the loop clips. None looks at every update.
         minimised: the loss is to fall; False for policy gradients and the like, whose curves say nothing.
 
     Raises:
@@ -254,8 +254,8 @@ class WatchedRun:
         if (passed >= self._pause and worked >= self._due) or passed >= _LONGEST_PAUSE or not self._running:
             self._flushed, self._worked = now, busy
             self._writer.flush()
-            self._pause = min(max(FLUSH_SECONDS, 100 * (time.monotonic() - now)), _LONGEST_PAUSE)
-            self._due = 100 * (time.process_time() - busy)
+            self._pause = min(max(FLUSH_SECONDS, 200 * (time.monotonic() - now)), _LONGEST_PAUSE)
+            self._due = 200 * (time.process_time() - busy)
 
     def _told(self, values: Mapping[str, Any]) -> None:
         self._guarded(lambda: self.log(**values))
