@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
+import pickle
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,26 @@ def test_outputs_in_the_order_of_their_targets_are_well_whichever_axis_comes_fir
     found = diagnose_loop(run.record)
     assert [found[code].status for code in ("loss.broadcast", "loop.batch_dependence")] == [status, "ok"]
     assert found["loop.sees_target"].status == ("ok" if turned else "not_measured")
+
+
+def test_copies_of_a_watched_model_are_their_own_and_its_class_is_afterwards_as_before(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, forward = Counted(""), Counted.forward
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.randint(0, 20, (4, 9))
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(WINDOW + 50):
+            optimizer.zero_grad()
+            F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+        emptied = copy.deepcopy(model)
+        for p in emptied.parameters():
+            p.data.zero_()
+        assert not emptied(tokens).any()
+        assert torch.equal(pickle.loads(pickle.dumps(model))(tokens), model(tokens))
+    assert len(run.record.steps) == WINDOW + 50
+    assert Counted.forward is forward
+    assert not model._forward_pre_hooks
 
 
 def test_a_share_of_none_looks_at_every_update(tmp_path: Path) -> None:
