@@ -47,12 +47,8 @@ class LoopFacts:
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.examples, self.surrogates, self.logits, self.units = Examples(), Surrogates(), Logits(), Units()
         self.judged = True  # whether the examples are looked into at the end
-        self.classes, self.recall, self.written, self.survival = (
-            Classes(),
-            Recall(),
-            Written(),
-            self.parameters.survival,
-        )
+        self.classes, self.recall, self.written = Classes(), Recall(), Written()
+        self.survival = self.parameters.survival
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
         self._nears = 0

@@ -18,21 +18,7 @@ _OF_TORCH = {
     "BinaryCrossEntropyBackward0": "binary_cross_entropy", "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
 }  # fmt: skip
 """Nodes of loss functions that were not seen to be called, as a program had their names before."""
-_THROUGH = (
-    "Neg",
-    "Mean",
-    "Sum",
-    "Div",
-    "Mul",
-    "Add",
-    "Log",
-    "Clamp",
-    "View",
-    "Squeeze",
-    "Unsqueeze",
-    "Select",
-    "ToCopy",
-)
+_THROUGH = ("Neg", "Mean", "Sum", "Div", "Mul", "Add", "Log", "Clamp", "View", "Squeeze", "Unsqueeze", "Select", "ToCopy")  # fmt: skip
 """How the names of nodes begin that a mean of losses goes through: none that weighs one example against another."""
 
 

@@ -277,11 +277,8 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
             value=part, unit="share of updates", threshold=share, advice=["Seed the generators once, before the loop."],
         )  # fmt: skip
     if not longer:
-        return say(
-            "ok",
-            "Updates see the same examples as the one before, and no loader has others: full-batch training.",
-            value=part,
-        )
+        none = "Updates see the same examples as the one before, and no loader has others: full-batch training."
+        return say("ok", none, value=part)
     line = at({"begun": longer[0]["line"]}, "begun")
     again = longer[0]["begun"] * 2 > facts["updates"]
     alike = not again and longer[0]["drawn"] * 2 > facts["updates"]

@@ -218,11 +218,8 @@ def _workers(rows: list[Facts]) -> Finding:
     if wrong["same_in_epochs"]:
         said.append(f"every epoch repeats the draws of the first from {named(wrong['same_in_epochs'])}")
         fix.append("Do not make the generator once in __init__, nor seed with a constant or the worker's number alone: workers start anew each epoch.")  # fmt: skip
-    return say(
-        "warn",
-        f"Of a loader{at(wrong, 'line')} {', and '.join(said)}: augmentation varies less than it seems.",
-        advice=fix,
-    )
+    said_of = f"Of a loader{at(wrong, 'line')} {', and '.join(said)}"
+    return say("warn", f"{said_of}: augmentation varies less than it seems.", advice=fix)
 
 
 def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> Finding:

@@ -120,12 +120,8 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
     seen = [each for each in found["units"] if each["later"]["rows"] >= _FEWEST_ROWS]
     units = [each | {"module": each["module"] or "its layer"} for each in seen]
     bad: Status = "warn" if learns else "fail"
-    return [
-        equal,
-        *(judge(units, bad, where="behind") for judge in (dead_units, saturated_units)),
-        linear_layers(found["in_a_row"]),
-        *signals(found, bad, apart=equal.status == "ok"),
-    ]
+    judged = [judge(units, bad, where="behind") for judge in (dead_units, saturated_units)]
+    return [equal, *judged, linear_layers(found["in_a_row"]), *signals(found, bad, apart=equal.status == "ok")]
 
 
 def _fresh(data: Facts) -> list[Finding]:

@@ -81,14 +81,8 @@ def _second(facts: Facts, least: int) -> Finding:
 
 def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
     part, line = max((row["kept"] / max(row["steps"] - 2, 1), row["line"]) for row in optimizers.values())
-    say: Say = partial(
-        ORDER_CODES.finding,
-        "loop.no_zero_grad",
-        value=part,
-        unit="share of updates",
-        threshold=share,
-        evidence=evidence,
-    )
+    say: Say = partial(ORDER_CODES.finding, "loop.no_zero_grad", evidence=evidence)
+    say = partial(say, value=part, unit="share of updates", threshold=share)
     if part <= share:
         return say("ok", "Gradients are zeroed between updates.")
     return say(
@@ -108,14 +102,8 @@ def _zeroed(
 
     total = sum(orders.values())
     part = sum(count for tokens, count in orders.items() if after(tokens)) / total
-    say: Say = partial(
-        ORDER_CODES.finding,
-        "loop.zeroed_before_step",
-        value=part,
-        unit="share of updates",
-        threshold=share,
-        evidence=evidence,
-    )
+    say: Say = partial(ORDER_CODES.finding, "loop.zeroed_before_step", evidence=evidence)
+    say = partial(say, value=part, unit="share of updates", threshold=share)
     if part <= share:
         return _discarded(orders, first, lines, share, say)
     return say(
@@ -194,11 +182,8 @@ def _accumulation(first: Facts, lines: Mapping[str, str], evidence: Facts) -> Fi
             "ok", "Does not apply: one backward pass an update, or several losses in as many lines.", evidence=evidence
         )
     if first["altered"] * 2 > first["steps"]:
-        return ORDER_CODES.not_measured(
-            code,
-            "gradients are changed between the last backward pass and the step, perhaps divided",
-            evidence=evidence,
-        )
+        changed = "gradients are changed between the last backward pass and the step, perhaps divided"
+        return ORDER_CODES.not_measured(code, changed, evidence=evidence)
     sums = {key.split()[0]: float(key.split()[1]) for key in first["factors"]}
     total = sums.get(str(passes))
     evidence = {**evidence, "passes": passes, "sum_of_factors": total}

@@ -111,12 +111,8 @@ def _train_on_batch(one: OneBatch, config: TrainConfig, moved: Tensor) -> dict[s
     updater = make_updater([config], stack.values, stack.parameters, stack.models)
     gradients = LoopGradients(one.workload, stack)
     lr = torch.full((1, 1), config.peak_lr, dtype=stack.values.dtype, device=stack.device)
-    found: dict[str, Any] = {
-        "lr": config.peak_lr,
-        "optimizer": config.to_dict()["optimizer"],
-        "steps": 0,
-        "descent": None,
-    }
+    rule = config.to_dict()["optimizer"]
+    found: dict[str, Any] = {"lr": config.peak_lr, "optimizer": rule, "steps": 0, "descent": None}
     looks = [_look(one)]
     seed_all(config.shared_seed, config.per_host_seed)
     for step in range(STEPS):

@@ -77,14 +77,8 @@ def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     bad: Status = "warn" if fits else "fail"
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
-    linear = linear_layers(fresh.get("in_a_row", ()))
-    return [
-        equal,
-        dead_units(units, bad),
-        saturated_units(units, bad),
-        linear,
-        *signals(fresh, bad, apart=equal.status == "ok"),
-    ]
+    rest = [linear_layers(fresh.get("in_a_row", ())), *signals(fresh, bad, apart=equal.status == "ok")]
+    return [equal, dead_units(units, bad), saturated_units(units, bad), *rest]
 
 
 def equal_units(fresh: Facts, fitted: Facts) -> Finding:
@@ -158,11 +152,8 @@ def signals(fresh: Facts, bad: Status, *, apart: bool) -> list[Finding]:
     layers = [each for each in fresh["layers"] if _positive(each["signal"])]
     gradients = [each["gradient"] for each in layers if _positive(each["gradient"])]
     if not apart or len(layers) < 2 or len(gradients) < 2:
-        why = (
-            "fewer than two layers carry a signal and a gradient"
-            if apart
-            else "units that are equal have no gradients of their own"
-        )
+        few = "fewer than two layers carry a signal and a gradient"
+        why = few if apart else "units that are equal have no gradients of their own"
         return [LAYER_CODES.finding(code, "ok", f"Does not apply: {why}.") for code in list(LAYER_CODES)[-2:]]
     forward, backward = layers[-1]["signal"] / layers[0]["signal"], gradients[0] / gradients[-1]
     least, most = min(forward, backward), max(forward, backward)

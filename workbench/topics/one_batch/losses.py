@@ -103,11 +103,8 @@ def _broadcast(one: OneBatch, outputs: Any, out: Tensor | None) -> str | None:
     if there.dim() == 0:
         if not same(moved) or same(other):
             return None
-        ideal = (
-            next((ideal for kind, ideal in _ideals(one, out) if kind == "regression"), None)
-            if out is not None
-            else None
-        )
+        ideals = [] if out is None else _ideals(one, out)
+        ideal = next((ideal for kind, ideal in ideals if kind == "regression"), None)
         if ideal is None:
             return ""
         flat = ideal.mean(0, keepdim=True).expand_as(ideal)

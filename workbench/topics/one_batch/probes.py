@@ -96,11 +96,8 @@ def find_modes(one: OneBatch) -> dict[str, Any]:
     some = bool(first.numel())
     apart = _rms(first - second) if some and first.shape == second.shape else 0.0
     norms = [name for name, m in modules.items() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None]  # fmt: skip
-    found: dict[str, Any] = {
-        "train_in_eval": left,
-        "change": apart,
-        "size": _rms(first - first.mean(0)) if some else 0.0,
-    }
+    size = _rms(first - first.mean(0)) if some else 0.0
+    found: dict[str, Any] = {"train_in_eval": left, "change": apart, "size": size}
     found |= {"masks": [], "draws": [], "batch_statistics": norms}
     if apart > 0:
         one.model.eval()
