@@ -53,6 +53,7 @@ class LoopFacts:
         self.near = True  # whether everything is looked at
         self._nears = 0
         self._drawn: Any = None  # since the last update
+        self._called = False  # whether a loss function of torch was seen to be called since the last backward pass
         self._next_look: dict[int, int] = {}  # at the parameters of each optimizer
         self._memory: list[tuple[int, int]] = []
         self._next_memory = MEMORY_EVERY
@@ -111,6 +112,7 @@ class LoopFacts:
         elif self.near and name == DIFFERENCE and inputs.shape == target.shape:
             self.written.differs(inputs, target, loss)
         elif self.near:
+            self._called = self._called or (name in CRITERIA and torch.is_grad_enabled())
             self.criteria.compared(name, inputs, target, loss)
             self.examples.compared(name, inputs, target, loss, self.updates)
             self.answers.compared(name, inputs, target)
@@ -127,10 +129,11 @@ class LoopFacts:
                 self.classes.trained(head)
                 written = self.written.compared(losses)
                 self.recall.trained(written, self.updates)
-                if self.near and written is not None:
+                if self.near and written is not None and not self._called:
                     self.examples.compared(*written, self.updates)
                     self.answers.compared(*written[:3])
             self.surrogates.drawn.clear()
+            self._called = False
         self.order.backward(losses, touched=touched, near=self.near)
         if self.near:
             self.criteria.trained(losses)
