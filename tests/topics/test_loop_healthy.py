@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -284,3 +285,26 @@ def test_batch_norm_over_next_to_no_rows_is_named_and_places_of_an_image_count(
                 model(inputs[:1])  # takes no statistic
     finding = run.diagnose()["batch_norm.small_batch"]
     assert (finding.value, finding.status) == (values, status)
+
+
+@pytest.mark.parametrize(("copied", "status"), [("parameters", "fail"), ("buffers", None), ("nothing", None)])
+def test_an_averaged_copy_needs_the_statistics_of_batch_norm(copied: str, status: str | None, tmp_path: Path) -> None:
+    """A network that is copied from nowhere, as the random one of a novelty bonus, is left as it was made on purpose."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    average = copy.deepcopy(model).eval()
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.05), 3 + torch.randn(64, 4)
+    with wb.watch([model, average], optimizer, out=tmp_path / "run") as run:
+        for k in range(120):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), (x[:, 0] > 3).long()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                pairs = [*zip(average.parameters(), model.parameters(), strict=True)] if copied != "nothing" else []
+                pairs += zip(average.buffers(), model.buffers(), strict=True) if copied == "buffers" else []
+                for mine, theirs in pairs:
+                    mine.copy_(theirs)
+                if k % 10 == 9:
+                    average(x)
+    found = {f.code: f.status for f in run.diagnose()}
+    assert found.get("batch_norm.cold_ema") == status

@@ -15,10 +15,9 @@ from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.norms import KINDS, FirstLayer
+from workbench.instruments.norms import BATCH_NORMS, KINDS, FirstLayer, Statistics
 from workbench.instruments.taps import TAPS
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RATES = ("p", "drop_prob", "drop_p", "dropout")
 MAX_ROOTS = 16
 MAX_LOOKS = 50
@@ -39,7 +38,7 @@ class Modes:
         self._last: _Root | None = None
         self.weight = 1  # backward passes that the one in progress stands for, 0 where loss functions are not seen
         self.asked: _Root | None = None  # whose pass without gradient was the last of all passes
-        self.unrecorded, self.statistics, self.first = _Unrecorded(), _Statistics(), FirstLayer(self._places)
+        self.unrecorded, self.statistics, self.first = _Unrecorded(), Statistics(), FirstLayer(self._places)
         self.passes = 0  # forward passes without gradient since the last backward pass
         self._entered, self._follows = 0, None  # type: int, list[_Root] | None
         for model in models:
@@ -74,6 +73,7 @@ class Modes:
             return "forward"
         self.passes, self.asked, root.weight = self.passes + 1, root, self.weight
         root.look_at_evaluation(next((each for each in args if isinstance(each, torch.Tensor)), None))
+        self.statistics.evaluated(module)
         return "evaluate"
 
     def dropped(self) -> None:
@@ -93,6 +93,7 @@ class Modes:
 
     def backward(self, weight: int) -> None:
         """Take in that a backward pass begins, which stands for `weight` of them: what ran forward last is what trains."""
+        self.statistics.trained += weight
         seen = [self._last] if self._last is not None else list(self._roots.values()) if self._given else []
         for root in seen:  # of a model whose parts are called one by one only its mode is known
             root.look_at_training(weight)
@@ -135,7 +136,7 @@ class Modes:
                 handles += _attached(own, self.unrecorded.entered)
                 handles += _attached([part for part in model.modules() if isinstance(part, KINDS)], self.first.entered)
                 handles += _attached(
-                    [part for part in model.modules() if isinstance(part, _NORMS)], self.statistics.entered
+                    [part for part in model.modules() if isinstance(part, BATCH_NORMS)], self.statistics.entered
                 )
         return handles
 
@@ -160,33 +161,9 @@ class Modes:
             "models": models,
             "followed_by": [name for root in self._followed() if (name := root.has_changed()) is not None],
             "norm_values": self.statistics.fewest(),
+            "norm_unset": self.statistics.unset(),
             "inputs": self.first.to_dict(),
         }
-
-
-class _Statistics:
-    """Of how many values a channel the batch norm layers take their statistics in training: rows times places."""
-
-    def __init__(self) -> None:
-        self._values: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
-
-    def entered(self, part: nn.Module, args: tuple[Any, ...]) -> bool:
-        """Take in a forward pass; True where enough were seen of this layer. One that is synchronised has the values of other processes, too."""
-        if (
-            not isinstance(part, _NORMS)
-            or isinstance(part, nn.SyncBatchNorm)
-            or not part.training
-            or not torch.is_grad_enabled()
-        ):
-            return False
-        seen = self._values.setdefault(part, [])
-        if len(seen) < MAX_LOOKS and args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
-            seen.append(args[0].numel() // max(args[0].shape[1], 1))
-        return len(seen) >= MAX_LOOKS
-
-    def fewest(self) -> int | None:
-        """Return the median over the passes, so that the last batch of an epoch does not stand for all, of the layer with the fewest; None without one."""
-        return min((sorted(seen)[len(seen) // 2] for seen in self._values.values() if seen), default=None)
 
 
 class _Unrecorded:
@@ -385,7 +362,7 @@ def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
 
 def _depends_on_mode(module: nn.Module) -> bool:
     """Tell whether a module does something else in evaluation: dropout that drops, batch norm that is trained."""
-    if isinstance(module, _NORMS):
+    if isinstance(module, BATCH_NORMS):
         affine = list(module.parameters(recurse=False))
         return module.track_running_stats and (not affine or any(p.requires_grad for p in affine))
     if "Drop" not in type(module).__name__ and not isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):

@@ -193,26 +193,35 @@ def _held_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def diagnose_seen_batches(record: RecordLike, *, few_values: int = 4) -> Diagnosis:
-    """Say whether the batch norm layers of a loop that was watched normalise by next to nothing; no finding where none was seen to train.
+    """Say whether the batch norm layers of a loop that was watched normalise by next to nothing, or evaluate without statistics; no finding where none was seen.
 
     Args:
         few_values: of a channel, rows times places, in a statistic up to which its noise costs for certain (measured: four examples cost
             an MLP 70 % against layer norm, docs/findings.md; how steady more values are is not known from outside).
     """
-    values = record.facts.get("loop", {}).get("modes", {}).get("norm_values")
+    modes = record.facts.get("loop", {}).get("modes", {})
+    values, found = modes.get("norm_values"), []
+    if (line := modes.get("norm_unset")) is not None:
+        found = [CODES.finding(
+            "batch_norm.cold_ema", "fail", f"A model is evaluated with the running statistics that it was made with, mean 0 and variance 1, while its weights train ({line}).",
+            advice=["Copy the buffers too, where a copy of the model averages the weights: `copy.buffers()` beside `copy.parameters()`, or torch.optim.swa_utils.update_bn(loader, copy).",
+                    "Of the model that trains: leave batch norm's momentum above 0, and train in training mode."],
+        )]  # fmt: skip
     if values is None:
-        return Diagnosis.of(record, [])
+        return Diagnosis.of(record, found)
     said = f"A batch norm layer takes each statistic from {values:,} values of a channel"
     known: dict[str, Any] = {"value": float(values), "unit": "values", "threshold": float(few_values)}
     if values > few_values:
-        return Diagnosis.of(record, [CODES.finding("batch_norm.small_batch", "ok", f"{said} or more.", **known)])
+        return Diagnosis.of(
+            record, [*found, CODES.finding("batch_norm.small_batch", "ok", f"{said} or more.", **known)]
+        )
     advice = [
         "Train on larger batches, or normalise each example by itself: nn.LayerNorm or nn.GroupNorm in place of batch norm."
     ]
     told = CODES.finding(
         "batch_norm.small_batch", "warn", f"{said}: their noise costs accuracy.", advice=advice, **known
     )
-    return Diagnosis.of(record, [told])
+    return Diagnosis.of(record, [*found, told])
 
 
 def _small_batch(record: Any, facts: Mapping[str, Any], few: int, alpha: float) -> Finding:
