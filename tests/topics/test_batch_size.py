@@ -109,6 +109,12 @@ def test_the_noise_scale_as_a_prediction(rows, value, word):
     assert word in found.summary
 
 
+def test_a_mean_gradient_of_zero_has_no_noise_scale():
+    rows = [moment(0, math.inf, low=math.inf)]
+    found = diagnose_noise_scale(record([], facts={"noise_scale": rows}, batch_size=64, total_steps=10))[NOISE]
+    assert (found.status, found.value) == ("not_measured", None)
+
+
 @pytest.mark.parametrize("best", [0.1, 0.1 / 16, 0.1 * 32])
 def test_the_search_ends_with_a_worse_neighbour_on_both_sides(best):
     tried = {}

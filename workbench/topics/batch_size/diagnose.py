@@ -280,6 +280,9 @@ def noise_scale_finding(record: RecordLike) -> Finding:
         return found("not_measured", why_missing(facts, "noise_scale", "the noise scale was not measured"))
     own = int(record.config["batch_size"])
     moments = [(int(r["step"]), number(r["value"]), number(r["low"])) for r in rows]
+    moments = [moment for moment in moments if math.isfinite(moment[1]) or math.isfinite(moment[2])]
+    if not moments:
+        return CODES.not_measured(code, "the mean gradient is zero in every sample that was taken")
     known = any(math.isfinite(value) for _, value, _ in moments)
     bounds = sum(not math.isfinite(value) for _, value, _ in moments)
     value = float(np.median([value if math.isfinite(value) else low for _, value, low in moments]))
