@@ -305,7 +305,7 @@ def cadence(cost: float, step: float, share: float) -> int:
     attention = Attention(share, most=50)
     for k in range(400):
         attention.spent = cost
-        attention.updated(k + 1, (k + 1) * (step + cost), optimizers=1)
+        attention.updated(k + 1, (k + 1) * (step + cost), pairs=False)
     return attention.every
 
 
@@ -322,7 +322,7 @@ def test_looks_of_changing_distance_are_one_in_every_on_the_mean() -> None:
         if attention.awake and k >= WINDOW:
             at.append(k)
         attention.spent = 2e-4
-        attention.updated(k + 1, (k + 1) * (1e-3 + 2e-4), optimizers=1)
+        attention.updated(k + 1, (k + 1) * (1e-3 + 2e-4), pairs=False)
     assert len(at) == pytest.approx((20_000 - WINDOW) / 27, rel=0.05)
     gaps = np.diff(at)
     assert (gaps.min(), gaps.max()) == (1, 53)

@@ -304,7 +304,7 @@ class LoopObserver:
     def decide(self, optimizer: Optimizer, updates: int) -> None:
         """Decide on the update after so many."""
         attention = self.attention
-        attention.updated(updates, time.thread_time(), optimizers=len(self._numbers))
+        attention.updated(updates, time.thread_time(), pairs=len(self._numbers) > 1 or self.facts.order.repeats)
         self.looks_now, self._fresh = attention.awake, False
         self.facts.order.look(awake=self.looks_now, weight=attention.weight)
         if attention.awake:

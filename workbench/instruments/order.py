@@ -42,6 +42,7 @@ class Order:
         self._steps: dict[int, _Steps] = {}
         self._factors: list[float | None] = []
         self.scaled = False  # whether a GradScaler took part since the last update
+        self.repeats = False  # whether some step followed another one without a backward pass between them
         self._weight = 1  # updates that this one stands for
         self.awake = True  # whether the order of this update is noted
 
@@ -120,7 +121,9 @@ class Order:
         if whole:
             weight = self._weight
             steps.total += weight
-            steps.repeated += weight * (steps.total > 1 and passes == 0)
+            again = steps.total > 1 and passes == 0
+            self.repeats |= again
+            steps.repeated += weight * again
             steps.empty += weight * empty
             steps.kept += weight * (steps.total > 2 and passes > 0 and number not in self._touched)
             steps.altered += weight * altered

@@ -75,10 +75,11 @@ class Attention:
         """Tell whether the look in progress, after so many updates, ends with this one."""
         return self.share is not None and updates + 1 >= self._ends
 
-    def updated(self, updates: int, now: float, *, optimizers: int) -> None:
+    def updated(self, updates: int, now: float, *, pairs: bool) -> None:
         """Take in that so many updates were made, and the clock of the thread now, and decide on the next one.
 
-        A look goes on for two updates where several optimizers step: what belongs to one update of the second is spread over two of the first.
+        A look goes on for two updates with `pairs`: where several optimizers step, what belongs to one update of the second is spread over two
+        of the first, and where one steps twice in a row, looks at single updates may all fall on the first step.
         """
         if self.share is None:
             return
@@ -90,7 +91,7 @@ class Attention:
             self.roused, self.begins, self._ends = False, updates, max(updates + AFTER, FIRST)
         elif updates >= self._ends:
             self.every = self._paced(updates)
-            length = min(optimizers, 2)
+            length = 1 + pairs
             gap = 1 + int((2 * self.every - 1) * (self._looked * _GOLDEN % 1.0))
             self.begins = self._ends + length * (gap - 1)
             self._ends = self.begins + length
