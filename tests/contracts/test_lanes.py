@@ -17,7 +17,7 @@ from tests.helpers import lane_models
 from tests.helpers.hooks import At
 from tests.helpers.lane_models import CLASSES, FEATURES
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, DataError, StudyInterrupted, UsageError
+from workbench.errors import ConfigError, StudyInterrupted, UsageError
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.write import StudyWriter
 from workbench.train.hooks import Hook, Run, Step
@@ -259,7 +259,7 @@ def test_what_no_lane_can_be_made_of_is_refused_before_anything_is_written(tmp_p
         together(given, [config, config.replace(peak_lr=0.1), config.replace()], tmp_path / "twice", "auto")
     with pytest.raises(ConfigError, match=r"configs\[1\] must be a TrainConfig, not dict"):
         together(given, [config, config.to_dict()], tmp_path / "dict", "auto")  # type: ignore[list-item]
-    with pytest.raises(DataError, match="batch_size") as refused:
+    with pytest.raises(ConfigError, match="batch_size") as refused:
         together(given, [config, config.replace(batch_size=65)], tmp_path / "large", "auto")
     assert "configs[1]" in str(refused.value)
     for name in ("none", "twice", "dict", "large"):

@@ -179,7 +179,7 @@ def test_the_commands_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "stability.divergent" in capsys.readouterr().out
     assert cli.main(["judge", str(path)]) == 0
     assert cli.main(["judge", str(path), "--loss", "los"]) == 2
-    assert cli.main(["judge", str(tmp_path / "none.csv")]) == 1
+    assert cli.main(["judge", str(tmp_path / "none.csv")]) == 2
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.json").write_text("{}")
     assert cli.main(["judge", str(tmp_path / "study")]) == 2
