@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,7 +142,7 @@ def set_slider(page: Page, value: float) -> None:
     settled(page)
 
 
-def test_smoothing_is_the_debiased_moving_average_over_faint_raw_curves(alone: Page) -> None:
+def test_smoothing_is_the_debiased_moving_average_of_logarithms_over_faint_raw_curves(alone: Page) -> None:
     raw = alone.evaluate("() => [...window.view.store.points.get(0).loss.y.subarray(0, 1200)]")
     seen = alone.evaluate(COLUMNS, "columns")
     set_slider(alone, 0.9)
@@ -152,8 +153,8 @@ def test_smoothing_is_the_debiased_moving_average_over_faint_raw_curves(alone: P
         [],
     )  # the weight from one thousandth of 2000 steps to the next
     for value in raw:
-        top, share = keep * top + (1 - keep) * value, keep * share + (1 - keep)
-        means.append(top / share)
+        top, share = keep * top + (1 - keep) * math.log(value), keep * share + (1 - keep)
+        means.append(math.exp(top / share))
     assert alone.evaluate("() => window.view.charts[0].smooth.get(0).max") == pytest.approx(max(means), rel=1e-5)
     assert alone.evaluate("() => window.view.charts[0].smooth.get(0).min") == pytest.approx(min(means), rel=1e-5)
     assert alone.evaluate(COLUMNS, "columns") == seen, "the raw curve stays as it was"
@@ -174,7 +175,10 @@ def test_a_linear_scale_is_not_flattened_by_the_trials_that_diverge(alone: Page)
     settled(alone)
     distr, top = alone.evaluate(scale)
     assert (distr, peaks[-1] < top < 2.2 * peaks[-1]) == (1, True)
-    expect(alone.locator(".wb-live-loss .u-title")).to_have_text("training loss · 2 beyond the scale")
+    title = alone.locator(".wb-live-loss .u-title")
+    expect(title).to_have_text("training loss · 2 beyond the scale")
+    height = title.evaluate("(title) => { title.style.width = '90px'; return title.clientHeight; }")
+    assert height == 18, "a second line would cut the numbers of the x axis"
     expect(alone.get_by_role("button", name="Log y")).to_have_attribute("aria-pressed", "false")
 
 

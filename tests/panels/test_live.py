@@ -118,6 +118,18 @@ def test_what_reaches_the_page_is_the_record(tmp_path: Path, tick: float) -> Non
     assert not all(np.isfinite(value) for _, value in page.curves[2, "loss"])
 
 
+def test_what_has_not_ended_when_its_study_is_closed_has_stopped(tmp_path: Path) -> None:
+    page = Page()
+    path = LRSweep(lrs=LRS).run(small_workload(), Trainer(device="cpu"), out=tmp_path / "s").path
+    feed = LiveFeed(page.tell)
+    feed.on_study(path, created=False)
+    feed.on_trial(path, 9, stage="sweep", config=small_workload().config.to_dict())
+    feed.everything()
+    assert page.status["states"]["waiting"] == 1
+    feed.on_closed(path)
+    assert page.status["states"] == {"complete": 2, "diverged": 1, "stopped": 1}
+
+
 @pytest.mark.usefixtures("always")
 def test_a_diagnosis_says_its_stage_and_how_many_steps_are_planned(tmp_path: Path) -> None:
     page = Page()

@@ -220,6 +220,13 @@ class StudyCurves:
             self._stage = self._trials[number]["stage"]
             self._changed.add(number)
 
+    def close(self) -> None:
+        """Note that the study is written no more: what has not ended has stopped."""
+        for number, trial in self._trials.items():
+            if trial["state"] in ("waiting", "running"):
+                trial["state"] = "stopped"
+                self._changed.add(number)
+
     def rows(self, columns: Mapping[str, Any]) -> None:
         """Note rows of the table of steps."""
         self._blocks.append(columns)

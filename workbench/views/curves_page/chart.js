@@ -18,9 +18,9 @@ class Chart {
     const wide = Math.max(60, Math.floor((width - 76) / (lanes.length > MANY ? 2 : 1)));
     const weight = this.metric.noisy ? this.view.weight : 0;
     for (const lane of lanes) this.keep(this.columns, lane, wide, window, 0);
-    if (weight) for (const lane of lanes) this.keep(this.smooth, lane, wide, window, weight);
-    else this.smooth.clear();
     const range = this.range(lanes);
+    if (weight) for (const lane of lanes) this.keep(this.smooth, lane, wide, window, weight, range.log);
+    else this.smooth.clear();
     const shape = [lanes.map((lane) => lane.trial).join(), width, height, range.log].join("|");
     this.window = window;
     this.wide = wide;
@@ -40,16 +40,17 @@ class Chart {
       });
     }
     const above = lanes.filter((lane) => lane.dim !== "hidden" && this.columns.get(lane.trial).max > range.max).length;
-    this.plot.root.querySelector(".u-title").textContent = this.metric.title + (above ? ` · ${above} beyond the scale` : "");
+    const title = this.plot.root.querySelector(".u-title");
+    title.textContent = title.title = this.metric.title + (above ? ` · ${above} beyond the scale` : "");
   }
 
   // Keep a lane's columns up to date, begun anew where the window, the x axis or the smoothing is another.
-  keep(all, lane, wide, { from, to, x }, weight) {
+  keep(all, lane, wide, { from, to, x }, weight, log = false) {
     const { points, n } = lane.points[this.metric.key];
-    const key = [from, to, x, weight].join();
+    const key = [from, to, x, weight, log].join();
     let columns = all.get(lane.trial);
     if (!columns || columns.points !== points || columns.width !== wide || columns.key !== key || columns.done > n) {
-      columns = new Columns(points, wide, key, { from, to, xOf: lane.xOf }, weight);
+      columns = new Columns(points, wide, key, { from, to, xOf: lane.xOf }, weight, log);
       all.set(lane.trial, columns);
     }
     columns.take(n);

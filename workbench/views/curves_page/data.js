@@ -111,10 +111,10 @@ class Points {
 }
 
 // Lowest and highest value in every pixel column of the window, kept up as points arrive; with a weight, of the smoothed curve:
-// the mean of all earlier values, each weighing `weight` to the power of its distance in steps.
+// the mean of all earlier values, or of their logarithms, each weighing `weight` to the power of its distance in steps.
 class Columns {
-  constructor(points, width, key, { from, to, xOf }, weight) {
-    Object.assign(this, { points, width, key, from, to, xOf, weight, done: 0, before: null, after: null });
+  constructor(points, width, key, { from, to, xOf }, weight, log) {
+    Object.assign(this, { points, width, key, from, to, xOf, weight, log, done: 0, before: null, after: null });
     this.low = new Float32Array(width).fill(NaN);
     this.high = new Float32Array(width).fill(NaN);
     this.falls = new Uint8Array(width); // whether the highest came first
@@ -122,16 +122,18 @@ class Columns {
     this.max = -Infinity;
     this.tiny = Infinity; // the smallest value above 0
     this.last = -1; // index of the last finite point
-    Object.assign(this, { sum: 0, share: 0, step: 0 });
+    Object.assign(this, { sum: 0, share: 0, step: 0, least: Infinity });
   }
 
   smoothed(step, value) {
-    if (!this.weight) return value;
+    if (value > 0) this.least = Math.min(this.least, value); // stands for 0, which has no logarithm
+    if (!this.weight || (this.log && this.least === Infinity)) return value;
     const kept = this.weight ** (step - this.step);
-    this.sum = kept * this.sum + value;
+    this.sum = kept * this.sum + (this.log ? Math.log(value > 0 ? value : this.least) : value);
     this.share = kept * this.share + 1;
     this.step = step;
-    return this.sum / this.share;
+    const mean = this.sum / this.share;
+    return this.log ? Math.exp(mean) : mean;
   }
 
   take(n) {
