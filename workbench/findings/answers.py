@@ -130,16 +130,26 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
         text = f"Change {'; '.join(f'{name} {_change(before.get(name), after.get(name))}' for name in names)}{_gain(found)}."
     elif faults:
         return Answer(question="Config", status="warn", text=f"Not decided: fix {faults[0]} first.")
+    elif is_unproved(found):
+        text = f"Not proved: {found['candidate']} looks better; a larger --budget trains it under fresh seeds."
+        return Answer(question="Config", status="not_measured", text=text)
     elif found.get("candidate"):
         text = f"Keep yours: {found['candidate']} was not proven better."
     else:
         why = str(found.get("reason") or "").removeprefix("Not adopted: ")
         text = f"Keep yours: {why[:1].lower() + why[1:]}" if why else "Keep yours."
-        if any(f.status == "not_measured" for f in _of(findings, "lr.best")):
+        if any(f.status == "not_measured" for f in findings if f.code in ("lr.best", "lr.grid_edge")):
             return Answer(question="Config", status="not_measured", text=text)
     if names and faults:
         text = f"First fix {faults[0]}. Then: {text[:1].lower()}{text[1:]}"
     return Answer(question="Config", status="ok", text=text)
+
+
+def is_unproved(found: Mapping[str, Any]) -> bool:
+    """Whether a recommendation has a candidate that looks better and that nothing speaks against but the lack of a proof."""
+    return bool(found.get("candidate") and found.get("promising")) and not (
+        found.get("adopted") or found.get("proof") or found.get("refuted")
+    )
 
 
 def _change(before: Any, after: Any) -> str:

@@ -94,7 +94,13 @@ def study_row(folder: Path) -> dict[str, Any]:
         "reproduce": _reproduce(folder, study),
         "workload": study["workload"],
         "kind": study.get("kind"),
-        "state": "finished" if "finished" in study else "running" if is_locked(folder) else "unfinished",
+        "state": "failed"
+        if states and set(states) == {"failed"}
+        else "finished"
+        if "finished" in study
+        else "running"
+        if is_locked(folder)
+        else "unfinished",
         "created": study.get("created"),
         "failed": states.count("failed"),
         "diverged": states.count("diverged"),

@@ -18,6 +18,7 @@ from workbench.curves.lr_search import EDGE_MARGIN
 from workbench.curves.seed_comparison import by_faults
 from workbench.curves.selection import ended_early, selected
 from workbench.curves.trial_curves import RecordLike
+from workbench.findings.answers import is_unproved
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
@@ -364,7 +365,7 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
     if "warmup_steps" in changes:
         steps = int(changes["warmup_steps"])
         told.append(f"warmup: lr times min(1, step / {steps}) for the first {steps} steps{at['step0']}")
-    kept = "nothing: the program's own settings are the ones to keep"
+    kept = f"nothing yet: {recommendation['candidate']} looks better and is not proved" if is_unproved(recommendation) else "nothing: the program's own settings are the ones to keep"  # fmt: skip
     left = "not tried: batch size and architecture, which cannot be steered from outside"
     printed = record.facts["program"].get("printed")
     unused = f"compared by the training loss: --metric {shlex.quote(printed or '')} compares by the validation loss that the program prints"

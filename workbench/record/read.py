@@ -274,21 +274,21 @@ class TrialRecord:
 
 
 def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
-    """Return the table of trials, the best value first; then those at or above `lr.unstable` of the study's diagnosis, and last those without a value.
-
-    Only trials that differ from the study's config in no warmup and clipping are held against `lr.unstable`: others may train well there.
+    """Return the table of trials, the best value first; then short runs (of less than half of the config's updates and examples), those that
+    diverged or are at or above the diagnosis's `lr.unstable` with the config's warmup and clipping, and those without a value.
     """
-    trials = record.trials
+    trials, own = record.trials, record.config
     if trials.empty:
         return trials
     plain = trials["peak_lr"] >= _unstable_lr(record.path)
     for name in ("warmup_steps", "max_grad_norm"):
-        own = record.config.get(name)
-        plain &= trials[name].isna() if own is None else trials[name] == own
-    place = plain.astype(int).mask(trials["best_value"].isna(), 2)
-    best = trials["best_value"] * (1.0 if record.config["select_mode"] == "min" else -1.0)
-    order = pd.DataFrame({"place": place, "best": best, "trial": trials["trial"]})
-    return trials.loc[order.sort_values(["place", "best", "trial"], kind="stable").index].reset_index(drop=True)
+        plain &= trials[name].isna() if own.get(name) is None else trials[name] == own[name]
+    examples = trials["total_steps"] * trials["batch_size"]
+    short = (trials["total_steps"] < own["total_steps"] / 2) & (examples < own["total_steps"] * own["batch_size"] / 2)
+    place = short.astype(int).mask(plain | (trials["state"] == "diverged"), 2).mask(trials["best_value"].isna(), 3)
+    best = trials["best_value"] * (1.0 if own["select_mode"] == "min" else -1.0)
+    order = pd.DataFrame({"place": place, "best": best, "trial": trials["trial"]}).sort_values(["place", "best", "trial"])  # fmt: skip
+    return trials.loc[order.index].reset_index(drop=True)
 
 
 def _unstable_lr(path: Path) -> float:

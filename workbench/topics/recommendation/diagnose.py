@@ -114,6 +114,8 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
         if wrong.code == "lr.too_low" and _held_back(record, clipped):
             return f"nearly every step is clipped, so a larger lr would only make up for that: raise max_grad_norm first; {rest}"
         return f"no lr that is better than the baseline's {own:.4g} keeps a margin to the edge, and {rest}"
+    if equal(best, own) and "lr.grid_edge" in diagnosis and diagnosis["lr.grid_edge"].status == "not_measured":
+        return f"no other of the few lrs that were trained at full length is better, and {rest}"
     if equal(best, own):
         return f"the baseline trains at the best lr already, and {rest}"
     return f"no other lr is better than the baseline's {own:.4g} by enough to matter, and {rest}"
