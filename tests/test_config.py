@@ -48,6 +48,8 @@ def test_an_unknown_name_suggests_the_nearest(changes: dict[str, object], sugges
         TrainConfig.from_dict(REQUIRED | changes)
     with pytest.raises(UnknownNameError, match=suggestion):
         TrainConfig(**REQUIRED).replace(**changes)
+    with pytest.raises(AttributeError, match=r"no field 'lr'\. Did you mean peak_lr"):
+        _ = TrainConfig(**REQUIRED).lr
 
 
 def test_round_trip_through_plain_values() -> None:

@@ -84,6 +84,15 @@ def test_nothing_is_said_where_nothing_is_asked_for(
     assert re.findall(r".+", capsys.readouterr().err) == ["x: begins"]
 
 
+def test_the_number_of_a_stage_never_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(ProgressBar, "status", lambda _, text: said.append(text))
+    with open_session(small_workload(), stem="lr_sweep", settings={}, out=tmp_path / "s") as session:
+        for number, name in ((1, "baseline"), (2, "learning rates"), (3, "proof"), (2, "learning rates")):
+            session.stage(number, 3, name)
+    assert said == ["1 of 3: baseline", "2 of 3: learning rates", "3 of 3: proof", "learning rates"]
+
+
 def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline of 10 s and a minute: 6 runs and what is done, where 12 were planned; runs without a limit are as planned."""
     told: list[int] = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FunctionType, MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from workbench.checks import check_integer, check_number
 from workbench.errors import ConfigError, UnknownNameError, nearest
@@ -100,6 +100,17 @@ class TrainConfig:
         """Refuse what is no field, with the nearest one, and a seed that does not say whether it is shared (P7.7)."""
         _known(given)
         return super().__new__(cls)
+
+    if not TYPE_CHECKING:  # which finds a wrong name by itself
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse what is no field, with the nearest one."""
+            if not name.startswith("_"):
+                try:
+                    check_names(TrainConfig, [name], also_called=_ALSO_CALLED)
+                except UnknownNameError as error:
+                    raise AttributeError(str(error)) from None
+            raise AttributeError(name)
 
     def __post_init__(self) -> None:
         """Check every field; raise `ConfigError` or `UnknownNameError` with the field's name in it."""

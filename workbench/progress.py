@@ -89,7 +89,8 @@ def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[Progr
         return
     from tqdm.auto import tqdm
 
-    with tqdm(total=total, desc=label, unit=" steps", file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
+    shown = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"  # counts and rate would leave no room for what is trained
+    with tqdm(total=total, desc=label, bar_format=shown, file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
         yield ProgressBar(bar)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,7 @@ def test_a_plan_costs_no_more_than_its_budget_and_says_what_stays_open(budget: s
     lines = str(plan).splitlines()
     assert lines[0].startswith("Plan for small: runs of 40 updates")
     assert f"the budget of {budget} is the limit" in str(plan)
+    assert f"all parts fit in the budget of {budget}" in str(replace(plan, paid=100.0, unmeasured=""))
     price = [float(line.split()[0]) for line in lines[2:] if line.startswith(" ")]
     assert sum(price[:-1]) == pytest.approx(price[-1])
 

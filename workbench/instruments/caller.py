@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import site
+import sys
 import sysconfig
 from types import FrameType
 
@@ -24,9 +25,16 @@ def own_line(frame: FrameType | None = None) -> str:
     while frame is not None:
         place = shown(frame.f_code.co_filename)
         if place is not None:
-            return f"{place}:{frame.f_lineno}"
+            return f"{place}{_number(frame.f_code.co_filename) if place == 'cell' else ''}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def _number(path: str) -> str:
+    """Return " 3" for a file that stands for the cell In [3], as it was run last; "" where IPython does not know it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    known = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(path)  # ("Cell", "In[3]")
+    return f" {known[1][3:-1]}" if known else ""
 
 
 @functools.cache

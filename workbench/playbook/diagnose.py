@@ -47,6 +47,7 @@ from workbench.topics.recommendation.study import Proof, collect_replaced
 from workbench.topics.stability.replay import collect_replay
 from workbench.topics.stability.study import InstabilityStudy
 from workbench.topics.warmup.study import WarmupStudy
+from workbench.train.batches import resolve_device
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_workload
@@ -128,7 +129,7 @@ class _Walk:
         if session.workload.minimised:
             collect_replaced(session)
         fixed = session.workload.minimised and _fixed_step(session)
-        session.stage(3, _STAGES, f"learning rates{', with the rest of the budget' * again}")
+        session.stage(3, _STAGES, f"learning rates{', rest of the budget' * again}")
         if session.workload.minimised and not fixed:
             few = min(self.sweep.refinements, self.sweep.full_batch_refinements)
             extra = partial(self._extra_trials, session.config)
@@ -299,6 +300,7 @@ def diagnose(
     check_workload(workload)
     walk = _Walk(sweep=sweep or LRSweep(refinements=0), instability=instability or _AFFORDABLE, proof=Proof(seeds=proof_seeds))  # fmt: skip
     limit = Budget.of(budget, proof_seeds)
+    resolve_device((trainer or Trainer(device=device)).device)
     begun = _first_look_in(out) if limit.seconds < math.inf or limit.runs < 1 else None
     timed = begun is None and limit.seconds < math.inf
     priced = partial(plan_diagnosis, workload, budget=limit, steps=steps, proof_seeds=proof_seeds, begun=begun, trainer=Trainer(device=device))  # fmt: skip

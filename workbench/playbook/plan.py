@@ -47,6 +47,7 @@ class Plan:
     Attributes:
         name: of the workload.
         budget: as it was given, "" where there is no limit.
+        paid: baseline runs that it pays for; `inf` where that is not known.
         steps: updates of a full-length run; 0 where only running shows it.
         whole: updates of the workload's own run; more than `steps` where the budget pays for the first look alone.
         run_s: seconds of a full-length run by itself, measured on a few updates and one evaluation; None where it was not.
@@ -64,6 +65,7 @@ class Plan:
     stages: Sequence[Stage]
     unmeasured: str
     default: bool = False
+    paid: float = math.inf
     checkpoint_bytes: int = 0
 
     def __str__(self) -> str:
@@ -78,11 +80,14 @@ class Plan:
         for stage in self.stages:
             lines.append(f"{self._priced(stage.runs)}  {stage.name}: {stage.tells}")
         total = sum(stage.runs for stage in self.stages)
-        limit = "; there is no limit (--budget sets one)"
-        if self.budget:
-            limit = f"; the budget of {self.budget} is the limit"
-            limit += " (--budget sets another)" if self.default else ""
-        lines.append(f"{self._priced(total)}  in all, {'at most' if self.budget else 'about'}{limit}")
+        limit = "about; there is no limit (--budget sets one)"
+        if self.budget and total < self.paid - 1e-9:
+            fits = not self.unmeasured and self.paid < math.inf
+            limit = f"about; {'all parts fit in' if fits else 'at most'} the budget of {self.budget}"
+        elif self.budget:
+            limit = f"at most; the budget of {self.budget} is the limit"
+        another = " (--budget sets another)" if self.default else ""
+        lines.append(f"{self._priced(total)}  in all, {limit}{another}")
         if self.unmeasured:
             lines.append(f"Not measured: {self.unmeasured}.")
         if self.checkpoint_bytes > WAITING_BYTES:
@@ -134,7 +139,7 @@ def plan_diagnosis(
     stages.insert(0, Stage(name="before training", runs=0.0, tells="faults of data, model, loss and first updates"))
     return Plan(
         name=workload.name, budget=budget.text, steps=length, whole=whole.total_steps, run_s=run_s, stages=stages,
-        unmeasured="; ".join(missing), default=budget.default, checkpoint_bytes=checkpoint_bytes,
+        unmeasured="; ".join(missing), default=budget.default, paid=runs, checkpoint_bytes=checkpoint_bytes,
     )  # fmt: skip
 
 
@@ -143,7 +148,7 @@ def plan_program(budget: Budget, *, seeds: int) -> Plan:
     budget.check_whole()
     late = [f"{_LATE}, where a run takes longer than a third of {budget.text}"] if budget.seconds < math.inf else []
     stages, missing = _stages(budget, budget.runs, seeds, late, search=PROGRAM_RUNS)
-    return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing), default=budget.default)  # fmt: skip
+    return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing), default=budget.default, paid=budget.runs)  # fmt: skip
 
 
 def _stages(

@@ -75,7 +75,7 @@ class Session:
                     f"budget={self.budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
                     "replace. Give as much or more, leave the budget out, or give a new folder."
                 )
-        self._stage, self._planned = "", 0.0
+        self._stage, self._planned, self._furthest = "", 0.0, 0
         if "replaced" in writer.record.facts:  # these trials are not asked for again
             trials = StudyRecord(writer.record.path).trials
             self._seen |= set(trials["trial"][trials["stage"] == Role.REPLACED].astype(int))
@@ -97,8 +97,9 @@ class Session:
         tell("on_stage", self.writer.path, self._stage, round(runs * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
-        """Say which part of the study begins."""
-        self._stage = f"{number} of {of}: {name}"
+        """Say which part of the study begins; one that comes again, after later ones, has no number."""
+        self._stage = f"{number} of {of}: {name}" if number >= self._furthest else name
+        self._furthest = max(number, self._furthest)
         self._bar.status(self._stage)
 
     @property
@@ -134,7 +135,7 @@ class Session:
         spent = int(self.record.trials["steps_run"].sum()) if self._seen else 0
         paid = self.budget.affordable(new, run=self.config.total_steps, spent=spent, run_s=self.run_s)
         if paid < len(new):
-            self.budget.ended = self.budget.ended or self._stage.partition(": ")[2].partition(", ")[0]
+            self.budget.ended = self.budget.ended or self._stage.rpartition(": ")[2].partition(", ")[0]
         return [config for config in configs if config not in new[paid:]]
 
     def pays(self, configs: Sequence[TrainConfig]) -> bool:

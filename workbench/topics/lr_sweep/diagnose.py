@@ -238,7 +238,10 @@ def _at_edge(
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
     tried = " or ".join(dict.fromkeys(words)) or "a fix"
-    start = f"The best lr sits at the edge of the unstable region ({ratio:.3g} times it is unstable)"
+    where = f"{bracket.upper / best.lr:.3g} times"
+    if bracket.lower is not None:
+        where = f"between {bracket.lower / best.lr:.3g} and {where}"
+    start = f"The best lr sits at the edge of the unstable region, which starts {where} it"
     if harmful is False:
         return found("ok", f"{start}, but {tried} beyond it gains nothing that matters: harmless.")
     if harmful is None and "program" in study.facts:  # no run of it can be lengthened by a warmup

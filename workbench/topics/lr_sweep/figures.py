@@ -165,15 +165,21 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     """Draw lr* with its interval, the bracket of the unstable lr, and the baseline's lr."""
     for code, ends, color, style, label in (
         ("lr.best", ("low", "high"), GOOD, "--", "best lr {} (shaded: as good)"),
-        ("lr.unstable", ("lower", "upper"), BAD, "-.", "unstable from {}"),
+        ("lr.unstable", ("lower", "upper"), BAD, "-.", "unstable from {} (shaded: not tried)"),
     ):
         found = finding(diagnosis, code)
         value = number(found.value if found else None)
         if found is not None and np.isfinite(value):
             low, high = (number(found.evidence.get(end)) for end in ends)
-            if np.isfinite([low, high]).all():
+            shaded = np.isfinite([low, high]).all()
+            if shaded:
                 ax.axvspan(low, high, color=color, alpha=0.15, linewidth=0)
-            ax.axvline(value, color=color, linestyle=style, label=label.format(short(value)))
+            ax.axvline(
+                value,
+                color=color,
+                linestyle=style,
+                label=(label if shaded else label.partition(" (")[0]).format(short(value)),
+            )
     baseline = baseline_lr(record)
     if np.isfinite(baseline):
         ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")

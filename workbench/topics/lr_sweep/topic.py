@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
+from workbench.curves.judged import judged
+from workbench.curves.sweep import LRPoint
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
@@ -29,7 +30,12 @@ MAX_CURVES = 6
 
 def trained_lrs(record: Any) -> list[float]:
     """Return the learning rates that were trained to their end, in order: those of which the sweep's picture has a point."""
-    return sorted({float(f"{lr:.6g}") for lr in _swept(record)["peak_lr"]}) if len(_swept(record)) else []
+    return [point.lr for point in _points(record)]
+
+
+def _points(record: Any) -> list[LRPoint]:
+    swept = trials_in(record, "lr_sweep", "lr_unstable")  # learning rates of a study of something else are no sweep
+    return list(judged(record).sweep().points) if swept else []
 
 
 def few_runs(record: Any) -> list[int] | None:
@@ -39,20 +45,12 @@ def few_runs(record: Any) -> list[int] | None:
     return [numbers[k] for k in picked] if len(numbers) > MAX_CURVES else None
 
 
-def _swept(record: Any) -> pd.DataFrame:
-    trials: pd.DataFrame = record.trials
-    if not {"stage", "state", "peak_lr"} <= set(trials):
-        return trials.iloc[:0]
-    swept = trials["stage"].isin(("lr_sweep", "lr_unstable", "baseline"))
-    return trials[swept & trials["state"].isin(("complete", "diverged"))]
-
-
 def _sweep_numbers(record: Any, _: Diagnosis) -> str:
-    rows, lrs = _swept(record), trained_lrs(record)
-    diverged = int((rows["state"] == "diverged").sum())
+    lrs, losses = trained_lrs(record), [loss for point in _points(record) for loss in point.losses]
+    diverged = int(np.isinf(losses).sum())
     ended = f"; {counted(diverged, 'run')} ended non-finite" if diverged else ""
     ends = f"from {number_text(lrs[0])} to {number_text(lrs[-1])}"
-    return f"{counted(len(lrs), 'learning rate')} {ends} in {counted(len(rows), 'run')}{ended}."
+    return f"{counted(len(lrs), 'learning rate')} {ends} in {counted(len(losses), 'run')}{ended}."
 
 
 def _curve_numbers(record: Any, _: Diagnosis) -> str:
