@@ -45,6 +45,7 @@ def test_less_than_the_baseline_pays_for_a_first_look(tmp_path: Path) -> None:
         diagnosed(tmp_path / "s", "0.5x")
     assert not (tmp_path / "s").exists()
     found = wb.diagnose(small_workload(config={"total_steps": 400}), out=tmp_path / "s", budget="0.5x", command="c")
+    assert found.cost["baseline_runs"] <= 0.5, "of whole runs"
     trials = wb.open(tmp_path / "s").trials
     assert len(trials) > 1, "the learning rate of the baseline is not the only one"
     assert set(trials["total_steps"]) == {66}, "a third of what is paid for"

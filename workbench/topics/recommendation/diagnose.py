@@ -26,6 +26,7 @@ from workbench.curves.trial_curves import RecordLike, equal, plain_cell
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.first_look import FIRST_LOOK
 from workbench.record.roles import SHORT, Role
 from workbench.topics.clipping.ladder import masks
 
@@ -38,13 +39,14 @@ CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")  # what
 
 
 def cost_of(record: RecordLike) -> dict[str, Any]:
-    """Return steps, seconds and trials of a study, its steps over those of one baseline run, and what a budget did not pay for."""
+    """Return steps, seconds and trials of a study, its steps over those of one whole baseline run, and what a budget did not pay for."""
     trials = record.trials
     if not len(trials):
         return {"steps": 0, "seconds": 0.0, "trials": 0, "baseline_runs": None}
     alone = trials["steps_run"][trials["stage"] == Role.BASELINE].to_list()
     steps = int(trials["steps_run"].sum())
-    runs = steps / alone[0] if alone and alone[0] > 0 else None
+    look = record.facts.get(FIRST_LOOK) or {"whole": alone[0] if alone else None}
+    runs = steps / look["whole"] if look["whole"] else None
     spent = {"steps": steps, "seconds": float(trials["seconds"].sum()), "trials": len(trials), "baseline_runs": runs}
     return spent | ({"budget": record.facts["budget"]} if record.facts.get("budget") else {})
 
