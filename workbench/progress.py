@@ -16,6 +16,7 @@ from typing import Any
 from workbench.errors import StudyInterrupted
 
 Progress = Callable[[int], None]
+_OF_STAGES = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"  # counts and rate would leave no room for what is trained
 
 
 class ProgressBar:
@@ -47,6 +48,7 @@ class ProgressBar:
         self._total = steps
         if self._bar is not None:
             self._bar.total = max(steps, self._bar.n)
+            self._bar.bar_format = _OF_STAGES
 
     def advance(self, steps: int) -> None:
         """Count `steps` more updates."""
@@ -89,8 +91,7 @@ def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[Progr
         return
     from tqdm.auto import tqdm
 
-    shown = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"  # counts and rate would leave no room for what is trained
-    with tqdm(total=total, desc=label, bar_format=shown, file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
+    with tqdm(total=total, desc=label, unit=" steps", file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
         yield ProgressBar(bar)
 
 
