@@ -94,13 +94,7 @@ def study_row(folder: Path) -> dict[str, Any]:
         "reproduce": _reproduce(folder, study),
         "workload": study["workload"],
         "kind": study.get("kind"),
-        "state": "failed"
-        if states and set(states) == {"failed"}
-        else "finished"
-        if "finished" in study
-        else "running"
-        if is_locked(folder)
-        else "unfinished",
+        "state": _state(folder, study, states),
         "created": study.get("created"),
         "failed": states.count("failed"),
         "diverged": states.count("diverged"),
@@ -114,6 +108,14 @@ def study_row(folder: Path) -> dict[str, Any]:
         "tags": " ".join(word for word in str(study["note"]).split() if word.startswith("#")),
         **_diagnosed(folder),
     }
+
+
+def _state(folder: Path, study: dict[str, Any], trials: Sequence[str]) -> str:
+    if trials and set(trials) == {"failed"}:
+        return "failed"
+    if "finished" in study:
+        return "finished"
+    return "running" if is_locked(folder) else "unfinished"
 
 
 def _diagnosed(folder: Path) -> dict[str, Any]:
