@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 import workbench as wb
-from tests.helpers.study_folders import opened, study
+from tests.helpers.study_folders import PLAIN, opened, study
 from workbench import cli
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.table import COLUMNS, EXTRA
@@ -192,3 +192,18 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     assert head[-1] == "note"
     assert cli.main(["studies", str(tmp_path), "--verbose"]) == 0
     assert capsys.readouterr().out.count("reproduce: ") == 2
+
+
+def test_a_whole_run_that_stayed_finite_is_the_best_and_a_study_of_failures_has_failed(tmp_path: Path) -> None:
+    config = PLAIN | {"total_steps": 40}
+    for name, ends in (("good", [(40, "complete", 0.5), (10, "complete", 0.1), (40, "diverged", 0.0)]), ("bad", [(40, "failed", None)])):  # fmt: skip
+        writer = opened(tmp_path / name, config=config)
+        for number, (steps, state, value) in enumerate(ends):
+            trial = writer.trial(config | {"total_steps": steps, "peak_lr": 0.1 * (number + 1)}, stage="lr_sweep", train_examples=32)  # fmt: skip
+            trial.event("ended", state=state, best_value=value, best_step=3, steps_run=steps, seconds=1.0)
+        writer.finish()
+        writer.close()
+    table = wb.list_studies(tmp_path, extra=["state"]).set_index("study")
+    assert (table.loc["good", "best_value"], table.loc["good", "state"]) == (0.5, "finished")
+    assert table.loc["bad", "state"] == "failed"
+    assert wb.open(tmp_path / "good").best().number == 0

@@ -315,6 +315,18 @@ def test_the_cadence_follows_from_what_looks_cost_and_never_falls_behind_its_lea
     assert cadence(1e-4, 1e-6, 0.01) == 200
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_look_sees_both_steps_of_a_pair(pairs: bool) -> None:
+    attention, awake = Attention(0.01, most=50), []
+    for k in range(4000):
+        awake.append(attention.awake)
+        attention.spent = 2e-4
+        attention.updated(k + 1, (k + 1) * (1e-3 + 2e-4), pairs=pairs)
+    late = "".join("x" if each else " " for each in awake[WINDOW:]).split()
+    assert {len(look) for look in late[1:-1]} >= {1 + pairs}
+    assert pairs is False or all(len(look) % 2 == 0 for look in late[1:-1])
+
+
 def test_looks_of_changing_distance_are_one_in_every_on_the_mean() -> None:
     attention = Attention(0.01, most=50)
     at = []

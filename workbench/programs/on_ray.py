@@ -74,6 +74,7 @@ class RayCommand(Command):
             except KeyboardInterrupt:
                 with contextlib.suppress(WorkerLost):
                     self.interrupt.set()
+                    self.cluster.ready([call], END_S)
                 raise
             finally:
                 ended.set()
@@ -121,7 +122,7 @@ def run_there(given: Mapping[str, Any], here: Mapping[str, Any], trial: Mapping[
 
     def ask() -> None:
         while not ended.wait(ASK_S):
-            with contextlib.suppress(WorkerLost):
+            with contextlib.suppress(WorkerLost):  # who asked for the run is gone: it ends, too
                 if not interrupt.is_set():
                     continue
             _THERE.pop(key, None)
