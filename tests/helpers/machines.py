@@ -20,7 +20,7 @@ NETWORK = "10.77.0."
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def until(there: Callable[[], object], what: Callable[[], str], timeout_s: float = 240.0) -> None:
+def until(there: Callable[[], object], what: Callable[[], str], timeout_s: float = 400.0) -> None:
     end = time.monotonic() + timeout_s
     while not there():
         assert time.monotonic() < end, what()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
 from workbench.parameter_server.training.strategy_model import StrategyModel
+from workbench.parameter_server.training.trainer import ParameterServerTrainer
 from workbench.train.checkpoint import load_checkpoint, load_model
+from workbench.train.hooks import Hook
 
 
 def adam() -> Any:
@@ -52,7 +55,7 @@ def test_a_lost_server_and_a_new_cluster(own_cluster: MakeCluster, tmp_path: Pat
 
     model = StrategyModel(adam(), ParameterServerStrategy(cluster))
     with pytest.raises(UnavailableError, match=f"ps {victim} does not answer") as raised:
-        model.fit(epochs=1000, callbacks=[BackupAndRestore(tmp_path / "b"), Lose()], verbose=0)
+        model.fit(epochs=1000, callbacks=[BackupAndRestore(tmp_path / "b", wait_s=0), Lose()], verbose=0)
     assert raised.value.job == "ps"
     done = len(model.history.epoch)
     assert model.history.epoch == list(range(done))
@@ -64,12 +67,47 @@ def test_a_lost_server_and_a_new_cluster(own_cluster: MakeCluster, tmp_path: Pat
     assert CheckpointManager(again.placed, tmp_path / "b").checkpoints[0].name == "step-00000030"
 
 
+def test_fit_and_trials_go_on_by_themselves_after_a_servers_death(own_cluster: MakeCluster, tmp_path: Path) -> None:
+    """T14.6: the first epoch and a later one are trained again from the backup, and a trial goes on from its checkpoint."""
+    cluster = own_cluster(2, 2)
+    deaths = {3: 0, 14: 1}
+
+    def lose(victim: int) -> None:
+        sigkill(cluster.engine, "ps", victim)
+        if cluster.engine.name == "threads":
+            threading.Timer(0.5, cluster.engine.restart, ["ps", victim]).start()
+
+    class Lose(Callback):
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            if step in deaths:
+                lose(deaths.pop(step))
+
+    model, epochs = StrategyModel(adam(), ParameterServerStrategy(cluster)), Epochs()
+    history = model.fit(epochs=4, callbacks=[BackupAndRestore(tmp_path / "b"), epochs, Lose()], verbose=0)
+    assert (history.epoch, model.steps, deaths) == ([0, 1, 2, 3], 24, {})
+    assert sorted(epochs.seen) == epochs.seen
+    assert epochs.seen[:2] == [0, 0]
+    assert len(epochs.seen) == 6, "each death has one epoch trained again"
+
+    class LoseOnce(Hook):
+        def on_evaluation(self, row: Any) -> None:
+            if row["step"] == 12 and not deaths:
+                deaths[12] = 0
+                lose(0)
+
+    made = adam()
+    made = made.replace(config=made.config.replace(total_steps=24, eval_every_steps=6, checkpoint_every_steps=6))
+    record = ParameterServerTrainer(cluster=cluster, hooks=[LoseOnce()]).run(made, out=tmp_path / "s")
+    assert (record.state, deaths) == ("complete", {12: 0})
+    assert record.steps["step"].tolist() == list(range(24))
+
+
 def test_killed_while_the_backup_is_deleted(tmp_path: Path) -> None:
     """T4.9: the training had ended, so the next one begins anew; half a backup would stop it."""
     folder = tmp_path / "backup"
 
     def killed_half_way(path: Path, **_: Any) -> None:
-        for file in Path(path).rglob("model.safetensors"):
+        for file in Path(path).rglob("step-*/model.safetensors"):
             file.unlink()
             raise KeyboardInterrupt
 

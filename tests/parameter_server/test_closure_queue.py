@@ -300,12 +300,12 @@ def test_more_leaves_enough_for_others_and_nothing_after_an_error() -> None:
     for closure in closures:
         queue.put(closure)
     assert queue.get() is closures[0]
-    assert queue.more(3, leave=4) == closures[1:4]
+    assert queue.more(3, workers=1) == closures[1:4]
     assert queue.in_flight == 4
-    assert queue.more(7, leave=4) == closures[4:6]
-    assert queue.more(7, leave=4) == []
+    assert queue.more(7, workers=1) == closures[4:7]
+    assert queue.more(7, workers=2) == []
     queue.put(Closure(int), tag=1)
-    assert queue.more(7, leave=0) == [], "what is for one worker alone comes first"
+    assert queue.more(7, workers=1) == [], "what is for one worker alone comes first"
     assert queue.get(tag=1) is not None
     queue.mark_failed(closures[0], ValueError("planted"))
-    assert queue.more(7, leave=0) == []
+    assert queue.more(7, workers=1) == []

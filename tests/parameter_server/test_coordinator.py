@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -98,6 +100,28 @@ def test_what_cannot_be_scheduled_is_refused_at_once(coordinator: ClusterCoordin
         coordinator.schedule("step")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="one entry an argument"):
         coordinator.schedule(print, args="ab")
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to a worker.*make what the function needs inside"):
+        coordinator.schedule(lambda: [lambda: lock])
+    with pytest.raises(TypeError, match=r"argument of type lock cannot be sent.*create_per_worker_dataset"):
+        coordinator.schedule(int, args=({"x": (1, lock)},))
+
+
+def test_what_a_function_takes_along_is_sent_with_it(coordinator: ClusterCoordinator) -> None:
+    """What names itself, classes and modules made here, loggers and layers: neither engine refuses them."""
+
+    def factorial(n: int) -> int:
+        return 1 if n < 2 else n * factorial(n - 1)
+
+    class Scaled(torch.nn.Module):
+        layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * factorial(3)
+
+    scaled, log = Scaled().eval(), logging.getLogger("of a test")
+    value = coordinator.schedule(lambda x: (scaled(x).shape, log.name, math.factorial(3)), args=(torch.ones(4, 2),))
+    assert value.fetch() == ((4, 1), "of a test", 6)
 
 
 def test_run_and_reduce(coordinator: ClusterCoordinator, strategy: ParameterServerStrategy) -> None:

@@ -28,7 +28,6 @@ from workbench.parameter_server.errors import CancelledError, ClosureInputError,
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
-from workbench.parameter_server.workers.worker import WorkerVariable
 
 STEPS, EPOCHS = 10, 3
 CONFIG = TrainConfig(peak_lr=0.01, total_steps=100, batch_size=1, optimizer="adam")
@@ -84,7 +83,7 @@ def test_a_worker_that_was_started_anew_while_idle_makes_its_datasets_again(up: 
         return [1, 2, 3]
 
     batches = iter(coordinator.create_per_worker_dataset(source))
-    count = coordinator.per_worker(lambda: WorkerVariable(5.0))
+    count = coordinator.per_worker(lambda: torch.tensor(5.0))
     for number in range(3):
         if number:
             cluster.engine.kill("worker", 0)
@@ -93,7 +92,7 @@ def test_a_worker_that_was_started_anew_while_idle_makes_its_datasets_again(up: 
                 assert isinstance(found, UnavailableError)
                 assert (found.job, found.index) == ("worker", 0)
             cluster.engine.restart("worker", 0)
-            assert [float(each) for each in coordinator.on_every_worker(WorkerVariable.read, [count])] == [5.0]
+            assert [float(each) for each in coordinator.on_every_worker(torch.clone, [count])] == [5.0]
         assert [coordinator.schedule(next, args=(batches,)).fetch() for _ in range(2)] == [1, 2]
         assert float(built) == number + 1
         coordinator.schedule(lambda: total.assign_add(1.0))
@@ -156,18 +155,23 @@ def test_writes_count_once_however_many_there_are(up: Up, engine: str) -> None:
     assert coordinator.metrics()["worker_failures"] == 2
 
 
+HARMED: list[Cluster] = []  # whose worker a function ends on the thread engine; what is imported takes no cluster along
+
+
+def cut_off() -> None:
+    here = get_current_worker_index()
+    HARMED[-1].engine.kill("worker", here)
+    threading.Timer(0.05, HARMED[-1].engine.restart, ("worker", here)).start()
+    check_cancelled()
+
+
 def test_a_function_that_ends_every_worker_is_given_up_and_named(up: Up, engine: str) -> None:
     """Others that were sent with it are not blamed, the cluster is usable afterwards, and a dataset's function is no better."""
     cluster, strategy, _ = up(2, 1)
     coordinator = ClusterCoordinator(ParameterServerStrategy(cluster), max_attempts=2)
     total = strategy.variable(0.0)
 
-    def cut_off() -> None:
-        here = get_current_worker_index()
-        cluster.engine.kill("worker", here)
-        threading.Timer(0.05, cluster.engine.restart, ("worker", here)).start()
-        check_cancelled()
-
+    HARMED.append(cluster)
     end = partial(os._exit, 1) if engine == "ray" else cut_off
     values = [coordinator.schedule(lambda: total.assign_add(1.0) and None) for _ in range(5)]
     coordinator.schedule(end)
@@ -189,24 +193,28 @@ def test_a_function_that_ends_every_worker_is_given_up_and_named(up: Up, engine:
     coordinator.shutdown()
 
 
+LEFT: list[int] = []
+
+
+def counts_then_ends_its_worker(total: Any) -> int:
+    here = get_current_worker_index()
+    total.assign_add(1.0)
+    if not LEFT:
+        LEFT.append(here)
+        HARMED[-1].engine.kill("worker", here)
+    return here
+
+
 def test_a_worker_that_dies_before_its_result_is_copied(up: Up, engine: str) -> None:
     """T11.2: the function came to its end, nobody has its value, so another worker runs it."""
     if engine != "threads":
         pytest.skip("a worker cannot end another engine's worker")
     cluster, strategy, coordinator = up(2, 1)
-    total, left = strategy.variable(0.0), []
-
-    def work() -> int:
-        here = get_current_worker_index()
-        total.assign_add(1.0)
-        if not left:
-            left.append(here)
-            cluster.engine.kill("worker", here)
-        return here
-
-    assert coordinator.schedule(work).fetch() == 1 - left[0]
+    HARMED.append(cluster)
+    total = strategy.variable(0.0)
+    assert coordinator.schedule(counts_then_ends_its_worker, args=(total,)).fetch() == 1 - LEFT[0]
     assert float(total) == 1.0
-    cluster.engine.restart("worker", left[0])
+    cluster.engine.restart("worker", LEFT[0])
 
 
 def test_the_users_error_is_told_not_the_workers(up: Up) -> None:

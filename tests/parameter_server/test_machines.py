@@ -55,6 +55,39 @@ with wb.ps.connect_to_cluster(wait_s=300) as cluster:
 """
 
 
+LOOP = """
+import pathlib, time
+import torch
+import workbench as wb
+
+def step(placed):
+    with placed.step() as module:
+        module(torch.ones(2)).sum().backward()
+    time.sleep(0.02)
+
+with wb.ps.connect_to_cluster(wait_s=300) as cluster:
+    strategy = wb.ps.Strategy(cluster)
+    coordinator = wb.ps.ClusterCoordinator(strategy)
+    config = wb.TrainConfig(optimizer="adam", peak_lr=0.01, total_steps=1000, batch_size=1)
+    placed = strategy.place(torch.nn.Linear(2, 1), config)
+    manager = wb.ps.CheckpointManager(placed, "checkpoints")
+    manager.save()
+    done = 0
+    while not pathlib.Path("stop").exists():
+        try:
+            for _ in range(10):
+                coordinator.schedule(step, args=(placed,))
+            coordinator.join()
+            manager.save()
+            done += 10
+            print("done", done, placed.steps, flush=True)
+        except wb.ps.UnavailableError as error:
+            print("told", time.monotonic(), error.job, flush=True)
+            assert manager.recover(coordinator).steps == done
+    assert placed.steps == done
+"""
+
+
 STRANGER = """
 import os, pickle, random, socket, sys
 from workbench.errors import ClusterError
@@ -82,13 +115,13 @@ for token in ("1" * 64, None, "0" * 64):
 class Tasks:
     """The tasks of one cluster on machines a and b."""
 
-    def __init__(self, a: Machine, b: Machine) -> None:
-        self.a, self.b = a, b
+    def __init__(self, a: Machine, b: Machine, spec: dict[str, list[str]] = SPEC, script: str = CHIEF) -> None:
+        self.a, self.b, self._spec = a, b, spec
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        (a.folder / "train.py").write_text(CHIEF)
+        (a.folder / "train.py").write_text(script)
 
     def start(self, machine: Machine, job: str, index: int, *words: str) -> None:
-        told = {"cluster": SPEC, "task": {"type": job, "index": index}}
+        told = {"cluster": self._spec, "task": {"type": job, "index": index}}
         environment = os.environ | {
             "WORKBENCH_CLUSTER": json.dumps(told),
             "RAY_AUTH_TOKEN": "0" * 64,
@@ -122,13 +155,56 @@ class Tasks:
         failed = {name: process.poll() for name, process in self.running.items() if process.poll() is not None}
         assert not failed, self.said()
 
-    def finish(self) -> None:
-        """End training, and see that every function counted once."""
+    def end(self) -> None:
+        """End training."""
         (self.a.folder / "stop").touch()
         for process in self.running.values():
             assert process.wait(120) == 0, self.said()
+
+    def kill(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait(30)
+
+    def finish(self) -> None:
+        """End training, and see that every function counted once."""
+        self.end()
         last = self.a.log("chief-0").read_text().rpartition("total ")[2].split()
         assert float(last[0]) == int(last[2]) == sum(self.ended().values())
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_server_whose_machine_is_cut_off_or_gone_is_told_within_ten_seconds(cut: bool) -> None:
+    """T10.2, T14.6: and the loop goes on from its checkpoint, on the same coordinator, when the machine is there again."""
+    spec = SPEC | {"worker": ["a.train:2221"], "ps": ["b.train:2223"]}
+    with machines(2) as (a, b):
+        made = Tasks(a, b, spec, LOOP)
+        lines = lambda word: [line for line in a.log("chief-0").read_text().splitlines() if line.startswith(word)]  # noqa: E731
+        try:
+            for machine in (a, b):
+                machine.know({"a.train": a.address, "b.train": b.address})
+            made.start(b, "ps", 0)
+            made.start(a, "worker", 0)
+            made.start(a, "chief", 0, "--script", "train.py")
+            until(lambda: len(lines("done")) > 3, made.said)
+            begun = time.monotonic()
+            b.cut() if cut else b.end()
+            until(lambda: lines("told"), made.said)
+            told_s = float(lines("told")[0].split()[1]) - begun
+            print(f"told after {told_s:.1f} s")  # pytest -rP shows it
+            if cut:
+                b.mend()
+            else:
+                made.running.pop("ps-0").wait(30)
+                b.again()
+                made.start(b, "ps", 0)
+            before = len(lines("done"))
+            until(lambda: len(lines("done")) > before + 3, made.said)
+            made.end()
+        finally:
+            made.kill()
+    assert told_s < 10.0
+    assert lines("told")[0].endswith(" ps")
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +227,7 @@ def tasks() -> Iterator[Tasks]:
             made.finish()
             assert a.listening() == b.listening() == set()
         finally:
-            for process in made.running.values():
-                process.kill()
-                process.wait(30)
+            made.kill()
 
 
 def test_what_is_open(tasks: Tasks) -> None:

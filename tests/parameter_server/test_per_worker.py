@@ -25,7 +25,7 @@ from workbench.parameter_server.coordinator.coordinator import ClusterCoordinato
 from workbench.parameter_server.data.datasets import DatasetCreator
 from workbench.parameter_server.errors import ClosureInputError, OutOfRangeError
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.workers.worker import PerWorkerValues, WorkerVariable
+from workbench.parameter_server.workers.worker import PerWorkerValues
 
 
 def numbers() -> Iterator[int]:
@@ -226,19 +226,15 @@ def test_a_distributed_dataset_needs_a_coordinator(
 
 def test_a_variable_of_each_worker(coordinator: ClusterCoordinator) -> None:
     """Behaviour 38."""
-    count = coordinator.per_worker(lambda: WorkerVariable(0.0))
+    count = coordinator.per_worker(lambda: torch.zeros(1))
 
     def add(mine: Any) -> int:
-        mine.assign_add(1.0)
+        mine += 1.0
         return get_current_worker_index()
 
     where = coordinator.fetch([coordinator.schedule(add, args=(count,)) for _ in range(20)])
-    found = coordinator.on_every_worker(WorkerVariable.read, [count])
+    found = coordinator.on_every_worker(torch.clone, [count])
     assert [float(value) for value in found] == [where.count(worker) for worker in range(3)]
-    held = WorkerVariable(1.0)
-    before = held.read()
-    held.assign_add(1.0)
-    assert (float(before), float(held.read())) == (1.0, 2.0), "what was read stays"
 
 
 def test_the_dataset_itself_as_an_argument(coordinator: ClusterCoordinator) -> None:

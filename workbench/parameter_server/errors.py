@@ -77,6 +77,6 @@ class UnavailableError(ClusterError):
         if self.job == "worker":
             return f"worker {self.index} does not answer: {self.why}. Its closure is put back and runs elsewhere."
         return (
-            f"ps {self.index} does not answer: {self.why}. What it held is lost: start the coordinator again, which "
-            "goes on from the newest checkpoint, or call CheckpointManager.recover in a loop of your own."
+            f"ps {self.index} does not answer: {self.why}. What it held is lost. Trials go on from their newest checkpoint, fit "
+            "with BackupAndRestore from its backup, and a loop of your own by CheckpointManager.recover."
         )

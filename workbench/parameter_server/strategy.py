@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,13 +20,10 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.tables import Embeddings
 from workbench.parameter_server.servers.variable import ShardedVariable, Variable
-from workbench.parameter_server.workers.worker import WorkerVariable
 
 if TYPE_CHECKING:
     from workbench.config import TrainConfig
     from workbench.parameter_server.cluster.cluster import Cluster
-
-_SCOPES = threading.local()
 
 
 class OneReplica:
@@ -122,13 +118,8 @@ class ParameterServerStrategy(OneReplica):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Let `variable` inside place what it makes on the servers (behaviour 68); a module's parameters are placed by `place`."""
-        stack = _SCOPES.__dict__.setdefault("stack", [])
-        stack.append(self)
-        try:
-            yield self
-        finally:
-            stack.pop()
+        """Return itself, for programs that have this line: what is placed on servers is what `variable` and `place` make, wherever."""
+        yield self
 
     def variable(self, value: Any, *, name: str | None = None) -> Variable | ShardedVariable:
         """Place a variable on the servers.
@@ -203,9 +194,3 @@ class ParameterServerStrategy(OneReplica):
 
     def _shards(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[tuple[int, int]]:
         return split_rows(shape[0], num_shards(self._partitioner, shape, dtype)) if shape else [(0, 1)]
-
-
-def variable(value: Any, *, name: str | None = None) -> Variable | ShardedVariable | WorkerVariable:
-    """Make a variable: on the servers inside of `strategy.scope()`, in this process elsewhere (behaviour 68)."""
-    stack: list[ParameterServerStrategy] = getattr(_SCOPES, "stack", [])
-    return stack[-1].variable(value, name=name) if stack else WorkerVariable(value)

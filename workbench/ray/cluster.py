@@ -18,7 +18,7 @@ from workbench.ray.folders import cluster_folder
 from workbench.workloads.registry import file_modules
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
-START_S = 90.0  # until a cluster that is started here has to be up
+START_S = 180.0  # until a cluster that is started here has to be up
 
 
 class WorkerLost(Exception):

@@ -141,13 +141,14 @@ class ClosureQueue:
             self._changed.notify_all()
             return closure
 
-    def more(self, count: int, leave: int) -> list[Closure]:
-        """Take up to so many closures that anybody may run, at once; `leave` or more stay for others, and what lost a worker is left."""
+    def more(self, count: int, workers: int) -> list[Closure]:
+        """Take up to so many closures that anybody may run, at once: half of an even share of what waits, and nothing that lost a worker."""
         with self._changed:
             if self._stopped or self._error is not None or any(self._tagged.values()):
                 return []
             taken: list[Closure] = []
-            while len(taken) < count and len(self._waiting) > leave and not self._waiting[0].lost:
+            count = min(count, len(self._waiting) // (2 * workers))
+            while len(taken) < count and not self._waiting[0].lost:
                 taken.append(self._begun(self._waiting.popleft()))
             self._in_flight += len(taken)
             if taken:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import math
 import os
 import threading
@@ -35,6 +36,7 @@ START_DELAY_ENV = "WORKBENCH_PS_START_DELAY_S"
 START_DELAY_MAX_ENV = "WORKBENCH_PS_START_DELAY_MAX_S"
 
 MAX_ATTEMPTS = 4  # workers that a closure may cost before it is given up (as Spark's spark.task.maxFailures)
+BACK_S = 300.0  # that a server which died may take to come back (rule of thumb: as tasks may at the start)
 TRANSIENT_FAILURES = 3  # of a server that is healthy when it is asked, before it counts as gone (behaviour 57)
 TRANSIENT_S = 600.0  # within so long; what was longer ago is forgotten (rule of thumb)
 RECOVERY_S = 1.0  # how long a thread waits for its worker before it looks at the servers again
@@ -134,7 +136,7 @@ class Dispatcher:
             else:
                 # as long as enough stay for the other workers; what a worker died of runs alone
                 count = 1 if closure.lost else self.engine.at_once(worker)
-                more = self.queue.more(count - 1, count * self.engine.num_workers) if count > 1 else []
+                more = self.queue.more(count - 1, self.engine.num_workers) if count > 1 else []
                 self._run(worker, [closure, *more])
                 del more
             del closure
@@ -282,7 +284,7 @@ class Dispatcher:
 
     def meet_servers(self, make: Callable[[], object], wait_s: float) -> None:
         """Wait until every server is there and holds what `make` makes; their deaths until then are told no more."""
-        until = time.monotonic() + wait_s
+        until, told = time.monotonic() + wait_s, ""
         with self._looking:
             while True:
                 with contextlib.suppress(UnavailableError):
@@ -294,9 +296,14 @@ class Dispatcher:
                         self._servers[index] = self.engine.incarnation("ps", index)
                     make()
                     break
-                except UnavailableError:
+                except UnavailableError as error:
                     if time.monotonic() > until:
                         raise
+                    if str(error) != told:
+                        logging.getLogger(__name__).warning(
+                            "%s\nWaiting up to %g s for it to come back.", error, wait_s
+                        )
+                    told = str(error)
                     time.sleep(HEALTH_S)
             self._transient.clear()
 

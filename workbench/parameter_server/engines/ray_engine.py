@@ -12,7 +12,7 @@ from typing import Any
 from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.parameter_server.context import Alive, Run
-from workbench.parameter_server.engines.ray_actors import Outcome, Request, ServerActor, WorkerActor
+from workbench.parameter_server.engines.ray_actors import SEVERAL_S, Outcome, Request, ServerActor, WorkerActor
 from workbench.parameter_server.engines.ray_task import POLL_S, START_S, Deleted, RayTask, SendOnce, Sent
 from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError, refuse
@@ -23,8 +23,7 @@ from workbench.parameter_server.workers.closure import Closure, from_wire, map_s
 from workbench.parameter_server.workers.worker import Call, ResourceRef
 from workbench.ray.cluster import RayCluster
 
-BRIEF_S = 0.001  # rule of thumb: what it takes to send a call
-AT_ONCE = 8  # calls in one request, where they are shorter than that (rule of thumb)
+AT_ONCE = 8  # calls in one request, as long as they take less than `SEVERAL_S` together (rule of thumb)
 AGAIN_S = 0.2  # how often a call is asked to stop: it may not have begun
 ANSWER_S = 1.0  # how long a task may take to say that it is well, before it counts as busy
 END_S = 5.0  # until the processes of a cluster that was shut down are gone
@@ -95,8 +94,8 @@ class RayEngine:
         self._sent.check(closure)
 
     def at_once(self, worker: int) -> int:
-        """See `ThreadEngine`; several where what a worker ran last took less time than sending it."""
-        return AT_ONCE if self._tasks["worker", worker].seconds < BRIEF_S else 1
+        """See `ThreadEngine`; so many as what the worker ran last lets expect in `SEVERAL_S`."""
+        return max(1, min(AT_ONCE, int(SEVERAL_S / max(self._tasks["worker", worker].seconds, 1e-6))))
 
     def execute(self, worker: int, calls: Sequence[Call], cancel: threading.Event) -> list[Ended]:
         task, ticket = self._task("worker", worker), next(self._tickets)
@@ -167,7 +166,7 @@ class RayEngine:
         if not task.released.is_set() or self._closed:
             return task.unavailable()
         before = task.incarnation
-        gone = task.meet(ANSWER_S)
+        gone = task.meet(0.0 if task.silent else ANSWER_S)  # who waited once for an answer looks whether it has come
         if job == "ps" and task.incarnation != before and self._plane is not None:
             self._plane.forget(index)
         return gone

@@ -1,16 +1,18 @@
 """`RayTask`: a worker or server as the coordinator knows it (behaviours 60, 64); `SendOnce`: what a worker is sent once and then named by a number."""
 
 import contextlib
+import dis
+import functools
 import itertools
 import os
 import signal
 import threading
 import time
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +92,7 @@ class SendOnce:
 
     def packed(self, thing: Any) -> Sendable:
         """Return a thing's number and bytes; raises `TypeError` where it cannot be sent."""
-        captured = _captured(thing)
+        captured = taken_along(thing)
         entry = self._entries.get(id(thing))
         if (
             entry is not None
@@ -109,7 +111,7 @@ class SendOnce:
             ) from error
         with self._lock:
             before, sendable = self._entries.get(id(thing)), Sendable(next(self._numbers), content)
-            held = _weak(thing, partial(self._forget, id(thing), sendable.number))
+            held = _weak(thing, functools.partial(self._forget, id(thing), sendable.number))
             self._entries[id(thing)] = _Entry(held, tuple(map(_weak, captured)), sendable)
         if before is not None:
             self._drop(before.sendable.number)
@@ -137,14 +139,27 @@ class SendOnce:
             self._drop(number)
 
 
-def _captured(thing: Any) -> tuple[Any, ...]:
-    """Return what a function reads from outside of itself: free variables and globals."""
+def taken_along(thing: Any) -> tuple[Any, ...]:
+    """Return what a function is sent with from outside of itself: defaults, free variables, and the globals that it reads."""
     code = getattr(thing, "__code__", None)
     if code is None:
         return ()
     cells = tuple(_content(cell) for cell in getattr(thing, "__closure__", None) or ())
     outside = thing.__globals__
-    return (*cells, *(outside[name] for name in code.co_names if name in outside))
+    return (
+        thing.__defaults__,
+        thing.__kwdefaults__,
+        *cells,
+        *(outside[name] for name in _globals(code) if name in outside),
+    )
+
+
+@functools.lru_cache(1024)
+def _globals(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of globals that a function reads, and those that functions inside of it read."""
+    own = [each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"]
+    inside = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _globals(const)]
+    return tuple(dict.fromkeys(own + inside))
 
 
 def _content(cell: Any) -> Any:
@@ -167,7 +182,7 @@ def _still_is(held: Any, thing: Any) -> bool:
 
 START_S = 120.0  # until every task has answered for the first time; importing torch takes seconds where others compute
 POLL_S = 0.05  # how soon it is seen that a closure was cancelled or its worker killed
-SILENT_S = 10.0  # without an answer before a task counts as gone (rule of thumb)
+SILENT_S = 7.0  # without an answer before a task counts as gone, so that a machine that is cut off is told within 10 s (rule of thumb)
 
 
 class RayTask:

@@ -1,14 +1,21 @@
 """`ThreadEngine`: workers and servers in this process, for tutorials, tests and debugging (T2.1 to T2.3)."""
 
 import contextlib
+import io
+import pickle
 import queue
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from workbench.checks import check_integer
+from workbench.parameter_server.engines.ray_task import SendOnce, taken_along
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
 from workbench.parameter_server.servers.links import DataPlane
 from workbench.parameter_server.servers.replicas import forget_replicas
@@ -73,9 +80,11 @@ class ThreadEngine:
             self._tasks["ps", k] = _Task(lambda k=k: ServerRuntime(k), f"ps {k}")  # type: ignore[misc]
         self.plane = DirectPlane(lambda server: self._task("ps", server).runtime)
         self._closed = False
+        self._sent = SendOnce(_tried, lambda _: None)
 
     def check_sendable(self, closure: Closure) -> None:
-        """Refuse a closure that cannot be sent to a worker, by a `TypeError` (behaviour 20); in this process everything can."""
+        """Refuse a closure that cannot be sent to a worker of another process, by a `TypeError` (behaviour 20)."""
+        self._sent.check(closure)
 
     def at_once(self, worker: int) -> int:  # noqa: ARG002
         """Return how many calls a worker is best given at once."""
@@ -163,6 +172,29 @@ class ThreadEngine:
         if task.gone.is_set():
             raise UnavailableError(job, index, "the cluster was shut down" if self._closed else "its process is gone")
         return task
+
+
+class _Sending(pickle.Pickler):
+    """Looks through what Ray sends, functions of a script or notebook included; arrays and tensors are not copied for it."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, types.FunctionType):
+            return dict, (), () if _importable(thing) else taken_along(thing)
+        by_value = isinstance(
+            thing, (type, types.ModuleType, types.CodeType, type({}.keys()), memoryview, Tensor, np.ndarray)
+        )
+        return (dict, ()) if by_value and thing is not dict else NotImplemented
+
+
+def _importable(function: types.FunctionType) -> bool:
+    with contextlib.suppress(Exception):
+        return function.__module__ != "__main__" and bool(pickle.dumps(function))
+    return False
+
+
+def _tried(thing: Any) -> bytes:
+    _Sending(io.BytesIO()).dump(thing)
+    return b""
 
 
 class _Thread(threading.Thread):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError, nearest
 from workbench.logs.event_file import EventFile
+from workbench.parameter_server.coordinator.dispatch import BACK_S
 from workbench.parameter_server.training.checkpoint_manager import CheckpointManager, delete_whole
 
 Logs = Mapping[str, float]
@@ -136,15 +137,16 @@ class BackupAndRestore(Callback):
 
     The epoch that a crash interrupted is trained again from its beginning: parameters, optimizer slots, steps and the order of a
     dataset's examples are those of the backup, so that one worker's run ends as it would have without the crash. It comes first
-    among the callbacks, so that the others see the restored state.
+    among the callbacks, so that the others see the restored state. Where a server dies, `fit` goes on by itself (T14.6).
 
     Args:
         directory: folder of the backup, of this training alone.
         delete: take it away at the end of training, so that the next `fit` begins anew.
+        wait_s: for a server that died to be there again; 0 ends training.
     """
 
-    def __init__(self, directory: str | Path, *, delete: bool = True) -> None:
-        self.directory, self.delete = Path(directory), delete
+    def __init__(self, directory: str | Path, *, delete: bool = True, wait_s: float = BACK_S) -> None:
+        self.directory, self.delete, self.wait_s = Path(directory), delete, wait_s
         self._manager: CheckpointManager | None = None
 
     def on_train_begin(self) -> None:
@@ -152,12 +154,18 @@ class BackupAndRestore(Callback):
         self._manager = CheckpointManager(self.model.placed, self.directory, max_to_keep=1)
         restored = self._manager.restore()
         if restored is None:
-            return
-        if restored.epoch is None:
+            self._manager.save(epoch=self.model.next_epoch)
+        elif restored.epoch is None:
             raise CheckpointError(
                 f"{restored.path} does not say how many epochs it holds: it is no backup. Give a folder of its own."
             )
-        self.model.next_epoch = restored.epoch
+        else:
+            self.model.next_epoch = restored.epoch
+
+    def recover(self) -> None:
+        """Go back to the backup as soon as every server is there again."""
+        assert self._manager is not None
+        self.model.next_epoch = self._manager.recover(self.model.executor.coordinator, wait_s=self.wait_s).epoch
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:  # noqa: ARG002
         """Back up."""

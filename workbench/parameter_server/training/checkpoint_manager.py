@@ -11,6 +11,7 @@ from torch import Tensor
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
+from workbench.parameter_server.coordinator.dispatch import BACK_S
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
 from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -176,7 +177,7 @@ class CheckpointManager:
         self._reached = checkpoint.step
         return Restored(path, checkpoint.step, checkpoint.meta.get("epoch"))
 
-    def recover(self, coordinator: ClusterCoordinator, *, wait_s: float = 300.0) -> Restored:
+    def recover(self, coordinator: ClusterCoordinator, *, wait_s: float = BACK_S) -> Restored:
         """After a server's death: wait until it is there again, and give all servers what the newest checkpoint holds.
 
         For a loop of your own that caught an `UnavailableError` of a "ps": it goes on with the same coordinator, workers and datasets, from

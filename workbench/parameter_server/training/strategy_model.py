@@ -1,6 +1,7 @@
 """`StrategyModel`: fit, evaluate and predict, on a cluster or in this process by one argument (T4, behaviours 80 to 87)."""
 
 import contextlib
+import copy
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +15,11 @@ from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.data.feed import Feed, as_data, training_feed
+from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.replicas import BufferLog, quicken_batch_norm
 from workbench.parameter_server.servers.tables import Embeddings
 from workbench.parameter_server.strategy import ParameterServerStrategy
-from workbench.parameter_server.training.callbacks import Callback, History, check_callbacks
+from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback, History, check_callbacks
 from workbench.parameter_server.training.evaluation import InlineEvaluation, Where
 from workbench.parameter_server.training.executor import ClusterExecutor, Executor, LocalExecutor, trained
 from workbench.parameter_server.training.steps import (
@@ -146,7 +148,7 @@ class StrategyModel:
 
         Raises:
             UsageError: an argument out of range; no length of an epoch is known (behaviour 81).
-            UnavailableError: a parameter server is gone: start again with `BackupAndRestore` (T10.2, T10.3).
+            UnavailableError: a parameter server is gone, and no `BackupAndRestore` is among the callbacks, or it did not come back (T10.2).
             Exception: the first error of a step, or of a callback. No step runs any more when it is raised.
         """
         config = self.config if batch_size is None else self.config.replace(batch_size=batch_size, eval_batch_size=None)
@@ -162,35 +164,47 @@ class StrategyModel:
         steps = _epoch_length(steps_per_epoch, feed)
         if validation_data is None and data is None:
             validation_data = self.workload.validation_data
-        validation = None
-        if validation_data is not None:
-            validation = partial(self._evaluation, validation_data, None, config.evaluation_batch, validation_steps)
         self.next_epoch, self.stop_training, self.history = 0, False, History()
         for callback in hooks:
             callback.model = self
             callback.on_train_begin()
-        evaluation = None if validation is None else validation()  # callbacks have restored what they restore
+        evaluation = None
+        if validation_data is not None:  # only now: callbacks have restored what they restore
+            evaluation = self._evaluation(validation_data, None, config.evaluation_batch, validation_steps)
         source, plans = self.executor.hold(feed.make), feed.plans(self.steps)
         sizes = ClosureSize(steps_per_execution, WorkTime(self.executor.num_workers))
-        stretch = partial(self._stretch, source, plans, sizes)
         while self.next_epoch < epochs and not self.stop_training:
-            epoch = self.next_epoch
-            for callback in hooks:
-                callback.on_epoch_begin(epoch)
-            with progress_bar(steps, f"epoch {epoch + 1}/{epochs}", show=verbose == 1) as bar:
-                logs = self._runner.metrics.result(self._epoch(epoch * steps, steps, stretch, hooks, bar))
-            if evaluation is not None and (epoch + 1) % validation_freq == 0:
-                logs |= {f"val_{name}": value for name, value in evaluation.run().items()}
-            self.history.add(epoch, logs)
-            self.next_epoch = epoch + 1
-            if verbose == 2:
-                said = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
-                print(f"epoch {epoch + 1}/{epochs}: {steps} steps, {said}")
-            for callback in hooks:
-                callback.on_epoch_end(epoch, logs)
+            epoch, before = self.next_epoch, copy.deepcopy(self.history)
+            stretch = partial(self._stretch, source, plans, sizes)
+            try:
+                for callback in hooks:
+                    callback.on_epoch_begin(epoch)
+                with progress_bar(steps, f"epoch {epoch + 1}/{epochs}", show=verbose == 1) as bar:
+                    logs = self._runner.metrics.result(self._epoch(epoch * steps, steps, stretch, hooks, bar))
+                if evaluation is not None and (epoch + 1) % validation_freq == 0:
+                    logs |= {f"val_{name}": value for name, value in evaluation.run().items()}
+                self.history.add(epoch, logs)
+                self.next_epoch = epoch + 1
+                if verbose == 2:
+                    said = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
+                    print(f"epoch {epoch + 1}/{epochs}: {steps} steps, {said}")
+                for callback in hooks:
+                    callback.on_epoch_end(epoch, logs)
+            except UnavailableError as error:
+                self._recover(hooks, error)
+                self.history = self.history if self.next_epoch > epoch else before
+                plans = feed.plans(self.steps)
         for callback in hooks:
             callback.on_train_end()
         return self.history
+
+    def _recover(self, hooks: Sequence[Callback], error: UnavailableError) -> None:
+        """Go back to the backup of an epoch in which a server died; raises `error` where there is none."""
+        backup = next((each for each in hooks if isinstance(each, BackupAndRestore) and each.wait_s), None)
+        if error.job != "ps" or backup is None:
+            raise error
+        backup.recover()
+        self.__dict__.pop("buffer_log", None)
 
     def _epoch(self, first: int, steps: int, stretch: Any, hooks: Sequence[Callback], bar: Any) -> State:
         """Make the updates of an epoch, and return the sums of its steps, of which callbacks hear as they come back."""

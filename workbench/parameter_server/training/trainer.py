@@ -1,8 +1,11 @@
 """`ParameterServerTrainer`: trials whose parameters live on servers and whose updates come from many workers, asynchronously (T1.2)."""
 
+from __future__ import annotations
+
 import contextlib
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,8 @@ from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
+from workbench.parameter_server.coordinator.dispatch import BACK_S, MAX_ATTEMPTS
+from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.layout import Partitioner
 from workbench.parameter_server.servers.replicas import BufferLog
 from workbench.parameter_server.strategy import ParameterServerStrategy
@@ -27,7 +32,7 @@ from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of
 from workbench.record.watch import SHOW_SECONDS, early_wanted
-from workbench.record.write import StudyWriter
+from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.checkpoint import Checkpoint
 from workbench.train.evaluation import Evaluation, TrackedExamples, check_track, evaluate_each, tracked_examples
 from workbench.train.example_values import evaluation_batch
@@ -125,16 +130,30 @@ class ParameterServerTrainer:
         if not left:
             return [writer.record for writer in writers]
         with isolated_rng(), self._cluster() as cluster:
+            about: dict[str, Any] = {"study": study, "cluster": cluster, "tracked": tracked, "progress": progress}
             for config, writer in left:
-                PlacedRun(
-                    self, workload, Lane(config, writer), study=study, cluster=cluster, tracked=tracked, progress=progress,
-                ).train()  # fmt: skip
+                _to_its_end(lambda lane: PlacedRun(self, workload, lane, **about), config, writer)
         return [writer.record for writer in writers]
 
     def _cluster(self) -> contextlib.AbstractContextManager[Cluster]:
         if self.cluster is not None:
             return contextlib.nullcontext(self.cluster)
         return create_in_process_cluster(self.workers, self.servers, engine=self.engine)
+
+
+def _to_its_end(begin: Callable[[Lane], PlacedRun], config: TrainConfig, writer: TrialWriter) -> None:
+    """Train a trial; where a server dies it goes on from its newest checkpoint as soon as all are there again (T14.6)."""
+    deaths: Counter[int] = Counter()  # by the update of the checkpoint that training went on from
+    while True:
+        run = begin(Lane(config, writer))
+        first = run.step
+        try:
+            return run.train()
+        except UnavailableError as error:
+            deaths[first] += 1
+            if error.job != "ps" or deaths[first] >= MAX_ATTEMPTS:
+                raise
+            run.coordinator.meet_servers(lambda: None, BACK_S)
 
 
 class PlacedRun:
@@ -160,6 +179,7 @@ class PlacedRun:
         self.workload, self.lane, self.study = workload, lane, study
         self.strategy = ParameterServerStrategy(cluster, variable_partitioner=trainer.variable_partitioner)
         self._executor = ClusterExecutor(self.strategy)
+        self.coordinator = self._executor.coordinator
         splits = {"validation", *trainer.evaluate_also}
         self._evaluates: dict[str, Any] = {"splits": splits, "tracked": tracked, "hooks": trainer.hooks}
         self._asked, self._progress = trainer.steps_per_closure, progress
@@ -176,8 +196,7 @@ class PlacedRun:
 
     def train(self) -> None:
         """Train to the end; leave a readable, resumable record whatever happens."""
-        config, number = self.lane.config, self.lane.number
-        coordinator = self._executor.coordinator
+        config, number, coordinator = self.lane.config, self.lane.number, self.coordinator
         placed = self.strategy.place(
             self._model, config.replace(max_grad_norm=None), name=f"trial_{number}", embeddings="whole"
         )
@@ -226,7 +245,7 @@ class PlacedRun:
             spent = ((update.worker, update._asdict()) for update in updates)
             self._size.note(time.perf_counter() - begun, len(tasks), spent)
             self.step = until
-            if self._write_rows(updates, server_loads(self._executor.coordinator)):
+            if self._write_rows(updates, server_loads(self.coordinator)):
                 return
             self._on_cadence(placed)
         if stop.requested and self.step < self.lane.config.total_steps:

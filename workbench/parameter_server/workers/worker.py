@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from workbench.errors import UsageError
@@ -183,22 +182,3 @@ class PerWorkerValues:
             f"next() of a container of {self._what}: its values are on the workers. Give the container to schedule(function, "
             "args=(container,)) and call next() inside the function."
         )
-
-
-class WorkerVariable:
-    """One worker's value, from its initial one on."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = torch.as_tensor(value).clone()
-
-    def read(self) -> Tensor:
-        """Return a copy of the value."""
-        return self._value.clone()
-
-    def assign(self, value: Any) -> None:
-        """Replace the value."""
-        self._value.copy_(torch.as_tensor(value))
-
-    def assign_add(self, value: Any) -> None:
-        """Add to the value."""
-        self._value += torch.as_tensor(value, dtype=self._value.dtype)
