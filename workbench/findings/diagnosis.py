@@ -211,7 +211,7 @@ class Diagnosis:
             lines += _codes([f for code in answer.codes for f in after.get(code, ())], said=answer.codes)
         lines += _told([(f, after[f.code]) for f in told])
         if rest:
-            where = "in the report" if self.recommendation else "(`workbench report FOLDER` shows it)"
+            where = "in the report" if self.recommendation else f"(`workbench report {self.path or 'FOLDER'}` shows it)"
             lines.append(
                 _paragraph("ok", f"{len(rest)} {'more' if told else 'checks'}, each with its evidence {where}")
             )

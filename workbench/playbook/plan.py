@@ -18,7 +18,7 @@ from workbench.workloads.base import Workload
 
 SEARCH_RUNS = 12.0
 """Baseline runs that learning rates and instability take, about: 7 where a run has 4,000 updates, 9 to 19 where it has a few hundred (measured)."""
-PROGRAM_RUNS = 4.0
+PROGRAM_RUNS = 5.0
 """Those that they take for a program, whose sweep begins at its own lr: what own scripts took (rule of thumb)."""
 _TIMED = 16
 """Updates that are timed; the lower quartile of the later half counts: the first ones warm up, and other work only adds (rule of thumb)."""

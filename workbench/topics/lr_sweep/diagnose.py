@@ -119,10 +119,8 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
         summary = f"{alike} train equally well; yours ({baseline:.4g}) is one of them"
     elif mine:
         summary = f"Best by training loss: {alike}; yours ({baseline:.4g}) is in that range"
-    elif best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
-        summary = f"{alike} train equally well; {best.lr:.4g} is in the middle"
-    elif len(best.tied) > 1:
-        summary = f"Best by training loss: {best.lr:.4g}; {alike} train equally well"
+    elif len(best.tied) > 1 or best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
+        summary = f"{alike} train equally well (safest choice: {best.lr:.4g})"
     else:
         summary = f"Best by training loss: {best.lr:.4g}, within {alike}"
     if _cut_short(study, best):

@@ -160,9 +160,11 @@ def _too_low(
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
         return found("ok", f"{where.rstrip(',')}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
-        well = f"trains about as well as the best larger one: {rival.words} at lr {rival.lr:.4g}"
+        known = rival.gain > 2 * rival.noise and 0 < rival.share < 1
+        as_well = f"learns {100 * rival.share:.2g} % less than" if known else "trains about as well as"
+        limit = f" (alarm: {100 * limits[0]:g} % or more)" if known else ""
         return found(
-            "ok", f"The baseline's lr {own.lr:.4g}, though {value:.3g} times below the best by training loss, {well}."
+            "ok", f"The baseline's lr {own.lr:.4g} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}{limit}."
         )
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
