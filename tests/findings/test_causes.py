@@ -38,6 +38,9 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     {"evaluation.nondeterministic": [], "lr.too_low": []},
     # of two causes, the first on the way from data to checkpoints
     {"data.no_signal": ["lr.nothing_learns!"], "architecture.no_norm": []},
+    # that nothing can be learned does not put validation rows into training
+    {"data.leakage!": [], "data.no_signal": ["lr.nothing_learns!"]},
+    {"data.leakage!": ["checkpoints.selection!"]},
     {"data.scale": ["lr.too_low"], "loop.no_update": []},
     {"lr.too_low": [], "architecture.norm_after_add": ["stability.headroom"]},
     {"architecture.norm_after_add": ["stability.headroom"]},
@@ -93,6 +96,8 @@ def test_an_alarm_on_data_loop_loss_or_model_stops_tuning_and_a_remark_does_not(
     assert vetoes_tuning(found("stability.early!", "lr.too_high", "data.imbalance", "architecture.no_norm")) == ()
     assert vetoes_tuning(found("loop.no_update", status="ok")) == ()
     assert vetoes_tuning(found("loop.retained_graph", "loop.conversion", "loss.floor")) == ()
+    assert vetoes_tuning(found("data.leakage!")) == ("data.leakage",)
+    assert vetoes_tuning(found("data.leakage")) == (), "a column that gives the target away may be an easy task"
     assert vetoes_tuning(found("loss.floor!", "loop.unowned_parameters")) == ("loss.floor", "loop.unowned_parameters")
 
 

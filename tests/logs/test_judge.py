@@ -76,12 +76,13 @@ def test_a_spike_that_costs_nothing_is_told_without_an_alarm(spikes: tuple[int, 
     assert bool(line) == bool(spikes)
     if spikes:
         course = re.search(
-            r"\(loss ([\d.]+) to ([\d.]+), back after (\d+) steps(.*?)\)", found["stability.spike"].summary
+            r"\(peak loss ([\d.]+), about ([\d.]+) before, back after (\d+) steps(.*?)\)",
+            found["stability.spike"].summary,
         )
         assert course
         onset = frame["loss"][spikes[0] - 20 : spikes[0] - 1].median()
-        assert float(course[1]) == pytest.approx(onset, abs=0.2)
-        assert float(course[2]) == pytest.approx(frame["loss"][spikes[0] - 5 :].max(), abs=0.3)
+        assert float(course[2]) == pytest.approx(onset, abs=0.2)
+        assert float(course[1]) == pytest.approx(frame["loss"][spikes[0] - 5 :].max(), abs=0.3)
         assert 3 <= int(course[3]) <= 25
         assert course[4] == (", the first of 2" if len(spikes) == 2 else "")
 

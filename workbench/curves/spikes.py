@@ -273,7 +273,8 @@ def told_course(rise: Rise, times: int) -> str:
     took = rise.steps_to_recover
     back = "not back yet" if took is None else f"back after {took:,} step{'' if took == 1 else 's'}"
     which = f", the first of {times}" if times > 1 else ""
-    return f" (loss {rise.trough_loss:.3g} to {rise.peak_loss:.3g}, {back}{which})"
+    peak = f"peak loss {rise.peak_loss:.3g}" if math.isfinite(rise.peak_loss) else "loss not finite"
+    return f" ({peak}, about {rise.trough_loss:.3g} before, {back}{which})"
 
 
 def told_replay(found: Mapping[str, Any], *, most: int = 3) -> str:

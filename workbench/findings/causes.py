@@ -67,8 +67,8 @@ _DRIVEN = (
 _EXPLAINS: dict[str, tuple[str, ...]] = {
     "data.nonfinite": ("loss.*", "loop.*", "batch_norm.*", "data.scale", *_START),
     "data.labels": ("data.label_shift", "data.imbalance", "loss.*", *_START),
-    "data.no_signal": ("data.duplicates", "data.leakage", *_LEARNS),
-    "data.leakage": ("data.duplicates",),
+    "data.no_signal": ("data.duplicates", *_LEARNS),
+    "data.leakage": ("data.duplicates", "checkpoints.selection"),
     "data.unshuffled": ("data.weak_shuffle", "batch_norm.*", *_LEARNS),
     "data.weak_shuffle": _LEARNS,
     "data.label_shift": ("data.train_validation_shift", *_VALIDATED),
@@ -131,6 +131,8 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
 
 STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*" in explained) | {"schedule.collapse"}
 """Codes whose alarm makes every comparison of hyperparameters void: mend it, then tune (F1.1)."""
+_MEMORISED = "data.leakage"
+"""Makes them void where it fails: configs are compared by rows that were trained on (P2.9)."""
 
 _ALARMS = ("fail", "warn")
 
@@ -183,7 +185,7 @@ def is_remark(code: str) -> bool:
 
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first."""
-    wrong = [f for f in causes_first(findings) if f.status in _ALARMS and _key(f.code, STRUCTURAL)]
+    wrong = [f for f in causes_first(findings) if f.status in _ALARMS and (_key(f.code, STRUCTURAL) or f.code == _MEMORISED)]
     return tuple(f.code for f in wrong if f.status == "fail" or _key(f.code, _EXPLAINS) in STRUCTURAL)
 
 

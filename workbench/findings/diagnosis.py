@@ -199,7 +199,9 @@ class Diagnosis:
         answered = {code for answer in self.answers for code in answer.codes}
         measured = {f.code for f in ranked if f.code in MEASUREMENTS and f.applies}
         told = [f for f in ranked if few or f.status != "ok" or f.code in measured or came_back(f)]
-        return [f for f in told if f.code not in answered], [f for f in ranked if f not in told]
+        said = {answer.text.removesuffix(".") for answer in self.answers}
+        news = [f for f in told if f.code not in answered and f.summary.removesuffix(".") not in said]
+        return news, [f for f in ranked if f not in told]
 
     def __repr__(self) -> str:
         """Return the verdict for a terminal: answers, then what none of them tells, causes first; what is said alike is said once; what to change and to try."""

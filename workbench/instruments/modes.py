@@ -281,7 +281,9 @@ class _Root:
     def __init__(self, model: nn.Module, *, hold: bool) -> None:
         self.model: Callable[[], nn.Module | None] = (lambda: model) if hold else weakref.ref(model)
         self._random = [
-            (name, weakref.ref(module)) for name, module in model.named_modules() if _depends_on_mode(module)
+            (f"{type(module).__name__} {name!r}" if name else type(module).__name__, weakref.ref(module))
+            for name, module in model.named_modules()
+            if _depends_on_mode(module)
         ]
         self.trained = self.trained_in_eval = 0
         self.wrong: list[str] = []

@@ -225,8 +225,8 @@ def _eval_mode(facts: Facts, share: float) -> Finding:
     worst = max(wrong, key=lambda m: m["trained_in_eval"] / m["trained"])
     part = worst["trained_in_eval"] / worst["trained"]
     return say(
-        "fail", f"{worst['model']} is in evaluation mode in {part:.0%} of its backward passes{at(worst['lines'], 'eval')}: "
-        f"what depends on the mode ({named([repr(name) for name in worst['depends_on_mode']])}) does not train as it should.",
+        "fail", f"{worst['model']} is in evaluation mode in {part:.0%} of its backward passes{at(worst['lines'], 'eval')}, which changes "
+        f"the outputs of {named(worst['depends_on_mode'])}.",
         value=part, unit="share of backward passes", threshold=share, advice=["Call model.train() at the start of every epoch, after every evaluation."],
     )  # fmt: skip
 
@@ -254,7 +254,7 @@ def _train_mode(facts: Facts) -> Finding:
         )  # fmt: skip
     return say(
         "fail" if apart else "warn", f"{worst['model']} is in training mode in {worst['runs_in_train']} of {worst['runs']} evaluations"
-        f"{at(worst['lines'], 'train')}: {named(worst['depends_on_mode'])} change what is measured.",
+        f"{at(worst['lines'], 'train')}, which changes the outputs of {named(worst['depends_on_mode'])}.",
         value=float(worst["runs_in_train"]), unit="evaluations", advice=["Call model.eval() before every evaluation, and model.train() after it."],
     )  # fmt: skip
 

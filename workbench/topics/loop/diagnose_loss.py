@@ -206,7 +206,7 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
         name, row = double[0]
         lowest = _lowest(name, row)
         say = partial(say, value=lowest, unit="least loss of an example")
-        floor = "" if lowest is None else f" No example of weight 1 has a loss below {lowest:.3f}."
+        floor = "" if lowest is None else f" No example can have a loss below {lowest:.3f}, class weights aside."
         if name == "binary_cross_entropy_with_logits":
             return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{at(row, 'line')}: they look like probabilities.{floor}", advice=[
                 "Leave the sigmoid out of the model, or use binary_cross_entropy.",

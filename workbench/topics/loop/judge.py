@@ -36,8 +36,11 @@ def judge_run(record: RecordLike) -> Diagnosis:
         + diagnose_input_share(record)
         + diagnose_seen_batches(record)
     )
-    found = judged_without_loss(record, found)
-    return replace(found, findings=causes_first(found.findings))
+    told = judged_without_loss(record, found).findings
+    if not (record.facts.get("loop") or {}).get("updates", 1):  # one reason instead of what each check lacks
+        why = "Not measured: no update was made."
+        told = tuple(replace(f, summary=why) if f.status == "not_measured" else f for f in told)
+    return replace(found, findings=causes_first(told))
 
 
 def judge_watched(path: Path) -> Diagnosis:

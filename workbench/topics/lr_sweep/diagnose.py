@@ -15,7 +15,7 @@ from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.record.roles import Role
-from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, own_lr_findings
+from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, differ_by_metric, own_lr_findings
 
 CODES = Codes({
     "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", **OWN_LR_CODES, "lr.at_edge": "F1.12",
@@ -113,19 +113,18 @@ def _cut_short(study: JudgedStudy, best: BestLR) -> bool:
 
 
 def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR, baseline: float) -> Finding:
-    alike = f"{best.low:.4g} to {best.high:.4g}"
-    mine = best.low * (1 - 1e-9) <= baseline <= best.high * (1 + 1e-9)
-    if mine and len(best.tied) > 1:
-        summary = f"{alike} train equally well; yours ({baseline:.4g}) is one of them"
-    elif mine:
-        summary = f"Best by training loss: {alike}; yours ({baseline:.4g}) is in that range"
-    elif len(best.tied) > 1 or best.high > 100 * best.low:  # a plain that spans two decades is no bowl (rule of thumb)
-        summary = f"{alike} train equally well (safest choice: {best.lr:.4g})"
+    among = [p for p in table.points if best.low <= p.lr <= best.high]
+    alike = [p.lr for p in among]
+    mine = any(math.isclose(lr, baseline, rel_tol=1e-9) for lr in alike)
+    if len(alike) > 1:
+        chosen = f"yours ({baseline:.4g}) is one of them" if mine else f"the safest choice is {best.lr:.4g}"
+        summary = f"By training loss, {alike[0]:.4g} to {alike[-1]:.4g} train equally well; {chosen}"
+        summary += differ_by_metric(study, table, among)
     else:
-        summary = f"Best by training loss: {best.lr:.4g}, within {alike}"
+        summary = f"Best by training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"
     if _cut_short(study, best):
         yours = ", yours" if math.isclose(best.measured_lr, baseline, rel_tol=1e-9) else ""
-        summary = f"Best known is {best.measured_lr:.4g}{yours}: lowest of {_tried(table)} at full length, where the budget was spent"
+        summary = f"Best known is {best.measured_lr:.4g}{yours}: it has the lowest training loss of {_tried(table)} at full length, where the budget was spent"
         if short.best is not None:
             first, few = short.points[short.best].lr, f"{_tried(short)} in runs of {short.total_steps:,} steps"
             summary += f", and of {few}" if first == best.measured_lr else f"; of {few} that was {first:.4g}"
@@ -179,14 +178,16 @@ def _unstable(
         summary = f"Stable at every learning rate up to {top:.4g}, over {table.total_steps} steps."
         if top >= far * (1 - 1e-9):
             return found("ok", summary, evidence=evidence)
-        advice = [f"Try learning rates above {top:.4g}, with a larger budget, to find where training becomes unstable."]
+        advice = [
+            f"Try learning rates above {top:.4g}, with a larger budget, 10x say, to find where training becomes unstable."
+        ]
         hint = unstable_bracket(short)
         if hint is not None and hint.middle > top:
             summary = (
                 f"{summary[:-1]}; in runs of {short.total_steps:,} steps it is unstable from {hint.middle:.4g} on."
             )
             evidence |= {"short_lower": hint.lower, "short_upper": hint.upper}
-            advice = [f"Give a larger budget: at full length no learning rate above {top:.4g} was tried, and short runs are unstable from {hint.middle:.4g} on."]  # fmt: skip
+            advice = [f"Give a larger budget, 10x say: at full length no learning rate above {top:.4g} was tried, and short runs are unstable from {hint.middle:.4g} on."]  # fmt: skip
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,

@@ -84,6 +84,31 @@ def best_rival(
     return Rival(lr=point.lr, select=select, own=mine, value=value, gain=gain, noise=noise, share=share, lost=lost)
 
 
+def differ_by_metric(
+    record: RecordLike,
+    table: SweepTable,
+    points: Sequence[LRPoint],
+    *,
+    noise_sds: float = 2.0,
+    material_frac: float = 0.02,
+) -> str:
+    """Return which of several lrs, alike by training loss, is worst by the selected metric, and by how much; "" where they are alike in it.
+
+    Args:
+        noise_sds: of the better one's noise from evaluation to evaluation, by which the worst has to lie apart.
+        material_frac: share of what the best learned that the worst has to lose (O1 calls differences of 2 % equal).
+    """
+    select, sign = str(record.config.get("select", "")), metric_sign(record)
+    every = [(selected(record, p.trials), p) for p in points] if len(record.evals) and select else []
+    found = [(sign * theirs[select], p, theirs) for theirs, p in every if theirs]
+    if len(found) < 2:
+        return ""
+    (low, best, theirs), (high, worst, _) = (pick(found, key=lambda item: item[0]) for pick in (min, max))
+    if high - low <= max(noise_sds * theirs["noise"], material_frac * (_start(record, table, best) - low)):
+        return ""
+    return f". By {select} of the selected checkpoints {worst.lr:.4g} is the worst of them: {sign * high:.4g} against {sign * low:.4g} at {best.lr:.4g}"
+
+
 def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
     """Return the cost of knowing nothing: the metric before the first step, or chance where it is a loss.
 
@@ -145,7 +170,7 @@ def _too_high(
     if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
         worse = f"no worse than lr {rival.lr:.4g}, and validation worse ({rival.words})"
         return found("ok", f"{start} fits the training data {worse}: it overfits earlier.")
-    summary = f"{start} {rival.less} a smaller one: {rival.words}{use}."
+    summary = f"{start} is too high: it {rival.less} lr {rival.lr:.4g} ({rival.words}){use}."
     status: Status = "fail" if rival.share >= limits[1] else "warn"
     return found(status, summary, value=rival.lr, threshold=limits[0], advice=advice)
 
@@ -156,19 +181,17 @@ def _too_low(
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
     unit = "lr* / baseline lr"
     found = partial(CODES.finding, "lr.too_low", value=value, unit=unit, threshold=ratio, evidence=evidence)
-    where = f"The baseline's lr {own.lr:.4g} {_distance(value, ratio)} the best lr tried, {best.lr:.4g},"
+    start = f"The baseline's lr {own.lr:.4g}"
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
-        return found("ok", f"{where.rstrip(',')}.")
+        return found("ok", f"{start} {_distance(value, ratio)} the best lr tried, {best.lr:.4g}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
         known = rival.gain > 2 * rival.noise and 0 < rival.share < 1
         as_well = f"learns {100 * rival.share:.2g} % less than" if known else "trains about as well as"
         limit = f" (alarm: {100 * limits[0]:g} % or more)" if known else ""
-        return found(
-            "ok", f"The baseline's lr {own.lr:.4g} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}{limit}."
-        )
+        return found("ok", f"{start} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}{limit}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
-    summary = f"{where} and {rival.less} a larger one: {rival.words}{use}."
+    summary = f"{start} is too low: it {rival.less} lr {rival.lr:.4g} ({rival.words}){use}."
     return found(status, summary, advice=advice)
 
 
@@ -213,7 +236,7 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
     if not (lr < own.lr if word == "Lower" else lr > own.lr):
         return "", []
     other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
-    why = f", the best by {rival.select} that keeps away from the edge" if rival is not None and other else ""
+    why = f" (by training loss alone: {best.lr:.4g})" if other else ""
     return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 

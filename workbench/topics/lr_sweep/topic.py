@@ -1,5 +1,7 @@
 """Which learning rate trains best, and where does training become unstable?"""
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,13 +59,17 @@ def _curve_numbers(record: Any, _: Diagnosis) -> str:
     numbers = trials_in(record)
     if not numbers:
         return ""
-    outcomes = [first_and_end(curve(record, trial, "loss")[1]) for trial in numbers]
-    up = sum(not np.isfinite(end) or end >= first for first, end in outcomes)
-    if not up:
-        every = "the one run" if len(numbers) == 1 else f"all {len(numbers):,} runs"
-        return f"In {every} of the study the training loss ended lower than at step 0."
-    of = "the one run" if len(numbers) == 1 else f"{up:,} of the {len(numbers):,} runs"
-    return f"In {of} of the study the training loss ended no lower than at step 0."
+    firsts, ends = zip(*(first_and_end(curve(record, trial, "loss")[1]) for trial in numbers), strict=True)
+    up = sum(not np.isfinite(end) or end >= first for first, end in zip(firsts, ends, strict=True))
+    higher = f", in {up:,} of them not finite or no lower than at step 0" if up else ""
+    return f"Training loss at step 0 {_range(firsts)}, at the end {_range(ends)} in {counted(len(numbers), 'run')}{higher}."
+
+
+def _range(values: Sequence[float]) -> str:
+    finite = sorted(value for value in values if np.isfinite(value)) or [math.nan]
+    return (
+        f"{number_text(finite[0])} to {number_text(finite[-1])}" if finite[-1] > finite[0] else number_text(finite[0])
+    )
 
 
 def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
