@@ -185,7 +185,9 @@ def is_remark(code: str) -> bool:
 
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first."""
-    wrong = [f for f in causes_first(findings) if f.status in _ALARMS and (_key(f.code, STRUCTURAL) or f.code == _MEMORISED)]
+    wrong = [
+        f for f in causes_first(findings) if f.status in _ALARMS and (_key(f.code, STRUCTURAL) or f.code == _MEMORISED)
+    ]
     return tuple(f.code for f in wrong if f.status == "fail" or _key(f.code, _EXPLAINS) in STRUCTURAL)
 
 
