@@ -42,7 +42,7 @@ def test_a_trial_trained_alone_opens_as_a_trial(trained: Path) -> None:
     assert record.config == small_workload().config.to_dict()
     assert record.state == "complete"
     assert repr(record) == "TrialRecord(0, complete, lr=0.05, steps=40)"
-    assert [t.number for t in StudyRecord(str(trained))] == [0]  # type: ignore[arg-type]
+    assert [t.number for t in StudyRecord(trained)] == [0]
 
 
 def test_a_record_may_be_restricted_to_some_trials(tmp_path: Path) -> None:

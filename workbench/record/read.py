@@ -24,17 +24,8 @@ SCHEMA = 1
 """Of `study.json`: raised when an older version of this package would read a folder wrongly."""
 
 STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
-EVAL_COLUMNS = [
-    *STEP_COLUMNS[:2],
-    "split",
-    "setting",
-    "metric",
-    "value",
-    "num_examples",
-    "num_correct",
-    "seconds",
-    "subset",
-]
+EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
+EVAL_COLUMNS += ["subset"]
 PREDICTION_COLUMNS = ["trial", "step", "split", "example", "prediction", "label", "loss"]
 
 _FROM_EVENTS = ("state", "best_step", "best_value", "steps_run", "seconds", "gradients", "lanes")
@@ -53,15 +44,12 @@ class StudyRecord:
     """All trials of one study folder. Frames are pandas; read when first asked for, see `reload`.
 
     Attributes:
-        path: the study's folder; a string will do.
+        path: the study's folder.
         only: numbers of the trials to see; None is all.
     """
 
     path: Path
     only: frozenset[int] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
 
     @cached_property
     def study(self) -> dict[str, Any]:
@@ -111,9 +99,8 @@ class StudyRecord:
         `gradients` says by which way its gradients were taken, `lanes` how many trials trained together with it, itself
         included; `seconds` is its equal share of their time.
         """
-        return pd.DataFrame(
-            _trial_rows([p for p in trial_folders(self.path) if self.only is None or int(p.name) in self.only])
-        )
+        folders = trial_folders(self.path)
+        return pd.DataFrame(_trial_rows([p for p in folders if self.only is None or int(p.name) in self.only]))
 
     @cached_property
     def steps(self) -> pd.DataFrame:
