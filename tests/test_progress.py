@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,28 @@ def test_ctrl_c_is_one_line_that_says_what_is_kept(folder: Path | None) -> None:
     assert (str(folder) in str(said.value)) == (folder is not None)
     with pytest.raises(StudyInterrupted, match="^as it was$"), interruptible(folder):
         raise StudyInterrupted("as it was")
+
+
+def test_ctrl_c_while_torch_is_imported_waits_until_it_is() -> None:
+    """An import of torch that is broken off cannot be made again in the same process, so a notebook's kernel would be lost."""
+    code = """
+        import signal, sys
+        import workbench as wb
+        class PressesStop:
+            at = ["torch", "sklearn.datasets"]
+            def find_spec(self, name, *_):
+                if name in self.at:
+                    self.at.remove(name)
+                    signal.raise_signal(signal.SIGINT)
+        sys.meta_path.insert(0, PressesStop())
+        for _ in range(3):
+            try:
+                print(wb.load_workload("digits_mlp").name)
+            except KeyboardInterrupt as said:
+                print(type(said).__name__)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["StudyInterrupted", "StudyInterrupted", "digits_mlp"]
 
 
 def test_a_bar_grows_where_more_is_trained_than_was_expected() -> None:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.progress import interruptible
+from workbench.progress import finished_first, interruptible
 
 
 def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -26,9 +26,9 @@ def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Calla
         if name not in homes:
             raise AttributeError(f"{module} has no {name!r}{_near(name, homes)}")
         home, there = homes[name]
-        with interruptible():
+        with interruptible(), finished_first():
             found = vars(importlib.import_module(home))
-        value = found[there] if there in found else importlib.import_module(f"{home}.{there}")
+            value = found[there] if there in found else importlib.import_module(f"{home}.{there}")
         setattr(sys.modules[module], name, value)
         return value
 

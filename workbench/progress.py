@@ -119,6 +119,21 @@ def interruptible(path: Path | None = None) -> Iterator[None]:
         raise StudyInterrupted(f"stopped; the same command or cell {kept}.") from None
 
 
+@contextmanager
+def finished_first() -> Iterator[None]:
+    """Hold SIGINT back until the block is done: a compiled package whose import was broken off cannot be imported again in this process."""
+    held: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number)) if in_main else None
+    try:
+        yield
+    finally:
+        if in_main:
+            signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
+
+
 _listening: list[StopRequest] = []
 
 

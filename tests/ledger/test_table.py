@@ -67,6 +67,9 @@ def test_the_best_value_is_that_of_a_learning_rate_below_the_unstable_one(tmp_pa
     assert stable.config["peak_lr"] < best.config["peak_lr"]
     row = wb.list_studies(tmp_path, extra=["best_lr", "best_trial"]).iloc[0]
     assert (row["best_lr"], row["best_trial"]) == (stable.config["peak_lr"], stable.number)
+    ends = above | {"recommendation": {"adopted": False, "baseline": {"trials": [best.number]}}}
+    (tmp_path / "s" / "diagnosis.json").write_text(json.dumps(ends))
+    assert wb.open(tmp_path / "s").best().number == best.number, "of the config that the diagnosis ends with"
 
 
 def test_optuna_is_not_needed(root: Path, tmp_path: Path) -> None:
@@ -173,15 +176,16 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     assert row.loc["one", ["verdict", "lr_best"]].tolist() == ["ok, 1 not measured", 0.4]
     assert row.loc["two", ["verdict", "lr_best", "lr_unstable"]].isna().all()
     assert cli.main(["studies", str(tmp_path)]) == 0
-    head, one, two = (line.split("  ") for line in capsys.readouterr().out.splitlines())
-    head, one, two = ([cell.strip() for cell in line if cell] for line in (head, one, two))
-    assert head == ["study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable", "verdict", "note"]
-    assert one == ["one", "6", "0.25", "validation/loss", "0.2", "0.4", "ok, 1 not measured", "a note"]
-    assert two == ["two", "6", "0.25", "validation/loss", "0.2", "a note"]
+    lines = capsys.readouterr().out.splitlines()
+    head, one, said, two, alone = ([cell.strip() for cell in line.split("  ") if cell] for line in lines)
+    assert head == ["study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable"]
+    assert one == ["one", "6", "0.25", "validation/loss", "0.2", "0.4"]
+    assert two == ["two", "6", "0.25", "validation/loss", "0.2"]
+    assert (said, alone) == (["ok, 1 not measured: a note"], ["a note"])
     assert cli.main(["studies", str(tmp_path), "--note", "two", "after the fix #lr #fix"]) == 0
     capsys.readouterr()
     assert cli.main(["studies", str(tmp_path), "--tag", "lr"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "two"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "two", "after"]
     assert cli.main(["studies", str(tmp_path), "--tag", "after"]) == 0
     assert "has the tag #after" in capsys.readouterr().out
     assert cli.main(["studies", str(tmp_path), "--compare", "one", str(tmp_path / "two")]) == 0
@@ -189,7 +193,9 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     assert "best value" in compared
     assert [line.split()[-2:] for line in compared.splitlines() if line.startswith("best value")] == [["0.25", "0.25"]]
     assert cli.main(["studies", str(tmp_path), "--compare", "one"]) == 2
-    assert head[-1] == "note"
+    assert "standard deviation over seeds" not in compared, "a row without a value says nothing"
+    assert cli.main(["studies", str(tmp_path), "--note", "two", "long " * 60]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 110
     assert cli.main(["studies", str(tmp_path), "--verbose"]) == 0
     assert capsys.readouterr().out.count("reproduce: ") == 2
 

@@ -345,16 +345,18 @@ def _columns(rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> str:
-    """One row a study; under each, where asked for, further columns, where its config is and what reproduces it."""
-    rows = [("study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable", "verdict", "note")]
+    """One row a study; under each its verdict and note and, where asked for, further columns, where its config is and what reproduces it."""
+    rows = [("study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable")]
     for row in table.to_dict("records"):
         metric = str(row["select"]).partition(" ")[0]
         rows.append((
             str(row["study"]), str(row["trials"]), _number(row["best_value"]), metric if _number(row["best_value"]) else "",
-            _number(row["best_lr"]), _number(row["lr_best"]), _number(row["lr_unstable"]), row["verdict"] if isinstance(row["verdict"], str) else "", str(row["note"]),
+            _number(row["best_lr"]), _number(row["lr_best"]), _number(row["lr_unstable"]),
         ))  # fmt: skip
     lines = _columns(rows)
     for line, study in enumerate(table.to_dict("records"), start=1):
+        said = f"{study['verdict']}: {study['note']}" if isinstance(study["verdict"], str) else str(study["note"])
+        lines[line] += f"\n    {said if verbose else textwrap.shorten(said, 106, placeholder=' …')}"
         lines[line] += "".join(f"\n    {f'{name}:':<10} {study[name]}" for name in extra)
         if verbose:
             lines[line] += f"\n    config:    {study['config']}\n    reproduce: {study['reproduce']}"

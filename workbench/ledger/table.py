@@ -28,7 +28,7 @@ EXTRA = {
     "failed": "trials that ended in an error",
     "diverged": "trials whose loss became non-finite or far too high",
     "unfinished": "trials that are running or were stopped",
-    "best_trial": "number of the trial with the best value",
+    "best_trial": "number of the trial with the best value, of the config that the diagnosis ends with where there is one",
     "best_step": "step of its selected checkpoint",
     "best_lr": "its learning rate",
     "select": "metric that selects, and what is better",
@@ -36,7 +36,7 @@ EXTRA = {
     "commit": "git commit of the code",
     "tags": "words of the note that begin with #",
     "verdict": "badge of its diagnosis, where there is one",
-    "lr_best": "lr.best of its diagnosis; where several learning rates are equally good, the trial with the best value may have another",
+    "lr_best": "lr.best of its diagnosis; the config that it ends with may have another that is as good, or better by the metric",
     "lr_unstable": "lr.unstable of its diagnosis: where training becomes unstable",
 }
 """Further columns -> what they hold; they are there on request."""

@@ -24,8 +24,7 @@ SCHEMA = 1
 """Of `study.json`: raised when an older version of this package would read a folder wrongly."""
 
 STEP_COLUMNS = ["trial", "step", "loss", "loss_se", "lr", "grad_norm", "clipped", "update_norm", "param_norm"]
-EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds"]
-EVAL_COLUMNS += ["subset"]
+EVAL_COLUMNS = ["trial", "step", "split", "setting", "metric", "value", "num_examples", "num_correct", "seconds", "subset"]  # fmt: skip
 PREDICTION_COLUMNS = ["trial", "step", "split", "example", "prediction", "label", "loss"]
 
 _FROM_EVENTS = ("state", "best_step", "best_value", "steps_run", "seconds", "gradients", "lanes")
@@ -274,29 +273,33 @@ class TrialRecord:
 
 
 def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
-    """Return the table of trials, the best value first; then short runs (of less than half of the config's updates and examples), those that
-    diverged or are at or above the diagnosis's `lr.unstable` with the config's warmup and clipping, and those without a value.
+    """Return the table of trials, the best value first: of the config that its diagnosis ends with, then of the others; then short runs (of less than half
+    of the config's updates and examples), those that diverged or are at or above `lr.unstable` with the config's warmup and clipping, and those without a value.
     """
     trials, own = record.trials, record.config
     if trials.empty:
         return trials
-    plain = trials["peak_lr"] >= _unstable_lr(record.path)
+    unstable_lr, kept = diagnosed(record.path)
+    plain = trials["peak_lr"] >= unstable_lr
     for name in ("warmup_steps", "max_grad_norm"):
         plain &= trials[name].isna() if own.get(name) is None else trials[name] == own[name]
     examples = trials["total_steps"] * trials["batch_size"]
     short = (trials["total_steps"] < own["total_steps"] / 2) & (examples < own["total_steps"] * own["batch_size"] / 2)
-    place = short.astype(int).mask(plain | (trials["state"] == "diverged"), 2).mask(trials["best_value"].isna(), 3)
+    place = short.astype(int).mask(plain | (trials["state"] == "diverged"), 2).mask(trials["trial"].isin(kept), -1).mask(trials["best_value"].isna(), 3)  # fmt: skip
     best = trials["best_value"] * (1.0 if own["select_mode"] == "min" else -1.0)
     order = pd.DataFrame({"place": place, "best": best, "trial": trials["trial"]}).sort_values(["place", "best", "trial"])  # fmt: skip
     return trials.loc[order.index].reset_index(drop=True)
 
 
-def _unstable_lr(path: Path) -> float:
-    """Return the learning rate from which on the study's diagnosis found training unstable; infinite where it found none."""
-    with suppress(RecordError, ValueError, KeyError, TypeError):
-        found = read_json(path / "diagnosis.json")["findings"]
-        return float(next((f["value"] for f in found if f["code"] == "lr.unstable"), None) or math.inf)
-    return math.inf
+def diagnosed(path: Path) -> tuple[float, list[int]]:
+    """Return the lr from which on the study's diagnosis found training unstable, and the trials of the config that it ends with; infinite and none without one."""
+    with suppress(RecordError, ValueError, KeyError, TypeError, AttributeError):
+        found = read_json(path / "diagnosis.json")
+        lr = next((f["value"] for f in found["findings"] if f["code"] == "lr.unstable"), None)
+        advised = found.get("recommendation") or {}
+        kept = advised.get("recommended" if advised.get("adopted") else "baseline") or {}
+        return float(lr or math.inf), list(kept.get("trials", ()))
+    return math.inf, []
 
 
 def periodic_rows(evals: pd.DataFrame) -> pd.DataFrame:
@@ -337,12 +340,9 @@ def _no_study(folder: Path) -> RecordError:
     if inside:
         return RecordError(f"{said} The studies in it are {', '.join(inside[-5:])}: open one of these.")
     if around:
-        return RecordError(
-            f"{said}{nearest(folder.name, around[-10:])} workbench studies {folder.parent} lists them all."
-        )
-    return RecordError(
-        f"{said} Give the folder that was passed as out=..., or list what there is with workbench studies."
-    )
+        said += nearest(folder.name, around[-10:])
+        return RecordError(f"{said} workbench studies {folder.parent} lists them all.")
+    return RecordError(f"{said} Give the folder of out=..., or list what there is with workbench studies.")
 
 
 def _trial_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:

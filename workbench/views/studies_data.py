@@ -26,7 +26,7 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture, study_sentence
 
 STUDY_COLUMNS = [
-    "study", "created", "workload", "state", "verdict", "lr_best", "lr_unstable", "best_value", "select", "best_lr", "trials", "diverged", "failed", "note",
+    "study", "note", "created", "workload", "state", "verdict", "lr_best", "lr_unstable", "best_value", "select", "best_lr", "trials", "diverged", "failed",
 ]  # fmt: skip
 """What a row of the table of studies shows; `path`, `kind` and `reproduce` go with it unseen."""
 MOST_COMPARED = 6
@@ -198,7 +198,7 @@ def compare(sides: Sequence[Side]) -> dict[str, Any]:
         "mean over seeds": lambda each: each.mean,
         "standard deviation over seeds": lambda each: each.deviation,
     }
-    rows += [[what, *map(of, sides)] for what, of in told.items()]
+    rows += [row for what, of in told.items() if any(pd.notna((row := [what, *map(of, sides)])[1:]))]
     plain: dict[str, Any] = to_json({"names": [each.name for each in sides], "rows": rows, "said": _best_two(sides)})
     return plain
 

@@ -5,11 +5,13 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
+from workbench.progress import finished_first, interruptible
 from workbench.record.repro import source_of
 from workbench.workloads.base import Workload
 
@@ -45,6 +47,7 @@ def list_workloads() -> dict[str, str]:
     return {name: description for name, (_, description) in _BUNDLED.items()}
 
 
+@interruptible()
 def load_workload(name: str) -> Workload:
     """Return the workload that `name` stands for.
 
@@ -171,7 +174,8 @@ def _how_to_name() -> str:
 
 def _import_module(source: str) -> ModuleType:
     try:
-        return importlib.import_module(source)
+        with finished_first() if source.startswith("workbench.") else nullcontext():
+            return importlib.import_module(source)
     except ModuleNotFoundError as error:
         if error.name is not None and (source == error.name or source.startswith(f"{error.name}.")):
             raise UnknownNameError(
