@@ -304,7 +304,7 @@ def test_two_optimizers_whose_calls_are_interleaved_are_judged_by_whole_updates(
 def cadence(cost: float, step: float, share: float) -> int:
     attention = Attention(share, most=50)
     for k in range(400):
-        attention.spent = cost
+        attention.spent = cost if attention.awake else 0.0
         attention.updated(k + 1, (k + 1) * (step + cost), pairs=False)
     return attention.every
 
@@ -320,7 +320,7 @@ def test_a_look_sees_both_steps_of_a_pair(pairs: bool) -> None:
     attention, awake = Attention(0.01, most=50), []
     for k in range(4000):
         awake.append(attention.awake)
-        attention.spent = 2e-4
+        attention.spent = 2e-4 if attention.awake else 0.0
         attention.updated(k + 1, (k + 1) * (1e-3 + 2e-4), pairs=pairs)
     late = "".join("x" if each else " " for each in awake[WINDOW:]).split()
     assert {len(look) for look in late[1:-1]} >= {1 + pairs}
@@ -333,7 +333,7 @@ def test_looks_of_changing_distance_are_one_in_every_on_the_mean() -> None:
     for k in range(20_000):
         if attention.awake and k >= WINDOW:
             at.append(k)
-        attention.spent = 2e-4
+        attention.spent = 2e-4 if attention.awake else 0.0
         attention.updated(k + 1, (k + 1) * (1e-3 + 2e-4), pairs=False)
     assert len(at) == pytest.approx((20_000 - WINDOW) / 27, rel=0.05)
     gaps = np.diff(at)

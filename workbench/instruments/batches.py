@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Self
 
@@ -22,7 +22,8 @@ MEMORY = 512
 """Updates whose batches are remembered; rows are read in blocks of fewer."""
 MAX_KEPT = 40
 MAX_EXAMPLES = 256
-WINDOW = 50
+WINDOW, _TOGETHER = 50, 4
+"""Losses that later ones are held against, and how many of those at a time (rules of thumb)."""
 _DIGESTED = 4096
 
 
@@ -45,8 +46,8 @@ def noted(batches: Iterator[list[Any]], draws: Draws) -> Iterator[list[Any]]:
 class TimedIterator:
     """A loader's iterator that says how long each batch was waited for, and which examples it holds."""
 
-    def __init__(self, batches: Iterator[Any], loader: Any, draws: Draws, tell: Callable[..., None]) -> None:
-        self._batches, self._loader, self._draws, self._told = batches, loader, draws, tell
+    def __init__(self, batches: Iterator[Any], loader: Any, draws: Draws, taps: Any) -> None:
+        self._batches, self._loader, self._draws, self._taps = batches, loader, draws, taps
 
     def __iter__(self) -> Self:
         return self
@@ -56,10 +57,11 @@ class TimedIterator:
         try:
             batch = next(self._batches)
         except StopIteration:
+            self._taps.exhausted()
             draws.exhausted = True
             raise
         draws.current = draws.ahead.popleft() if draws.ahead else None
-        self._told("drew", self._loader, time.perf_counter() - began, draws, batch)
+        self._taps.drew(self._loader, time.perf_counter() - began, draws, batch)
         return batch
 
     def __len__(self) -> int:
@@ -96,15 +98,15 @@ class Batches:
         self._lr = math.nan
         self._moment: dict[str, float] | None = None
 
-    def drew(self, draws: Draws) -> None:
-        """Take in that a batch was drawn."""
+    def drew(self, draws: Draws, examples: list[Any] | None) -> None:
+        """Take in that a batch of these examples was drawn."""
         if not self._drawn or self._drawn[-1][0]() is not draws:
             alive = [pair for pair in self._drawn if pair[0]() is not None]
             new = (weakref.ref(draws), deque[list[Any] | None](maxlen=MEMORY))
             self._drawn = sorted(
                 alive if any(ref() is draws for ref, _ in alive) else [*alive, new], key=lambda pair: pair[0]() is draws
             )
-        self._drawn[-1][1].append(draws.current)
+        self._drawn[-1][1].append(examples)
 
     def fed(self, first: Tensor | None) -> None:
         """Take in the first tensor that a model is trained on, for its shape; its values are looked at where no sampler tells."""
@@ -114,8 +116,7 @@ class Batches:
         if drawn and drawn[-1] is not None:
             self._fed = (list(first.shape), None)
             return
-        with torch.no_grad():
-            self._fed = (list(first.shape), first.detach().reshape(-1)[:_DIGESTED].sum(dtype=torch.float32))
+        self._fed = (list(first.shape), first.detach().reshape(-1)[:_DIGESTED].sum(dtype=torch.float32))
 
     def hold(self, args: Any) -> None:
         """Take in what a model is trained on in an update that is passed over, until its end: it may turn out to stand out."""
@@ -197,7 +198,7 @@ class Batches:
         return bool((losses > 1.0).any())
 
     def _loss_scores(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return by how many of its limits each loss lies above the `WINDOW` finite ones before it, 0 where fewer than 5 are known."""
+        """Return by how many of its limits each loss lies above `WINDOW` finite ones just before it, the same for a few in a row, 0 where fewer than 5 are known."""
         finite = np.isfinite(loss)
         known = np.concatenate([self._losses, loss[finite]])
         before = self._losses.size + np.cumsum(finite) - finite  # finite losses before each row
@@ -205,10 +206,11 @@ class Batches:
         scores = np.where(finite | (before < 5), 0.0, math.inf)
         full, few = finite & (before >= WINDOW), finite & (before >= 5) & (before < WINDOW)
         if full.any():
-            windows = known[before[full][:, None] - np.arange(WINDOW, 0, -1)]
+            windows = known[before[full][::_TOGETHER, None] - np.arange(WINDOW, 0, -1)]
             level = _medians(windows)
             noise = 1.4826 * _medians(np.abs(windows - level[:, None]))
             noise = np.maximum(np.maximum(noise, 1e-3 * np.abs(level)), 1e-12)
+            level, noise = (np.repeat(each, _TOGETHER)[: full.sum()] for each in (level, noise))
             scores[full] = np.maximum((loss[full] - level) / (self._loss_sds * noise), 0.0)
         for i in np.flatnonzero(few):  # a call of NumPy costs more than so few numbers
             seen = known[: before[i]].tolist()

@@ -1,4 +1,4 @@
-"""`Conversions`: tensors that a loop converts to another dtype or moves to another device, and what that takes."""
+"""`Conversions`: tensors that a loop converts to another dtype or moves to another device, and what that takes; and which functions of torch are listened to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import handle_torch_function, has_torch_function
 
 from workbench.instruments.caller import own_line
@@ -14,6 +16,17 @@ from workbench.instruments.caller import own_line
 DIFFERENCE = "A difference"
 METHODS = ("to", "double", "float", "half", "bfloat16", "type", "cpu", "cuda")
 """Methods of `torch.Tensor` that return another one of another dtype, or on another device."""
+CRITERIA = (
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+"""Functions of `torch.nn.functional` that compare outputs with targets; the loss modules of `torch.nn` call them."""
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+"""Functions of `torch.nn.functional` that the modules of these names call."""
+CALLS = (("torch", "multinomial"), ("torch", "manual_seed"), ("numpy.random", "seed"), ("random", "seed"))
+HOOKS: tuple[tuple[Any, str], ...] = ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__"), (Function, "_register_hook"))  # fmt: skip
+PAIRED = {"__sub__": DIFFERENCE, "sub": DIFFERENCE, "__mul__": "A product", "mul": "A product"}
+"""Functions and methods that losses written by hand are made of, and what they give."""
 LEAST = 10_000
 """Elements below which a conversion costs nothing worth telling (rule of thumb)."""
 MAX_PLACES = 50

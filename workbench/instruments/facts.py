@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.caller import own_line
-from workbench.instruments.conversions import DIFFERENCE, Conversions
+from workbench.instruments.conversions import CRITERIA, DIFFERENCE, Conversions
 from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers
@@ -29,12 +29,12 @@ from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
 from workbench.instruments.surroundings import Loaders, Schedulers, first_tensor, tensors
-from workbench.instruments.taps import CRITERIA, TAPS
+from workbench.instruments.taps import TAPS
 from workbench.instruments.workers import Workers
 
 EVERY = 50
 MEMORY_EVERY = 10
-"""Updates between two looks at the process's memory, ten times as many after the window."""
+"""Updates between two looks at the process's memory, twenty times as many after the window."""
 
 
 class LoopFacts:
@@ -62,7 +62,7 @@ class LoopFacts:
         """Take in that a call was made."""
         self.order.add(name, line=self.near)
 
-    def drew(self, loader: Any, draws: Draws, batch: Any) -> None:  # noqa: D102
+    def drew(self, loader: Any, draws: Draws, batch: Any, examples: list[Any] | None) -> None:  # noqa: D102
         self._drawn = batch if self.near or self.examples.open else None
         if self.attention.awake:
             self.order.add("draw", line=False)
@@ -70,7 +70,7 @@ class LoopFacts:
         if self.modes.passes:
             self.modes.drew()
         self.examples.drew()
-        self.batches.drew(draws)
+        self.batches.drew(draws, examples)
 
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
         self.loaders.begins(loader)
@@ -202,7 +202,7 @@ class LoopFacts:
             self.criteria.settle()
             self.modes.settle({id(p) for group in optimizer.param_groups for p in group["params"]})
         if updates >= self._next_memory and (used := resident_bytes()) is not None:
-            every = MEMORY_EVERY if updates < WINDOW else 10 * MEMORY_EVERY
+            every = MEMORY_EVERY if updates < WINDOW else 20 * MEMORY_EVERY
             self._next_memory = (updates // every + 1) * every
             self._memory.append((updates, used))
             if len(self._memory) > 2000:

@@ -58,7 +58,6 @@ class LoopObserver:
         self.looks_now = True  # at the gradients of the update in progress
         self._fresh = True  # whether they are marked
         self.needs_exit_norm = False  # as something unseen changes the gradients before the step
-        self._zeroes: weakref.WeakKeyDictionary[nn.Module, int | None] = weakref.WeakKeyDictionary()
         self.samples = Samples()
         self._pending = Pending(self.samples)
         self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()  # not observed, below 0
@@ -73,7 +72,7 @@ class LoopObserver:
     def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None:  # noqa: D102
         self.waited += waited
         self.waits = True
-        self.facts.drew(loader, draws, batch)
+        self.facts.drew(loader, draws, batch, draws.current)
 
     @looks
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
@@ -83,6 +82,8 @@ class LoopObserver:
 
     @looks
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
+        if TAPS.passing is not None:
+            TAPS.passing.replay()
         self.facts.entered(module, args)
 
     def passes_over(self, args: tuple[Any, ...]) -> bool:
@@ -165,12 +166,7 @@ class LoopObserver:
 
     def _number_of(self, owner: Optimizer | nn.Module) -> int | None:
         """Return the number of an optimizer, or of the one that has a module's parameters; None where that is not known yet."""
-        if isinstance(owner, Optimizer):
-            return self._numbers.get(owner)
-        if owner not in self._zeroes and self.samples:
-            hits = self.samples.inside({id(p) for p in owner.parameters()})
-            self._zeroes[owner] = min((n for n in hits if n >= 0), default=None)
-        return self._zeroes.get(owner)
+        return self._numbers.get(owner) if isinstance(owner, Optimizer) else self.samples.first_of(owner)
 
     @looks
     def unscaled(self, optimizer: Optimizer) -> None:  # noqa: D102

@@ -258,8 +258,9 @@ class Snapshot:
         params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if any(type(p) not in (Tensor, nn.Parameter) for p in params):
             return
-        known = names()
-        self._layers = [(known.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
+        if [id(p) for p in params] != [id(p) for _, p in self._layers]:
+            known = names()
+            self._layers = [(known.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
         self._before = [p.detach().clone() for p in params]
 
     def measured(self, moved: Callable[[Sequence[tuple[str, Tensor]]], None]) -> dict[str, Tensor | float]:
@@ -268,13 +269,15 @@ class Snapshot:
             return {}
         before, self._before = self._before, []
         with torch.no_grad():
-            updates, held = each_norm(torch._foreach_sub([p for _, p in self._layers], before)), each_norm(before)
+            norms = each_norm(torch._foreach_sub([p for _, p in self._layers], before))
+            updates, held = stacked(norms), stacked(each_norm(before))
         row: dict[str, Tensor | float] = {
-            "update_norm": torch.linalg.vector_norm(stacked(updates)),
-            "param_norm": torch.linalg.vector_norm(stacked(held)),
+            "update_norm": torch.linalg.vector_norm(updates),
+            "param_norm": torch.linalg.vector_norm(held),
         }
-        moved([(name, update) for (name, _), update in zip(self._layers, updates, strict=True)])
-        if len(self._layers) <= MAX_LAYERS:
-            for (name, _), update, size in zip(self._layers, updates, held, strict=True):
-                row[f"update_ratio/{name}"] = update / size
+        names = [name for name, _ in self._layers]
+        moved(list(zip(names, norms, strict=True)))
+        if len(names) <= MAX_LAYERS:
+            ratios = (updates / held).unbind()
+            row |= {f"update_ratio/{name}": ratio for name, ratio in zip(names, ratios, strict=True)}
         return row

@@ -22,6 +22,7 @@ class StepRows:
         self._sink, self.block = sink, block
         self.columns: dict[str, list[Any]] = {}
         self._count = 0
+        self._tensors: list[tuple[list[Any], int, Tensor]] = []  # with the column and the row that each stands in
 
     def add(self, row: Mapping[str, Value]) -> None:
         """Keep a row; its tensors must have one element and must not be changed later."""
@@ -32,6 +33,8 @@ class StepRows:
         for name, values in columns.items():
             column = self.columns.setdefault(name, [])
             column += [math.nan] * (self._count - len(column)) + values
+            if set(map(type, values)) != {float}:
+                self._tensors += [(column, i, v) for i, v in enumerate(values, self._count) if isinstance(v, Tensor)]
         self._count += count
         if self._count >= self.block:
             self.flush()
@@ -40,13 +43,11 @@ class StepRows:
         """Hand on what was collected."""
         if not self._count:
             return
-        columns, count = self.columns, self._count
-        self.columns, self._count = {name: [] for name in columns}, 0
+        columns, count, tensors = self.columns, self._count, self._tensors
+        self.columns, self._count, self._tensors = {name: [] for name in columns}, 0, []
         for column in columns.values():
             column.extend([math.nan] * (count - len(column)))
-        mixed = [column for column in columns.values() if set(map(type, column)) != {float}]
-        places = [(column, i) for column in mixed for i, value in enumerate(column) if isinstance(value, Tensor)]
-        for (column, i), number in zip(places, _numbers([column[i] for column, i in places]), strict=True):
+        for (column, i, _), number in zip(tensors, _numbers([value for _, _, value in tensors]), strict=True):
             column[i] = number
         self._sink(columns)
 

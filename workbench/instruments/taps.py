@@ -19,8 +19,6 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer, lr_scheduler
@@ -28,8 +26,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from workbench.instruments import conversions
 from workbench.instruments.batches import Draws, TimedIterator, noted
-from workbench.instruments.conversions import DIFFERENCE, METHODS, compares, dispatched, is_costly
+from workbench.instruments.conversions import compares, dispatched, is_costly
 from workbench.instruments.workers import asked_workers
 
 
@@ -74,19 +73,6 @@ class Intervention(Protocol):
 
     def updated(self, updates: int) -> None:
         """Take in that so many updates were made; may end the program."""
-
-
-CRITERIA = (
-    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-)  # fmt: skip
-"""Functions of `torch.nn.functional` that compare outputs with targets; the loss modules of `torch.nn` call them."""
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-"""Functions of `torch.nn.functional` that the modules of these names call."""
-CALLS = (("torch", "multinomial"), ("torch", "manual_seed"), ("numpy.random", "seed"), ("random", "seed"))
-HOOKS: tuple[tuple[Any, str], ...] = ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__"), (Function, "_register_hook"))  # fmt: skip
-PAIRED = {"__sub__": DIFFERENCE, "sub": DIFFERENCE, "__mul__": "A product", "mul": "A product"}
-"""Functions and methods that losses written by hand are made of, and what they give."""
 
 
 class Taps:
@@ -179,7 +165,7 @@ class Taps:
             found = getattr(lr_scheduler, name)
             if isinstance(found, type) and issubclass(found, lr_scheduler.LRScheduler) and "step" in vars(found):
                 self._replace(found, "step", functools.partial(self._after, "scheduled"))
-        for name in DROPOUTS:
+        for name in conversions.DROPOUTS:
             self._replace(F, name, self._drop)
         self._replace(DataLoader, "__iter__", self._iterate)
         self._replace(BatchSampler, "__iter__", self._sample)
@@ -197,7 +183,7 @@ class Taps:
             return False
         if kind not in self._kinds:
             self._kinds.add(kind)
-            self._replace(kind, "forward", self._forward)
+            self._replace(kind, "forward", self._forward, passes="forward")
         return self.wholes.setdefault(id(model), told) is told
 
     def watch_criteria(self) -> Callable[[], None]:
@@ -206,16 +192,16 @@ class Taps:
         with self._lock:
             if not self._criteria:
                 begun = len(self._undo)
-                for name in CRITERIA:
+                for name in conversions.CRITERIA:
                     self._replace(F, name, functools.partial(self._compare, name))
-                for name, gives in PAIRED.items():
+                for name, gives in conversions.PAIRED.items():
                     for whose in (Tensor, torch) if hasattr(torch, name) else (Tensor,):
                         self._replace(whose, name, functools.partial(self._pair, gives))
-                for name in METHODS:
+                for name in conversions.METHODS:
                     self._replace(Tensor, name, self._convert)
-                for module, name in CALLS:
+                for module, name in conversions.CALLS:
                     self._replace(sys.modules[module], name, functools.partial(self._call, name))
-                for owner, name in HOOKS:
+                for owner, name in conversions.HOOKS:
                     if hasattr(owner, name):  # the last, which those of a `grad_fn` call, is not public
                         self._replace(owner, name, self._hook)
                 self._unwrap, self._undo = self._undo[begun:], self._undo[:begun]
@@ -347,7 +333,20 @@ class Taps:
                 batches = original(loader)
         finally:
             self._opening = (None, None)
-        return TimedIterator(batches, loader, draws, self._tell)
+        return TimedIterator(batches, loader, draws, self)
+
+    def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None:
+        """Take in that an iterator over a loader gave a batch."""
+        if (passing := self.passing) is None or not passing.drew(loader, waited, draws, batch):
+            self._tell("drew", loader, waited, draws, batch)
+
+    def exhausted(self) -> None:
+        """Take in that an iterator over a loader is about to end."""
+        try:
+            if (passing := self.passing) is not None:
+                passing.replay()
+        except Exception as error:
+            self.fails(error)
 
     def _sample(self, original: Any, sampler: BatchSampler) -> Any:
         """Note what the sampler of an iteration that begins will choose; one that changes what its base chooses does not tell."""

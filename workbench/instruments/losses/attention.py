@@ -39,6 +39,7 @@ class Attention:
         weight: updates that the one in progress stands for, where what it does is counted.
         sees: whether losses are seen before their update is made.
         spent: seconds that looking took since it was set to 0.
+        around: those that getting ready for the next look took, and ending the last one.
         begins: updates after which the next look begins.
         norms_every: updates between two gradient norms where nothing else is looked at.
     """
@@ -46,7 +47,7 @@ class Attention:
     def __init__(self, share: float | None, *, most: int, sds: float = 6.0) -> None:
         self.share, self._most = share, most
         self.awake, self.roused = True, False
-        self.spent = self._now = 0.0
+        self.spent = self.around = self._now = 0.0
         self.every, self.weight, self._looked, self._seen, self._jumps = 1, 1, 0, 0, 0
         self.begins, self._ends = 0, FIRST  # of the look in progress, or the next one
         self._costs: deque[tuple[float, float]] = deque(maxlen=2 * AFTER + 1)  # of looks, and the rest of their steps
@@ -85,7 +86,10 @@ class Attention:
             return
         if self.awake:
             self._looked, self._seen = self._looked + 1, updates
-            self._costs.append((self.spent, max(now - self._now - self.spent, 1e-9)))
+            self._costs.append((self.spent + self.around, max(now - self._now - self.spent, 1e-9)))
+            self.around = 0.0
+        else:
+            self.around += self.spent
         self.spent, self._now = 0.0, now
         if self.roused:
             self.roused, self.begins, self._ends = False, updates, max(updates + AFTER, FIRST)

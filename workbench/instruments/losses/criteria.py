@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
+from workbench.instruments.conversions import PAIRED
 from workbench.instruments.losses.graphs import behind_weights, constant_of, is_unbounded
 from workbench.instruments.order import alone_of, plain_part
 from workbench.instruments.surroundings import has_values
-from workbench.instruments.taps import PAIRED
 
 MAX_CALLS, MAX_BOUNDS, MAX_NUMBERS = 20, 200, 64
 _FAR = 4

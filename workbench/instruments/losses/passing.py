@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from workbench.instruments.batches import Draws
 from workbench.instruments.norms import gradients_of, total_norm
 from workbench.instruments.rows import Value, learning_rates, summed
 from workbench.instruments.taps import TAPS
@@ -18,6 +19,8 @@ _BLOCK = 64
 """Updates after which what was kept of them is handed on (rule of thumb)."""
 _MOST = 64
 """Backward passes that one update may have to be taken (rule of thumb)."""
+_CALLS = 512
+"""Calls that are kept at most (rule of thumb)."""
 _FEW = 64
 """Numbers whose norm is faster taken by Python (measured on a CPU in a loop: 10 of them in 3 us against 8)."""
 
@@ -42,6 +45,8 @@ class Passing:
         self._rows: list[tuple[list[Value], Any, float, float, Tensor | None]] = []
         self._probes: list[float] = []  # norms of one small gradient
         self._backwards = 0  # that were not told of
+        self._calls: list[Any] = []  # where batches are drawn: those, "backward" and "step"
+        self._batch: Any = None  # the last one
         self._group = optimizer.param_groups[0] if len(optimizer.param_groups) == 1 else {"lr": None}
         self._param = observer.samples.probe()
         grad = None if self._param is None else self._param.grad
@@ -55,6 +60,38 @@ class Passing:
         """Have the observer go on with the update in progress; where that is not `plain`, it takes all others, too."""
         self.settle()
         self._observer.take_back(self._losses, self.held, plain=plain)
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> bool:
+        """Take in a forward pass that is trained on, given the arguments of `forward`."""
+        if id(module) in TAPS.wholes:
+            if not torch.is_grad_enabled():
+                return False
+            self.held = args or kwargs
+        return True
+
+    def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> bool:
+        """Take in that a batch was drawn."""
+        if not self._draws or len(self._calls) >= _CALLS:
+            TAPS.end_passing()
+            return False
+        self._observer.waited += waited
+        self._observer.waits = True
+        self._calls.append((loader, draws, draws.current))
+        self._batch = batch
+        return True
+
+    def replay(self) -> None:
+        """Tell of the batches that were drawn, and of what was done with them, in their order."""
+        calls, self._calls = self._calls, []
+        facts = self._observer.facts
+        for call in calls:
+            if call == "backward":
+                facts.passed_backward()
+            elif call == "step":
+                facts.batches.stepped(whole=False)
+            else:
+                loader, draws, examples = call
+                facts.drew(loader, draws, self._batch, examples)
 
     def backward(
         self, tensors: Any = None, _gradient: Any = None, retain_graph: Any = None, *_: Any, **__: Any
@@ -76,7 +113,9 @@ class Passing:
                     self.end(plain=type(number) is float)
                     return False
                 self._losses.append(number)
-            if self._draws or self._modes.passes:
+            if self._draws:
+                self._calls.append("backward")
+            elif self._modes.passes:
                 self._observer.facts.passed_backward()
             else:
                 self._backwards += 1
@@ -108,9 +147,9 @@ class Passing:
                     return False
                 self._probes.append(number)
                 if self.left <= self._norm_at and grad._version == self._version and not self._observer.norms:
-                    attention, began = self._observer.attention, time.thread_time()
+                    attention, began = self._observer.attention, time.perf_counter()
                     norm = total_norm(gradients_of(optimizer))
-                    self._norm_at = self.left - attention.paced_norms(time.thread_time() - began)
+                    self._norm_at = self.left - attention.paced_norms(time.perf_counter() - began)
             self._add(norm)
             return True
         except Exception as error:
@@ -130,7 +169,7 @@ class Passing:
             lr = learning_rates(self._optimizer.param_groups, "", observer.rows.columns)
         if self._draws:
             waited, observer.waited = observer.waited, 0.0
-            observer.facts.batches.stepped(whole=False)
+            self._calls.append("step")
         self._rows.append((losses, lr, time.perf_counter(), waited, norm))
         observer.updates += 1
         if len(self._rows) >= _BLOCK:
@@ -139,15 +178,18 @@ class Passing:
     def step_ended(self) -> None:
         """Decide on the next update, after the last one that is passed over."""
         if self.left <= 0:
+            began = time.perf_counter()
             try:
                 self.settle()
                 self._observer.last = time.perf_counter()
                 self._observer.decide(self._optimizer, self._observer.updates)
+                self._observer.attention.around += time.perf_counter() - began
             except Exception as error:
                 TAPS.fails(error)
 
     def settle(self) -> None:
         """Hand on what was kept of the updates so far."""
+        self.replay()
         observer, rows, self._rows = self._observer, self._rows, []
         attention = observer.attention
         unnoted = 0 if self._draws else len(rows)

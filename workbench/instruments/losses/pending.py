@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.instruments.rows import Value, summed
@@ -25,6 +25,7 @@ class Samples:
     def __init__(self) -> None:
         self._refs: dict[int, list[weakref.ref[Tensor]]] = {}
         self._marks: dict[int, list[Mark]] = {}
+        self._owners = weakref.WeakKeyDictionary[nn.Module, int | None]()
 
     def __len__(self) -> int:
         return len(self._refs)
@@ -35,9 +36,13 @@ class Samples:
         if used:
             self._refs[number] = [weakref.ref(p) for p in sorted(used, key=lambda p: p.numel())[:SAMPLES]]
 
-    def inside(self, ids: set[int]) -> list[int]:
-        """Return the optimizers of which a sample is among these parameters."""
-        return [number for number, refs in self._refs.items() if any(id(ref()) in ids for ref in refs)]
+    def first_of(self, module: nn.Module) -> int | None:
+        """Return the first optimizer of which a sample is among a module's parameters; None where that is not known yet."""
+        if module not in self._owners and self._refs:
+            ids = {id(p) for p in module.parameters()}
+            hits = [number for number, refs in self._refs.items() if any(id(ref()) in ids for ref in refs)]
+            self._owners[module] = min((n for n in hits if n >= 0), default=None)
+        return self._owners.get(module)
 
     def mark(self) -> None:
         """Keep the gradients and their versions; held, so that no other tensor takes their identity."""

@@ -32,7 +32,7 @@ from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
 
 FLUSH_SECONDS = 1.0
-"""Between two writes to disk, each of which costs some milliseconds; more where the disk or the machine is slow, so that they take a two-hundredth of the time and of the processor's."""
+"""Between two writes to disk, each of which costs some milliseconds; more where the disk or the machine is slow, so that they take a four-hundredth of the time and of the processor's."""
 _LONGEST_PAUSE = 10.0
 _LOG = logging.getLogger(__name__)
 _NOTHING = "nothing was recorded yet: the loop runs inside `with wb.watch(...) as run:`."
@@ -167,7 +167,7 @@ class WatchedRun:
         self._unlisten = listen(self._told)
         self._running = True
         self._flushed, self._pause = time.monotonic(), FLUSH_SECONDS
-        self._worked, self._due = time.process_time(), 0.0
+        self._worked, self._due = time.process_time(), FLUSH_SECONDS
         return self
 
     def __exit__(
@@ -239,7 +239,7 @@ class WatchedRun:
         first = self._written
         self._written += count
         whole = {"trial": [self._trial.number] * count, "step": list(range(first, first + count)), **columns}
-        self._peak_lr = max(self._peak_lr, *(lr for lr in columns.get("lr", ()) if math.isfinite(lr)), -math.inf)
+        self._peak_lr = max(self._peak_lr, *filter(math.isfinite, {*columns.get("lr", ())}), -math.inf)
         self._last_loss = columns["loss"][-1] if "loss" in columns else None
         self._guarded(lambda: self._add(whole))
         if self._undo_criteria is not None and self._written >= WINDOW:
@@ -254,8 +254,8 @@ class WatchedRun:
         if (passed >= self._pause and worked >= self._due) or passed >= _LONGEST_PAUSE or not self._running:
             self._flushed, self._worked = now, busy
             self._writer.flush()
-            self._pause = min(max(FLUSH_SECONDS, 200 * (time.monotonic() - now)), _LONGEST_PAUSE)
-            self._due = 200 * (time.process_time() - busy)
+            self._pause = min(max(FLUSH_SECONDS, 400 * (time.monotonic() - now)), _LONGEST_PAUSE)
+            self._due = 400 * (time.process_time() - busy)
 
     def _told(self, values: Mapping[str, Any]) -> None:
         self._guarded(lambda: self.log(**values))
