@@ -54,7 +54,7 @@ elif args.kind == "cnn":
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 10)
     )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * args.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002 * args.lr, momentum=0.9)
 else:
     model = Reader()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * args.lr)
