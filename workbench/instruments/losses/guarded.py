@@ -20,11 +20,11 @@ def looks(method: Looks) -> Looks:
         if self.faulty:
             return
         attention = self.attention
-        began = time.perf_counter() if attention.awake else 0.0  # the thread's own clock takes ten times as long
+        began = time.thread_time() if attention.awake else 0.0
         try:
             method(self, *args, **kwargs)
             if began:
-                attention.spent += time.perf_counter() - began
+                attention.spent += time.thread_time() - began
         except Exception as error:
             if self.intervention is None:  # whoever calls takes the observer out
                 raise

@@ -147,9 +147,9 @@ class Passing:
                     return False
                 self._probes.append(number)
                 if self.left <= self._norm_at and grad._version == self._version and not self._observer.norms:
-                    attention, began = self._observer.attention, time.perf_counter()
+                    attention, began = self._observer.attention, time.thread_time()
                     norm = total_norm(gradients_of(optimizer))
-                    self._norm_at = self.left - attention.paced_norms(time.perf_counter() - began)
+                    self._norm_at = self.left - attention.paced_norms(time.thread_time() - began)
             self._add(norm)
             return True
         except Exception as error:
@@ -178,12 +178,12 @@ class Passing:
     def step_ended(self) -> None:
         """Decide on the next update, after the last one that is passed over."""
         if self.left <= 0:
-            began = time.perf_counter()
+            began = time.thread_time()
             try:
                 self.settle()
                 self._observer.last = time.perf_counter()
                 self._observer.decide(self._optimizer, self._observer.updates)
-                self._observer.attention.around += time.perf_counter() - began
+                self._observer.attention.around += time.thread_time() - began
             except Exception as error:
                 TAPS.fails(error)
 
