@@ -309,3 +309,60 @@ def test_an_averaged_copy_needs_the_statistics_of_batch_norm(copied: str, status
                     average(x)
     found = {f.code: f.status for f in run.diagnose()}
     assert found.get("batch_norm.cold_ema") == status
+
+
+@pytest.mark.parametrize("how", ["between", "once", "in turn", "looked for", "another's"])
+def test_gradients_that_are_zeroed_before_any_step_are_told_and_those_thrown_away_on_purpose_are_not(
+    how: str, tmp_path: Path
+) -> None:
+    """Two heads: both losses' gradients, those of one loss an update, of a first loss that asks where to take the second, of another optimizer's loss."""
+    torch.manual_seed(0)
+    trunk, heads = nn.Linear(6, 16), nn.ModuleList([nn.Linear(16, 4), nn.Linear(16, 1)])
+    model, x = nn.ModuleDict({"trunk": trunk, "heads": heads}), torch.randn(640, 6)
+    parts = [*trunk.parameters(), *heads[0].parameters()]
+    optimizer = torch.optim.Adam(parts if how == "another's" else model.parameters(), lr=3e-3)
+    other = torch.optim.Adam(heads[1].parameters(), lr=3e-3)
+    with wb.watch(model, [optimizer, other] if how == "another's" else optimizer, out=tmp_path / "run") as run:
+        for k, rows in enumerate(torch.randperm(640).repeat(3).split(32)):
+            losses = (
+                F.cross_entropy(heads[0](trunk(x[rows])), x[rows, :4].argmax(1)),
+                F.mse_loss(heads[1](trunk(x[rows]).relu())[:, 0], x[rows, 0]),
+            )
+            optimizer.zero_grad()
+            if how == "in turn":
+                losses[k % 2].backward()
+            elif how == "looked for":
+                sum(losses).backward(retain_graph=True)
+                optimizer.zero_grad()
+                sum(losses).backward()
+            elif how == "another's":
+                losses[1].backward()
+                other.step()
+                other.zero_grad()
+                optimizer.zero_grad()
+                losses[0].backward()
+            else:
+                losses[0].backward()
+                if how == "between":
+                    optimizer.zero_grad()  # the line
+                losses[1].backward()
+            optimizer.step()
+    found = run.diagnose()["loop.zeroed_before_step"]
+    assert found.status == ("fail" if how == "between" else "ok"), found.summary
+    assert how != "between" or ("heads.0.weight, heads.0.bias" in found.summary and "healthy.py" in found.summary)
+
+
+@pytest.mark.parametrize(("grows", "status"), [(False, "ok"), (True, "fail")])
+def test_memory_that_grows_while_everything_is_looked_at_and_then_no_more_does_not_creep(grows: bool, status: str, tmp_path: Path) -> None:  # fmt: skip
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3)).square().mean().backward()
+            optimizer.step()
+    looks = [*range(10, 200, 10), 200, 300, 400]
+    memory = [[k, int(3e8 + 1.5e6 * (k if grows else min(k, 200)))] for k in looks]
+    record = run.record
+    record.facts["loop"] |= {"memory": memory, "updates": 400}
+    assert diagnose_loop(record)["loop.memory_creep"].status == status

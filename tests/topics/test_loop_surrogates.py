@@ -152,6 +152,25 @@ def negatives(model: nn.Module, k: int) -> Tensor:
     return F.cross_entropy(model(inputs()) @ torch.randn(5, rows), ROWS % 8)
 
 
+class Queued:
+    """The positive is the first candidate, and the others are earlier keys of a copy that follows the model, or noise as at the start."""
+
+    def __init__(self, *, fills: bool) -> None:
+        self.copy, self.queue, self.fills = network(), F.normalize(torch.randn(256, 5), dim=1), fills
+
+    def __call__(self, model: nn.Module, k: int) -> Tensor:
+        x = inputs()
+        with torch.no_grad():
+            for own, new in zip(self.copy.parameters(), model.parameters(), strict=True):
+                own.lerp_(new, 0.9)
+            keys = F.normalize(self.copy(x), dim=1)
+        query = F.normalize(model(x), dim=1)
+        logits = torch.cat([(query * keys).sum(1, keepdim=True), query @ self.queue.T], 1) / 0.2
+        if self.fills:
+            self.queue = torch.cat([keys, self.queue])[:256]
+        return F.cross_entropy(logits, torch.zeros(32, dtype=torch.long))
+
+
 def by_a_norm(model: nn.Module, k: int) -> Tensor:
     p = model(inputs())
     return -(p * torch.rsqrt(p.pow(2).mean(1, keepdim=True) + 1e-6) * torch.randn(32, 5)).mean()
@@ -175,6 +194,7 @@ def uneven(model: nn.Module, k: int) -> Tensor:
 NO_MEASURE = (
     (with_baseline, "both signs"), (step_by_step, "both signs"), (one_step, "both signs"), (clipped_ratio, "both signs"), (by_cross_entropy, "both signs"),
     (without_baseline, "choices that the model makes"), (growing, "from 8 to 32"), (negatives, "grow in number"), (of_fixed_width, "both signs"), (Followed(follows=True), "a copy of the model (Sequential)"),
+    (Queued(fills=True), "first of 257 candidates"),
 )  # fmt: skip
 MEASURES = (
     weighted,
@@ -188,6 +208,7 @@ MEASURES = (
     by_a_norm,
     by_a_root,
     Followed(follows=False),
+    Queued(fills=False),
     *map(Averaged, ("held", "drawn", "measured", "classes", "teacher")),
 )
 

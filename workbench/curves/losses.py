@@ -54,6 +54,10 @@ def need_not_fall(
         return "the loss weighs log-probabilities of choices that the model makes itself, and need not fall"
     if followers and not found["classes"]:  # a loss that is given classes is given what no copy makes
         return f"the targets come from a copy of the model ({followers[0]}) that follows it, so that the loss need not fall"
+    losses = pd.Series(columns.get("loss", ()), dtype=float).dropna()
+    placed = {row["class"] for row in loop.get("recall", ())} == {0} and half and min(half) > 2
+    if placed and losses.iloc[-max(len(losses) // 10, 1) :].median() >= losses.iloc[0]:
+        return f"all targets are the first of {half[-1]} candidates, as of contrastive losses, which rise as candidates come to resemble each other"
     known = len(first) >= least and len(half) >= least
     grows = known and np.median(half) >= grown * np.median(first)
     if grows and np.quantile(half, 0.1) > np.quantile(first, 0.9):

@@ -71,6 +71,8 @@ class Order:
             where = self._note(token)
             if token.startswith("zero"):
                 self._last_zero = where
+                if "backward" in self._tokens:
+                    self._lines["zeroed between"] = {where: 1}
 
     def _note(self, token: str) -> str:
         seen = self._lines.setdefault(token, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Parameters:
         self._owned: dict[int, Tensor] = {}
         self._with_grad: set[int] = set()
         self._elsewhere: set[int] = set()
+        self._reached: set[int] = set()  # by losses that `backward` was called on
         self._homeless: dict[int, Tensor] = {}
         self._looks = self._moves = 0
         self._lr = self._highest = self._moved_at = (
@@ -62,7 +63,7 @@ class Parameters:
         """Note the parameters of an optimizer that is not observed."""
         self._elsewhere.update(id(p) for group in optimizer.param_groups for p in group["params"])
 
-    def look(self, number: int, optimizer: Optimizer, leaves: Iterable[Tensor]) -> bool:
+    def look(self, number: int, optimizer: Optimizer, leaves: Collection[Tensor]) -> bool:
         """Note which parameters have a gradient now, and return whether none has; `leaves` are those that the loss depends on."""
         self._looks += 1
         empty = True
@@ -78,6 +79,7 @@ class Parameters:
                     empty = False
                     self._with_grad.add(id(p))
                 self._owned.setdefault(id(p), p)
+        self._reached.update(map(id, leaves))
         self._homeless |= {id(p): p for p in leaves if id(p) not in self._owned and p.grad is not None}
         return empty
 
@@ -103,13 +105,14 @@ class Parameters:
         strangers = [key for key in self._owned if key not in in_models] if models else []
         frozen = sum(1 for p in self._owned.values() if not p.requires_grad)
         unrecorded = modes.unrecorded.lines()
-        hidden = [key for key in silent if key in unrecorded and self._owned[key].requires_grad]
+        trained = {key: names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in silent if self._owned[key].requires_grad}
+        hidden = [key for key in trained if key in unrecorded]
         still = [name for name, size in self._largest.items() if not float(size) > 0]
         return {
             "optimizers": {str(number): found for number, found in self._optimizers.items()},
             "owned": len(self._owned), "with_gradient": len(self._with_grad), "frozen": frozen, "looks": self._looks,
-            "without_gradient": [names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in silent if self._owned[key].requires_grad][:MAX_NAMES],
-            "without_grad_mode": [names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in hidden][:MAX_NAMES],
+            "without_gradient": [*trained.values()][:MAX_NAMES], "without_grad_mode": [trained[key] for key in hidden][:MAX_NAMES],
+            "wiped": [name for key, name in trained.items() if key in self._reached][:MAX_NAMES],
             "without_grad_mode_line": unrecorded[hidden[0]] if hidden else "",
             "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),
             "unowned_in_model": sum(key in in_models for key in homeless), "moves": self._moves,

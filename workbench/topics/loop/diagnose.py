@@ -307,7 +307,7 @@ def _creep(facts: Facts, share: float, least: float, least_graphs: int) -> Findi
         return OWN_CODES.finding(
             "loop.memory_creep", "ok", f"Of {graphs['marked']} losses at most {graphs['held']} graphs are held at once.", evidence={"graphs": dict(graphs)}
         )  # fmt: skip
-    later = memory[len(memory) // 2 :]
+    later = [(step, size) for step, size in memory if 2 * step >= memory[-1][0]]  # looks become rarer
     steps, sizes = [float(s) for s, _ in later], [float(b) for _, b in later]
     grown = sizes[-1] - sizes[0]
     rising = sum(b > a for a, b in itertools.pairwise(sizes)) / max(len(sizes) - 1, 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.loop.known import at, where_known
 
 ORDER_CODES = Codes({
@@ -35,7 +35,7 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     usual = max(orders, key=lambda key: orders[key])
     evidence = {"order": " ".join(usual), "lines": dict(lines)}
     return [
-        _kept(optimizers, evidence, share), _zeroed(orders, first, lines, evidence, share), _no_step(facts),
+        _kept(optimizers, evidence, share), _zeroed(orders, first, lines, evidence, share, facts["parameters"].get("wiped", [])), _no_step(facts),
         _repeated(optimizers, lines, evidence, share), *where_known(ORDER_CODES, ["loop.second_training"], lambda: _second(facts, least_updates)), _accumulation(first, lines, evidence),
         *_clipping(orders, lines, evidence, share),
     ]  # fmt: skip
@@ -92,8 +92,8 @@ def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
 
 
 def _zeroed(
-    orders: Mapping[tuple[str, ...], int], first: Facts, lines: Mapping[str, str], evidence: Facts, share: float
-) -> Finding:
+    orders: Mapping[tuple[str, ...], int], first: Facts, lines: Mapping[str, str], evidence: Facts, share: float, wiped: list[str]
+) -> Finding:  # fmt: skip
     def after(tokens: tuple[str, ...]) -> bool:
         plain = [_plain(token) for token in tokens]
         zeros = [i for i, token in enumerate(plain) if token in ("zero", "zero0")]
@@ -105,7 +105,7 @@ def _zeroed(
     say: Say = partial(ORDER_CODES.finding, "loop.zeroed_before_step", evidence=evidence)
     say = partial(say, value=part, unit="share of updates", threshold=share)
     if part <= share:
-        return _discarded(orders, first, lines, share, say)
+        return _discarded(orders, first, lines, share, say, wiped)
     return say(
         "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{at(lines, 'zeroed late', 'step0')}: nothing is learned from them.",
         advice=["Zero gradients before loss.backward(), or after optimizer.step()."],
@@ -118,31 +118,41 @@ def _discarded(
     lines: Mapping[str, str],
     share: float,
     say: Say,
+    wiped: list[str],
     *,
     least: int = 3,
 ) -> Finding:
-    """Say whether all passes of an update but the last are in vain; of two the first may be meant so, to find where to take the second.
+    """Say whether passes of an update are in vain; of two the first may be meant so, to find where to take the second, but then no parameter has its gradient from that alone.
 
     Args:
+        wiped: parameters that a loss depends on and that have no gradient in any step.
         least: passes an update, all made in one line (rule of thumb: SAM makes two).
     """
     lost: Counter[int] = Counter()
+    between = 0
     for tokens, count in orders.items():
         calls = [
             token for token in _unfolded(tokens) if token in ("zero", "zero0", "backward") or token.startswith("step")
         ]
         passes = calls.count("backward")
         zeroed = sum(a == "backward" and b in ("zero", "zero0") for a, b in itertools.pairwise(calls))
+        between += count * (zeroed > 0)
         if passes >= least and zeroed == passes - 1 and all(c == "step0" for c in calls if c.startswith("step")):
             lost[passes] += count
     one_line = all(int(key.split()[3]) == 1 for key in first["windows"])
-    part = sum(lost.values()) / sum(orders.values())
+    part, between_part = (count / sum(orders.values()) for count in (sum(lost.values()), between))
+    advice = ["Zero gradients once an update: before the first of its backward passes, or after optimizer.step()."]
+    if wiped and between_part > share:
+        return say(
+            "fail", f"Gradients are zeroed between two backward passes of an update{at(lines, 'zeroed between', 'zero0', 'zero')}: {named(wiped)} "
+            "have one from the first alone, and none in any step.", value=between_part, advice=advice,
+        )  # fmt: skip
     if part <= share or not one_line or first["altered"] * 2 > first["steps"]:
         return say("ok", "Gradients are present when the optimizer steps.")
     passes = max(lost, key=lambda key: lost[key])
     return say(
         "fail", f"Of {passes} backward passes an update the last one alone counts: gradients are zeroed before each of them{at(lines, 'zero0', 'zero')}.",
-        value=part, advice=["Zero gradients once an update: before the first of its backward passes, or after optimizer.step()."],
+        value=part, advice=advice,
     )  # fmt: skip
 
 
