@@ -35,7 +35,7 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     usual = max(orders, key=lambda key: orders[key])
     evidence = {"order": " ".join(usual), "lines": dict(lines)}
     return [
-        _kept(optimizers, evidence, share), _zeroed(orders, first, lines, evidence, share, facts["parameters"].get("wiped", [])), _no_step(facts),
+        _kept(optimizers, evidence, share), _zeroed(orders, facts, evidence, share), _no_step(facts),
         _repeated(optimizers, lines, evidence, share), *where_known(ORDER_CODES, ["loop.second_training"], lambda: _second(facts, least_updates)), _accumulation(first, lines, evidence),
         *_clipping(orders, lines, evidence, share),
     ]  # fmt: skip
@@ -91,9 +91,7 @@ def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
     )  # fmt: skip
 
 
-def _zeroed(
-    orders: Mapping[tuple[str, ...], int], first: Facts, lines: Mapping[str, str], evidence: Facts, share: float, wiped: list[str]
-) -> Finding:  # fmt: skip
+def _zeroed(orders: Mapping[tuple[str, ...], int], facts: Facts, evidence: Facts, share: float) -> Finding:
     def after(tokens: tuple[str, ...]) -> bool:
         plain = [_plain(token) for token in tokens]
         zeros = [i for i, token in enumerate(plain) if token in ("zero", "zero0")]
@@ -105,29 +103,23 @@ def _zeroed(
     say: Say = partial(ORDER_CODES.finding, "loop.zeroed_before_step", evidence=evidence)
     say = partial(say, value=part, unit="share of updates", threshold=share)
     if part <= share:
-        return _discarded(orders, first, lines, share, say, wiped)
+        return _discarded(orders, facts, share, say)
     return say(
-        "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{at(lines, 'zeroed late', 'step0')}: nothing is learned from them.",
+        "fail", f"Gradients are zeroed between backward and step in {part:.0%} of the updates{at(facts['order']['lines'], 'zeroed late', 'step0')}: nothing is learned from them.",
         advice=["Zero gradients before loss.backward(), or after optimizer.step()."],
     )  # fmt: skip
 
 
 def _discarded(
-    orders: Mapping[tuple[str, ...], int],
-    first: Facts,
-    lines: Mapping[str, str],
-    share: float,
-    say: Say,
-    wiped: list[str],
-    *,
-    least: int = 3,
+    orders: Mapping[tuple[str, ...], int], facts: Facts, share: float, say: Say, *, least: int = 3
 ) -> Finding:
     """Say whether passes of an update are in vain; of two the first may be meant so, to find where to take the second, but then no parameter has its gradient from that alone.
 
     Args:
-        wiped: parameters that a loss depends on and that have no gradient in any step.
         least: passes an update, all made in one line (rule of thumb: SAM makes two).
     """
+    lines, first = facts["order"]["lines"], facts["order"]["optimizers"]["0"]
+    wiped = facts["parameters"].get("wiped", [])
     lost: Counter[int] = Counter()
     between = 0
     for tokens, count in orders.items():
