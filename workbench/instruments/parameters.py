@@ -105,7 +105,11 @@ class Parameters:
         strangers = [key for key in self._owned if key not in in_models] if models else []
         frozen = sum(1 for p in self._owned.values() if not p.requires_grad)
         unrecorded = modes.unrecorded.lines()
-        trained = {key: names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}") for key in silent if self._owned[key].requires_grad}
+        trained = {
+            key: names.get(key, f"a parameter of shape {tuple(self._owned[key].shape)}")
+            for key in silent
+            if self._owned[key].requires_grad
+        }
         hidden = [key for key in trained if key in unrecorded]
         still = [name for name, size in self._largest.items() if not float(size) > 0]
         return {
