@@ -17,9 +17,12 @@ from workbench.config import TrainConfig
 from workbench.findings.advice import ADVICE
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
+from workbench.plots.palette import PALETTE
+from workbench.plots.style import draw_curve, drawing
+from workbench.plots.svg import themed
 from workbench.report.summary import summary_rows
 from workbench.report.templates import shown_line
-from workbench.report.write import write_report
+from workbench.report.write import trial_rows, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
@@ -79,7 +82,7 @@ def written(tmp_path: Path, record: Any = None, said: Diagnosis | None = None) -
 def code_of(source: str, element: str) -> str:
     """Unescaped text of `<code id=element>`, as the copy button and a mouse would take it."""
     (found,) = re.findall(rf'<code id="{element}">(.*?)</code>', source, flags=re.DOTALL)
-    return Page(f"<code>{found}</code>").text
+    return html.unescape(re.sub(r"<[^>]*>", "", found))
 
 
 def test_is_well_formed_with_unique_ids(source: str) -> None:
@@ -114,6 +117,31 @@ def test_config_to_paste_builds_the_recommended_config(source: str) -> None:
     assert space["config"] == TrainConfig.from_dict(recommendation["config"])
 
 
+def test_a_table_of_trials_begins_with_what_trains_and_names_the_metric() -> None:
+    record = study()
+    record.trials.loc[record.trials.index[-1], "state"] = "running"
+    columns, rows = trial_rows(record, ("trial", "state", "best_value"))
+    assert columns == ["trial", "state", "best validation/loss"]
+    assert [row[0] for row in rows] == [len(rows) - 1, *range(len(rows) - 1)]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_line_never_ends_within_an_option(tmp_path: Path) -> None:
+    said = replace(diagnosis(), command="workbench diagnose --budget 2x -- python train.py --n-epochs 5")
+    source = written(tmp_path, None, said)
+    assert code_of(source, "command") == said.command, "as it is copied"
+    assert re.findall(r'<span class="option">(.*?)</span>', source)[-3:] == ["--budget", "--", "--n-epochs"]
+
+
+def test_a_long_curve_takes_the_colour_of_its_page() -> None:
+    with drawing(None, "page") as ax:
+        line = draw_curve(ax, range(100_000), [*range(99_999), 1e9], color=PALETTE[0])
+        assert (line.get_ydata().min(), line.get_ydata().max()) == (0, 1e9)
+        svg = themed(ax.figure, key="k", alt="")
+    assert "<image" not in svg
+    assert len(svg) < 100_000
+
+
 def test_advice_says_what_was_adopted_and_what_was_tried_in_vain(tmp_path: Path) -> None:
     warmup, clipping = str(ADVICE["warmup"]), str(ADVICE["clipping"])
     said = diagnosis()
@@ -126,7 +154,7 @@ def test_advice_says_what_was_adopted_and_what_was_tried_in_vain(tmp_path: Path)
     assert "<p>Tried in this study, and not better: clipping.</p>" in source
     assert warmup not in html.unescape(source)
     assert clipping not in html.unescape(source)
-    (line,) = re.findall(r"<li>(.*?) <span", source, flags=re.DOTALL)
+    (line,) = re.findall(r"<li>([^<]*) <span", source)
     assert line == "Look at the data."
 
 

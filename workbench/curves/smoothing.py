@@ -1,6 +1,7 @@
 """Noise of one loss curve, and the narrowest median that brings it below what was learned."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,3 +128,27 @@ def smooth(
     window = np.minimum(width, 2 * np.minimum(steps, steps[::-1]) + 1)
     left = running_median(noise, width) * np.where(window > 1, MEDIAN_PENALTY / np.sqrt(window), 1.0)
     return smoothed, left, width
+
+
+def kept(steps: NDArray[Any], values: NDArray[Any], columns: int) -> NDArray[np.int64]:
+    """Return the positions that draw the same picture: both ends, and of each column of steps the lowest and highest value.
+
+    Args:
+        steps: in order, shape (rows,).
+        values: shape (rows,); where a column has none that is finite, its first row stays, so that the gap does.
+        columns: into which the steps are divided evenly; no more than two rows in each stay.
+    """
+    count = len(steps)
+    if count <= 2 * columns:
+        return np.arange(count)
+    span = int(steps[-1]) - int(steps[0]) + 1
+    column = (steps.astype(np.int64) - int(steps[0])) * columns // span
+    begins = np.flatnonzero(np.diff(column, prepend=-1))
+    group = np.repeat(np.arange(len(begins)), np.diff(begins, append=count))
+    finite = np.isfinite(values)
+    found = [np.array([0, count - 1])]
+    for sign in (1.0, -1.0):
+        height = np.where(finite, sign * values, np.inf)
+        hit = np.flatnonzero(height == np.minimum.reduceat(height, begins)[group])
+        found.append(hit[np.diff(group[hit], prepend=-1) > 0])
+    return np.unique(np.concatenate(found))

@@ -50,7 +50,7 @@ Control = Slider | Choice
 class Panel(ipywidgets.VBox):  # type: ignore[misc]
     """Controls, words and a picture, one above the other. Arrow keys move a slider that has the focus.
 
-    The picture follows while a slider moves: the page sends the next value once the last one was answered.
+    The picture follows once a slider rests: the page sends where it stands, not what it passed.
     """
 
     def __init__(

@@ -14,9 +14,11 @@ export default {
       shown.textContent = texts[model.get("index")];
       input.setAttribute("aria-valuetext", shown.textContent);
     };
+    let sending;
     input.addEventListener("input", () => {
       model.set("index", Number(input.value));
-      model.save_changes();
+      clearTimeout(sending); // what is passed on the way takes as long to draw as where it ends
+      sending = setTimeout(() => model.save_changes(), 150);
     });
     input.addEventListener("keydown", (event) => event.stopPropagation()); // the notebook has keys of its own
     model.on("change:index change:texts", draw);

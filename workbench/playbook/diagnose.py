@@ -68,7 +68,7 @@ _ROUGH = 0.5
 """Width of the bracket around `lr.unstable` before anything else is tried: a fix at 1.5 times its middle lies beyond it (rule of thumb)."""
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
-_STAGES = 5
+_STAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class _Walk:
     def narrow(self, session: Session) -> None:
         """Run what the last digits of lr* and of the edge take: they change a verdict least."""
         if session.workload.minimised and not fixed_step(session.record):
-            session.stage(4, _STAGES, "learning rates, finer")
+            session.stage(0, _STAGES, "learning rates, finer")
             self.sweep.extend(session)
 
     def compare(self, session: Session) -> Mapping[str, Any]:
@@ -163,7 +163,7 @@ class _Walk:
         found, candidate = _candidate(session, known)
         with suppress(BudgetSpent):
             if candidate is not None:
-                session.stage(5, _STAGES, "comparison with the baseline under fresh seeds")
+                session.stage(0, _STAGES, "comparison with the baseline under fresh seeds")
                 self.proof.extend(session, candidate)
                 failed = failed_when_proved(session.record) < math.inf
                 known = diagnose_record(session.record) if failed else known

@@ -23,6 +23,7 @@ from matplotlib.ticker import FixedLocator, LogFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 from numpy.typing import NDArray
 
+from workbench.curves.smoothing import kept
 from workbench.errors import UsageError
 from workbench.plots.palette import (
     BAD,
@@ -60,8 +61,8 @@ COLUMN_IN, SHRINK = 3.3, 0.7
 
 LARGEST = 1e100
 """Finite values are drawn no larger: the margins of a log axis would overflow, and a diverged run passes through them."""
-MAX_VECTOR_POINTS = 3000
-"""A curve with more points is stored as pixels within a vector file; only the file's size depends on it."""
+MAX_COLUMNS = 500
+"""Into which a long curve is divided: of each its lowest and highest value are drawn; most figures are as wide in points (rule of thumb)."""
 
 _EXPONENT = re.compile(r"e\+?(-?)0*")
 
@@ -163,10 +164,11 @@ def short(value: float) -> str:
 
 
 def draw_curve(ax: Axes, x: Sequence[float] | Floats, y: Sequence[float] | Floats, **style: Any) -> Line2D:
-    """Draw y against x, gaps where y is not finite; long curves become pixels within a vector file."""
+    """Draw y against x, gaps where y is not finite; a long curve is thinned to what can be seen of it."""
     values = drawable(y)
-    shown = np.where(np.isfinite(values), values, np.nan)
-    (line,) = ax.plot(np.asarray(x, dtype=np.float64), shown, rasterized=len(values) > MAX_VECTOR_POINTS, **style)
+    there = kept(np.arange(len(values)), values, MAX_COLUMNS)
+    shown = np.where(np.isfinite(values), values, np.nan)[there]
+    (line,) = ax.plot(np.asarray(x, dtype=np.float64)[there], shown, **style)
     return line
 
 

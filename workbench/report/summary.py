@@ -45,7 +45,7 @@ def summary_rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
         if left:
             rows["Next"] = f"Not decided: {left}."
         elif not diagnosis.recommendation:
-            rows["Next"] = _first_advice(diagnosis)
+            rows["Next"] = "\n".join(dict.fromkeys(str(f.advice[0]) for f in _trouble(diagnosis) if f.advice))
     rows |= {"Trained": _trained(record), "How sure": _sure(record, diagnosis)}
     return {name: shown_line(said) for name, said in rows.items() if said}
 
@@ -63,10 +63,10 @@ def _trained(record: Any) -> str:
     diverged = f" {counted(states['diverged'], 'run')}{where} ended non-finite." if states["diverged"] else ""
     left = _left(record)
     unfinished = f" Not complete: {left}; the same command resumes from there." if left else ""
-    base = (
-        f"{config.get('optimizer') or 'the optimizer'}, lr {number_text(config.get('peak_lr'))}, "
-        f"batch size {number_text(config.get('batch_size'))}, {number_text(config.get('total_steps'))} steps"
-    )
+    what = f"{config.get('optimizer') or 'the optimizer'}, lr {number_text(config.get('peak_lr'))}, batch size {number_text(config.get('batch_size'))}"
+    if len(trials) == 1:
+        return f"1 run{steps.replace(',', ' of', 1).removesuffix(' together')}: {what}.{diverged}{unfinished}"
+    base = f"{what}, {number_text(config.get('total_steps'))} steps"
     return f"{counted(len(trials), 'run')}{steps}; the baseline is {base}.{diverged}{unfinished}"
 
 
@@ -118,7 +118,3 @@ def _sure(record: Any, diagnosis: Diagnosis) -> str:
 def _trouble(diagnosis: Diagnosis) -> list[Finding]:
     """What fails or warns and stands for itself, causes first."""
     return [f for f, _ in listed(diagnosis.findings) if f.status in ("fail", "warn")]
-
-
-def _first_advice(diagnosis: Diagnosis) -> str:
-    return next((str(f.advice[0]) for f in _trouble(diagnosis) if f.advice), "")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from workbench.findings.diagnosis import SIGNS
 from workbench.findings.finding import STATUSES, Finding
@@ -41,6 +42,8 @@ _NAMED = re.compile(
     r"([\w-]*(?:token|password|passwd|secret|api[_-]?key|credentials?)[\w-]*\s+)(?:'[^']*'|\"[^\"]*\"|[^\s'\"&]+)", re.I
 )
 
+_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*|--(?=\s)")
+
 
 def render(template: str, folder: Path | None = None, **values: Any) -> str:
     """Return a template of `folder`, or of the report, filled in; every value is escaped."""
@@ -64,6 +67,11 @@ def shown_line(line: object) -> str:
     return _HOME.sub("~", _NAMED.sub(r"\g<1>***", redact(line)))
 
 
+def _shown_html(line: object) -> Markup:
+    """Return `shown_line` as HTML in which no line ends within an option: browsers break after each hyphen."""
+    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(shown_line(line)))))  # noqa: S704 - it is escaped
+
+
 def value_text(value: Any) -> str:
     """Return a value the way a table shows it: numbers with four digits, a dash for unknown."""
     if value is None or isinstance(value, (bool, int, float)):
@@ -84,7 +92,7 @@ def _environment(folder: Path | None) -> Environment:
     )
     found.globals |= {"STATUS": STATUS, "NARROW": NARROW, "SOURCES": SOURCES, "counted": counted}
     found.filters |= {
-        "redact": shown_line,
+        "redact": _shown_html,
         "shown": value_text,
         "numbers": _numbers,
         "evidence_tables": _evidence_tables,

@@ -185,7 +185,7 @@ _COLUMNS = ("trial", "stage", "state", "peak_lr", "warmup_steps", "max_grad_norm
 def _study(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     """The exact command and what it ran on, and the study table."""
     study = getattr(record, "study", {})
-    columns, rows = trial_rows(record.trials, _COLUMNS)
+    columns, rows = trial_rows(record, _COLUMNS)
     return {
         "command": diagnosis.command or record.command or "(started from Python; the command was not recorded)",
         "facts": [f"{name} {version}" for name, version in study.get("versions", {}).items()]
@@ -195,11 +195,17 @@ def _study(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def trial_rows(trials: Any, names: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-    """Return those of these columns of a table of trials that are there, and its rows, in words."""
+def trial_rows(record: Any, names: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+    """Return those of these columns of a record's table of trials that are there, and its rows, what trains now first, in words."""
+    trials = record.trials
     columns = [name for name in names if name in trials]
+    if "state" in columns:
+        trials = trials.sort_values("state", key=lambda states: states != "running", kind="stable")
     rows = trials[columns].replace({"stage": STAGES}).itertuples(index=False) if columns else ()
-    return [name.replace("_", " ") for name in columns], [[to_json(value) for value in row] for row in rows]
+    heads = {"best_value": f"best {record.config.get('select', 'value')}"}
+    return [heads.get(name, name.replace("_", " ")) for name in columns], [
+        [to_json(value) for value in row] for row in rows
+    ]
 
 
 @dataclass(frozen=True)
@@ -242,8 +248,9 @@ def shown_here(figure: Figure, record: Any, diagnosis: Diagnosis) -> str:
         numbers = ""  # a record of another kind lacks these columns; the findings still speak
     codes = [] if numbers and figure.alone else [code for code in figure.codes if code in diagnosis]
     quiet = {
-        f.code for f in diagnosis.findings if f.status == "ok" and f.summary.startswith(("Not seen", "Does not apply"))
-    }
+        f.code for f in diagnosis.findings if f.status == "ok"
+        and (f.summary.startswith(("Not seen", "Does not apply")) or (diagnosis.verdict == "fail" and f.code not in MEASUREMENTS))
+    }  # fmt: skip
     said = [diagnosis[c].summary for c in codes if diagnosis[c].status != "not_measured" and c not in quiet]
     sentences = [part for line in (numbers, *said) if line for part in re.split(r"(?<=[.!]) (?=[A-Z])", line)]
     return " ".join(dict.fromkeys(sentences))

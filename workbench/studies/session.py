@@ -97,7 +97,7 @@ class Session:
         tell("on_stage", self.writer.path, self._stage, round(runs * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
-        """Say which part of the study begins; one that comes again, after later ones, has no number."""
+        """Say which part of the study begins; one that comes again, after later ones, or only where it is called for (number 0), has no number."""
         self._stage = f"{number} of {of}: {name}" if number >= self._furthest else name
         self._furthest = max(number, self._furthest)
         self._bar.status(self._stage)
@@ -175,7 +175,7 @@ class Session:
         """Run trials that do not depend on each other, and return their records in the order of `configs`."""
         if not configs:
             return []
-        lrs = [config.peak_lr for config in configs]
+        lrs = [config.peak_lr for config in configs if not self.writer.has(config.to_dict())] or [configs[0].peak_lr]
         span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
         self._bar.skip(sum(self.writer.updates_of(config.to_dict()) for config in set(configs) - self._asked))
         self._expect()

@@ -7,8 +7,8 @@ const STATES = {
 };
 const WIDTHS = {
   study: "minmax(11.5em, 2fr)", workload: "8.5em", state: "8em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "7.5em", select: "9em", best_lr: "5.5em", lr_best: "6em", lr_unstable: "8em", verdict: "10.5em",
-  created: "9.5em", note: "minmax(17em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
+  trial: "5.5em", best_value: "7.5em", select: "9em", best_lr: "5.5em", lr_best: "6em", lr_unstable: "8em", verdict: "11.5em",
+  created: "9.5em", note: "minmax(13em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {

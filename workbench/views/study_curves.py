@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.curves.smoothing import kept
 from workbench.record.folder import read_json
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import STAGES
@@ -42,30 +43,6 @@ class Curve(NamedTuple):
     trial: int
     step: Ints
     value: Floats
-
-
-def kept(steps: NDArray[Any], values: NDArray[Any], columns: int) -> NDArray[np.int64]:
-    """Return the positions that draw the same picture: both ends, and of each column of steps the lowest and highest value.
-
-    Args:
-        steps: in order, shape (rows,).
-        values: shape (rows,); where a column has none that is finite, its first row stays, so that the gap does.
-        columns: into which the steps are divided evenly; no more than two rows in each stay.
-    """
-    count = len(steps)
-    if count <= 2 * columns:
-        return np.arange(count)
-    span = int(steps[-1]) - int(steps[0]) + 1
-    column = (steps.astype(np.int64) - int(steps[0])) * columns // span
-    begins = np.flatnonzero(np.diff(column, prepend=-1))
-    group = np.repeat(np.arange(len(begins)), np.diff(begins, append=count))
-    finite = np.isfinite(values)
-    found = [np.array([0, count - 1])]
-    for sign in (1.0, -1.0):
-        height = np.where(finite, sign * values, np.inf)
-        hit = np.flatnonzero(height == np.minimum.reduceat(height, begins)[group])
-        found.append(hit[np.diff(group[hit], prepend=-1) > 0])
-    return np.unique(np.concatenate(found))
 
 
 class CurvePoints:

@@ -12,7 +12,7 @@ from workbench.findings.topic import Figure
 from workbench.playbook import diagnosis_of
 from workbench.plots.render import Picture
 from workbench.plots.style import not_measured
-from workbench.record.read import StudyRecord, TrialRecord, ranked_trials
+from workbench.record.read import StudyRecord, TrialRecord, diagnosed, ranked_trials
 from workbench.topics.registry import FIGURES, STUDIES
 
 
@@ -73,6 +73,10 @@ def _best(record: StudyRecord | TrialRecord) -> str:
     rows = ranked_trials(record).dropna(subset=["best_value"]).to_dict("records")
     if not rows:
         return ""
-    best = rows[0]
+    best, sign = rows[0], 1.0 if record.config["select_mode"] == "min" else -1.0
     value = f"{record.config['select']} {best['best_value']:.4g}"
+    if best["trial"] in diagnosed(record.path)[1]:
+        value += ", with the config of the verdict,"
+    elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
+        value += ", of the full-length runs that stayed finite,"
     return f"; best {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"

@@ -146,7 +146,7 @@ def study_body(folder: Path) -> str:
     ]
     return render(
         "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record), figures=figures, trains=is_locked(folder),
-        verdict=verdict_table(diagnosis), trials=table(*trial_rows(record.trials, _COLUMNS)),
+        verdict=verdict_table(diagnosis), trials=table(*trial_rows(record, _COLUMNS)),
     )  # fmt: skip
 
 

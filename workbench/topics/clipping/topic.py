@@ -57,7 +57,7 @@ TOPIC = Topic(
     figures=(
         Figure(
             name="grad-norm",
-            shows="L2 norm of the gradient before clipping against step, for the baseline.",
+            shows="L2 norm of the gradient before clipping against step, of one run.",
             caption="Single spikes far above the band are outlier batches or the start of an instability.",
             codes=("clipping.threshold", "stability.spike"),
             draw=plot_grad_norm,
@@ -66,11 +66,12 @@ TOPIC = Topic(
         ),
         Figure(
             name="grad-norm-histogram",
-            shows="Histogram of the gradient norms of all steps of the baseline.",
+            shows="Histogram of the gradient norms of all steps of one run.",
             caption="A good clipping threshold stands just right of the hump; to its left it would clip most steps and act as a "
             "lower learning rate.",
             codes=("clipping.threshold", "clipping.aggressive"),
             draw=plot_grad_norm_histogram,
+            applies=lambda _, found: "loop.no_zero_grad" not in found or found["loop.no_zero_grad"].status != "fail",
             numbers=_histogram_numbers,
             alone=True,
         ),

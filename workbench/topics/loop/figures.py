@@ -60,7 +60,8 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "pag
         limit = max_grad_norm_of(record.config)
         if limit is not None:
             axes.axhline(limit, color=INK, linewidth=0.8, label=f"clipped above {short(limit)}")
-        evaluated = record.evals["step"].unique() if "step" in record.evals else np.array([])
+        evals = record.evals  # rows of training data are the package's own look at the same model
+        evaluated = evals["step"][evals["split"] != "train"].unique() if "split" in evals else np.array([])
         if evaluated.size:
             mark_steps(axes, np.asarray(evaluated, dtype=np.float64), label="evaluation", marker="|", color=INK)
             axes.margins(y=0.12)  # room for them above the curves

@@ -23,8 +23,9 @@ def _distance(diagnosis: Diagnosis, row: Mapping[str, Any]) -> str:
     def held_against(code: str, name: str, unknown: str) -> str:
         found = finding(diagnosis, code)
         value = number(found.value if found else None)
-        why = found.evidence.get("reason") if found and value != found.evidence.get("measured_lr", value) else None
-        return f"{lr / value:.3g}× {name} ({value:.4g}{f', {why}' if why else ''})" if math.isfinite(value) else unknown
+        lowest = float(found.evidence.get("measured_lr") or value) if found else value
+        why = f", as good as {lowest:.4g}, which has the lowest loss" if lowest != value else ""
+        return f"{lr / value:.3g}× {name} ({value:.4g}{why})" if math.isfinite(value) else unknown
 
     how = "unstable" if row.get("unstable") else "stable"
     how = "diverged" if row.get("state") == "diverged" else "not trained" if math.isnan(loss) else how

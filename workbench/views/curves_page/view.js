@@ -197,7 +197,7 @@ class View {
     const total = Object.values(states).reduce((a, b) => a + b, 0);
     const said = [
       head.still ? "" : status.stage + (status.steps < status.planned ? ` · ${Math.round((100 * status.steps) / status.planned)}%` : ""),
-      `${total} trial${total === 1 ? "" : "s"}: ` + Object.entries(STATES).filter(([key]) => states[key]).map(([key, [, word]]) => `${states[key]} ${word}`).join(", "),
+      `${total} trial${total === 1 ? "" : "s"}: ` + Object.entries(STATES).filter(([key]) => states[key]).map(([key, [sign, word]]) => `${sign} ${states[key]} ${word}`).join(", "),
       `${count(status.steps)} steps`,
       status.rate !== null && !head.still ? `${count(status.rate)} steps/s${this.left(status)}` : "",
     ];
@@ -232,7 +232,7 @@ class View {
         heading.wbTrials = trials;
         this.legend.append(heading, ...group.map((lane) => this.row(lane)));
       }
-      if (!this.store.head.still) this.legend.scrollTop = this.legend.scrollHeight; // what trains now is last
+      if (lanes.some((lane) => lane.info.state === "running")) this.legend.scrollTop = this.legend.scrollHeight; // what trains now is last
     }
     for (const heading of this.legend.querySelectorAll(".wb-live-stage")) {
       heading.setAttribute("aria-pressed", String(this.isChosen(heading.wbTrials)));
