@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from tests.helpers.executors import gone
 from tests.helpers.leftovers import Leftovers
 from workbench.errors import ClusterError, WorkbenchError
-from workbench.ray.cluster import RayCluster
+from workbench.ray.cluster import RayCluster, patient
 from workbench.ray.folders import cluster_folder, temporary_folder
 from workbench.ray.node import RayNode
 from workbench.studies.session import executor_of
@@ -111,6 +112,25 @@ def test_a_cluster_that_is_not_up_in_time_leaves_nothing(monkeypatch: pytest.Mon
     with pytest.raises(ClusterError, match="no Ray cluster can be started"):
         _ = RayCluster.connect() if alone else RayNode.start("127.0.0.1", port, "workbench-test")
     assert before.found() == []
+
+
+def test_a_raylet_that_has_ended_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray's does on a busy machine; one that had ended before says nothing."""
+    services = pytest.importorskip("ray._private.services")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the raylet did not register")
+
+    monkeypatch.setattr(services, "get_node", never)
+    shutil.copy("/bin/true", tmp_path / "raylet")
+    earlier = subprocess.Popen([tmp_path / "raylet"])
+    os.waitid(os.P_PID, earlier.pid, os.WEXITED | os.WNOWAIT)
+    with patient():
+        other = subprocess.Popen([tmp_path / "raylet"])
+        with pytest.raises(ClusterError, match="raylet has ended.*busy machine"):
+            services.get_node()
+    earlier.wait()
+    other.wait()
 
 
 STARTED = """

@@ -21,7 +21,14 @@ from workbench.notebook.runner import VERDICT_MIME, describe_notebook, read_verd
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS, DOCS = ROOT / "notebooks", ROOT / "docs"
 THERE = sorted(NOTEBOOKS.glob("*.ipynb"))
-SMALL: dict[str, Any] = {"workload": "digits_mlp", "steps": 30, "seeds": 1, "depths": [2], "epochs": 2}
+SMALL: dict[str, Any] = {
+    "workload": "digits_mlp",
+    "steps": 30,
+    "seeds": 1,
+    "depths": [2],
+    "epochs": 2,
+    "processes": False,
+}
 MAX_BYTES = 250_000
 BANNED = {"Output", "interact", "interactive", "interactive_output", "clear_output"}  # they hang, or nbval ignores them
 PLACES = re.compile(r"(?:/home/|/root/|/Users/|/tmp/|/work/|[A-Z]:\\\\)")

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from workbench.errors import ClusterError, WorkbenchError
@@ -18,7 +19,8 @@ from workbench.ray.folders import cluster_folder
 from workbench.workloads.registry import file_modules
 
 OBJECT_STORE_BYTES = 100 * 2**20  # rule of thumb: fits where /dev/shm is small; what is larger goes to the disk
-START_S = 180.0  # until a cluster that is started here has to be up
+START_S = 90.0  # until a cluster that is started here has to be up
+BUSY = "A busy machine takes longer than Ray waits: give the same command again, with less beside it."
 
 
 class WorkerLost(Exception):
@@ -296,18 +298,29 @@ def patient() -> contextlib.AbstractContextManager[None]:
     from ray._private import services  # the 30 s are a number in its code
 
     before: Any = services.get_node
+    ended = _ended_raylets()
 
     def get_node(*given: Any, **named: Any) -> Any:
         until = time.monotonic() + START_S
         while True:
             try:
                 return before(*given, **named)
-            except RuntimeError:
+            except RuntimeError as error:
+                if _ended_raylets() - ended:
+                    raise ClusterError(f"Ray's raylet has ended. {BUSY}") from error
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
 
     return _replaced(services, "get_node", get_node)
+
+
+def _ended_raylets() -> set[str]:
+    """Return the raylets of this thread that have ended, as one does where its helpers take more than 15 s to start."""
+    with contextlib.suppress(OSError):
+        children = Path("/proc/thread-self/children").read_text().split()
+        return {child for child in children if "(raylet) Z" in Path(f"/proc/{child}/stat").read_text()}
+    return set()
 
 
 @contextlib.contextmanager

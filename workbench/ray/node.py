@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from workbench.errors import ClusterError
 from workbench.ray.address import CONNECT_S, is_loopback, require_token
-from workbench.ray.cluster import OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, quiet, require_ray
+from workbench.ray.cluster import BUSY, OBJECT_STORE_BYTES, RayCluster, on_loopback, patient, quiet, require_ray
 from workbench.ray.folders import cluster_folder
 
 UNREACHABLE_S = 10.0  # and how long nothing at all may come back from it
@@ -24,7 +24,6 @@ HEALTH = {
     "health_check_timeout_ms": 5_000,
     "health_check_failure_threshold": 5,
 }
-BUSY = "A busy machine takes longer than Ray waits: give the same command again, with less beside it."
 _NAMESPACE, _ENDED = b"workbench", b"ended"
 
 
@@ -37,8 +36,9 @@ class RayNode:
     @classmethod
     def start(cls, host: str, port: int, resource: str, *, wait_s: float = 0.0) -> Self:
         """Begin a cluster that others join at host:port; a name that is not known yet is waited for."""
-        ip = own_address(host, port, wait_s)
-        return cls._up(ip, resource, head=True, gcs_server_port=port, _system_config={"worker_niceness": 0, **HEALTH})
+        until = time.monotonic() + wait_s
+        given = {"gcs_server_port": port, "_system_config": {"worker_niceness": 0, **HEALTH}}
+        return cls._up(own_address(host, port, wait_s), resource, until, head=True, **given)
 
     @classmethod
     def join(
@@ -48,19 +48,23 @@ class RayNode:
         until = time.monotonic() + wait_s
         ip = own_address(host, port, wait_s)
         reach(head, until - time.monotonic(), seen=seen)
-        while True:  # its port is open before it answers
+        return cls._up(ip, resource, until, head=False, gcs_address=_joined(head), node_manager_port=port)
+
+    @classmethod
+    def _up(cls, ip: str, resource: str, until: float, *, head: bool, **given: Any) -> Self:
+        require_ray()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        require_token(alone=is_loopback(ip))
+        while True:
             try:
-                return cls._up(ip, resource, head=False, gcs_address=_joined(head), node_manager_port=port)
-            except ClusterError:
-                if time.monotonic() > until:
+                return cls._tried(ip, resource, head=head, **given)
+            except ClusterError as error:  # the head's port is open before it answers
+                if time.monotonic() > until or (head and BUSY not in str(error)):
                     raise
                 time.sleep(1.0)
 
     @classmethod
-    def _up(cls, ip: str, resource: str, *, head: bool, **given: Any) -> Self:
-        require_ray()
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        require_token(alone=is_loopback(ip))
+    def _tried(cls, ip: str, resource: str, *, head: bool, **given: Any) -> Self:
         # `ray start` takes no loopback address for a second node, and its processes outlive this one
         from ray._private.node import Node
         from ray._private.parameter import RayParams
@@ -80,17 +84,18 @@ class RayNode:
                 **given,
                 include_log_monitor=False,  # type: ignore[arg-type]
             )
+            node = Node.__new__(Node)
+            leave.callback(_ended, node)  # also of one that comes half up
             with _local(ip), patient(), quiet(logging.CRITICAL):
-                node = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=True)
+                node.__init__(params, head=head, shutdown_at_exit=False, spawn_reaper=True)  # type: ignore[misc]
         except Exception as error:
             leave.close()
             what = (
                 "no Ray cluster can be started" if head else "the Ray cluster answers, but this machine cannot join it"
             )
             said = str(error).strip().splitlines()
-            busy = f" {BUSY}" if "timed out" in str(error) else ""
+            busy = f" {BUSY}" if "timed out" in str(error) and BUSY not in str(error) else ""
             raise ClusterError(f"{what}: {(said or [type(error).__name__])[0][:300]}{busy}") from error
-        leave.callback(_ended, node)
         return cls(node, leave)
 
     @property
