@@ -338,7 +338,16 @@ def test_an_output_whose_class_no_example_has_is_told(cut: bool, tmp_path: Path)
     x, y = clusters(400, 1)
     found = fitted(shuffled(x, y.clamp(min=1) if cut else y), 5, tmp_path / "run")["data.labels"]
     assert found.status == ("warn" if cut else "ok")
-    assert not cut or "no training example is of class 0" in found.summary
+    assert not cut or "none of the first 400 training examples is of class 0" in found.summary
+
+
+def test_a_class_that_comes_later_is_no_missing_one(tmp_path: Path) -> None:
+    x, y = by_target(*clusters(800, 1))
+    first = torch.cat([torch.nonzero(y == k).flatten()[:100] for k in range(4)])  # as far as a sorted set was read
+    found = fitted(in_order(x[first], y[first]), 5, tmp_path / "run")
+    assert found["data.unshuffled"].status == "fail"
+    labels = found["data.labels"]
+    assert (labels.status, "class 4 is not among" in labels.summary) == ("not_measured", True), labels.summary
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -284,6 +284,27 @@ def test_the_least_loss_of_probabilities_that_are_taken_for_logits_is_the_one_th
         )
 
 
+@pytest.mark.parametrize("shape", [(8, 5), (8, 6, 5), (8, 5, 3, 3)], ids=["rows", "tokens", "pixels"])
+def test_a_divergence_from_soft_targets_takes_logarithms(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Of a teacher's and of smoothed labels; what a distribution runs over stands last, or, of pixels, second."""
+    axis, classes = (1, 3) if len(shape) == 4 else (-1, 5)
+    for given, status in ((torch.log_softmax, "ok"), (torch.softmax, "fail")):
+        model = nn.Linear(shape[-1], shape[-1])
+        teacher = torch.randn(shape).softmax(axis)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with wb.watch(model, optimizer, out=tmp_path / status) as run:
+            for k in range(6):
+                soft = teacher if k % 2 else 0.9 * (teacher == teacher.amax(axis, keepdim=True)) + 0.1 / classes
+                optimizer.zero_grad()
+                F.kl_div(given(model(torch.randn(shape)), axis), soft, reduction="batchmean").backward()
+                optimizer.step()
+        found = run.diagnose()["loss.double_softmax"]
+        assert found.status == status, found.summary
+        assert (
+            status == "ok" or "kl_div takes logarithms of probabilities and gets probabilities (tests" in found.summary
+        )
+
+
 @pytest.mark.parametrize("shape", [(2, 1), (2,)])
 def test_logits_of_a_layer_that_lie_between_0_and_1_so_far_are_no_probabilities(
     tmp_path: Path, shape: tuple[int, ...]

@@ -15,10 +15,18 @@ T = np.arange(TOTAL)
 COSINE = 0.5 * (1 + np.cos(np.pi * T / TOTAL))
 
 
-def diagnose(lr: np.ndarray, *, total: int = TOTAL, every: int = 1, **arguments: object) -> wb.Diagnosis:
-    """Diagnose the lr of all steps, of which each `every`-th one was recorded."""
+def diagnose(
+    lr: np.ndarray,
+    *,
+    total: int = TOTAL,
+    every: int = 1,
+    others: dict[str, np.ndarray] | None = None,
+    **arguments: object,
+) -> wb.Diagnosis:
+    """Diagnose the lr of all steps, of which each `every`-th one was recorded, and that of other groups."""
     kept = lr[::every]
-    one = trial(np.full(len(kept), 1.0), 0.3, stage="baseline", columns={"lr": kept}, total_steps=total)
+    columns = {"lr": kept, **(others or {})}
+    one = trial(np.full(len(kept), 1.0), 0.3, stage="baseline", columns=columns, total_steps=total)
     made = record([one])
     made.steps["step"] *= every
     return wb.schedule.diagnose(made, **arguments)  # type: ignore[arg-type]
@@ -116,6 +124,14 @@ def test_a_collapse_is_told_at_its_real_step(every: int) -> None:
     lr = np.where(T < 200, 1 - T / 200, 0.0)
     finding = diagnose(lr, every=every)["schedule.collapse"]
     assert (finding.status, finding.step, finding.value) == ("fail", 200, 0.5)
+
+
+@pytest.mark.parametrize("first", [np.zeros(TOTAL), np.where(T < 200, 1.0, 0.0)], ids=["frozen", "frozen later"])
+@pytest.mark.parametrize("other", ["lr/group1", "lr/optimizer1"])
+def test_a_group_without_a_learning_rate_is_no_collapse_where_another_trains(first: np.ndarray, other: str) -> None:
+    differs = np.where(first == 0, 1.0, math.nan)  # it is recorded from where it is another one than the first group's
+    assert statuses(diagnose(first, others={other: differs})) == ["ok"] * 3
+    assert diagnose(first, others={other: 0.0 * differs})["schedule.collapse"].status == "fail"
 
 
 @pytest.mark.parametrize("lr", [np.full(TOTAL, math.nan), np.zeros(5), COSINE[:5]])

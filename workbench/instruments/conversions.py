@@ -18,7 +18,7 @@ METHODS = ("to", "double", "float", "half", "bfloat16", "type", "cpu", "cuda")
 """Methods of `torch.Tensor` that return another one of another dtype, or on another device."""
 CRITERIA = (
     "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy_with_logits", "kl_div",
 )  # fmt: skip
 """Functions of `torch.nn.functional` that compare outputs with targets; the loss modules of `torch.nn` call them."""
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")

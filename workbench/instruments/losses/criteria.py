@@ -82,7 +82,7 @@ class Criteria:
             node.metadata[_KEY] = loss.detach()
         if row["calls"] > MAX_CALLS:
             return
-        if name in _ELEMENTWISE and isinstance(target, Tensor) and inputs.shape != target.shape:
+        if name in (*_ELEMENTWISE, "kl_div") and isinstance(target, Tensor) and inputs.shape != target.shape:
             both = torch.Size(torch.broadcast_shapes(inputs.shape, target.shape))  # type: ignore[no-untyped-call]
             if both.numel() > max(inputs.numel(), target.numel()):
                 row["broadcast"] = [list(inputs.shape), list(target.shape)]
@@ -92,7 +92,7 @@ class Criteria:
                 unit = (least >= 0) & (most <= 1) & (least < most) & (not is_unbounded(inputs))
                 self._values.setdefault(name, []).append(torch.stack([unit, torch.zeros_like(unit), unit]).float())
         if (
-            name in ("cross_entropy", "nll_loss")
+            name in ("cross_entropy", "nll_loss", "kl_div")
             and inputs.ndim >= 2
             and inputs.shape[1] > 1
             and inputs.is_floating_point()
@@ -100,8 +100,10 @@ class Criteria:
             row["classes"] = inputs.shape[1]
             with torch.no_grad():
                 values = inputs.detach().float()
-                sums, least, most = values.sum(1), values.min(), values.max()
-                probabilities = ((sums - 1).abs().max() < 1e-3) & (least >= 0)
+                axes = (1, -1) if name == "kl_div" else (1,)
+                off = torch.stack([(values.sum(axis) - 1).abs().max() for axis in axes]).min()
+                least, most = values.aminmax()
+                probabilities = (off < 1e-3) & (least >= 0)
                 logs = (values.exp().sum(1) - 1).abs().max() < 1e-3
                 self._values.setdefault(name, []).append(torch.stack([probabilities, logs, most <= 1]).float())
 

@@ -80,7 +80,13 @@ def _labels(data: Facts, _: RecordLike) -> Finding:
     outputs = loss.get("classes", 0) if loss.get("kind") == "classes" and data["trained"]["constant"] is not None else 0
     empty = [k for k in range(outputs) if k not in counts]
     if empty and outputs <= MOST_OUTPUTS and min(counts.values()) >= _EACH:
-        return empty_classes(empty, outputs, {"class_counts": data["classes"]})
+        drifts = (data["shift"].get("validation") or {}).get("drifts")
+        if drifts or (data["order"] and unshuffled(data, _ALPHA).status != "ok"):
+            later = f"class {named(map(str, empty), shown=8)} is not among the first {total:,} training examples, which are no sample of all"
+            return DATA_CODES.not_measured("data.labels", later)
+        return empty_classes(
+            empty, outputs, {"class_counts": data["classes"]}, f"none of the first {total:,} training examples"
+        )
     said = (
         f"The labels of the first {total:,} training examples are not wrong at random, as far as a linear model tells."
     )

@@ -29,7 +29,7 @@ LOSS_CODES = Codes({
     "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "loop.batch_dependence": "F1.1", "units.dropped": "F2.4",
     "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4", "gradients.exploding": "F2.4", "init.constant_output": "F2.4", "init.loss": "F2.4",
 })  # fmt: skip
-_OF_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
+_OF_CLASSES = ("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy_with_logits")
 _UNITS = ("units.equal", "units.dead", "units.saturated", "units.linear", "gradients.vanishing", "gradients.exploding")
 _FRESH = ("init.constant_output", "init.loss")
 _SOON = 7
@@ -187,7 +187,7 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
     double = [(name, row) for name, row in facts.items() if row.get("probabilities") and name not in logs]
     say: Say = partial(LOSS_CODES.finding, "loss.broadcast", evidence={"calls": dict(facts)})
     if not facts:
-        none = "no loss function of torch.nn.functional was called"
+        none = "no loss was seen that is known to be given outputs and targets, such as cross_entropy or mse_loss"
         return [LOSS_CODES.not_measured(code, none) for code in ("loss.broadcast", "loss.double_softmax")]
     first = say("ok", "Outputs and targets have the same shape.")
     if broadcast:
@@ -212,7 +212,11 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
                 "Leave the sigmoid out of the model, or use binary_cross_entropy.",
             ])]  # fmt: skip
         takes = "logits" if name == "cross_entropy" else "logarithms of probabilities"
-        status: Status = "fail"
-        second = say(status, f"{name} takes {takes} and gets probabilities{at(row, 'line')}: they lie in [0, 1] and sum to 1 in every row, so the loss cannot "
-                     f"fall far.{floor}", advice=["Leave the softmax out of the model, or give log_softmax to nll_loss."])  # fmt: skip
+        fix, so = "Leave the softmax out of the model, or give log_softmax to nll_loss.", "the loss cannot fall far"
+        if name == "kl_div":
+            fix, so = (
+                "Give log_softmax to kl_div.",
+                "the loss is not least where both distributions agree, and falls below 0",
+            )
+        second = say("fail", f"{name} takes {takes} and gets probabilities{at(row, 'line')}: they lie in [0, 1] and sum to 1 in every row, so {so}.{floor}", advice=[fix])  # fmt: skip
     return [first, second]

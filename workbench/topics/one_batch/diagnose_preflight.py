@@ -156,10 +156,10 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     return empty_classes(rare, len(counts), evidence)
 
 
-def empty_classes(empty: list[int], outputs: int, evidence: Facts) -> Finding:
+def empty_classes(empty: list[int], outputs: int, evidence: Facts, of: str = "no training example") -> Finding:
     """Return the finding that classes have no example."""
     return CODES.finding(
-        "data.labels", "warn", f"The model has {outputs} outputs, but no training example is of class {', '.join(map(str, empty[:8]))}.",
+        "data.labels", "warn", f"The model has {outputs} outputs, but {of} is of class {', '.join(map(str, empty[:8]))}.",
         value=float(len(empty)), unit="classes", evidence=evidence,
         advice=["Check how targets are numbered, and whether the split lost a class.", "Give the model fewer outputs."],
     )  # fmt: skip

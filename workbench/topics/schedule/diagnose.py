@@ -79,16 +79,20 @@ def diagnose_schedule(
     if restarts_planned:
         restarts = _unended(restarts, trace, climbs, restart_frac)
     gone, low = (collapse_frac, tail_frac), (low_frac, low_share)
-    collapse = _collapse(trace, curve.total_steps, gone, low, evidence)
+    collapse = _collapse(read_trace(curve, groups=True) or trace, curve.total_steps, gone, low, evidence)
     return Diagnosis.of(study, [_discontinuity(jumps, evidence), restarts, collapse])
 
 
-def read_trace(curve: TrialCurve) -> tuple[IntArray, FloatArray] | None:
-    """Return the steps of a trial at which a finite lr is recorded, ascending, and their lr, each of shape (rows,); None for none."""
+def read_trace(curve: TrialCurve, *, groups: bool = False) -> tuple[IntArray, FloatArray] | None:
+    """Return the steps of a trial at which a finite lr is recorded, ascending, and their lr, each of shape (rows,); None for none.
+
+    It is the lr of the first parameter group or, with `groups`, the largest of all of them.
+    """
     if "lr" not in curve.steps.columns:
         return None
     rows = curve.steps.drop_duplicates("step", keep="last")
-    steps, lr = rows["step"].to_numpy(dtype=np.int64), rows["lr"].to_numpy(dtype=np.float64)
+    columns = [name for name in rows.columns if name == "lr" or (groups and name.startswith("lr/"))]
+    steps, lr = rows["step"].to_numpy(dtype=np.int64), rows[columns].max(axis=1).to_numpy(dtype=np.float64)
     known = np.isfinite(lr)
     return (steps[known], lr[known]) if known.any() else None
 
