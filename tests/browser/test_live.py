@@ -92,7 +92,7 @@ def test_each_chart_is_drawn_and_the_legend_names_each_trial(alone: Page) -> Non
     rows = alone.get_by_role("button", name="trial")
     expect(rows).to_have_count(8)
     expect(rows.nth(7)).to_have_accessible_name(re.compile("trial 7, sweep, lr 10, diverged, loss .* at step 999"))
-    assert "8 trials: 6 running, 2 diverged" in alone.get_by_role("status").inner_text()
+    assert "8 trials: ▸ 6 running, ✕ 2 diverged" in alone.get_by_role("status").inner_text()
 
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
