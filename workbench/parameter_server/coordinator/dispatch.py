@@ -293,6 +293,7 @@ class Dispatcher:
                     for index in self._servers:
                         if (gone := self.engine.check("ps", index)) is not None:
                             raise gone
+                        self.engine.plane.ask(index, "load_report")  # one that says nothing may be cut off
                         self._servers[index] = self.engine.incarnation("ps", index)
                     make()
                     break

@@ -185,17 +185,19 @@ class CheckpointManager:
         """
         if self.latest is None:
             raise CheckpointError(f"{self.directory} holds no checkpoint to go on from: save() one before the loop.")
-        coordinator.meet_servers(self._make_missing, wait_s)
-        restored = self.restore()
-        assert restored is not None
-        return restored
+        restored: list[Restored] = []
+        coordinator.meet_servers(lambda: restored.append(self._restore_anew()), wait_s)
+        return restored[-1]
 
-    def _make_missing(self) -> None:
+    def _restore_anew(self) -> Restored:
         if self.placed is not None:
             self.placed.make_blocks()
         for variable in self.variables.values():
             for shard in variable.variables:
                 shard.make_missing()
+        restored = self.restore()
+        assert restored is not None
+        return restored
 
     def starting_epoch(self, steps_per_epoch: int) -> int:
         """Return the epoch to go on from, by the steps that the servers have applied (T10.5)."""
