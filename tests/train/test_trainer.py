@@ -106,6 +106,9 @@ class Nosy(Hook):
     def on_step(self, step: Step) -> None:
         self.calls.append("step")
         assert step.loss.shape == step.grad_norm.shape == step.lr.shape == (1,)
+        assert step.index or step.update.equal(step.lr.unsqueeze(1) * step.grad), (
+            "the update has memory of its own where a hook reads the gradient"
+        )
         step.record("user/twice_the_loss", 2 * step.loss)
 
     def on_evaluation(self, row: Mapping[str, Any]) -> None:

@@ -113,7 +113,13 @@ class Step:
 
 
 class Hook:
-    """Base of all hooks; override what you need. A hook observes: it changes neither model nor random state."""
+    """Base of all hooks; override what you need. A hook observes: it changes neither model nor random state.
+
+    Attributes:
+        reads_gradient: whether `on_step` reads `Step.grad`; where no hook does, the update takes its memory.
+    """
+
+    reads_gradient = True
 
     def on_start(self, run: Run) -> None:
         """Look at the run before its first step; attach to the model here."""
@@ -144,6 +150,8 @@ class Timing(Hook):
     mean over many steps is the true step time. Healthy: the wait is a few percent of the step (P1.1).
     """
 
+    reads_gradient = False
+
     def on_step(self, step: Step) -> None:
         """Store what the loop measured."""
         step.record("data_wait_s", step.data_wait_s)
@@ -155,6 +163,8 @@ class Norms(Hook):
 
     Healthy: the update is 1e-4 to 1e-2 of the parameters (rule of thumb) and both change slowly.
     """
+
+    reads_gradient = False
 
     def __init__(self, every: int = 20) -> None:
         self.every = check_integer("every", every, hint=": measure at every n-th step")
@@ -173,6 +183,8 @@ class Logits(Hook):
     copy that shares its weights: nothing is drawn for it, and what its modules keep stays as it is. Of others, and of compiled ones,
     nothing is recorded. Healthy: attention logits below 100, log Z that stays within some ten nats of 0.
     """
+
+    reads_gradient = False
 
     def __init__(self, every: int = 50) -> None:
         self.every = check_integer("every", every, hint=": measure at every n-th step")
@@ -221,6 +233,8 @@ def _in_a_graph(value: Any) -> bool:
 
 class Pause(Hook):
     """Waits for `seconds` during one step, as a preempted job would (P2.8); the pause shows in `step_time_s` of the next one."""
+
+    reads_gradient = False
 
     def __init__(self, step: int, seconds: float) -> None:
         self.step, self.seconds = step, seconds

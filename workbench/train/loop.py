@@ -43,7 +43,7 @@ from workbench.train.gradients import fault_of_weights, is_own_config
 from workbench.train.hooks import Hook, Run, Step, watchers
 from workbench.train.lane import Lane, LaneLog, common_backend, record_evaluation
 from workbench.train.lanes.backend import Chosen
-from workbench.train.optimizers import Updater, make_updater
+from workbench.train.optimizers import Updater, UpdateRule, make_updater
 from workbench.train.rng import capture_rng, seed_all
 from workbench.train.stacked_weights import LaneStack, update_unless_overflown
 from workbench.train.steps.own_step import OwnStep, first_update
@@ -79,10 +79,14 @@ class TrainingLoop:
         self.step = lanes[0].start_step
         seeds = sorted({lane.config.per_host_seed for lane in lanes})
         configs = [lane.config for lane in lanes]
+        if hosts.size == 1:
+            evaluation_batch(workload, configs[0], device)  # remembered: it builds a model, before there is another one
         self.stack = LaneStack(workload, configs, device, streams=[seeds.index(c.per_host_seed) for c in configs])
         self.own = None if workload.step is None else OwnStep(workload, configs[0], self.stack, start=self.step)
         trained = self.stack.values, self.stack.parameters, self.stack.models
         self.updater: Updater | OwnStep = self.own or make_updater(configs, *trained)
+        unread = hosts.size == 1 and not any(hook.reads_gradient for hook in hooks)
+        self._in_gradient = unread and isinstance(self.updater, UpdateRule)  # so that the update takes no memory
         if hosts.rank:  # dropout differs from host to host (P7.6)
             seed_all(configs[0].shared_seed, configs[0].per_host_seed, hosts.rank)
             self.stack.rng.load(0, capture_rng())
@@ -190,7 +194,8 @@ class TrainingLoop:
             if self._thresholds is not None:
                 _, core["clipped"] = clip_by_norm(grad, norm, self._thresholds, out=grad)
             how = lr, step, self._host_lr[step]
-            update, scaling = update_unless_overflown(self.stack.scale, self.updater, values, grad, *how)
+            out = grad if self._in_gradient else None
+            update, scaling = update_unless_overflown(self.stack.scale, self.updater, values, grad, *how, out=out)
             now = time.perf_counter()
             wait_s = sum(stream.wait_s for stream in self.streams)
             event = Step(step, batch.loss, norm, lr[:, 0], values, grad, update, wait_s, now - before, self.run.trials)

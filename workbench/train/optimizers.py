@@ -190,7 +190,7 @@ def make_updater(
             ),
         )
         if isinstance(key, int)
-        else (rows, UpdateRule([configs[row] for row in rows], params[rows]))
+        else (rows, UpdateRule([configs[row] for row in rows], params[: len(rows)]))
         for key, rows in groups.items()
     ]
     return parts[0][1] if len(parts) == 1 else MixedUpdater(parts)

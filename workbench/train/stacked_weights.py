@@ -69,16 +69,16 @@ class LossScale:
 
 
 def update_unless_overflown(
-    scale: LossScale | None, updater: _Updater, params: Tensor, grad: Tensor, *how: Any
+    scale: LossScale | None, updater: _Updater, params: Tensor, grad: Tensor, *how: Any, out: Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the update, zero where a scaled gradient overflowed, and what is recorded of the scale; nothing without one."""
     if scale is None:
-        return updater.update(params, grad, *how), {}
+        return updater.update(params, grad, *how, out=out), {}
     finite = bool(torch.isfinite(grad).all())
     recorded = {"loss_scale": scale.value, "skipped": float(not finite)}
     scale.advance(finite=finite)
     if finite:
-        return updater.update(params, grad, *how), recorded
+        return updater.update(params, grad, *how, out=out), recorded
     updater.skip(0)
     return torch.zeros_like(params), recorded
 
@@ -219,7 +219,6 @@ class LaneStack:
             self.slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
             first = trained[0][1]
             self.values = torch.empty((lanes, ends[-1]), dtype=first.dtype, device=first.device)
-            self.grad = torch.zeros_like(self.values)
             self.frozen = {name: p.new_empty((lanes, *p.shape)) for name, p in frozen.items()}
             self.buffers = {name: b.new_empty((lanes, *b.shape)) for name, b in buffers.items()}
         elif self.names != [name for name, _ in trained] or self.shapes != shapes:
@@ -229,6 +228,9 @@ class LaneStack:
             )
         for (_, p), where in zip(trained, self.slices, strict=True):
             self.values[lane, where].copy_(p.detach().reshape(-1))
+            p.data = self.values[lane, where].view(p.shape)  # frees its memory before the gradient takes some
+        if lane == 0:
+            self.grad = torch.zeros_like(self.values)
         for name, tensor in (frozen | buffers).items():
             (self.frozen if name in frozen else self.buffers)[name][lane].copy_(tensor.detach())
         self._bind(model, lane)
