@@ -119,6 +119,17 @@ def test_a_diagnosis_of_which_nobody_says_what_it_may_cost_has_a_limit(tmp_path:
     assert valley(None)[1] == all_of_it, "what costs more than the default is there: it is read"
 
 
+@pytest.mark.parametrize(("name", "low", "high"), [("valley", 0.0059, 0.00704), ("breast_cancer", 0.113, 0.381)])
+def test_three_runs_find_the_learning_rate_that_ten_find(tmp_path: Path, name: str, low: float, high: float) -> None:
+    """Short runs choose the second one of full length; `low` and `high` are between what ten baseline runs find as good as the best."""
+    found = wb.diagnose(name, out=tmp_path / "s", budget="3x", command="c")
+    assert low <= found["lr.best"].value <= high
+    whole = wb.load_workload(name).config.total_steps
+    assert steps(tmp_path / "s") <= 3 * whole
+    trials = wb.open(tmp_path / "s").trials
+    assert (trials["total_steps"] == whole).sum() == 2
+
+
 def test_a_plain_call_on_a_study_that_cost_more_says_what_was_said(tmp_path: Path) -> None:
     found = diagnosed(tmp_path / "s", "none")
     assert steps(tmp_path / "s") > 10 * STEPS

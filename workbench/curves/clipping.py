@@ -245,17 +245,18 @@ def clipped_runs(record: RecordLike, *, parked_frac: float = 0.5) -> list[dict[s
     return sorted(rows, key=lambda row: (row["lr"], -row["max_grad_norm"], row["seed"], row["trial"]))
 
 
-def fixed_step(record: RecordLike, *, frac: float = 0.9) -> bool:
+def fixed_step(record: RecordLike, *, frac: float = 0.9, tried: bool = True) -> bool:
     """Tell whether the baseline clips nearly every step though it trains stably without: then its lr sets the length of every step.
 
-    An adaptive rule hardly feels a clipping that is always on. `frac` is the share of the steps clipped (rule of thumb).
+    An adaptive rule hardly feels a clipping that is always on. `frac` is the share of the steps clipped (rule of thumb). Without `tried`,
+    whether that may be, before it was trained without.
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
     if limit is None or str(record.config.get("optimizer")) not in _PLAIN_RULES:
         return False
     own = {"max_grad_norm": limit, "lr": lr, "seed": record.config.get("shared_seed")}
     rows = [row for row in clipped_runs(record) if all(row[name] == value for name, value in own.items())]
-    return any((row["clip_frac"] or 0.0) >= frac and row["twin_lasting"] is False for row in rows)
+    return any((row["clip_frac"] or 0.0) >= frac and (not tried or row["twin_lasting"] is False) for row in rows)
 
 
 def alternation(loss: FloatArray) -> float | None:

@@ -334,6 +334,22 @@ def fill_round(table: SweepTable, *, base: float, factor: float = 2.0, lanes: in
     return tuple(lr for _, lr in (found if lanes > 1 else sorted(found)[:lanes]))
 
 
+def beside_round(table: SweepTable, *, base: float, lowest: float, highest: float) -> tuple[float, ...]:
+    """Return the lrs a factor of 4 to both sides of the best one, then of 2, then of 1.4, where its neighbours are further away than that."""
+    if table.best is None:
+        return ()
+    at = table.points[table.best]
+    for factor in (4.0, 2.0, math.sqrt(2.0)):
+        found = []
+        for index, lr in ((table.best - 1, at.lr / factor), (table.best + 1, at.lr * factor)):
+            side = table.points[index] if 0 <= index < len(table.points) else None
+            if side is None or (_gap(at, side) > factor**1.5 and (side.unstable or not _tied(table, side))):
+                found.append(on_lattice(lr, base, factor))
+        if found := [lr for lr in found if lowest <= lr <= highest]:
+            return tuple(found)
+    return ()
+
+
 def on_lattice(lr: float, base: float, factor: float) -> float:
     """Return the lr nearest to `lr` among base * factor^k, so that the baseline's own lr is one of the grid."""
     return float(base * factor ** round(math.log(lr / base) / math.log(factor)))

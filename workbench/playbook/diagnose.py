@@ -102,7 +102,13 @@ class _Walk:
         session.collect("generalisation", lambda: collect_generalisation(session))
         collect_noise_scale(session, checkpoints=1)
         session.collect("batch_norm", lambda: collect_batch_norm(session))
-        paid = replace(self, proof=replace(self.proof, seeds=session.budget.seeds(self.proof.seeds, session.run_s)))
+        whole = [session.config.replace(peak_lr=session.config.peak_lr * ratio) for ratio in _GRID]
+        scarce = not session.budget.look and not session.pays(whole)  # the runs of a first look are short ones
+        paid = replace(
+            self,
+            sweep=replace(self.sweep, scarce=scarce),
+            proof=replace(self.proof, seeds=session.budget.seeds(self.proof.seeds, session.run_s)),
+        )
         session.plan_proof(paid.proof.seeds, fixes=bool(self.instability.fixes))
         session.budget.proof = frozenset(trial.config for trial in paid.proof.baselines(session.config))
         with suppress(BudgetSpent):
@@ -128,7 +134,8 @@ class _Walk:
         """
         if session.workload.minimised:
             collect_replaced(session)
-        fixed = session.workload.minimised and _fixed_step(session)
+        asks = not self.sweep.scarce or fixed_step(session.record, tried=False)  # a whole run, where few are left
+        fixed = session.workload.minimised and asks and _fixed_step(session)
         session.stage(3, _STAGES, f"learning rates{', rest of the budget' * again}")
         if session.workload.minimised and not fixed:
             few = min(self.sweep.refinements, self.sweep.full_batch_refinements)

@@ -122,7 +122,7 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
         summary += differ_by_metric(study, table, among)
     else:
         summary = f"Best by training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"
-    if _cut_short(study, best):
+    if _cut_short(study, best) and not (mine and len(alike) > 1):
         yours = ", yours" if math.isclose(best.measured_lr, baseline, rel_tol=1e-9) else ""
         summary = f"Best known is {best.measured_lr:.4g}{yours}: it has the lowest training loss of {_tried(table)} at full length, where the budget was spent"
         if short.best is not None:

@@ -15,6 +15,8 @@ from workbench.curves.losses import bottomless
 from workbench.curves.lr_search import (
     SAME,
     around,
+    below_edge,
+    beside_round,
     climb_round,
     edge_round,
     fill_round,
@@ -24,7 +26,7 @@ from workbench.curves.lr_search import (
     unstable_bracket,
 )
 from workbench.curves.spikes import growth_edge
-from workbench.curves.sweep import SweepTable
+from workbench.curves.sweep import FEWEST_STEPS, SweepTable
 from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError
 from workbench.record.read import TrialRecord
@@ -62,6 +64,8 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
 
 
 ExtraTrials = Callable[[float], Sequence[TrialRequest]]
+_PROBES = 8
+"""Short runs that one of full length pays for where few are left: their best lr is that of full length, or up to twice as large (measured)."""
 _OWN_START = (0.25, 1.0, 4.0)
 """Where a custom step is swept from, over its own lr: no forward pass tells the scale of its updates (rule of thumb)."""
 LARGEST = sys.float_info.max
@@ -93,6 +97,7 @@ class LRSweep(Study):
             depends on it; narrowed one lr at a time until then. None narrows it wherever it is.
         start: lrs of the first round as multiples of the baseline's, whose own trial is there already; the sweep climbs from them at
             full length, for a training that was tuned by somebody. None finds the range as described above.
+        scarce: whether fewer runs of full length are left than it takes to find the range: short ones choose the first of them then.
     """
 
     stem: ClassVar[str] = "lr_sweep"
@@ -112,6 +117,7 @@ class LRSweep(Study):
     far_ratio: float = 64.0
     edge_margin: float | None = None
     start: Sequence[float] | None = None
+    scarce: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -173,8 +179,9 @@ class LRSweep(Study):
             return
         coarse = [on_lattice(rounds.critical * 4.0**k, config.peak_lr, 4.0) for k in (1, 0, -1, -2, -3, -4)]
         short, near = self._short_steps(config), tuple[float, ...]()
-        if short == config.total_steps:
-            yield rounds.ask(coarse[k] for k in (2, 1, 3, 0))
+        if self.scarce or short == config.total_steps:
+            chosen = (yield from rounds.chosen_by_short_runs((config.peak_lr, *coarse[2:4]))) if self.scarce else None
+            yield rounds.ask([chosen] if chosen else (coarse[k] for k in (2, 1, 3, 0)))
         else:
             start, near = yield from rounds.short_runs(coarse, short)
             if start is not None:
@@ -258,15 +265,42 @@ class _Rounds:
                 *raise_round(table, highest=highest),
             )
             edge = edge_round(table, lanes=lanes, tolerance=self.sweep.tolerance)
-            # one more run of full length tells more than the edge of short ones
-            whole = self.config.replace(peak_lr=self.config.peak_lr / 2)
-            if self.pays([*(trial.config for trial in self.ask((*lrs, *edge), steps=steps)), whole]):
+            if self._leaves_a_whole_run((*lrs, *edge), steps):  # which tells more than the edge of short ones
                 lrs = (*lrs, *edge)
         bracket = unstable_bracket(table)
         if table.best is None:
             return None, ()
         near = () if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
         return table.points[table.best].lr, near
+
+    def _leaves_a_whole_run(self, lrs: Sequence[float], steps: int) -> bool:
+        short = [trial.config for trial in self.ask(lrs, steps=steps)]
+        return self.pays([*short, self.config.replace(peak_lr=self.config.peak_lr / 2)])
+
+    def chosen_by_short_runs(self, lrs: Sequence[float]) -> Generator[list[TrialRequest], None, float | None]:
+        """Return the best lr of short runs, from these on, but the own one; None where they tell nothing, or would leave no run of full length."""
+        own, whole, asked, chosen = self.config.peak_lr, self.config.total_steps, set[float](), None
+        steps = max(whole // _PROBES, FEWEST_STEPS)
+        while 4 * steps <= whole:
+            lrs = [lr for lr in dict.fromkeys(lrs) if lr not in asked][: _PROBES - len(asked)]
+            while lrs and not self._leaves_a_whole_run(lrs, steps):
+                lrs.pop()
+            if not lrs:
+                break
+            asked.update(lrs)
+            yield self.ask(lrs, Role.LR_RANGE, steps=steps)
+            table = judged(self.read()).role(Role.LR_RANGE).sweep()
+            low, high, _ = self._limits(table)
+            if table.best is None:
+                lrs = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=2)
+            else:
+                others = [
+                    i for i, p in enumerate(table.points) if not p.unstable and not own / SAME < p.lr < own * SAME
+                ]
+                others = others if table.noise_free else below_edge(table, others)
+                chosen = min((table.points[i] for i in others), key=lambda p: p.loss).lr if others else None
+                lrs = beside_round(table, base=own, lowest=low, highest=high)
+        return chosen
 
     def full_length(self, near: tuple[float, ...]) -> Iterator[list[TrialRequest]]:
         """Ask for full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
