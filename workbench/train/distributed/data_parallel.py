@@ -150,7 +150,7 @@ def evaluate_on_hosts(
 
 def check_same_weights(hosts: HostGroup, values: Tensor, names: Sequence[str]) -> None:
     """Raise `WorkloadError` with the ranks that differ unless all begin with the same weights (P7.5)."""
-    sums = hosts.gather(zlib.crc32(values.detach().cpu().contiguous().view(torch.uint8).numpy()))
+    sums = hosts.gather(zlib.crc32(values.detach().cpu().contiguous().view(torch.uint8).numpy().data))
     others = [rank for rank, known in enumerate(sums) if known != sums[0]]
     if others:
         raise WorkloadError(
