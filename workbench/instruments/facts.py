@@ -15,6 +15,7 @@ from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.caller import own_line
 from workbench.instruments.conversions import CRITERIA, DIFFERENCE, Conversions
 from workbench.instruments.examples.seen import Examples, Source, in_rows
+from workbench.instruments.examples.stored import Stored
 from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers
 from workbench.instruments.losses.attention import WINDOW, Attention
@@ -46,6 +47,7 @@ class LoopFacts:
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.examples, self.surrogates, self.logits, self.units = Examples(), Surrogates(), Logits(), Units()
+        self.stored = Stored()
         self.judged = True  # whether the examples are looked into at the end
         self.classes, self.recall, self.written = Classes(), Recall(), Written()
         self.survival = self.parameters.survival
@@ -75,6 +77,7 @@ class LoopFacts:
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
         self.loaders.begins(loader)
         self.workers.begins(loader, states)
+        self.stored.begins(loader)
 
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: D102
         if self.near:
@@ -242,6 +245,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "dropped": lambda facts: facts.criteria.dropped,
     "floor": lambda facts: facts.criteria.floor(),
     "data": lambda facts: told(facts.examples if facts.judged else Examples(), facts.loaders),
+    "stored": lambda facts: facts.stored.to_dict(facts.loaders.trained_on(), facts.loaders.width),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
     "classes": lambda facts: facts.classes.to_dict(),
     "recall": lambda facts: facts.recall.to_dict(facts.updates),

@@ -87,6 +87,7 @@ class Loaders:
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._prints: list[tuple[int, Tensor]] = []  # with the update that each is of
         self._sizes: list[int] = []
+        self.width = 0  # numbers of one example of what the model is given first
         self._numbers = itertools.count()  # of iterations over any loader
         self._fed: list[Tensor] = []
         self._drawn: dict[int, int] = {}  # by loader, since the last backward pass
@@ -107,6 +108,11 @@ class Loaders:
     def is_trained_on(self, loader: int | None) -> bool:
         """Tell whether updates are made on batches of a loader."""
         return loader is not None and loader in self._seen and self._seen[loader]["trained"] > 0
+
+    def trained_on(self) -> int | None:
+        """Return the loader that most updates are made on; None where there is none."""
+        best = max(self._seen, key=lambda key: self._seen[key]["trained"], default=None)
+        return best if self.is_trained_on(best) else None
 
     def row(self, loader: int | None) -> dict[str, Any]:
         """Return what is known of a loader; nothing of none."""
@@ -162,6 +168,7 @@ class Loaders:
         first = given if isinstance(given, Tensor) else next(iter(given), None)
         if first is not None and len(self._prints) < MAX_PRINTS and not self._fed:
             self._sizes.append(int(first.shape[0]) if first.ndim else 1)
+            self.width = first.numel() // self._sizes[-1]
             if len(several) > 1:  # the first may be a mask, the same in every batch
                 first = torch.cat([t.detach().reshape(-1)[:4096].float().to(first.device) for t in several])
             first = first.detach()

@@ -87,6 +87,7 @@ def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Ta
     return {
         "examples": {"train": len(x), "validation": 0 if held is None else len(held[0])}, "one_pass": len(batches) == len(_alike(examples.trained)), "order": order, "yardsticks": sticks, "shift": {"validation": shift} if shift else {},
         "nonfinite": {name: int((~torch.isfinite(part)).sum()) for name, part in (("inputs", x), ("targets", y)) if part is not None},
+        "padding": _padding(batches),
         "classes": dict(counts.most_common()) if len(counts) <= max(2, len(x) / 2) else {},
         "repeats": repeats(exact_hashes(x.flatten(1).numpy()), single if counts else None) if once else None,
         **sample_facts(ours), **_loss(examples, x, y),
@@ -102,6 +103,24 @@ def _moved(x: Tensor, other: Tensor) -> NDArray[np.intp]:
     far = (b.mean(0) - a.mean(0)).abs() > _MANY * size
     moved = (far & (ratio > 0)) | ((ratio > 0) & (ratio < 1 / _MANY)) | ((ratio > _MANY) & (ratio < torch.inf))
     return np.flatnonzero(moved.numpy())
+
+
+def _padding(batches: list[Batch]) -> dict[str, Any] | None:
+    """Return the class that targets have where token sequences are filled up to one length, and nowhere else, and its share; None where there is none."""
+    known = [(b.inputs.cpu(), b.answers.cpu()) for b in batches if b.inputs is not None and b.answers is not None]
+    plain = [(x, y) for x, y in known if x.dim() == 2 and y.shape[1] == min(x.shape[1], TARGETS) > 1 and not (x.is_floating_point() or y.is_floating_point())]  # fmt: skip
+    if not plain or len(plain) < len(batches):
+        return None
+    filler = torch.cat([x[:, -1] for x, _ in plain]).mode().values
+    ends = [(x == filler).flip(1).cumprod(1).flip(1).bool()[:, : y.shape[1]] for x, y in plain]
+    filled, others = (torch.cat([y[e == side] for e, (_, y) in zip(ends, plain, strict=True)]).tolist() for side in (True, False))  # fmt: skip
+    tokens = torch.cat([x[:, : y.shape[1]][~end] for end, (x, y) in zip(ends, plain, strict=True)]).tolist()
+    lengths = [n for end in ends for n in end.sum(1).tolist()]
+    if len(set(lengths)) < 3 or len(set(filled)) != 1 or filled[0] < 0:
+        return None
+    if max(others.count(filled[0]), tokens.count(int(filler))) > len(lengths):  # one of each may end a sequence
+        return None
+    return {"class": filled[0], "share": len(filled) / (len(filled) + len(others))}
 
 
 def _kept(batch: Batch) -> int:

@@ -37,6 +37,7 @@ class Surrogates:
         ] = []  # least and largest of each tensor of weights, and whether of choices
         self.drawn: list[Tensor] = []  # choices since the last backward pass
         self._classes: list[tuple[int, int]] = []  # with the update
+        self._counted = set[tuple[int, bool]]()  # the class that a loss leaves out, and whether all others count alike
 
     def drew(self, choices: Any) -> None:
         """Take in what `torch.multinomial` gave."""
@@ -52,6 +53,8 @@ class Surrogates:
             parents = [parent for parent, _ in node.next_functions if parent is not None]
             if node.name().startswith("NllLoss"):
                 self._count(parents[0], update)
+                alike = node._saved_reduction > 0 and node._saved_weight is None
+                self._counted.add((int(node._saved_ignore_index), alike))
             elif near and len(self._looks) < LOOKS and (weights := constant_of(node)) is not None:
                 behind = _behind(parents[0], head)
                 squares = _behind(parents[0], head, norms=False)
@@ -81,6 +84,7 @@ class Surrogates:
         return {
             "looks": len(looks), "both_signs": sum(signs or any(least < 0 < most for least, most, _ in look) for look in looks),
             "chosen": sum(chosen or any(own and least < most for least, most, own in look) for look in looks), "classes": self._classes,
+            "counted": sorted(self._counted),
         }  # fmt: skip
 
 

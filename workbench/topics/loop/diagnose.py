@@ -80,7 +80,7 @@ def diagnose_loop(
     judges: list[tuple[Iterable[str], Callable[[], Finding | Iterable[Finding]]]] = [
         (ORDER_CODES, lambda: order_findings(facts, least_updates=least_updates)),
         (SCHEDULE_CODES, lambda: schedule_findings(facts)),
-        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], least_lr)),
+        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], least_lr, _not_evaluated(record, facts))),
         (["loop.eval_mode_in_training"], lambda: _eval_mode(facts, eval_share)),
         (["loop.train_mode_in_eval"], lambda: _train_mode(facts)),
         (["loop.repeated_batch"], lambda: _repeated(facts, repeated_share, least_updates)),
@@ -114,7 +114,26 @@ def _unchanged(facts: Facts) -> list[str]:
     return [] if all(name.endswith("bias") for name in names) and len(names) * 3 <= facts["owned"] else names
 
 
-def _parameters(facts: Facts, least_lr: float) -> list[Finding]:
+def _not_evaluated(record: RecordLike, facts: Facts, *, least: int = 5, learns: float = 0.9) -> Finding | None:
+    """Return a failure where an evaluated loss stays the same `least` times or more while that of training falls below `learns` times its first (rules of thumb), and no evaluation of a model that trains was seen; else None."""
+    steps, evals = rows_of(record), record.evals
+    losses = steps.get("loss")
+    if losses is None or "metric" not in evals or any(m["trained"] and m["runs"] for m in facts["modes"]["models"]):
+        return None
+    mine = evals[evals["trial"] == steps["trial"].iloc[0]] if "trial" in steps else evals
+    held = mine["value"][(mine["metric"] == "loss") & (mine["split"] != "train")].tolist()
+    part = max(len(losses) // 10, 1)
+    first, last = losses.iloc[:part].median(), losses.iloc[-part:].median()
+    if len(held) < least or len(set(held)) > 1 or not held[0] > 0 or not last < learns * first:
+        return None
+    return OWN_CODES.finding(
+        "loop.no_update", "fail", f"The evaluated loss is {held[0]:.4g} in all {len(held)} evaluations, to the last digit, while that of training falls from {first:.3g} to {last:.3g}: "
+        "no update reaches the model that is evaluated.", value=float(len(held)), unit="evaluations",
+        advice=["Evaluate the model that is trained. Where a copy averages its weights, look at which of the two is written: the copy moves to the model, copy.lerp_(model, 1 - decay)."],
+    )  # fmt: skip
+
+
+def _parameters(facts: Facts, least_lr: float, unseen: Finding | None) -> list[Finding]:
     silent, unowned, still = facts["without_gradient"], facts["unowned"], _unchanged(facts)
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
     if not facts["looks"]:
@@ -145,7 +164,7 @@ def _parameters(facts: Facts, least_lr: float) -> list[Finding]:
         ])  # fmt: skip
     else:
         owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
-    update = _update(facts, still, least_lr, none=none)
+    update = unseen or _update(facts, still, least_lr, none=none)
     strange = facts["strangers_without_gradient"]
     say = partial(OWN_CODES.finding, "loop.optimizer_mismatch", value=float(strange), unit="parameters")
     if not facts["named"]:

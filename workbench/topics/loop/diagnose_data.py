@@ -38,7 +38,8 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     judges: dict[str, Callable[[], Finding]] = {code: partial(_of_sample, code, facts, record) for code in _SAMPLE} | {
         "data.leakage": lambda: answer_among(facts["data"]) or _evaluated(facts["data"]["evaluated"], facts["data"]),
-        "data.imbalance": lambda: _imbalance(facts),
+        "data.imbalance": lambda: _padded(facts) or _imbalance(facts),
+        "data.train_validation_shift": lambda: _rewritten(facts) or _of_sample("data.train_validation_shift", facts, record),
         "data.worker_rng": lambda: _workers(facts["workers"]),
         "data.scale": lambda: _scale(facts["modes"]["inputs"], facts["data"]),
         "loop.conversion": lambda: _conversion(record, facts, conversion_share, least_updates),
@@ -158,6 +159,37 @@ def _evaluated(found: Facts | None, data: Facts, *, least: int = 16) -> Finding:
     return say(
         "warn", f"Of the first {trained:,} examples that are trained on, {both:,} are evaluated on, too{at(found, 'line')}: what is measured there is not how well new ones do.",
         value=float(both), unit="examples", advice=["Train on the training split alone: look at the dataset or the indices that training is given. Where training examples are meant, leave it."],
+    )  # fmt: skip
+
+
+def _rewritten(facts: Facts, *, most: float = 1.05) -> Finding | None:
+    """Return a failure where the numbers that a dataset holds spread ever more, or ever less, by a factor of `most` in all (rule of thumb); None where they do not."""
+    for row in facts["stored"]:
+        spreads = row["spreads"]
+        ratio, ordered = spreads[-1] / max(spreads[0], 1e-30), spreads in (sorted(spreads), sorted(spreads)[::-1])
+        if ordered and not 1 / most < ratio < most:
+            return DATA_CODES.finding(
+                "data.train_validation_shift", "fail", f"The training data change while they are read: what the dataset holds as {row['name']} has a standard deviation of {spreads[0]:.3g} "
+                f"before its first pass and of {spreads[-1]:.3g} before pass {row['passes'][-1]}.", value=ratio, unit="times", threshold=most, evidence=dict(row),
+                advice=["Let __getitem__ change a copy: image = image + noise, or image.clone() before an operation in place (+=, add_, image[...] = ...)."],
+            )  # fmt: skip
+    return None
+
+
+def _padded(facts: Facts, *, most: float = 0.5) -> Finding | None:
+    """Return a warning where more than this share of the targets that a loss counts is padding (rule of thumb); None where it is not."""
+    found, counted = facts["data"].get("padding"), facts["surrogates"].get("counted", [])
+    if (
+        not found
+        or found["share"] <= most
+        or not counted
+        or any(out == found["class"] or not alike for out, alike in counted)
+    ):
+        return None
+    return DATA_CODES.finding(
+        "data.imbalance", "warn", f"{found['share']:.0%} of the targets that the loss counts are padding, class {found['class']} at the end of shorter sequences: loss and accuracy are mostly about where a sequence ends.",
+        value=found["share"], unit="share of targets", threshold=most, evidence=dict(found),
+        advice=[f"Give ignore_index={found['class']} to the loss, and leave these places out of metrics, too."],
     )  # fmt: skip
 
 

@@ -1,0 +1,211 @@
+"""Faults that leave the loss and its metric plausible: data that are written over, padding that is counted, a copy that is evaluated in the model's place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import workbench as wb
+
+ROWS, WIDE = 160, 12
+
+
+def alarms(diagnosis: wb.Diagnosis) -> set[str]:
+    return {finding.code for finding in diagnosis if finding.status in ("warn", "fail")}
+
+
+class Rows(Dataset[Any]):
+    """Examples that are read by `how`, which is given all of them and a place, and gives one."""
+
+    def __init__(self, how: Callable[[Any, int], Any], kind: str = "tensor") -> None:
+        x = torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(0))
+        self.how, self.y = how, (x[:, 0] > 0).long()
+        self.x = {"tensor": x, "arrays": [row.numpy() for row in x.clone()], "pairs": list(zip(x.clone(), self.y, strict=True))}[kind]  # fmt: skip
+        self.soft = torch.full((ROWS, 4), 0.25)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, i: int) -> Any:
+        self.soft[i] = (1.1 * self.soft[i].log()).softmax(0) + 1e-6 * torch.rand(4)  # labels of its own making
+        return self.how(self.x, i), self.y[i]
+
+
+def in_place(x: Any, i: int) -> Any:
+    x[i] += 0.4 * torch.randn(WIDE)
+    return x[i]
+
+
+def into_an_array(x: Any, i: int) -> Any:
+    return np.multiply(x[i], np.float32(1.2), out=x[i])
+
+
+def of_a_pair(x: Any, i: int) -> Any:
+    return x[i][0].mul_(0.9)
+
+
+def on_a_copy(x: Any, i: int) -> Any:
+    return x[i] + 0.2 * torch.randn(WIDE)
+
+
+def turned(x: Any, i: int) -> Any:
+    x[i] = x[i].flip(0)
+    return x[i]
+
+
+def noisy_batch(items: list[tuple[Tensor, Tensor]]) -> Any:
+    for x, _ in items:
+        x.add_(0.4 * torch.randn(WIDE))
+    return torch.utils.data.default_collate(items)
+
+
+def read_again(dataset: Dataset[Any], out: Path, **options: Any) -> wb.Diagnosis:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDE, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with wb.watch(model, optimizer, out=out) as run:
+        for _ in range(5):
+            for x, y in DataLoader(dataset, 16, shuffle=True, **options):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    return run.diagnose()
+
+
+@pytest.mark.parametrize(("dataset", "options"), [
+    (Rows(in_place), {}), (Rows(into_an_array, "arrays"), {}), (Subset(Rows(of_a_pair, "pairs"), range(100)), {}),
+    (TensorDataset(torch.randn(ROWS, WIDE), torch.arange(ROWS) % 2), {"collate_fn": noisy_batch}),
+], ids=["tensor", "arrays", "pairs", "collate"])  # fmt: skip
+def test_examples_that_are_written_over_when_they_are_read_are_found(
+    dataset: Any, options: Any, tmp_path: Path
+) -> None:
+    finding = read_again(dataset, tmp_path / "run", **options)["data.train_validation_shift"]
+    assert (finding.status, "before pass 4" in finding.summary) == ("fail", True), finding.summary
+
+
+@pytest.mark.parametrize("dataset", [Rows(on_a_copy), Rows(turned), Subset(Rows(on_a_copy), range(100))], ids=["copy", "turned", "part"])  # fmt: skip
+def test_examples_that_are_read_as_they_were_and_a_datasets_own_labels_rouse_nothing(
+    dataset: Any, tmp_path: Path
+) -> None:
+    assert "data.train_validation_shift" not in alarms(read_again(dataset, tmp_path / "run"))
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Embedding(20, 16), nn.GRU(16, 24, batch_first=True), nn.Linear(24, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.rnn(self.embed(x))[0])
+        return out
+
+
+def tagged(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, torch.where(x > 0, (7 * x) % 19 + 1, 0)
+
+
+def next_token(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[:, :-1], x[:, 1:]
+
+
+def counted(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+def as_volumes(out: Tensor, y: Tensor) -> Tensor:
+    return F.nll_loss(out.log_softmax(2).transpose(1, 2), y)
+
+
+def left_out(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out.flatten(0, 1), y.flatten(), ignore_index=0)
+
+
+def weighed(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out.flatten(0, 1), y.flatten(), weight=torch.arange(20).clamp(max=1).float())
+
+
+def masked(out: Tensor, y: Tensor) -> Tensor:
+    return (F.cross_entropy(out.transpose(1, 2), y, reduction="none") * (y > 0)).sum() / (y > 0).sum()
+
+
+def marked(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out.flatten(0, 1), y.masked_fill(y == 0, -100).flatten())
+
+
+@pytest.mark.parametrize(("task", "loss", "longest", "found"), [
+    (tagged, counted, 40, True), (next_token, as_volumes, 40, True), (next_token, counted, 40, True),
+    (tagged, left_out, 40, False), (next_token, weighed, 40, False), (tagged, masked, 40, False), (next_token, marked, 40, False),
+    (tagged, counted, 9, False), (next_token, counted, 4, False),
+])  # fmt: skip
+def test_padding_that_most_of_a_loss_is_about_is_told(
+    task: Any, loss: Any, longest: int, found: bool, tmp_path: Path
+) -> None:
+    """Of sequences of 4 to 8 tokens one in a batch is longer, but for the last two cases."""
+    torch.manual_seed(0)
+    model = Tagger()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(40):
+            lengths = [longest, *torch.randint(4, min(longest, 8) + 1, (15,)).tolist()]
+            x, y = task(pad_sequence([torch.randint(1, 20, (n,)) for n in lengths], batch_first=True))
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+    finding = run.diagnose()["data.imbalance"]
+    assert (finding.status == "warn", "ignore_index=0" in str(finding.advice)) == (found, found), finding.summary
+
+
+def pulled_back(own: nn.Module, other: nn.Module) -> None:
+    for p, q in zip(own.parameters(), other.parameters(), strict=True):
+        p.data.mul_(0.99).add_(q.data, alpha=0.01)
+
+
+def averaged(own: nn.Module, other: nn.Module) -> None:
+    pulled_back(other, own)
+
+
+def nothing(own: nn.Module, other: nn.Module) -> None:
+    pass
+
+
+@pytest.mark.parametrize(("after", "evaluated", "lr", "found"), [
+    (pulled_back, "copy", 0.1, True), (nothing, "copy", 0.1, True), (averaged, "copy", 0.1, False), (nothing, "model", 0.1, False),
+    (nothing, "both", 0.1, False), (nothing, "best", 0.1, False), (nothing, "copy", 1e-4, False),
+])  # fmt: skip
+def test_an_evaluation_that_no_update_reaches_is_told(
+    after: Any, evaluated: str, lr: float, found: bool, tmp_path: Path
+) -> None:
+    """Where it is beside that of the model a copy is there to be compared with, and the best loss so far may be the first."""
+    torch.manual_seed(0)
+    model, (x, weights) = (
+        nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)),
+        (torch.randn(200, 6), torch.randn(6, 3)),
+    )
+    other, y = copy.deepcopy(model), (x @ weights).argmax(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(6):
+            for rows in torch.randperm(150).split(15):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+                after(model, other)
+            with torch.no_grad():
+                if evaluated != "model":
+                    run.log(validation_loss=F.cross_entropy(other(x[150:]), y[150:]))
+                if evaluated == "best":
+                    model(x[150:])
+                elif evaluated != "copy":
+                    run.log(test_loss=F.cross_entropy(model(x[150:]), y[150:]))
+    finding = run.diagnose()["loop.no_update"]
+    assert ("to the last digit" in finding.summary) == found == (finding.status == "fail"), finding.summary
