@@ -182,7 +182,7 @@ def _still_is(held: Any, thing: Any) -> bool:
 
 START_S = 120.0  # until every task has answered for the first time; importing torch takes seconds where others compute
 POLL_S = 0.05  # how soon it is seen that a closure was cancelled or its worker killed
-SILENT_S = 7.0  # without an answer before a task counts as gone, so that a machine that is cut off is told within 10 s (rule of thumb)
+SILENT_S = 5.0  # without an answer before a task counts as gone, so that a machine that is cut off is told within 10 s, 3 of them for what still asks it (rule of thumb)
 
 
 class RayTask:
