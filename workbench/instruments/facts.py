@@ -17,7 +17,7 @@ from workbench.instruments.conversions import CRITERIA, DIFFERENCE, Conversions
 from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.stored import Stored
 from workbench.instruments.examples.told import told
-from workbench.instruments.losses.answers import Answers
+from workbench.instruments.losses.answers import Answers, Others
 from workbench.instruments.losses.attention import WINDOW, Attention
 from workbench.instruments.losses.classes import Classes, Recall
 from workbench.instruments.losses.criteria import Criteria
@@ -49,7 +49,7 @@ class LoopFacts:
         self.examples, self.surrogates, self.logits, self.units = Examples(), Surrogates(), Logits(), Units()
         self.stored = Stored()
         self.judged = True  # whether the examples are looked into at the end
-        self.classes, self.recall, self.written = Classes(), Recall(), Written()
+        self.classes, self.recall, self.written, self.others = Classes(), Recall(), Written(), Others()
         self.survival = self.parameters.survival
         self.updates, self.ended, self.given = 0, False, 0
         self.near = True  # whether everything is looked at
@@ -121,6 +121,8 @@ class LoopFacts:
             self._called = self._called or (name in CRITERIA and torch.is_grad_enabled())
             self.examples.compared(name, inputs, target, loss, self.updates)
             self.answers.compared(name, inputs, target)
+            if name in CRITERIA:
+                self.others.compared(inputs, self.loaders.row(self.loaders.last))
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
         """Take in a backward pass, and return the parameters that its losses depend on, None where that was not looked up."""
@@ -137,6 +139,7 @@ class LoopFacts:
                 if self.near and written is not None and not self._called:
                     self.examples.compared(*written, self.updates)
                     self.answers.compared(*written[:3])
+                    self.others.compared(written[1], self.loaders.row(self.loaders.last))
             self.surrogates.drawn.clear()
             self._called = False
         self.order.backward(losses, touched=touched, near=self.near)
@@ -250,6 +253,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "classes": lambda facts: facts.classes.to_dict(),
     "recall": lambda facts: facts.recall.to_dict(facts.updates),
     "answers": lambda facts: facts.answers.to_dict(),
+    "others": lambda facts: facts.others.to_dict(),
     "logits": lambda facts: facts.logits.to_dict(),
     "units": lambda facts: facts.units.to_dict(),
     "workers": lambda facts: facts.workers.to_dict(facts.loaders.is_trained_on, facts.loaders.line),

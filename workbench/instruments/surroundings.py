@@ -153,6 +153,7 @@ class Loaders:
                 "drawn": 0,
                 "trained": 0,
                 "shuffled": shuffled,
+                "size": getattr(loader, "batch_size", None),
                 "random": own and isinstance(sampler, _RANDOM),
                 "weighted": own and isinstance(sampler, torch.utils.data.WeightedRandomSampler),
                 "workers": getattr(loader, "num_workers", 0),

@@ -1,8 +1,11 @@
-"""`Answers`: whether a model of sequences is shown the token that it has to predict."""
+"""`Answers`: whether a model of sequences is shown the token that it has to predict; `Others`: whether an output depends on other examples of its batch."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.losses.graphs import walked
+from workbench.instruments.losses.graphs import WEIGHS, walked
 from workbench.instruments.surroundings import has_values
 from workbench.instruments.taps import TAPS
 
@@ -119,3 +122,82 @@ def _looked(node: Any, place: _Place, tokens: Tensor, outputs: Tensor) -> dict[s
         return {"others": others, "mixed": mixed and not others} if most > 0 else {}
     later = sizes[1, middle + 1 :] if place.offset else sizes[1, middle : middle + 1]
     return {"sees": float(later.max()) > _TINY * most}
+
+
+class Others:
+    """Asks of the first losses how many rows of what the first layers give one row of the outputs depends on; read off the graph as `Answers` does."""
+
+    def __init__(self, looks: int = 2) -> None:
+        self._calls, self._left = 0, looks
+        self._found: dict[str, Any] | None = None
+
+    def compared(self, outputs: Any, loader: Mapping[str, Any]) -> None:
+        """Take in the outputs that a loss function is given, and what is known of the loader of their examples."""
+        self._calls += 1
+        asked = self._left and self._calls <= LAST_CALL and not self._calls & (self._calls - 1)
+        if not asked or not isinstance(outputs, Tensor) or not has_values(outputs) or outputs.grad_fn is None:
+            return
+        rows = len(outputs) if outputs.dim() else 0
+        apart = [(n + k) % rows > 0 for n in outputs.shape[1:] if n > 1 for k in (-1, 0, 1)] if rows else []
+        if rows >= _FEWEST and all(apart):  # else each is held against the others
+            with contextlib.suppress(RuntimeError):  # of a graph that cannot be gone through twice
+                self._look(outputs, rows, bool(loader.get("random") and loader.get("size") == rows))
+
+    def _look(self, outputs: Tensor, rows: int, drawn: bool) -> None:
+        nodes = walked([outputs.grad_fn])[1]
+        if TAPS.hooked or any(
+            isinstance(node, BackwardCFunction) or node.name().startswith(("CudnnRnn", "MiopenRnn")) for node in nodes
+        ):
+            self._found = self._found or {"rows": None}
+            return
+        if not (first := _first_rows(nodes, rows)):
+            return
+        self._left -= 1
+        edges, row = [GradientEdge(node, 0) for node in first], outputs[-1].sum()
+        grads = [g for g in torch.autograd.grad(row, edges, retain_graph=True, allow_unused=True) if g is not None]
+        sizes = [g.abs().reshape(rows, -1).amax(1) for g in grads]
+        most = max((int((size > _TINY * size.max()).sum()) for size in sizes), default=0)
+        if any("Rnn" in node.name() and _lies(node, rows) for node in first):  # all steps of one at once
+            most = rows
+        if most >= (self._found or {}).get("rows", 0):
+            over = [
+                each.name() for each in nodes if "Softmax" in each.name() and _lies(each, rows) and not each._saved_dim
+            ]
+            self._found = {
+                "rows": most, "coupled": most >= _FEWEST, "softmax": over[0].removesuffix("Backward0") if over else None,
+                "norm": any("BatchNorm" in node.name() for node in nodes), "drawn": drawn, "line": own_line(),
+            }  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return on how many rows one depends, and the softmax over them, as JSON values; None where no loss compares rows, and `rows` None where that was not looked up."""
+        return self._found
+
+
+def _lies(node: Any, rows: int) -> bool | None:
+    """Tell whether a node gives something of each row, None where there are as many positions, which may come first."""
+    shape = node._input_metadata[0].shape
+    if not len(shape) or shape[0] != rows:
+        return False
+    return None if len(shape) > 2 and shape[1] == rows else True
+
+
+def _first_rows(nodes: set[Any], rows: int) -> set[Any]:
+    """Return the first nodes behind data, where layers with weights take it in, that give something of each row; none where that is not known."""
+    above = defaultdict[Any, list[Any]](list)
+    for node in nodes:
+        for parent, _ in node.next_functions:
+            above[parent].append(node)
+    weighs = [node for node in nodes if node.name().startswith((*WEIGHS, "MkldnnRnn"))]
+    stack = [node for node in weighs if node.name().startswith("Embedding") or any(p is None for p, _ in node.next_functions)]  # fmt: skip
+    first, seen = set[Any](), set[Any]()
+    while stack:
+        node = stack.pop()
+        lies = _lies(node, rows)
+        if lies is None:
+            return set()
+        if lies:
+            first.add(node)
+        elif node not in seen:
+            seen.add(node)
+            stack += above[node]
+    return first

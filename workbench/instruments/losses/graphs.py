@@ -17,7 +17,7 @@ WALKS = 8
 _DEPTH = 8
 _NEAR = 64
 """Nodes of a loss's graph among which a GradScaler's is looked for (rule of thumb)."""
-_WEIGHS = ("Addmm", "Mm", "Bmm", "Addbmm", "Baddbmm", "Mv", "Convolution", "Embedding", "ScaledDot")
+WEIGHS = ("Addmm", "Mm", "Bmm", "Addbmm", "Baddbmm", "Mv", "Convolution", "Embedding", "ScaledDot")
 """How the names of nodes begin that give what layers with weights give."""
 _SHAPES = (
     "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "TBackward", "Permute", "ToCopy", "Add",
@@ -84,7 +84,7 @@ def is_unbounded(value: Tensor) -> bool:
     nodes = [value.grad_fn]
     for _ in range(_DEPTH):
         names = [node.name() for node in nodes if node is not None]
-        if any(name.startswith(_WEIGHS) for name in names):
+        if any(name.startswith(WEIGHS) for name in names):
             return True
         if not any(name.startswith(_SHAPES) for name in names):
             return False
@@ -170,7 +170,7 @@ def behind_weights(losses: Any, *, most: int = MAX_NODES) -> set[Any]:
     stack = roots_of(losses)
     while stack and len(seen) < most:
         node = stack.pop()
-        if node not in seen and not node.name().startswith(_WEIGHS):
+        if node not in seen and not node.name().startswith(WEIGHS):
             seen.add(node)
             stack += [parent for parent, _ in node.next_functions if parent is not None]
     return seen

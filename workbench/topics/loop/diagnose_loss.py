@@ -52,7 +52,11 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
         ),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
-        *where_known(LOSS_CODES, ["loop.batch_dependence"], lambda: _classes(facts["classes"], facts["answers"] or {})),
+        *where_known(
+            LOSS_CODES,
+            ["loop.batch_dependence"],
+            lambda: _classes(facts["classes"], facts["answers"] or {}, facts["others"]),
+        ),
         *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
         *where_known(LOSS_CODES, _UNITS, lambda: _units(record, facts["units"], facts["data"])),
         *where_known(LOSS_CODES, _FRESH, lambda: _fresh(facts["data"])),
@@ -152,22 +156,44 @@ def _answers(found: Facts | None) -> Finding:
     return sees_target(found, at(found, "line"))
 
 
-def _classes(found: Facts | None, answers: Facts) -> Finding:
+def _classes(found: Facts | None, answers: Facts, others: Facts | None) -> Finding:
     say: Say = partial(LOSS_CODES.finding, "loop.batch_dependence", evidence=dict(found or {}))
     if answers.get("mixed"):
         return say(
             "warn", f"The output for a token depends on the other sequences of its batch{at(answers, 'line')}.",
             advice=["Give batch_first=True to the RNN or attention layer, which else takes (length, batch, features). Where the sequences of a batch are parts of one, leave it."],
         )  # fmt: skip
-    if found is None:
-        return say("ok", "Does not apply: no loss was seen that picks classes from a softmax.")
-    if 2 * found["wrong"] <= found["looks"]:
-        return say("ok", "The softmax runs over the classes that the loss picks from.")
+    if found is None or 2 * found["wrong"] <= found["looks"]:
+        return _others(others, "" if found is None else "The softmax runs over the classes that the loss picks from.")
     name = "log_softmax" if found["log"] else "softmax"
     return say(
         "fail", f"{name} runs over axis {found['axis']} of {tuple(found['shape'])}, and the loss picks classes along another one{at(found, 'line')}: "
         "what an example, or a position, is given depends on the others.", advice=[f"Give {name} the axis of the classes, dim=-1 behind a linear layer and dim=1 behind a convolution."],
     )  # fmt: skip
+
+
+def _others(found: Facts | None, well: str) -> Finding:
+    """Judge whether an example's output depends on others; what `well` says of the classes stands where that was not asked."""
+    say: Say = partial(LOSS_CODES.finding, "loop.batch_dependence", evidence=dict(found or {}))
+    if found is None:
+        return say(
+            "ok", well or "Does not apply: no loss was seen that compares outputs whose axis of examples is known."
+        )
+    if found["rows"] is None:
+        why = "backward runs hooks, checkpointing or functions with a backward of their own, and is not run once more to ask"
+        return say("ok", well) if well else LOSS_CODES.not_measured("loop.batch_dependence", why)
+    if found["coupled"] and (found["softmax"] or (found["drawn"] and not found["norm"])):
+        name = {"Softmax": "softmax", "LogSoftmax": "log_softmax"}.get(found["softmax"], "")
+        over = f"{name} runs over axis 0, the examples of a batch: " if name else ""
+        return say(
+            "warn", f"{over}{'the' if over else 'The'} output of an example depends on the others of its batch{at(found, 'line')}.", value=float(found["rows"]), unit="rows",
+            advice=[f"Give {name} the axis of what it is to weigh, such as dim=-1. Where the rows are parts of one example, leave it." if name else
+                    "Set batch_first=True where an RNN or attention layer gets (batch, length, features), and look for a view, mean or norm over axis 0. Where it is meant, leave it."],
+        )  # fmt: skip
+    if found["coupled"]:
+        why = "by batch norm" if found["norm"] else "as those of a graph, a sequence or a set do"
+        return say("ok", well or f"The rows of a batch depend on each other, {why}.")
+    return say("ok", f"The output of an example does not depend on the others of its batch. {well}".strip())
 
 
 def _lowest(name: str, row: Facts) -> float | None:

@@ -1,0 +1,149 @@
+"""Whether the output of an example depends on the others of its batch: what mixes them by mistake, beside what mixes them on purpose or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import workbench as wb
+
+ROWS, LENGTH, FEATURES = 32, 12, 5
+
+
+class Experts(nn.Module):
+    """Four of them and a gate, whose softmax runs over `axis`."""
+
+    def __init__(self, axis: int, norm: type[nn.Module] = nn.Identity, width: int = 16) -> None:
+        super().__init__()
+        self.experts = nn.Sequential(nn.Linear(FEATURES, width), norm(width), nn.ReLU(), nn.Linear(width, 4))
+        self.gate, self.axis = nn.Linear(FEATURES, 4), axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.softmax(self.gate(x[:, 0]), self.axis) * self.experts(x[:, 0])).sum(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class Sequences(nn.Module):
+    """A recurrent or attention layer, which takes the batch first or second; `turned` gives it as it asks for."""
+
+    def __init__(self, kind: type[nn.Module], *, first: bool, turned: bool = False, width: int = 16) -> None:
+        super().__init__()
+        self.inner: nn.Module = nn.Linear(FEATURES, width)
+        heads = (2, width) if kind is nn.TransformerEncoderLayer else (width,)
+        self.mixes, self.turned, self.outer = kind(width, *heads, batch_first=first), turned, nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.mixes(self.inner(x.transpose(0, 1) if self.turned else x))
+        out = out[0] if isinstance(out, tuple) else out
+        return self.outer(out[-1] if self.turned else out[:, -1])  # type: ignore[no-any-return]
+
+
+class Raw(Sequences):
+    """The same without a layer before it."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__(nn.LSTM, first=first)
+        self.inner, self.mixes = nn.Identity(), nn.LSTM(FEATURES, 16, batch_first=first)
+
+
+class Graph(nn.Module):
+    """Rows are the nodes of one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = (torch.rand(ROWS, ROWS) < 0.2).float() + torch.eye(ROWS)
+        self.one, self.two = nn.Linear(FEATURES, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.edges @ self.one(self.edges @ x[:, 0]).relu())  # type: ignore[no-any-return]
+
+
+class Mixed(nn.Module):
+    """Manifold mixup: each example is mixed with one other within the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(FEATURES, ROWS), nn.Linear(ROWS, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x[:, 0]).relu()
+        return self.two(0.7 * hidden + 0.3 * hidden[torch.randperm(len(hidden))])  # type: ignore[no-any-return]
+
+
+class Candidates(nn.Module):
+    """Each example is held against itself and against all of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(FEATURES, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.one(x[:, 0])
+        return torch.cat([z.square().sum(1, keepdim=True), z @ z.T], 1)
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def first_one(outputs: Tensor, _: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, torch.zeros(len(outputs), dtype=torch.long))
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor], int, bool]
+"""A model, its loss, positions of an example, and whether a loader draws examples at random."""
+COUPLED: dict[str, Case] = {
+    "gate": (lambda: Experts(0), F.mse_loss, 1, False), "gate, by hand": (lambda: Experts(0), squares, 1, True),
+    "gate behind batch norm": (lambda: Experts(0, nn.BatchNorm1d), F.mse_loss, 1, True),
+    "lstm": (lambda: Sequences(nn.LSTM, first=False), F.mse_loss, LENGTH, True), "lstm of data": (lambda: Raw(first=False), F.mse_loss, LENGTH, True),
+    "gru": (lambda: Sequences(nn.GRU, first=False), nn.L1Loss(), LENGTH, True),
+    "attention": (lambda: Sequences(nn.TransformerEncoderLayer, first=False), squares, LENGTH, True),
+}  # fmt: skip
+WELL: dict[str, Case] = {
+    "gate": (lambda: Experts(1), F.mse_loss, 1, True), "gate as wide as the batch": (lambda: Experts(1, width=ROWS), squares, 1, True),
+    "batch norm": (lambda: Experts(1, nn.BatchNorm1d), F.mse_loss, 1, True),
+    "lstm": (lambda: Sequences(nn.LSTM, first=True), F.mse_loss, LENGTH, True), "lstm of data": (lambda: Raw(first=True), F.mse_loss, LENGTH, True),
+    "turned": (lambda: Sequences(nn.LSTM, first=False, turned=True), F.mse_loss, LENGTH, True),
+    "turned, as many positions as rows": (lambda: Sequences(nn.GRU, first=False, turned=True), F.mse_loss, ROWS, True),
+    "attention": (lambda: Sequences(nn.TransformerEncoderLayer, first=True), squares, LENGTH, True),
+    "attention, as many positions as rows": (lambda: Sequences(nn.TransformerEncoderLayer, first=True, width=ROWS), squares, ROWS, True),
+    "graph": (Graph, F.mse_loss, 1, False), "mixup": (Mixed, F.mse_loss, 1, True), "candidates": (Candidates, first_one, 1, True),
+}  # fmt: skip
+
+
+def judged(case: Case, out: Path) -> wb.Finding:
+    torch.manual_seed(0)
+    build, loss, length, loads = case
+    model, x = build(), torch.randn(4 * ROWS, length, FEATURES)
+    data, optimizer = TensorDataset(x, x.mean((1, 2))[:, None]), torch.optim.SGD(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=out) as run:
+        for _ in range(2):
+            drawn = (
+                DataLoader(data, ROWS, shuffle=True)
+                if loads
+                else (data[k : k + ROWS] for k in range(0, len(data), ROWS))
+            )
+            for a, b in drawn:
+                optimizer.zero_grad()
+                loss(model(a), b).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    return run.diagnose()["loop.batch_dependence"]
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_examples_that_are_mixed_by_a_wrong_axis_are_told_with_its_line(name: str, tmp_path: Path) -> None:
+    found = judged(COUPLED[name], tmp_path / "run")
+    assert found.status == "warn", found.summary
+    assert "test_loop_rows.py" in found.summary
+    assert ("softmax runs over axis 0" in found.summary) == name.startswith("gate")
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_examples_that_are_not_mixed_or_on_purpose_rouse_nothing(name: str, tmp_path: Path) -> None:
+    found = judged(WELL[name], tmp_path / "run")
+    assert found.status == "ok", found.summary
