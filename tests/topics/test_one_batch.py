@@ -99,6 +99,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "eval in forward": ("loop.eval_mode_in_training", lambda: classes(lambda: Having(eval_inside, m=mlp(extra=[lambda: nn.BatchNorm1d(24)])))),
     "dead relu": ("units.dead", lambda: classes(lambda: changed(mlp(), lambda p: p.fill_(-9.0) if p.dim() == 1 else None, least_dim=1))),
     "saturated tanh": ("units.saturated", lambda: classes(lambda: changed(mlp(act=nn.Tanh), lambda p: p.mul_(60)))),
+    "nearly all dropped": ("units.dropped", lambda: classes(lambda: mlp(extra=[lambda: nn.Dropout(0.95)]))),
     "no activation": ("units.linear", lambda: classes(lambda: mlp(act=nn.Identity))),
     "all zero": ("units.equal", lambda: classes(lambda: changed(mlp(), lambda p: p.zero_(), least_dim=1))),
     "huge weights": ("gradients.exploding", lambda: classes(lambda: changed(mlp(depth=4), lambda p: p.mul_(20)))),

@@ -15,7 +15,7 @@ from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
 from workbench.topics.loop.known import at, facts_of, rows_of, where_known
-from workbench.topics.one_batch.diagnose_layers import frozen
+from workbench.topics.one_batch.diagnose_layers import MOST_DROPPED, frozen
 
 OWN_CODES = Codes({
     "loop.no_gradient": "F1.1", "loop.no_update": "F1.1", "loop.unowned_parameters": "F1.1", "loop.optimizer_mismatch": "F1.1",
@@ -43,7 +43,7 @@ def diagnose_loop(
     conversion_share: float = 0.1,
     least_lr: float = 0.1,
     frozen_frac: float = 0.05,
-    most_dropped: float = 0.9,
+    most_dropped: float = MOST_DROPPED,
 ) -> Diagnosis:
     """Judge what was seen of a loop.
 
@@ -62,8 +62,7 @@ def diagnose_loop(
         conversion_share: share of the time of an update that conversions of one line may take that could be left out (rule of thumb).
         least_lr: share of the largest learning rate that an update has to have for its parameters to be judged by it (rule of thumb).
         frozen_frac: share of a model's parameters that may be frozen as they were drawn, as random features (rule of thumb).
-        most_dropped: rate of dropout from which a network hardly learns (Srivastava et al. 2014, figure 9a: the training error rises, too,
-            where a tenth of the units is left).
+        most_dropped: see `MOST_DROPPED`.
 
     Returns:
         Each code of `CODES` once, with the line of the person's own file where one is to blame.

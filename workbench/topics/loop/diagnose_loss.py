@@ -17,6 +17,7 @@ from workbench.topics.one_batch.diagnose import sees_target
 from workbench.topics.one_batch.diagnose_layers import (
     constant_output,
     dead_units,
+    dropped_units,
     equal_units,
     has_numbers,
     linear_layers,
@@ -57,7 +58,11 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
             ["loop.batch_dependence"],
             lambda: _classes(facts["classes"], facts["answers"] or {}, facts["others"]),
         ),
-        *where_known(LOSS_CODES, ["units.dropped"], lambda: _dropped(facts["dropped"], most_dropped)),
+        *where_known(
+            LOSS_CODES,
+            ["units.dropped"],
+            lambda: dropped_units(facts["dropped"]["p"], facts["dropped"]["line"], most=most_dropped),
+        ),
         *where_known(LOSS_CODES, _UNITS, lambda: _units(record, facts["units"], facts["data"])),
         *where_known(LOSS_CODES, _FRESH, lambda: _fresh(facts["data"])),
     ]
@@ -94,17 +99,6 @@ def _floor(record: RecordLike, found: Facts, share: float, values_share: float =
     if constant:
         return say("ok", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}, too small to matter.")
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
-
-
-def _dropped(found: Facts, most: float) -> Finding:
-    p = found["p"]
-    say: Say = partial(LOSS_CODES.finding, "units.dropped", value=p, unit="share of units", threshold=most)
-    if p < most:
-        return say("ok", f"Dropout leaves more than {1 - most:.0%} of the units in each pass.")
-    return say(
-        "fail", f"Dropout sets {p:.0%} of the values to zero in each pass{at(found, 'line')}: too few are left to learn from.",
-        advice=["p is the share that is dropped, not the one that is kept: 0.1 to 0.5 is usual."],
-    )  # fmt: skip
 
 
 def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:

@@ -13,7 +13,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status, named
 
 LAYER_CODES = Codes({
-    "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4",
+    "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.dropped": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4",
     "gradients.exploding": "F2.4",
 })  # fmt: skip
 CONSTANT_CODES = Codes({"init.constant_output": "F2.4"})
@@ -28,6 +28,10 @@ gate that begins open or closed (rules of thumb: fresh layers have less than 0.0
 VANISHING, EXPLODING = 1e-5, 1e3
 """What the last layer gives over what the first is given, or first layer's gradient over the last one's (rules of thumb: eight plain layers under PyTorch's
 initialisation have 5e-4)."""
+
+
+MOST_DROPPED = 0.9
+"""Rate of dropout from which a network hardly learns (Srivastava et al. 2014, figure 9a: the training error rises, too, where a tenth of the units is left)."""
 
 
 def part(facts: Facts, name: str) -> Facts | None:
@@ -78,7 +82,8 @@ def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
     rest = [linear_layers(fresh.get("in_a_row", ())), *signals(fresh, bad, apart=equal.status == "ok")]
-    return [equal, dead_units(units, bad), saturated_units(units, bad), *rest]
+    dropped = dropped_units(*fresh.get("dropped", (0.0, "")))
+    return [equal, dead_units(units, bad), saturated_units(units, bad), dropped, *rest]
 
 
 def equal_units(fresh: Facts, fitted: Facts) -> Finding:
@@ -131,6 +136,17 @@ def saturated_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -
     return say(
         bad, f"{share:.0%} of the values {where} {names} lie at the bounds of {op}, where the gradient is almost 0.",
         advice=["Scale the inputs to unit size, and initialise the weights smaller: 1/sqrt(fan_in); attention divides its scores by sqrt(width)."],
+    )  # fmt: skip
+
+
+def dropped_units(p: float, place: str, *, most: float = MOST_DROPPED) -> Finding:
+    """Judge the highest rate of a dropout, and where it is."""
+    say = partial(LAYER_CODES.finding, "units.dropped", value=p, unit="share of units", threshold=most)
+    if p < most:
+        return say("ok", f"Dropout leaves more than {1 - most:.0%} of the units in each pass.")
+    return say(
+        "fail", f"Dropout sets {p:.0%} of the values to zero in each pass{place and f' ({place})'}: too few are left to learn from.",
+        advice=["p is the share that is dropped, not the one that is kept: 0.1 to 0.5 is usual."],
     )  # fmt: skip
 
 

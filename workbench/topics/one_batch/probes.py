@@ -35,7 +35,7 @@ def find_layers(one: OneBatch) -> dict[str, Any]:
     One forward and backward pass in training mode.
     units: module, op, units, "dead" (share of ReLU units that are 0 for every example), "saturated" (share of values within 0.01
     of a bound, for sigmoids the smaller of both bounds' shares; for softmax over at least eight keys, of rows with a weight above 0.99).
-    layers: see `signals`; in_a_row: see `in_a_row`.
+    layers: see `signals`; in_a_row: see `in_a_row`; dropped: the highest rate of a dropout, and its module.
     equal: weights whose units are all equal: two rows or more of two values or more, each row like the first; "zero": all are 0,
     "product": it is the weight of a layer that multiplies by it, not of a norm.
     """
@@ -54,6 +54,7 @@ def find_layers(one: OneBatch) -> dict[str, Any]:
     layers, none, in_row = _gradients(one, modules)
     return {
         "units": units, "layers": layers, "in_a_row": in_row,
+        "dropped": max(((m.p, name) for name, m in modules.items() if isinstance(m, nn.modules.dropout._DropoutNd)), default=(0.0, "")),
         "not_in_graph": none, "not_in_forward": [name for name in none if name not in met],
         "equal": [row | {"zero": bool(zero)} for row, alike, zero in equal_weights(weights) if bool(alike)],
     }  # fmt: skip
