@@ -64,7 +64,8 @@ def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding]) -> An
     lead = [*_of(alarms, "lr."), *_of(findings, "lr.best")][:1]
     own, low, high = (lead[0].evidence.get(name) for name in ("baseline_lr", "low", "high"))
     if lead[0].code == "lr.best" and own is not None and low is not None and high is not None:
-        lead += _of(findings, "lr.too_low") if own < low else _of(findings, "lr.too_high") if own > high else []
+        far = "lr.too_low" if own < low else "lr.too_high"
+        lead += [f for f in _of(findings, far) if not low <= own <= high and not f.follows_from]
     edge = [f for f in _of(findings, "lr.unstable") if f.value is not None or "short_upper" in f.evidence]
     told = _told("Learning rate", [*lead, *edge])
     beyond = [f for f in _of(findings, "lr.grid_edge") if f.status == "not_measured" and lead[0].status == "ok"]

@@ -142,6 +142,8 @@ def saturated_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -
 def dropped_units(p: float, place: str, *, most: float = MOST_DROPPED) -> Finding:
     """Judge the highest rate of a dropout, and where it is."""
     say = partial(LAYER_CODES.finding, "units.dropped", value=p, unit="share of units", threshold=most)
+    if not p:
+        return say("ok", "Does not apply: no dropout was seen.")
     if p < most:
         return say("ok", f"Dropout leaves more than {1 - most:.0%} of the units in each pass.")
     return say(
