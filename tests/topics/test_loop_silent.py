@@ -210,3 +210,90 @@ def test_an_evaluation_that_no_update_reaches_is_told(
                     run.log(test_loss=F.cross_entropy(model(x[150:]), y[150:]))
     finding = run.diagnose()["loop.no_update"]
     assert ("to the last digit" in finding.summary) == found == (finding.status == "fail"), finding.summary
+
+
+def parts() -> list[nn.Module]:
+    return [
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)),
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)),
+    ]
+
+
+def adversarial(*, detach: bool, zero: bool, first: int = 1) -> Callable[..., None]:
+    """A generator and what tells its outputs from the data; `first` steps of the second one for each of the first."""
+
+    def train(made: nn.Module, told: nn.Module, steps: Any) -> None:
+        steps[0].zero_grad()
+        for _ in range(first):
+            fake = made(torch.randn(16, 6))
+            steps[1].zero_grad()
+            loss = (
+                F.softplus(-told(torch.randn(16, 6))).mean()
+                + F.softplus(told(fake.detach() if detach else fake)).mean()
+            )
+            loss.backward(retain_graph=True)
+            steps[1].step()
+        if zero:
+            steps[0].zero_grad()
+        F.softplus(-told(fake if detach or first > 1 else made(torch.randn(16, 6)))).mean().backward()
+        steps[0].step()
+
+    return train
+
+
+def actor_and_critic(made: nn.Module, told: nn.Module, steps: Any, *, shared: bool = False) -> None:
+    """The critic is zeroed before its own loss, which then reaches it alone, or, not detached, the actor as well, which is not zeroed."""
+    x = torch.randn(16, 6)
+    steps[1].zero_grad()
+    action = made(x) if shared else made(x).detach()
+    F.mse_loss(told(action)[:, 0], x.sum(1)).backward()
+    steps[1].step()
+    if not shared:
+        steps[0].zero_grad()
+    (-told(made(x)).mean()).backward()
+    steps[0].step()
+    if shared:
+        steps[0].zero_grad()
+
+
+def not_detached(made: nn.Module, told: nn.Module, steps: Any) -> None:
+    actor_and_critic(made, told, steps, shared=True)
+
+
+def one_loss(made: nn.Module, told: nn.Module, steps: Any) -> None:
+    for each in steps:
+        each.zero_grad()
+    x = torch.randn(16, 6)
+    F.mse_loss(told(made(x))[:, 0], x.sum(1)).backward()
+    for each in steps:
+        each.step()
+
+
+def more_often(made: nn.Module, told: nn.Module, steps: Any) -> None:
+    """The second one steps on each of four losses, the first one on their sum."""
+    steps[0].zero_grad()
+    for _ in range(4):
+        steps[1].zero_grad()
+        x = torch.randn(16, 6)
+        (F.mse_loss(told(made(x))[:, 0], x.sum(1)) / 4).backward()
+        steps[1].step()
+    steps[0].step()
+
+
+@pytest.mark.parametrize(("train", "found"), [
+    (adversarial(detach=False, zero=False), True), (adversarial(detach=False, zero=False, first=2), True), (not_detached, True),
+    (adversarial(detach=True, zero=False), False), (adversarial(detach=False, zero=True), False), (adversarial(detach=True, zero=True, first=3), False),
+    (actor_and_critic, False), (one_loss, False), (more_often, False),
+])  # fmt: skip
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_another_optimizers_loss_leaves_in_a_gradient_is_told(
+    train: Any, found: bool, order: tuple[int, int], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    models = parts()
+    steps = [torch.optim.Adam(model.parameters(), 1e-3) for model in models]
+    with wb.watch(models, [steps[k] for k in order], out=tmp_path / "run") as run:
+        for _ in range(300):
+            train(*models, steps)
+    finding = run.diagnose()["loop.no_zero_grad"]
+    assert (finding.status == "warn", "gradients of two losses" in finding.summary) == (found, found), finding.summary

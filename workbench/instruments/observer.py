@@ -60,6 +60,7 @@ class LoopObserver:
         self.needs_exit_norm = False  # as something unseen changes the gradients before the step
         self.samples = Samples()
         self._pending = Pending(self.samples)
+        self.facts.order.pending = self._pending
         self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()  # not observed, below 0
         self.waited, self.waits, self._dropped = 0.0, False, False
         self.last = time.perf_counter()
@@ -134,7 +135,8 @@ class LoopObserver:
         given = [unscaled(loss) for loss in given] if self._scales else given
         plain = [self._read(loss.detach()) for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
         touched = self._touched() if self.attention.awake else ()
-        self._pending.begins(plain, self.facts.backward_begins(given, touched, retained=retained))
+        leaves = self.facts.backward_begins(given, touched, retained=retained)
+        self._pending.begins(plain, leaves, touched if self.attention.awake else None)
 
     def _read(self, loss: Tensor) -> Value:
         """Return a loss as a number where that waits for no device, and have its update looked at where it stands out."""

@@ -45,6 +45,7 @@ class Order:
         self.repeats = False  # whether some step followed another one without a backward pass between them
         self._weight = 1  # updates that this one stands for
         self.awake = True  # whether the order of this update is noted
+        self.pending: Any = None  # the losses that wait for a step
 
     def __contains__(self, number: int) -> bool:
         """Tell whether an optimizer has stepped."""
@@ -177,6 +178,9 @@ class Order:
             "limits": dict(self._limits.most_common(10)),
             "at_limit": median(float(share) for share in self._at_limit) if self._at_limit else None,
             "backwards": self.backwards,
+            "mixed": [[n, self.pending.alone[n], count] for n, count in self.pending.mixed.items()]
+            if self.pending
+            else [],
             "optimizers": {str(number): steps.to_dict() for number, steps in self._steps.items()},
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -81,13 +82,29 @@ class Pending:
         self._samples = samples
         self._losses: list[_Loss] = []
         self._open: list[_Loss] = []
+        self._left = set[int]()  # optimizers whose gradients are of a loss that another one has stepped on
+        self.alone = Counter[int]()  # losses that one optimizer alone stepped on
+        self.mixed = Counter[int]()  # those of them that came on top of such gradients
 
-    def begins(self, losses: Sequence[Value], leaves: set[int] | None) -> None:
-        """Take in that these losses are about to be run backward; `leaves` are the parameters that they depend on, None where that is not known."""
+    def begins(self, losses: Sequence[Value], leaves: set[int] | None, changed: Collection[int] | None = None) -> None:
+        """Take in that these losses are about to be run backward.
+
+        Args:
+            losses: their values.
+            leaves: the parameters that they depend on, None where that is not known.
+            changed: the optimizers whose gradients were changed, as zeroed, since the last pass ended; None where that is not known.
+        """
+        for loss in self._losses:
+            if len(loss.used) == 1 and loss.beside is not None:
+                self.alone.update(loss.used)
+                self.mixed.update(loss.used & loss.beside)
+            if loss.used and loss.reached:
+                self._left = self._left | (loss.reached - loss.used)
+        self._left = set() if changed is None else self._left.difference(changed)
         self._losses = [loss for loss in self._losses if not loss.used]
         if len(self._losses) > MOST:
             self._losses = _by_reach(self._losses)
-        self._open = [_Loss(loss, leaves) for loss in losses]
+        self._open = [_Loss(loss, leaves, None if changed is None else self._left) for loss in losses]
         self._losses += self._open
         if len(self._samples) > 1:
             self._samples.mark()
@@ -135,8 +152,8 @@ class Pending:
 
 
 class _Loss:
-    def __init__(self, value: Value, leaves: set[int] | None) -> None:
-        self.value, self.leaves = value, leaves or set[int]()
+    def __init__(self, value: Value, leaves: set[int] | None, beside: set[int] | None) -> None:
+        self.value, self.leaves, self.beside = value, leaves or set[int](), beside
         self.reached: set[int] | None = None
         self.used: set[int] = set()
 

@@ -35,7 +35,7 @@ def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> l
     usual = max(orders, key=lambda key: orders[key])
     evidence = {"order": " ".join(usual), "lines": dict(lines)}
     return [
-        _kept(optimizers, evidence, share), _zeroed(orders, facts, evidence, share), _no_step(facts),
+        _mixed(order, evidence, share) or _kept(optimizers, evidence, share), _zeroed(orders, facts, evidence, share), _no_step(facts),
         _repeated(optimizers, lines, evidence, share), *where_known(ORDER_CODES, ["loop.second_training"], lambda: _second(facts, least_updates)), _accumulation(first, lines, evidence),
         *_clipping(orders, lines, evidence, share),
     ]  # fmt: skip
@@ -77,6 +77,19 @@ def _second(facts: Facts, least: int) -> Finding:
         "loop.second_training", f"after the {first:,} updates of the first optimizer another one makes {later[0]['steps']:,}{at({'': later[0]['line']}, '')}: a separate "
         "training, which is not recorded. These findings are about the first; run or watch one training at a time to judge the other", value=float(len(later)), unit="optimizers",
     )  # fmt: skip
+
+
+def _mixed(order: Facts, evidence: Facts, share: float, *, least: int = 3) -> Finding | None:
+    """Return a warning where an optimizer steps on what another one's loss has left, in this share of `least` updates or more (rule of thumb); None where none does."""
+    for number, alone, mixed in order.get("mixed", ()):
+        if mixed >= least and mixed > share * alone:
+            line = at({"": order["optimizers"][str(number)]["line"]}, "")
+            return ORDER_CODES.finding(
+                "loop.no_zero_grad", "warn", f"Optimizer {number + 1} steps on the gradients of two losses{line}: the one that was run backward for it, and an earlier one that another optimizer had stepped on, which reaches its parameters, too.",
+                value=mixed / alone, unit="share of updates", threshold=share, evidence=evidence,
+                advice=["Detach what the earlier loss is not to train, such as discriminator(fake.detach()), or zero these gradients before the second backward pass. Where both losses are meant, run both backward before either step."],
+            )  # fmt: skip
+    return None
 
 
 def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
