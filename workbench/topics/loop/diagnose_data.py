@@ -88,6 +88,8 @@ def _labels(data: Facts, _: RecordLike) -> Finding:
         return empty_classes(
             empty, outputs, {"class_counts": data["classes"]}, f"none of the first {total:,} training examples"
         )
+    if "reason" in data["yardsticks"]:
+        return DATA_CODES.finding("data.labels", "ok", f"Does not apply: {data['yardsticks']['reason']}.")
     said = (
         f"The labels of the first {total:,} training examples are not wrong at random, as far as a linear model tells."
     )
