@@ -111,7 +111,9 @@ def test_data_are_counted_and_held_against_the_batch() -> None:
             check_data(make(**changes), config)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "top5_accuracy", "f1", "macro_auc", "-error", "-distance"])
+@pytest.mark.parametrize(
+    "metric", ["accuracy", "top5_accuracy", "top2", "top_5", "-top5_error", "f1", "macro_auc", "-error", "-distance"]
+)
 def test_the_smallest_accuracy_is_not_what_anybody_wants(metric: str) -> None:
     workload = make(metrics={metric.lstrip("-"): len})
     with nullcontext() if metric[0] == "-" else pytest.raises(ConfigError, match="select_mode='max'"):

@@ -40,7 +40,7 @@ from workbench.studies.session import Session, say_resumed
 
 LOGGED = "validation/loss"
 """What runs are compared by where it is logged and nothing else was asked for."""
-_MAXIMISED = re.compile("acc|accuracy|auc|bleu|f1|iou|map|precision|r2|recall|reward|return|score|top1|top5")
+_MAXIMISED = re.compile(r"acc|accuracy|auc|bleu|f1|iou|map|precision|r2|recall|reward|return|score|top\d+")
 
 
 def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str, str]:

@@ -11,7 +11,7 @@ from workbench.errors import ConfigError, DataError, UnknownNameError, UsageErro
 from workbench.workloads.base import Workload
 
 LARGER_IS_BETTER = re.compile(
-    r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score|correct|ndcg|mrr|psnr|ssim|mcc|kappa)(_|$|\d)"
+    r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score|correct|ndcg|mrr|psnr|ssim|mcc|kappa)(_|$|\d)|(^|_)top_?(k|\d+)$"
 )
 """Names of metrics that nobody wants small (rule of thumb)."""
 

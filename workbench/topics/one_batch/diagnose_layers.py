@@ -82,7 +82,8 @@ def layer_findings(facts: Facts, *, fits: bool) -> list[Finding]:
     pairs = zip(fresh["units"], fitted["units"], strict=False)
     units = [{**a, "later": b} for a, b in pairs if (a["module"], a["op"]) == (b["module"], b["op"])]
     rest = [linear_layers(fresh.get("in_a_row", ())), *signals(fresh, bad, apart=equal.status == "ok")]
-    dropped = dropped_units(*fresh.get("dropped", (0.0, "")))
+    p, module = fresh.get("dropped", (0.0, ""))
+    dropped = dropped_units(p, f"module {module}")
     return [equal, dead_units(units, bad), saturated_units(units, bad), dropped, *rest]
 
 
