@@ -117,7 +117,12 @@ def _not_evaluated(record: RecordLike, facts: Facts, *, least: int = 5, learns: 
     """Return a failure where an evaluated loss stays the same `least` times or more while that of training falls below `learns` times its first (rules of thumb), and no evaluation of a model that trains was seen; else None."""
     steps, evals = rows_of(record), record.evals
     losses = steps.get("loss")
-    if losses is None or "metric" not in evals or any(m["trained"] and m["runs"] for m in facts["modes"]["models"]):
+    if (
+        losses is None
+        or losses.empty
+        or "metric" not in evals
+        or any(m["trained"] and m["runs"] for m in facts["modes"]["models"])
+    ):
         return None
     mine = evals[evals["trial"] == steps["trial"].iloc[0]] if "trial" in steps else evals
     held = mine["value"][(mine["metric"] == "loss") & (mine["split"] != "train")].tolist()
