@@ -341,6 +341,17 @@ def test_an_output_whose_class_no_example_has_is_told(cut: bool, tmp_path: Path)
     assert not cut or "none of the first 400 training examples is of class 0" in found.summary
 
 
+def test_labels_that_no_simple_model_was_fitted_to_are_not_said_to_be_right(tmp_path: Path) -> None:
+    model, (x, y) = nn.Bilinear(8, 8, 5), clusters(400, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for rows in torch.randperm(400).split(20):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows], x[rows].flip(1)), y[rows]).backward()
+            optimizer.step()
+    assert run.diagnose()["data.labels"].summary == "Does not apply: the model takes several inputs."
+
+
 def test_a_class_that_comes_later_is_no_missing_one(tmp_path: Path) -> None:
     x, y = by_target(*clusters(800, 1))
     first = torch.cat([torch.nonzero(y == k).flatten()[:100] for k in range(4)])  # as far as a sorted set was read
