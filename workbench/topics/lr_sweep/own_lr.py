@@ -186,7 +186,8 @@ def _too_low(
         return found("ok", f"{start} {_distance(value, ratio)} the best lr tried, {best.lr:.4g}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
         known = rival.gain > 2 * rival.noise and 0 < rival.share < 1
-        as_well = f"learns {100 * rival.share:.2g} % less than" if known else "trains about as well as"
+        as_well = "trains about as well as" if rival.gain > 0 else "trains no worse than"
+        as_well = f"learns {100 * rival.share:.2g} % less than" if known else as_well
         limit = f" (alarm: {100 * limits[0]:g} % or more)" if known else ""
         return found("ok", f"{start} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}{limit}.")
     use, advice = _use(rival, best, own, "Raise")
