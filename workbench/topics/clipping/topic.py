@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.curves.clipping import clipped_runs
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.lazy import lazily
@@ -34,10 +35,8 @@ def _norm_numbers(record: Any, diagnosis: Diagnosis) -> str:
     trial = default_trial(record, diagnosis)
     steps, norms = _norms(record, trial)
     peak = int(np.argmax(norms))
-    middle = float(np.median(norms))
-    ratio = number_text(float(f"{float(norms[peak]) / middle:.3g}")) if middle else ""
-    times = f", {ratio} times the median {number_text(middle)}" if ratio else ""
-    return f"Trial {trial}: the largest norm is {number_text(float(norms[peak]))}, at step {int(steps[peak]):,}{times}."
+    middle, largest = number_text(float(np.median(norms))), number_text(float(norms[peak]))
+    return f"Trial {trial}: the largest norm is {largest}, at step {int(steps[peak]):,}; the median is {middle}."
 
 
 def _histogram_numbers(record: Any, diagnosis: Diagnosis) -> str:
@@ -82,6 +81,9 @@ TOPIC = Topic(
             "the learning rate.",
             codes=("clipping.cures", "clipping.aggressive"),
             draw=plot,
+            applies=lambda record, _: (
+                "loss" not in record.steps or len(clipped_runs(record)) != 1
+            ),  # one point is no comparison
         ),
     ),
     studies={"clipping": StudyKind(diagnose=diagnose, pictures=("clipping", "loss-curves"))},

@@ -94,10 +94,10 @@ def plot_loss_curves(
     Source: F1.7; F1.8 for what to look for.
     """
     with drawing(ax, size) as axes:
-        best, trained = best_lr(diagnosis)
+        best = best_lr(diagnosis)[0]
         chosen = trials is None and np.isfinite(best)
         if ours := trials is None:
-            trials = _trials_to_draw(record, best if len(trials_at(record, best)) else trained)
+            trials = trials_to_draw(record, diagnosis)
         curves, lrs = [], list[float]()
         for trial in trials:
             lr = lr_of(record, trial)
@@ -185,8 +185,10 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
         ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")
 
 
-def _trials_to_draw(record: Record, best: float) -> list[int]:
+def trials_to_draw(record: Record, diagnosis: Diagnosis | None) -> list[int]:
     """Trials at lr* and the next `ABOVE` lrs of the sweep; where lr* is not known, at `MOST` lrs. One for each lr and seed."""
+    best, trained = best_lr(diagnosis)
+    best = best if len(trials_at(record, best)) else trained
     stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
     grid = np.unique([lr_of(record, t) for t in trials_in(record, *stages)]).tolist()
     spread = np.unique(np.linspace(0, len(grid) - 1, min(MOST, len(grid))).round().astype(int))

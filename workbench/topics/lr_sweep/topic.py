@@ -16,7 +16,7 @@ from workbench.plots.frames import curve, trials_in
 from workbench.plots.words import counted, first_and_end, number_text
 from workbench.topics.lr_sweep.diagnose import CODES
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep as diagnose
-from workbench.topics.lr_sweep.figures import plot_loss_curves
+from workbench.topics.lr_sweep.figures import plot_loss_curves, trials_to_draw
 from workbench.topics.lr_sweep.figures import plot_lr_sweep as plot
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ def _sweep_numbers(record: Any, _: Diagnosis) -> str:
     return f"{counted(len(lrs), 'learning rate')} {ends} in {counted(len(losses), 'run')}{ended}."
 
 
-def _curve_numbers(record: Any, _: Diagnosis) -> str:
-    numbers = trials_in(record)
+def _curve_numbers(record: Any, diagnosis: Diagnosis) -> str:
+    numbers = _drawn(record, diagnosis) or trials_to_draw(record, diagnosis)
+    numbers = [trial for trial in numbers if curve(record, trial, "loss")[1].size]
     if not numbers:
         return ""
     firsts, ends = zip(*(first_and_end(curve(record, trial, "loss")[1]) for trial in numbers), strict=True)
     up = sum(not np.isfinite(end) or end >= first for first, end in zip(firsts, ends, strict=True))
-    higher = f", in {up:,} of them not finite or no lower than at step 0" if up else ""
-    return f"Training loss at step 0 {_range(firsts)}, at the end {_range(ends)} in {counted(len(numbers), 'run')}{higher}."
+    higher = f"; {up:,} of them not finite or no lower than at step 0" if up else ""
+    return f"{counted(len(numbers), 'run')}: training loss {_range(firsts)} at step 0, {_range(ends)} as the mean of the last tenth{higher}."
 
 
 def _range(values: Sequence[float]) -> str:
@@ -78,9 +79,13 @@ def _draw_lr_sweep(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
     return plot(record, diagnosis, ax=ax)
 
 
-def _draw_curves(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
+def _drawn(record: Any, diagnosis: Diagnosis) -> list[int] | None:
     known = "lr.best" in diagnosis and diagnosis["lr.best"].value is not None
-    return plot_loss_curves(record, diagnosis=diagnosis, trials=None if known else few_runs(record), ax=ax)
+    return None if known else few_runs(record)
+
+
+def _draw_curves(record: Any, diagnosis: Diagnosis, *, ax: Any) -> Any:
+    return plot_loss_curves(record, diagnosis=diagnosis, trials=_drawn(record, diagnosis), ax=ax)
 
 
 _KIND = StudyKind(diagnose=None, pictures=("lr-sweep", "loss-curves"))
@@ -99,7 +104,7 @@ TOPIC = Topic(
         ),
         Figure(
             name="loss-curves",
-            shows="Training loss against step for the best learning rate and the next ones above it.",
+            shows="Training loss against step.",
             caption="A curve that goes up for a stretch, jumps, or ends in a cross shows instability; curves that only wobble "
             "around a level do not.",
             codes=("stability.early", "stability.mid", "stability.divergent"),
