@@ -72,7 +72,7 @@ def test_best_at_the_edge_is_at_most_a_warning_and_a_fix_run_decides(fix, status
     finding = wb.lr_sweep.diagnose(sweep(*extra, levels={0.2: 1.0, 0.4: 0.6, 0.8: 0.4}, blown=(1.2,)))["lr.at_edge"]
     assert (finding.status, finding.evidence["harmful"]) == (status, harmful)
     assert finding.evidence["at_edge"]
-    assert "which starts between 1 and 1.5 times it" in finding.summary
+    assert "next to the unstable ones, which begin between 0.8 and 1.2" in finding.summary
     if status == "warn":
         words = ("warmup", "clip", "optimizer", "architecture", "last resort")
         assert all(word in line.lower() for word, line in zip(words, finding.advice, strict=True))

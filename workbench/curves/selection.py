@@ -205,7 +205,7 @@ def compare_selected(
     ours = selected(record, baseline, every=every)
     found = {name: result for name, numbers in candidates.items() if (result := selected(record, numbers, every=every))}
     if not ours or not found:
-        why = "the baseline trains at the best lr already, and nothing else was tried"
+        why = "no other lr is better by enough to matter, and nothing else was tried"
         why = why if ours else "there is no finite value of the baseline"
         none = {"candidate": None, "promising": False, "adopted": False, "said": "", "why": why}
         return {"baseline": ours, "recommended": ours, **none, "reason": f"Not adopted: {why}."}

@@ -190,7 +190,7 @@ def _explain(outputs: Tensor, targets: Tensor, ignore_index: int, error: Excepti
     if value is None:
         return WorkloadError(f"cross-entropy failed on outputs of shape {tuple(outputs.shape)}: {error}")
     return TargetError(
-        f"target {value} is out of range: the model has {classes} outputs, so classes are 0 to {classes - 1}. Give the "
+        f"target {value} is out of range ({classes} outputs, so classes are 0 to {classes - 1}). Give the "
         "model as many outputs as there are classes, and number the classes from 0."
     )
 

@@ -119,15 +119,16 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
     if len(alike) > 1:
         chosen = f"yours ({baseline:.4g}) is one of them" if mine else f"the safest choice is {best.lr:.4g}"
         summary = f"By training loss, {alike[0]:.4g} to {alike[-1]:.4g} train equally well; {chosen}"
-        summary += differ_by_metric(study, table, among)
+        summary += differ_by_metric(study, table, among, baseline)
     else:
         summary = f"Best by training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"
     if _cut_short(study, best) and not (mine and len(alike) > 1):
         yours = ", yours" if math.isclose(best.measured_lr, baseline, rel_tol=1e-9) else ""
-        summary = f"Best known is {best.measured_lr:.4g}{yours}: it has the lowest training loss of {_tried(table)} at full length, where the budget was spent"
+        summary = f"Best known is {best.measured_lr:.4g}{yours}: it has the lowest training loss of {_tried(table)} at full length, after which the budget was spent"
         if short.best is not None:
-            first, few = short.points[short.best].lr, f"{_tried(short)} in runs of {short.total_steps:,} steps"
-            summary += f", and of {few}" if first == best.measured_lr else f"; of {few} that was {first:.4g}"
+            first = short.points[short.best].lr
+            told = "it is also the best" if first == best.measured_lr else f"{first:.4g} is the best"
+            summary += f"; in runs of {short.total_steps:,} steps {told} of {_tried(short)}"
     note = " (coarse grid: more learning rates would narrow it)" if best.needs_refinement else ""
     return CODES.finding(
         "lr.best", "ok", f"{summary}{note}.", value=best.lr, unit="lr",
@@ -142,7 +143,8 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
 
 
 def _tried(table: SweepTable) -> str:
-    return f"{len(table.points)} learning rates ({table.points[0].lr:.3g} to {table.points[-1].lr:.3g})"
+    lrs = [f"{point.lr:.4g}" for point in table.points]
+    return " and ".join(lrs) if len(lrs) < 3 else f"{len(lrs)} learning rates ({lrs[0]} to {lrs[-1]})"
 
 
 def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
@@ -237,14 +239,16 @@ def _at_edge(
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
     tried = " or ".join(dict.fromkeys(words)) or "a fix"
-    where = f"{bracket.upper / best.lr:.3g} times"
-    if bracket.lower is not None:
-        where = f"between {bracket.lower / best.lr:.3g} and {where}"
-    start = f"The best lr sits at the edge of the unstable region, which starts {where} it"
+    where = (
+        f"below {bracket.upper:.4g}"
+        if bracket.lower is None
+        else f"between {bracket.lower:.4g} and {bracket.upper:.4g}"
+    )
+    start = f"The best lr by training loss, {best.lr:.4g}, lies next to the unstable ones, which begin {where}"
     if harmful is False:
         return found("ok", f"{start}, but {tried} beyond it gains nothing that matters: harmless.")
     if harmful is None and "program" in study.facts:  # no run of it can be lengthened by a warmup
-        return found("not_measured", f"{start}; whether that costs anything was not tried, with a warmup beyond it.")
+        return found("not_measured", f"{start}; whether a warmup makes larger ones worth it was not tried.")
     if harmful is None and study.facts.get("budget") and study.facts.get("fixes_planned"):
         return found(
             "not_measured",

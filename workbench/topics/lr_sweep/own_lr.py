@@ -88,6 +88,7 @@ def differ_by_metric(
     record: RecordLike,
     table: SweepTable,
     points: Sequence[LRPoint],
+    own: float,
     *,
     noise_sds: float = 2.0,
     material_frac: float = 0.02,
@@ -95,6 +96,7 @@ def differ_by_metric(
     """Return which of several lrs, alike by training loss, is worst by the selected metric, and by how much; "" where they are alike in it.
 
     Args:
+        own: the baseline's lr, told beside the worst and the best.
         noise_sds: of the better one's noise from evaluation to evaluation, by which the worst has to lie apart.
         material_frac: share of what the best learned that the worst has to lose (O1 calls differences of 2 % equal).
     """
@@ -106,7 +108,12 @@ def differ_by_metric(
     (low, best, theirs), (high, worst, _) = (pick(found, key=lambda item: item[0]) for pick in (min, max))
     if high - low <= max(noise_sds * theirs["noise"], material_frac * (_start(record, table, best) - low)):
         return ""
-    return f". By {select} of the selected checkpoints {worst.lr:.4g} is the worst of them: {sign * high:.4g} against {sign * low:.4g} at {best.lr:.4g}"
+    mine = [
+        f", yours {sign * value:.4g}"
+        for value, p, _ in found
+        if p not in (best, worst) and math.isclose(p.lr, own, rel_tol=1e-9)
+    ]
+    return f". By {select} of the selected checkpoints {worst.lr:.4g} is the worst of them, {sign * high:.4g}; {best.lr:.4g} has {sign * low:.4g}{''.join(mine)}"
 
 
 def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
@@ -185,11 +192,11 @@ def _too_low(
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
         return found("ok", f"{start} {_distance(value, ratio)} the best lr tried, {best.lr:.4g}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
-        known = rival.gain > 2 * rival.noise and 0 < rival.share < 1
         as_well = "trains about as well as" if rival.gain > 0 else "trains no worse than"
-        as_well = f"learns {100 * rival.share:.2g} % less than" if known else as_well
-        limit = f" (alarm: {100 * limits[0]:g} % or more)" if known else ""
-        return found("ok", f"{start} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}{limit}.")
+        well = f"{start} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}"
+        if rival.gain > 2 * rival.noise and 0 < rival.share < 1:
+            well += f", {100 * rival.share:.2g} % of what training gains (alarm: {100 * limits[0]:g} %)"
+        return found("ok", f"{well}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
     summary = f"{start} is too low: it {rival.less} lr {rival.lr:.4g} ({rival.words}){use}."

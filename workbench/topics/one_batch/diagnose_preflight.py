@@ -128,7 +128,7 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     counts, wrong, say = facts["train"]["class_counts"], misnumbered(facts), partial(CODES.finding, "data.labels")
     if wrong:
         return say(
-            "fail", f"Targets are not classes of the model: {wrong[0]}", evidence={"misnumbered": wrong},
+            "fail", f"{wrong[0][:1].upper()}{wrong[0][1:].partition(' Give ')[0]}", evidence={"misnumbered": wrong},
             advice=["Number the classes from 0, in every split alike.", "Give the model as many outputs as there are classes."],
         )  # fmt: skip
     evidence, total = {"class_counts": counts}, sum(counts or ())

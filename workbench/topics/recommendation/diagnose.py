@@ -118,8 +118,6 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
         return f"no lr that is better than the baseline's {own:.4g} keeps a margin to the edge, and {rest}"
     if equal(best, own) and "lr.grid_edge" in diagnosis and diagnosis["lr.grid_edge"].status == "not_measured":
         return f"no other of the few lrs that were trained at full length is better, and {rest}"
-    if equal(best, own):
-        return f"the baseline trains at the best lr already, and {rest}"
     return f"no other lr is better than the baseline's {own:.4g} by enough to matter, and {rest}"
 
 
