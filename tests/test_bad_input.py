@@ -161,7 +161,7 @@ NAMES = [
     ("{}/fin.py:w", 2, "Did you mean 'fine.py'"),
     ("{}/fine.py:ww", 2, "has no attribute 'ww'. Did you mean 'w'"),
     ("{}/fine.py:not_one", 1, "is int, but must be a Workload or a function"),
-    ("{}/broken.py:w", 1, "importing {}/broken.py failed with ModuleNotFoundError"),
+    ("{}/broken.py:w", 1, "importing {}/broken.py failed at broken.py:1: ModuleNotFoundError"),
     ("{}/script.py", 2, "holds no workload. To diagnose it as a script: workbench diagnose -- python {}/script.py"),
     ("{}/raises.py:w", 1, "raised ValueError: planted"),
     ("no_such_package.module:w", 2, "there is no module 'no_such_package'"),

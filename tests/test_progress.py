@@ -114,7 +114,7 @@ def test_the_number_of_a_stage_never_falls(tmp_path: Path, monkeypatch: pytest.M
     with open_session(small_workload(), stem="lr_sweep", settings={}, out=tmp_path / "s") as session:
         for number, name in ((1, "baseline"), (2, "learning rates"), (3, "proof"), (2, "learning rates")):
             session.stage(number, 3, name)
-    assert said == ["1 of 3: baseline", "2 of 3: learning rates", "3 of 3: proof", "learning rates"]
+    assert said == ["1 of 3: baseline", "2 of 3: learning rates", "3 of 3: proof", "3 of 3: learning rates"]
 
 
 def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

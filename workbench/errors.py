@@ -28,7 +28,7 @@ class WorkbenchError(Exception):
         if _in_callers_code(self.__cause__) or os.environ.get("WORKBENCH_DEBUG") == "1":
             raise AttributeError("_render_traceback_")
         told = []
-        for frame in _callers_frames(self):
+        for frame in callers_frames(self):
             path = Path(frame.filename)
             of_cell = path.parent.name.startswith("ipykernel_")
             place = f"line {frame.lineno} of the cell" if of_cell else f"{frame.filename}, line {frame.lineno}"
@@ -93,12 +93,12 @@ _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "
 
 
 def _in_callers_code(cause: BaseException | None) -> bool:
-    return cause is not None and (bool(_callers_frames(cause)) or _in_callers_code(cause.__cause__))
+    return cause is not None and (bool(callers_frames(cause)) or _in_callers_code(cause.__cause__))
 
 
 def callers_line(error: BaseException) -> str:
     """Return the line of the caller's code that raised, as `" (net.py, line 31: x = self.fc(x))"`; "" where there is none."""
-    found = _callers_frames(error)
+    found = callers_frames(error)
     return f" ({Path(found[-1].filename).name}, line {found[-1].lineno}: {found[-1].line})" if found else ""
 
 
@@ -108,11 +108,12 @@ def in_one_line(error: BaseException) -> str:
     return said if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {said}{callers_line(error)}"
 
 
-def _callers_frames(error: BaseException) -> list[traceback.FrameSummary]:
+def callers_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of a traceback that are neither this package's nor a library's."""
     places = [_PACKAGE, *_LIBRARIES]
     frames = traceback.extract_tb(error.__traceback__)
-    return [f for f in frames if not any(place in Path(f.filename).parents for place in places)]
+    theirs = [f for f in frames if not f.filename.startswith("<frozen")]
+    return [f for f in theirs if not any(place in Path(f.filename).parents for place in places)]
 
 
 def nearest(given: object, allowed: Iterable[str]) -> str:

@@ -16,7 +16,9 @@ from typing import Any
 from workbench.errors import StudyInterrupted
 
 Progress = Callable[[int], None]
-_OF_STAGES = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"  # counts and rate would leave no room for what is trained
+_OF_STAGES = (
+    "{l_bar}{bar:20}| {elapsed}<{remaining}{postfix}"  # counts and rate would leave no room for what is trained
+)
 
 
 class ProgressBar:

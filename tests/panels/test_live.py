@@ -136,7 +136,7 @@ def test_a_diagnosis_says_its_stage_and_how_many_steps_are_planned(tmp_path: Pat
     page = Page()
     with watching(LiveFeed(page.tell)):
         wb.diagnose(small_workload(), tmp_path / "d", budget="6x")
-    assert re.fullmatch(r"[34] of 4: .+|learning rates, finer.*|comparison .+", page.status["stage"])
+    assert re.fullmatch(r"[34] of 4: .+", page.status["stage"])
     assert page.status["planned"] == 6 * small_workload().config.total_steps
 
 
@@ -262,6 +262,6 @@ def test_an_error_reaches_the_caller_after_what_there_is(
 ) -> None:
     with pytest.raises(type(error)), live_view(live=live):
         _train_and_raise(tmp_path / "s", error)
-    assert shown[-1] == ("summary", tmp_path / "s")
+    assert (shown[-1:] == [("summary", tmp_path / "s")]) is not isinstance(error, StudyInterrupted)
     assert [w.still for w in shown if isinstance(w, Widget)] == [True] * live
     assert not early_wanted()

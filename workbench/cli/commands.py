@@ -318,7 +318,7 @@ def studies(args: argparse.Namespace) -> int:
     return RAN
 
 
-_SHOWN = ("select", "best_lr", "verdict", "lr_best", "lr_unstable", "tags")
+_SHOWN = ("select", "best_lr", "seeds", "verdict", "lr_best", "lr_unstable", "tags")
 
 
 def _study_folder(root: str, given: str) -> Path:
@@ -350,7 +350,7 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
     for row in table.to_dict("records"):
         metric = str(row["select"]).partition(" ")[0]
         rows.append((
-            str(row["study"]), str(row["trials"]), _number(row["best_value"]), metric if _number(row["best_value"]) else "",
+            str(row["study"]), str(row["trials"]), _number(row["best_value"]) + f" of {row['seeds']} seeds" * (row["seeds"] > 1), metric if _number(row["best_value"]) else "",
             _number(row["best_lr"]), _number(row["lr_best"]), _number(row["lr_unstable"]),
         ))  # fmt: skip
     lines = _columns(rows)

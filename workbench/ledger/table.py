@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from workbench.errors import RecordError, UsageError, nearest
 from workbench.record.folder import check_path, is_locked
+from workbench.record.json_values import to_json
 from workbench.record.read import StudyRecord, ranked_trials
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
+
+SEEDS = ("shared_seed", "per_host_seed")
 
 EXTRA = {
     "workload": "name of the workload",
@@ -31,6 +35,7 @@ EXTRA = {
     "best_trial": "number of the trial with the best value, of the config that the diagnosis ends with where there is one",
     "best_step": "step of its selected checkpoint",
     "best_lr": "its learning rate",
+    "seeds": "trials with a value of that config, alike but for their seeds; the best value is the best of them",
     "select": "metric that selects, and what is better",
     "config_sha256": "hash of the config when the study was begun",
     "commit": "git commit of the code",
@@ -102,12 +107,28 @@ def study_row(folder: Path) -> dict[str, Any]:
         "best_trial": best.get("trial"),
         "best_step": best.get("best_step"),
         "best_lr": best.get("peak_lr"),
+        "seeds": len(alike(trials, record.trial(best["trial"]).config)) if best else 0,
         "select": f"{config['select']} ({config['select_mode']})",
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),
         "tags": " ".join(word for word in str(study["note"]).split() if word.startswith("#")),
         **_diagnosed(folder),
     }
+
+
+def alike(trials: pd.DataFrame, config: dict[str, Any]) -> pd.DataFrame:
+    """Return the trials with a finite best value and this config, but for the seeds."""
+    trials = trials[np.isfinite(trials["best_value"].astype(float))]
+    for name in trials.columns.intersection([*config]).difference([*SEEDS]):
+        trials = trials[[same(config[name], other) for other in trials[name]]]
+    return trials
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two values of a config, or of a study's settings, are the same; missing ones are."""
+    if pd.api.types.is_scalar(one) and pd.api.types.is_scalar(other):
+        return bool(one == other or (pd.isna(one) and pd.isna(other)))
+    return json.dumps(to_json(one), sort_keys=True) == json.dumps(to_json(other), sort_keys=True)
 
 
 def _state(folder: Path, study: dict[str, Any], trials: Sequence[str]) -> str:

@@ -136,7 +136,7 @@ class _Walk:
             collect_replaced(session)
         asks = not self.sweep.scarce or fixed_step(session.record, tried=False)  # a whole run, where few are left
         fixed = session.workload.minimised and asks and _fixed_step(session)
-        session.stage(3, _STAGES, f"learning rates{', rest of the budget' * again}")
+        session.stage(3, _STAGES, "learning rates")
         if session.workload.minimised and not fixed:
             few = min(self.sweep.refinements, self.sweep.full_batch_refinements)
             extra = partial(self._extra_trials, session.config)

@@ -100,7 +100,8 @@ def _decades_a_step(losses: Floats) -> float:
 
 def loss_axes(ax: Axes, curves: Sequence[Line2D], *, title: str) -> None:
     """Label axes that hold these curves of losses, and give them a y axis on which they can be read."""
-    ax.set(xlabel="step", ylabel="training loss", title=title)
+    ax.set(xlabel="step", ylabel="training loss")
+    ax.set_title(title, pad=10)  # above the marks of curves that leave the picture
     fit_y(ax, curves)
     ax.margins(x=0.01)
     legend(ax)

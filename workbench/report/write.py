@@ -199,6 +199,9 @@ def trial_rows(record: Any, names: Sequence[str]) -> tuple[list[str], list[list[
     """Return those of these columns of a record's table of trials that are there, and its rows, what trains now first, in words."""
     trials = record.trials
     columns = [name for name in names if name in trials]
+    if {"state", "steps_run"} <= {*columns} and "trial" in record.steps:
+        done = trials["trial"].map(record.steps.groupby("trial")["step"].max() + 1).fillna(0).astype(int)
+        trials = trials.assign(steps_run=trials["steps_run"].where(trials["state"] != "running", done))
     if "state" in columns:
         trials = trials.sort_values("state", key=lambda states: states != "running", kind="stable")
     rows = trials[columns].replace({"stage": STAGES}).itertuples(index=False) if columns else ()

@@ -97,9 +97,9 @@ class Session:
         tell("on_stage", self.writer.path, self._stage, round(runs * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
-        """Say which part of the study begins; one that comes again, after later ones, or only where it is called for (number 0), has no number."""
-        self._stage = f"{number} of {of}: {name}" if number >= self._furthest else name
+        """Say which part of the study begins; one that comes again, after later ones, or only where it is called for (number 0), counts as the last."""
         self._furthest = max(number, self._furthest)
+        self._stage = f"{self._furthest} of {of}: {name}"
         self._bar.status(self._stage)
 
     @property

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import StudyInterrupted
 from workbench.plots.svg import is_live
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.watch import SHOW_SECONDS, Watcher, watching
@@ -73,8 +74,8 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
 
     It only observes: training is bit for bit the same, rows come at most five times a second, and a view that fails is dropped with
     a warning. Of several studies in one block the newest is shown. A page that is reloaded while the cell runs has the curves
-    back when it has ended. The block ends, also by an error or an interrupt, in curves
-    that stay in the cell, one figure, one sentence and the verdicts of its last study.
+    back when it has ended. The block ends, also by an error, in curves that stay in the cell, one figure, one sentence and the
+    verdicts of its last study; by an interrupt in the curves and how to resume.
 
     Args:
         summary: whether to end with figure, sentence and verdicts.
@@ -88,9 +89,9 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
     try:
         with _page(shown=is_live(live) and (live is not None or _has_page())), watching(view):
             yield view
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(Exception):  # the first error is the one to report
-            _show_last(view, wanted=summary)
+            _show_last(view, wanted=summary and not isinstance(error, StudyInterrupted))  # which says how to go on
         raise
     _show_last(view, wanted=summary)
 

@@ -6,9 +6,9 @@ const STATES = {
   finished: "•", complete: "•", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(11.5em, 2fr)", workload: "8.5em", state: "8em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "7.5em", select: "9em", best_lr: "5.5em", lr_best: "6em", lr_unstable: "8em", verdict: "11.5em",
-  created: "9.5em", note: "minmax(13em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
+  study: "minmax(18em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
+  trial: "5.5em", best_value: "10em", select: "9em", best_lr: "5.5em", lr_best: "6em", lr_unstable: "7.5em", verdict: "11em",
+  note: "minmax(9em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
@@ -31,8 +31,7 @@ function shown(value, name) {
   if (value === null || value === undefined) return "–";
   if (name === "state") return `${STATES[value] || ""} ${value}`.trim();
   if (name === "select") return String(value).split(" ")[0];
-  if (name === "study") return String(value).replace(/-\d{8}-\d{6}(?=$|-\d+$)/, ""); // its time is a column of its own
-  if (name === "created") return String(value).slice(String(value).startsWith(new Date().getFullYear()) ? 5 : 0, 19).replace("T", " ");
+  if (name === "study") return String(value).replace(/-\d{4}(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(?=$|-\d+$)/, " $1-$2 $3:$4");
   if (typeof value === "number") {
     if (Number.isInteger(value) && Math.abs(value) < 1e7) return INTEGER.format(value);
     return String(Number(value.toPrecision(4))).replace("e+", "e");
@@ -136,7 +135,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
       toggle(row);
     });
     const cells = columns.map((name) => {
-      const text = shown(row[name], name);
+      const text = shown(row[name], name) + (name === "best_value" && row.seeds > 1 ? ` of ${row.seeds} seeds` : "");
       const long = typeof row[name] === "string" ? row[name] : text;
       return make("div", { role: "gridcell", className: numeric(name) ? "wb-number" : "", textContent: text, title: long });
     });

@@ -149,7 +149,7 @@ class StudiesWidget(anywidget.AnyWidget):
             return f"{self.opened['row']['study']} is open."
         if asked["do"] == "compare":
             self.compare([(self._listed(path), trial) for path, trial in asked["sides"]])
-            return str(self.compared["said"])
+            return f"{len(self.compared['names'])} are compared below."
         if asked["do"] == "note":
             self.note(self._listed(asked["path"]), asked["note"])
             return "The note is written."

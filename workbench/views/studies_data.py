@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import UsageError, WorkbenchError
-from workbench.ledger.table import read_folders, study_row
+from workbench.ledger.table import SEEDS, alike, read_folders, same, study_row
 from workbench.playbook import diagnosis_of
 from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import Picture
@@ -26,9 +26,9 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture, study_sentence
 
 STUDY_COLUMNS = [
-    "study", "note", "best_value", "select", "best_lr", "verdict", "lr_best", "lr_unstable", "state", "trials", "created", "workload", "diverged", "failed",
+    "study", "note", "best_value", "select", "best_lr", "verdict", "lr_best", "lr_unstable", "state", "trials", "workload", "diverged", "failed",
 ]  # fmt: skip
-"""What a row of the table of studies shows; `path`, `kind` and `reproduce` go with it unseen."""
+"""What a row of the table of studies shows; `created`, `seeds`, `path`, `kind` and `reproduce` go with it unseen."""
 MOST_COMPARED = 6
 """Studies or trials that are compared at once: more curves cannot be told apart (rule of thumb)."""
 CURVES = 4
@@ -42,7 +42,7 @@ _SWEEPS = ("lr_sweep", "instability", "diagnosis")
 def study_table(root: Path) -> tuple[pd.DataFrame, list[str]]:
     """Return the table of studies, the newest first, and why some could not be read."""
     rows, problems = read_folders(root) if root.is_dir() else ([], [])
-    table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "kind", "reproduce", "path"])
+    table = pd.DataFrame(rows, columns=[*STUDY_COLUMNS, "created", "seeds", "kind", "reproduce", "path"])
     return table.sort_values("created", ascending=False, kind="stable", ignore_index=True), problems
 
 
@@ -113,7 +113,6 @@ def _curves(record: StudyRecord, trials: pd.DataFrame, ax: Any) -> Any:
 
 NOISE = 2.0
 """Standard errors that a difference of means has to exceed (about 5 % by chance; rule of thumb)."""
-_SEEDS = ("shared_seed", "per_host_seed")
 _UNSHOWN = ("select", "select_mode")
 
 
@@ -153,18 +152,13 @@ def side(path: str | Path, trial: int | None = None) -> Side:
     number = int(trials["trial"].iloc[0]) if trial is None else record.trial(trial).number
     config = record.trial(number).config
     row = trials[trials["trial"] == number].iloc[0]
-    alike = trials
-    for name, value in config.items():
-        if name not in _SEEDS and name in alike:
-            alike = alike[[_same(value, other) for other in alike[name]]]
-    values = alike["best_value"].astype(float)
     return Side(
         name=record.name if trial is None else f"{record.name}, trial {number}",
         record=record,
         trial=number,
         config=config,
         value=float(row["best_value"]),
-        seeds=tuple(values[np.isfinite(values)]),
+        seeds=tuple(alike(trials, config)["best_value"].astype(float)),
     )
 
 
@@ -185,6 +179,10 @@ def compare(sides: Sequence[Side]) -> dict[str, Any]:
         settings = [study.get("settings") or {} for study in studies]
         for key in ("workload", "kind", "commit"):
             rows += _differing(key, [study.get(key) for study in studies])
+        rows += _differing("budget", [study.get("facts", {}).get("budget_given") for study in studies])
+        found = [study_row(each.record.path) for each in sides]
+        for key in ("trials", "verdict"):
+            rows += _differing(key, [row[key] for row in found])
         for key in settings[0] if len({study.get("kind") for study in studies}) == 1 else ():
             rows += _differing(f"study: {key}", [each.get(key) for each in settings])
     names = dict.fromkeys(name for each in sides for name in each.config if name not in _UNSHOWN)
@@ -214,13 +212,7 @@ def _select(found: Side) -> str:
 
 
 def _differing(name: str, values: Sequence[Any]) -> list[list[Any]]:
-    return [] if all(_same(values[0], other) for other in values[1:]) else [[name, *map(_shown, values)]]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if pd.api.types.is_scalar(one) and pd.api.types.is_scalar(other):
-        return bool(one == other or (pd.isna(one) and pd.isna(other)))
-    return json.dumps(to_json(one), sort_keys=True) == json.dumps(to_json(other), sort_keys=True)
+    return [] if all(same(values[0], other) for other in values[1:]) else [[name, *map(_shown, values)]]
 
 
 def _shown(value: Any) -> Any:
@@ -249,9 +241,10 @@ def _answer_text(left: Side, right: Side) -> str:
     if not (math.isfinite(left.value) and math.isfinite(right.value)):
         without = left if not math.isfinite(left.value) else right
         return f"{without.name} has no best value yet."
-    same_config = all(_same(left.config.get(n), right.config.get(n)) for n in left.config if n not in _SEEDS)
-    if same_config and all(_same(left.config.get(n), right.config.get(n)) for n in _SEEDS):
-        return f"The same config with the same seed: they differ by {abs(left.value - right.value):.3g}."
+    same_config = all(same(left.config.get(n), right.config.get(n)) for n in left.config if n not in SEEDS)
+    if same_config and all(same(left.config.get(n), right.config.get(n)) for n in SEEDS):
+        gap = abs(left.value - right.value)
+        return f"The same config with the same seed: best values {f'differ by {gap:.3g}' if gap else 'are equal'}."
     if same_config:
         return f"They differ in nothing but the seed: the difference of {abs(left.value - right.value):.3g} is noise."
     sign = 1.0 if left.config["select_mode"] == "min" else -1.0

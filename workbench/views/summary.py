@@ -12,6 +12,7 @@ from workbench.findings.topic import Figure
 from workbench.playbook import diagnosis_of
 from workbench.plots.render import Picture
 from workbench.plots.style import not_measured
+from workbench.record.folder import is_locked
 from workbench.record.read import StudyRecord, TrialRecord, diagnosed, ranked_trials
 from workbench.topics.registry import FIGURES, STUDIES
 
@@ -60,8 +61,10 @@ def study_sentence(record: StudyRecord | TrialRecord) -> str:
     told = ", ".join(f"{states[state]} {state}" for state in _ORDER if state in states)
     many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {record.workload}: {told}"
     best = _best(record)
-    left = set(states.index) & {"stopped", "failed"}
-    go_on = f"; run the call that began {record.path} again to resume" if left else ""
+    left = set(states.index) & {"stopped", "failed"} or (
+        isinstance(record, StudyRecord) and "finished" not in record.study and not is_locked(record.path)
+    )
+    go_on = f"; it is not finished: run the call that began {record.path} again to resume" if left else ""
     return f"{many}{best}{go_on}."
 
 

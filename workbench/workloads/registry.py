@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, nearest
+from workbench.errors import UnknownNameError, WorkbenchError, WorkloadError, callers_frames, nearest
 from workbench.progress import finished_first, interruptible
 from workbench.record.repro import source_of
 from workbench.workloads.base import Workload
@@ -209,6 +209,10 @@ def _import_file(path: Path, *, anew: bool) -> ModuleType:
 
 
 def _import_failed(source: str, error: BaseException) -> WorkloadError:
+    if frames := callers_frames(error):
+        at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        said = str(error) if isinstance(error, WorkbenchError) else _last_line(error)
+        return WorkloadError(f"importing {source} failed at {at}: {said.rstrip('.')}.")
     return WorkloadError(
         f"importing {source} failed with {_last_line(error).rstrip('.')}. Run it alone to see where: python "
         f"{source if source.endswith('.py') else '-c ' + repr(f'import {source}')}."

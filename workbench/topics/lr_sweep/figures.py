@@ -109,7 +109,9 @@ def plot_loss_curves(
                 note=f"clipped above {short(limit)}" if np.isfinite(limit) else "",
                 behind=mark is not None and not np.isclose(lr_of(record, trial), mark, rtol=1e-9, atol=0.0),
             )  # fmt: skip
-            curves += [] if line is None else [line]
+            if line is not None:
+                line.set_linestyle("-" if mark is not None else line.get_linestyle())
+                curves.append(line)
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
         loss_axes(axes, curves, title="Training loss at the best lr and just above" if chosen else "Training loss")
