@@ -89,7 +89,7 @@ def test_filter_sort_open_compare_and_copy_by_mouse(panel: Locator, desk: Desk) 
     for name in ("first", "second"):
         studies.get_by_role("row", name=name).locator(".wb-mark").click()
     panel.get_by_role("button", name="Compare selected", exact=True).click()
-    expect(status(panel)).to_contain_text("second is better by")
+    expect(status(panel)).to_contain_text("2 are compared below")
     compared = panel.get_by_role("region", name="comparison")
     expect(compared.get_by_role("img")).to_be_visible()
     compared.scroll_into_view_if_needed()

@@ -61,11 +61,8 @@ def draw_trial_loss(
             ax, steps, losses, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label="_behind"
         )
     lr = lr_of(record, trial)
-    ratio = (
-        ""
-        if np.isnan(relative_to)
-        else f", {short(lr / relative_to)} x the best".replace(", 1 x the best", ", the best")
-    )
+    ratio = f", {short(lr / relative_to)} x the best".replace(", 1 x the best", ", the best")
+    ratio = "" if np.isnan(relative_to) else ratio
     name, key = label or f"lr {short(lr)}", f"{index}.{trial}" if label.startswith("_") else str(index)
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
     smoothed = losses.copy()
@@ -74,16 +71,8 @@ def draw_trial_loss(
         draw_curve(
             ax, steps, losses, color=color, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1.9, label=f"_raw {key}"
         )
-    line = draw_curve(
-        ax,
-        steps,
-        smoothed,
-        color=color,
-        linestyle=style,
-        linewidth=1.1,
-        zorder=2.5 - 0.01 * index,
-        label=f"{name}{ratio}" + (f": {note}" if note else ""),
-    )
+    label, over = f"{name}{ratio}" + (f": {note}" if note else ""), 2.5 - 0.01 * index
+    line = draw_curve(ax, steps, smoothed, color=color, linestyle=style, linewidth=1.1, zorder=over, label=label)
     line.set_gid(key)
     if not finite.all():
         last = int(np.flatnonzero(finite)[-1])

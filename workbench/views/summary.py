@@ -52,20 +52,20 @@ def study_picture(record: StudyRecord | TrialRecord, diagnosis: Diagnosis) -> Pi
     )
 
 
-def study_sentence(record: StudyRecord | TrialRecord) -> str:
-    """Return what was trained, how it ended and what came out best, in one plain sentence."""
+def study_sentence(record: StudyRecord | TrialRecord, *, counts: bool = True) -> str:
+    """Return what was trained, how it ended (not without `counts`) and what came out best, in one plain sentence."""
     trials = record.trials
     if trials.empty:
         return f"{record.path}: no trial yet; run the call that began the study again to resume."
     states = trials["state"].value_counts()
     told = ", ".join(f"{states[state]} {state}" for state in _ORDER if state in states)
     many = f"{len(trials)} trial{'s' * (len(trials) > 1)} of {record.workload}: {told}"
-    best = _best(record)
     left = set(states.index) & {"stopped", "failed"} or (
         isinstance(record, StudyRecord) and "finished" not in record.study and not is_locked(record.path)
     )
-    go_on = f"; it is not finished: run the call that began {record.path} again to resume" if left else ""
-    return f"{many}{best}{go_on}."
+    go_on = f"it is not finished: run the call that began {record.path} again to resume" if left else ""
+    said = "; ".join(part for part in (many * counts, _best(record), go_on) if part)
+    return f"{said[:1].upper()}{said[1:]}." if said else ""
 
 
 _ORDER = ("complete", "diverged", "running", "stopped", "failed")
@@ -82,4 +82,4 @@ def _best(record: StudyRecord | TrialRecord) -> str:
         value += ", with the config of the verdict,"
     elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
         value += ", of the full-length runs that stayed finite,"
-    return f"; best {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
+    return f"best {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"

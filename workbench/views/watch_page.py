@@ -78,22 +78,13 @@ class _Handler(BaseHTTPRequestHandler):
         token = parse_qs(asked.query).get("token", [""])[0]
         here = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
         if not hmac.compare_digest(token, self.server.token) or self.headers.get("Host") not in here:
-            self._send(
-                HTTPStatus.FORBIDDEN,
-                "The token is missing or wrong: open the address that workbench watch printed.",
-                "text/plain",
-            )
+            said = "The token is missing or wrong: open the address that workbench watch printed."
+            self._send(HTTPStatus.FORBIDDEN, said, "text/plain")
         elif asked.path == "/":
             css = f"{page_css('report.css')}\n{CSS}"
             nonce = secrets.token_urlsafe(12)
-            page = render(
-                "watch.html.j2",
-                Path(__file__).parent,
-                css=css,
-                nonce=nonce,
-                script=SCRIPT,
-                name=self.server.folder.name,
-            )
+            name = self.server.folder.name
+            page = render("watch.html.j2", Path(__file__).parent, css=css, nonce=nonce, script=SCRIPT, name=name)
             self._send(HTTPStatus.OK, page, "text/html", policy=f"default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'")  # fmt: skip
         elif asked.path == "/now":
             self._send(HTTPStatus.OK, self.server.body(), "text/html")
@@ -145,7 +136,7 @@ def study_body(folder: Path) -> str:
         if figure.name == name != "loss-curves"
     ]
     return render(
-        "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record), figures=figures, trains=is_locked(folder),
+        "watch_now.html.j2", Path(__file__).parent, said=study_sentence(record, counts=record.steps.empty), figures=figures, trains=is_locked(folder),
         verdict=verdict_table(diagnosis), trials=table(*trial_rows(record, _COLUMNS)),
     )  # fmt: skip
 

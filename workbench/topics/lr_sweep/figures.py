@@ -176,12 +176,8 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
             shaded = np.isfinite([low, high]).all()
             if shaded:
                 ax.axvspan(low, high, color=color, alpha=0.15, linewidth=0)
-            ax.axvline(
-                value,
-                color=color,
-                linestyle=style,
-                label=(label if shaded else label.partition(" (")[0]).format(short(value)),
-            )
+            said = (label if shaded else label.partition(" (")[0]).format(short(value))
+            ax.axvline(value, color=color, linestyle=style, label=said)
     baseline = baseline_lr(record)
     if np.isfinite(baseline):
         ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")
