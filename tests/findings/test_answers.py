@@ -124,6 +124,9 @@ def test_the_config_is_kept_or_changed_with_what_that_brings(found: dict[str, An
     assert answered(finding("loop.no_step", "fail"), found=KEPT | found)["Config"].startswith(
         "First fix loop.no_step." if found.get("adopted") else "Not decided: fix loop.no_step first."
     )
+    for status in ("warn", "fail"):  # compared by rows that were trained on
+        said = answered(finding("data.leakage", status), found=KEPT | found)["Config"]
+        assert ("fix data.leakage" in said) == (status == "fail")
 
 
 def test_terminal_and_notebook_say_everything_once() -> None:

@@ -96,8 +96,6 @@ def test_an_alarm_on_data_loop_loss_or_model_stops_tuning_and_a_remark_does_not(
     assert vetoes_tuning(found("stability.early!", "lr.too_high", "data.imbalance", "architecture.no_norm")) == ()
     assert vetoes_tuning(found("loop.no_update", status="ok")) == ()
     assert vetoes_tuning(found("loop.retained_graph", "loop.conversion", "loss.floor")) == ()
-    assert vetoes_tuning(found("data.leakage!")) == ("data.leakage",)
-    assert vetoes_tuning(found("data.leakage")) == (), "a column that gives the target away may be an easy task"
     assert vetoes_tuning(found("loss.floor!", "loop.unowned_parameters")) == ("loss.floor", "loop.unowned_parameters")
 
 

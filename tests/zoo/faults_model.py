@@ -290,6 +290,8 @@ for name, area, accepts, bases, plant in (
         lambda r: r.model(lambda m: After(m, after=torch.sigmoid))),
     ("metric-of-the-smallest", "loss", "loss.metric_disagrees", "digits_mlp brackets_transformer moons",
         lambda r: r.having(metrics={"accuracy": _worst})),
+    ("dropout-of-nearly-all", "init", "units.dropped", "digits_mlp friedman moons",
+        lambda r: r.model(lambda m: nn.Sequential(nn.Dropout(0.98), m))),
     ("weights-x10", "init", "init.loss units.saturated gradients.exploding stability.early", "digits_mlp digits_cnn digits_tanh",
         lambda r: r.model(partial(_weights, change=lambda p: p.mul_(10)))),
     ("weights-x001", "init", "gradients.vanishing init.constant_output lr.too_low", "digits_mlp friedman digits_cnn",

@@ -131,8 +131,6 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
 
 STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*" in explained) | {"schedule.collapse"}
 """Codes whose alarm makes every comparison of hyperparameters void: mend it, then tune (F1.1)."""
-_MEMORISED = "data.leakage"
-"""Makes them void where it fails: configs are compared by rows that were trained on (P2.9)."""
 
 _ALARMS = ("fail", "warn")
 
@@ -185,9 +183,7 @@ def is_remark(code: str) -> bool:
 
 def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first."""
-    wrong = [
-        f for f in causes_first(findings) if f.status in _ALARMS and (_key(f.code, STRUCTURAL) or f.code == _MEMORISED)
-    ]
+    wrong = [f for f in causes_first(findings) if f.status in _ALARMS and _key(f.code, STRUCTURAL)]
     return tuple(f.code for f in wrong if f.status == "fail" or _key(f.code, _EXPLAINS) in STRUCTURAL)
 
 
