@@ -107,7 +107,11 @@ def test_an_attribute_of_the_wrong_kind(attribute: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("code", "said", "cause"),
     [
-        ("raise ValueError('first line\\nlast line')", "failed at failing_workload.py:1: ValueError: last line", ValueError),
+        (
+            "raise ValueError('first line\\nlast line')",
+            "failed at failing_workload.py:1: ValueError: last line",
+            ValueError,
+        ),
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'", ModuleNotFoundError),
         ("def f(:", "failed with SyntaxError", SyntaxError),
         ("import sys; sys.exit(2)", "failed at failing_workload.py:1: SystemExit: 2", SystemExit),
