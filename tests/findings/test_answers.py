@@ -129,6 +129,16 @@ def test_the_config_is_kept_or_changed_with_what_that_brings(found: dict[str, An
         assert ("fix data.leakage" in said) == (status == "fail")
 
 
+def test_a_reason_that_an_answer_gives_is_not_given_again() -> None:
+    """Nor is another reason left out."""
+    why = "Not measured: nothing was trained."
+    missing = [Finding(code=c, status="not_measured", summary=why) for c in ("lr.best", "lr.unstable", "lr.too_low")]
+    other = Finding(code="loss.floor", status="not_measured", summary="Not measured: no loss was seen.")
+    text = repr(Diagnosis(findings=(*missing, other, WELL[-1]), recommendation=KEPT, workload="mine"))
+    assert " ".join(text.split()).count("nothing was trained") == 1
+    assert "no loss was seen" in text
+
+
 def test_terminal_and_notebook_say_everything_once() -> None:
     wrong = (finding("lr.too_high", "fail"), *(f for f in WELL if f.code != "lr.too_high"))
     more = tuple(finding(f"input.x{k}") for k in range(9))

@@ -297,3 +297,13 @@ def test_what_another_optimizers_loss_leaves_in_a_gradient_is_told(
             train(*models, steps)
     finding = run.diagnose()["loop.no_zero_grad"]
     assert (finding.status == "warn", "gradients of two losses" in finding.summary) == (found, found), finding.summary
+
+
+def test_without_an_update_every_check_lacks_the_same(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    with wb.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run") as run:
+        for _ in range(10):
+            model(torch.randn(8, 3)).square().mean().backward()
+    found = run.diagnose()
+    assert found["loop.no_step"].status == "fail"
+    assert {f.summary for f in found if f.status == "not_measured"} == {"Not measured: no update was made."}
