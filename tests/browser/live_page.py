@@ -59,7 +59,7 @@ _FEED = """([lanes, from, to, steps, whole, lost, clocked]) => {
   const states = { running: lanes - lost };
   if (lost) states[to >= steps / 2 ? "diverged" : "running"] = to >= steps / 2 ? lost : lanes;
   const parts = [{ metrics: ["loss", "grad_norm", "lr", "seconds"], rows: counts }];
-  const status = { stage: "sweep", steps: lanes * to, rate: 20000, states };
+  const status = { stage: "sweep", plan: "sweep", steps: lanes * to, rate: 20000, states };
   window.tell(
     { kind: whole ? "all" : "delta", number: window.number++, name: "sweep", workload: "digits_mlp", trials, parts, status },
     [step, loss, norm, lr, seconds].map((a) => a.subarray(0, at)),

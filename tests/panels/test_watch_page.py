@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import pytest
 import workbench as wb
 from tests.helpers.workloads import small_workload
 from workbench.cli import main
+from workbench.studies.session import open_session
 from workbench.views import watch_page
-from workbench.views.watch_page import WatchServer, serving, study_body
+from workbench.views.watch_page import WatchServer, serving, study_body, study_curves
 
 
 def get(server: WatchServer, path: str, **headers: str) -> tuple[int, str]:
@@ -71,6 +74,35 @@ def test_it_shows_what_is_on_disk_now(folder: Path, monkeypatch: pytest.MonkeyPa
         shutil.rmtree(folder)
         status, said = get(server, where)
         assert (status, "there is no folder" in said) == (200, True)
+
+
+def test_it_says_how_far_a_study_is_and_that_it_stopped(tmp_path: Path) -> None:
+    folder, workload = tmp_path / "s", small_workload()
+
+    def told() -> tuple[bool, str, int, bool]:
+        content, _ = json.loads(study_curves(folder))
+        status = content["status"]
+        return content["still"], status["plan"], status["planned"], (status["rate"] or 0.0) > 0.0
+
+    def stop_early() -> None:
+        with open_session(workload, stem="lr_sweep", settings={}, out=folder) as session:
+            session.plan(4.0)
+            session.stage(2, 4, "baseline")
+            session.trial(session.config, stage="baseline")
+            assert told() == (False, "2 of 4: baseline", planned, True)
+            raise RuntimeError
+
+    planned = 4 * workload.config.total_steps
+    with pytest.raises(RuntimeError):
+        stop_early()
+    assert told() == (True, "2 of 4: baseline", planned, True)
+    assert re.search(
+        r"Training stopped at \d\d:\d\d before its end; the same command or cell resumes it", study_body(folder)
+    )
+    with open_session(workload, stem="lr_sweep", settings={}, out=folder):
+        pass
+    assert told() == (True, "baseline", 0, False)
+    assert "stopped" not in study_body(folder)
 
 
 @pytest.mark.parametrize("looks", [0, 1])

@@ -160,7 +160,7 @@ class _Walk:
     def narrow(self, session: Session) -> None:
         """Run what the last digits of lr* and of the edge take: they change a verdict least."""
         if session.workload.minimised and not fixed_step(session.record):
-            session.stage(0, _STAGES, "learning rates, finer")
+            session.stage(0, _STAGES, "refining the best and the unstable lr")
             self.sweep.extend(session)
 
     def compare(self, session: Session) -> Mapping[str, Any]:

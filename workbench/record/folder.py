@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -194,6 +195,17 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return True
     return False
+
+
+def last_change(folder: Path, names: str = "*") -> float:
+    """Return when the newest file of these names was written, 0 where there is none: files are replaced while they are looked at."""
+    found = 0.0
+    with contextlib.suppress(OSError):  # of a folder that vanishes
+        for path in folder.rglob(names):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                found = max(found, about.st_mtime if stat.S_ISREG(about.st_mode) else 0.0)
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -37,7 +38,7 @@ from workbench.record.json_values import dumps
 from workbench.record.missing import inventory, missing
 from workbench.record.read import SCHEMA, StudyRecord, TrialRecord, trial_outcome
 from workbench.record.redact import redact
-from workbench.record.tables import PartWriter
+from workbench.record.tables import PartWriter, trial_column
 from workbench.record.watch import tell
 
 MAX_PARTS = 64  # rule of thumb: more small files than this are joined, so that reading stays fast
@@ -55,6 +56,7 @@ class StudyWriter:
         self.evals = PartWriter(path / "evals")
         self.predictions = PartWriter(path / "predictions")
         self._configs: dict[int, Any] = {}  # of the trials that are there: nobody else writes any
+        self._began: dict[str, float] = {}
 
     @classmethod
     def open(
@@ -155,7 +157,15 @@ class StudyWriter:
             )
         if "finished" not in study:
             now = datetime.now(UTC).isoformat(timespec="seconds")
+            study.pop("progress", None)
             write_json(self.path / "study.json", study | {"finished": now})
+
+    def plan(self, stage: str, steps: int) -> None:
+        """Keep until the study is finished what it goes on with, "3 of 4: learning rates", and of about how many updates it is in all."""
+        self._began = self._began or {"since": time.time(), "rows": len(trial_column(self.path / "steps"))}
+        study = read_json(self.path / "study.json")
+        write_json(self.path / "study.json", study | {"progress": {"stage": stage, "planned": steps, **self._began}})
+        tell("on_stage", self.path, stage, steps)
 
     def add_facts(self, **facts: Any) -> None:
         """Store what was measured on the live model in `study.json`."""

@@ -26,7 +26,6 @@ from workbench.findings.audited import NOT_COLLECTED
 from workbench.progress import ProgressBar, interruptible, progress_bar
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import Role
-from workbench.record.watch import tell
 from workbench.record.write import StudyWriter
 from workbench.studies.budget import Budget, BudgetSpent
 from workbench.train.batches import resolve_device
@@ -94,12 +93,13 @@ class Session:
             runs = min(runs, self._bar.done / self.config.total_steps + self.budget.left_s() / run_s)
         if runs:
             self._bar.expect(round(runs * self.config.total_steps))
-        tell("on_stage", self.writer.path, self._stage, round(runs * self.config.total_steps))
+        self.writer.plan(self._stage, round(runs * self.config.total_steps))
 
     def stage(self, number: int, of: int, name: str) -> None:
         """Say which part of the study begins; one that comes again, after later ones, or only where it is called for (number 0), counts as the last."""
         self._furthest = max(number, self._furthest)
         self._stage = f"{self._furthest} of {of}: {name}"
+        self._expect()
         self._bar.status(self._stage)
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.curves.smoothing import kept
-from workbench.record.folder import read_json
+from workbench.record.folder import last_change, read_json
 from workbench.record.read import StudyRecord, TrialRecord
 from workbench.record.roles import STAGES
 
@@ -260,7 +260,7 @@ class StudyCurves:
         (first, before), (last, after) = (self._times[0], self._times[-1]) if self._times else ((0.0, 0), (0.0, 0))
         rate = (after - before) / (last - first) if last > first else None
         return {
-            "stage": self.plan[0] or self._stage, "planned": self.plan[1], "steps": self._steps, "rate": rate, "states": {s: states.count(s) for s in set(states)},
+            "stage": self._stage, "plan": self.plan[0] or self._stage, "planned": self.plan[1], "steps": self._steps, "rate": rate, "states": {s: states.count(s) for s in set(states)},
         }  # fmt: skip
 
     def _load(self, record: StudyRecord | TrialRecord) -> None:
@@ -271,3 +271,6 @@ class StudyCurves:
         steps = record.steps.reindex(columns=["trial", "step", *_COLUMNS])
         if len(steps):
             self.rows({name: steps[name].to_numpy() for name in ("trial", "step", *_COLUMNS)})
+        if told := record.study.get("progress"):
+            self.plan = told["stage"], told["planned"]
+            self._times.extend([(told["since"], told["rows"]), (last_change(self.path, "part-*"), self._steps)])

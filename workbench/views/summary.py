@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
 from functools import partial
 from html import escape
 from typing import Any
@@ -12,7 +14,7 @@ from workbench.findings.topic import Figure
 from workbench.playbook import diagnosis_of
 from workbench.plots.render import Picture
 from workbench.plots.style import not_measured
-from workbench.record.folder import is_locked
+from workbench.record.folder import is_locked, last_change
 from workbench.record.read import StudyRecord, TrialRecord, diagnosed, ranked_trials
 from workbench.topics.registry import FIGURES, STUDIES
 
@@ -63,9 +65,16 @@ def study_sentence(record: StudyRecord | TrialRecord, *, counts: bool = True) ->
     left = set(states.index) & {"stopped", "failed"} or (
         isinstance(record, StudyRecord) and "finished" not in record.study and not is_locked(record.path)
     )
-    go_on = f"it is not finished: run the call that began {record.path} again to resume" if left else ""
-    said = "; ".join(part for part in (many * counts, _best(record), go_on) if part)
-    return f"{said[:1].upper()}{said[1:]}." if said else ""
+    go_on = f"Training stopped{_when(record)} before its end; the same command or cell resumes it" if left else ""
+    said = "; ".join(part for part in (many * counts, _best(record)) if part)
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in (said, go_on) if part)
+
+
+def _when(record: StudyRecord | TrialRecord) -> str:
+    """Return when the last rows were written, " at 12:15"; "" where there is none."""
+    last = last_change(record.path, "part-*")
+    at, today = (datetime.fromtimestamp(seconds).astimezone() for seconds in (last, time.time()))
+    return f" at {at:{'%H:%M' if at.date() == today.date() else '%Y-%m-%d %H:%M'}}" if last else ""
 
 
 _ORDER = ("complete", "diverged", "running", "stopped", "failed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -16,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from workbench.errors import WorkbenchError
 from workbench.findings.diagnosis import verdict_table
 from workbench.playbook import diagnosis_of
-from workbench.record.folder import is_locked
+from workbench.record.folder import is_locked, last_change
 from workbench.record.read import StudyRecord, open_record
 from workbench.report.templates import page_css, render, table
 from workbench.report.write import draw_figure, trial_rows
@@ -52,21 +51,10 @@ class WatchServer(ThreadingHTTPServer):
     def body(self) -> str:
         """Return what there is to see now, drawn again only where the study has changed."""
         with self._lock:
-            now = newest, _ = _newest(self.folder), is_locked(self.folder)  # a killed training changes no file
+            now = newest, _ = last_change(self.folder), is_locked(self.folder)  # a killed training changes no file
             if now != self._seen:
                 self._seen, self._body = now, f"<!-- {newest} -->{study_body(self.folder)}"
             return self._body
-
-
-def _newest(folder: Path) -> float:
-    """Return when the newest file was changed, of those that are there to the end: files are replaced while they are looked at."""
-    found = 0.0
-    with suppress(OSError):  # of a folder that vanishes
-        for path in folder.rglob("*"):
-            with suppress(OSError):
-                about = path.stat()
-                found = max(found, about.st_mtime if stat.S_ISREG(about.st_mode) else 0.0)
-    return found
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -113,7 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
 def study_curves(folder: Path) -> str:
     """Return what the page's curves are told of a study as it is on disk, as JSON; nothing where it cannot be read."""
     try:
-        return plain(StudyCurves.of(open_record(folder)).everything())
+        content, buffers = StudyCurves.of(open_record(folder)).everything()
+        return plain(({**content, "still": not is_locked(folder)}, buffers))
     except WorkbenchError:
         return "[]"
 

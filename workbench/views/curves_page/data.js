@@ -198,7 +198,7 @@ class Store {
   receive(content, buffers) {
     if (content.kind === "all") {
       this.clear();
-      this.head = { name: content.name, workload: content.workload, still: !!this.model.get("still") };
+      this.head = { name: content.name, workload: content.workload, still: content.still ?? !!this.model.get("still") };
     } else if (content.number !== this.expected) {
       this.missed += 1;
       if (this.expected !== null || this.missed > 60) this.ask(); // something was lost: what follows would have a hole

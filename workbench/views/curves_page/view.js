@@ -196,7 +196,7 @@ class View {
     const states = status.states;
     const total = Object.values(states).reduce((a, b) => a + b, 0);
     const said = [
-      head.still ? "" : status.stage + (status.steps < status.planned ? ` · ${Math.round((100 * status.steps) / status.planned)}%` : ""),
+      head.still ? "" : status.plan + (status.steps < status.planned ? ` · ${Math.round((100 * status.steps) / status.planned)}%` : ""),
       `${total} trial${total === 1 ? "" : "s"}: ` + Object.entries(STATES).filter(([key]) => states[key]).map(([key, [sign, word]]) => `${sign} ${states[key]} ${word}`).join(", "),
       `${count(status.steps)} steps`,
       status.rate !== null && !head.still ? `${count(status.rate)} steps/s${this.left(status)}` : "",
