@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, Subset, TensorDataset
 
-from workbench.topics.hosts import planted
+from tests.helpers import planted_hosts
 from workbench.topics.hosts.watch import HostsWatch
 
 EXAMPLES, BATCH = 80, 8
@@ -302,7 +302,7 @@ SCRIPTS: dict[str, tuple[Callable[[bool, Path], None], str]] = {
 
 
 PLANTED = ("buffers", "clip", "slow")
-"""Bugs of the training that a self-test runs, whose codes none of these scripts has."""
+"""Bugs of `planted_hosts`, whose codes none of these scripts has."""
 WRONG = "wrong"
 
 
@@ -316,7 +316,7 @@ def main(words: list[str]) -> None:
         for bug in ("", WRONG):
             watched(facts_of(Path(words[0]), name, bug), lambda out, train=train, bug=bug: train(bool(bug), out))
     for bug in PLANTED:
-        watched(facts_of(Path(words[0]), "planted", bug), lambda out, bug=bug: planted.train(bug, out))
+        watched(facts_of(Path(words[0]), "planted", bug), lambda out, bug=bug: planted_hosts.train(bug, out))
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""`python -m workbench.topics.hosts.run_rank torchrun|script|rehearsal|self_test ...`: the processes of a job that is rehearsed on this machine.
+"""`python -m workbench.topics.hosts.run_rank torchrun|script|rehearsal ...`: the processes of a job that is rehearsed on this machine.
 
 torchrun's store listens on all interfaces of the machine, whatever address it is given. What is rehearsed here concerns nobody else,
 so it is given a socket that is bound to the loopback interface.
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from workbench.topics.hosts.watch import HostsWatch
 
 LOOPBACK = "127.0.0.1"
-HEALTHY = "healthy"  # the name of the training without a bug
 
 
 class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined, misc]
@@ -54,11 +53,6 @@ def error_path(folder: Path, rank: int) -> Path:
 def failures_path(folder: Path) -> Path:
     """Return the file in which torchrun says how ranks ended: [[rank, exit code], ...], a signal below 0."""
     return folder / "failures.json"
-
-
-def facts_folder(folder: Path, bug: str) -> Path:
-    """Return where the facts of a planted training go."""
-    return folder / "facts" / bug
 
 
 def torchrun(folder: str, *words: str) -> None:
@@ -119,21 +113,6 @@ def rehearsal(path: str) -> None:
     Trainer(device="cpu").run(workload, workload.config.replace(**spec["config"]), out=spec["out"])
 
 
-def self_test(folder: str, *bugs: str) -> None:
-    """Run the planted training once for each bug on this rank, each under an audit of its own."""
-    from workbench.topics.hosts import planted
-    from workbench.topics.hosts.watch import HostsWatch
-
-    dist.init_process_group("gloo")
-    for bug in bugs:
-        out = Path(folder) / "trained" / bug
-        out.mkdir(parents=True, exist_ok=True)
-        with HostsWatch(facts_folder(Path(folder), bug)):
-            planted.train("" if bug == HEALTHY else bug, out)
-        dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    programs: list[Callable[..., None]] = [torchrun, script, rehearsal, self_test]
+    programs: list[Callable[..., None]] = [torchrun, script, rehearsal]
     next(program for program in programs if program.__name__ == sys.argv[1])(*sys.argv[2:])

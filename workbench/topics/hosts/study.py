@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from workbench.checks import check_integer
 from workbench.config import TrainConfig, is_callable_name
-from workbench.errors import UnknownNameError, UsageError, nearest
+from workbench.errors import UsageError, nearest
 from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Status
@@ -25,16 +23,12 @@ from workbench.record.write import StudyWriter
 from workbench.studies.session import at_length
 from workbench.topics.hosts.diagnose import diagnose_hosts, host_areas
 from workbench.topics.hosts.launch import check_hosts, cores, launch
-from workbench.topics.hosts.planted import BUGS
-from workbench.topics.hosts.run_rank import HEALTHY, facts_folder
 from workbench.topics.hosts.watch import HostsWatch, facts_path, read_facts
 from workbench.train.distributed.data_parallel import check_shares
 from workbench.train.distributed.process_group import HostGroup
 from workbench.workloads.base import Workload
 from workbench.workloads.checks import check_workload
 from workbench.workloads.registry import call_on, load_workload
-
-_PROGRAMS = ("-m", "workbench.topics.hosts.run_rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +92,7 @@ class HostsStudy:
         spec, trained = path / "rehearsal.json", str((path / "trained").resolve())
         write_atomic(spec, dumps({"workload": workload.source, "config": fields, "out": trained}).encode())
         return _launched(
-            [*_PROGRAMS, "rehearsal", str(spec.resolve())], path, hosts=self.hosts, timeout_s=self.timeout_s,
+            ["-m", "workbench.topics.hosts.run_rank", "rehearsal", str(spec.resolve())], path, hosts=self.hosts, timeout_s=self.timeout_s,
             port=self.port, what=f"the rehearsal of {workload.name!r}",
         )  # fmt: skip
 
@@ -222,38 +216,3 @@ def rehearse(
     assert diagnosis.path is not None
     write_json(diagnosis.path / "diagnosis.json", diagnosis.to_dict() | {"areas": areas})
     return diagnosis, areas
-
-
-def self_test_hosts(
-    bugs: Sequence[str] | None = None, *, hosts: int = 2, out: str | Path | None = None, timeout_s: float = 60.0
-) -> pd.DataFrame:
-    """Plant one bug after the other in a small training on many ranks, and return what the audit says of each (P7.1).
-
-    An audit that finds nothing proves little, so bugs are planted where it has to find them.
-
-    Args:
-        bugs: names of `workbench.topics.hosts.planted.BUGS`; None is all of them. The training without a bug comes first.
-        hosts: processes.
-        out: folder of the facts; None is a new one under `runs/`.
-        timeout_s: without progress.
-
-    Returns:
-        One row a bug: bug, logging, evaluation, RNG, checkpointing, sharding, and codes, those that are not "ok".
-
-    Raises:
-        UnknownNameError: a bug that cannot be planted.
-    """
-    chosen = list(BUGS) if bugs is None else list(bugs)
-    for bug in chosen:
-        if bug not in BUGS:
-            raise UnknownNameError(f"bug {bug!r} is not known.{nearest(bug, BUGS)}")
-    folder = default_folder("planted", "hosts") if out is None else Path(out)
-    names = [HEALTHY, *chosen]
-    target = [*_PROGRAMS, "self_test", str(folder.resolve()), *names]
-    launch(target, hosts=hosts, folder=folder, timeout_s=timeout_s, what="the self-test")
-    rows = []
-    for bug in names:
-        diagnosis = diagnose_hosts(read_hosts(facts_folder(folder, bug)))
-        codes = ", ".join(f.code.removeprefix("hosts.") for f in diagnosis if f.status != "ok")
-        rows.append({"bug": bug, **host_areas(diagnosis), "codes": codes})
-    return pd.DataFrame(rows)

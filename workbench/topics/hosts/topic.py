@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from workbench.topics.hosts.study import audit_hosts as audit
     from workbench.topics.hosts.study import audit_script
     from workbench.topics.hosts.study import read_hosts as read
-    from workbench.topics.hosts.study import self_test_hosts as self_test
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
@@ -30,7 +29,6 @@ __all__ = [
     "plot",
     "plot_shards",
     "read",
-    "self_test",
     "shard_files",
 ]
 

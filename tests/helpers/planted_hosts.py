@@ -1,14 +1,11 @@
-"""A small training script on many ranks, right as it stands, and wrong in one way at a time where it is told to.
+"""A small training on many ranks, right as it stands, and wrong in one way at a time where it is told to.
 
-It knows nothing of the workbench: torch, `DistributedDataParallel` and a sampler, as in many scripts. So it shows what an audit
-finds and what not, and it is an example of a script that does all of P7 right::
-
-    torchrun --standalone --nproc-per-node 4 planted.py --bug clip --out runs/planted
+It knows nothing of the workbench: torch, `DistributedDataParallel` and a sampler, as in many scripts.
+`python -m tests.helpers.planted_hosts FOLDER BUG ...` trains once for each bug on the ranks of a launcher, each under an audit of its own.
 """
 
-import argparse
+import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+
+from workbench.topics.hosts.watch import HostsWatch
 
 BUGS = {
     "init_seed": "each rank initialises its own model, and nobody sends one around",
@@ -64,7 +63,7 @@ def build_model() -> nn.Module:
 
 
 def train(bug: str, out: Path, *, epochs: int = 2, batch_size: int = 8, slow_s: float = 0.03) -> None:
-    """Train on all ranks of the process group, with one of `BUGS`, or "" for none; the log and the checkpoint go to `out`."""
+    """Train on all ranks of the process group, with one of `BUGS`, or none where it is no bug; the log and the checkpoint go to `out`."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(SHARED_SEED + (rank if bug == "init_seed" else 0))
     model = build_model()
@@ -138,18 +137,17 @@ def evaluate(model: nn.Module, data: Dataset[tuple[Tensor, Tensor]], rank: int, 
     return float(counts[0] / counts[1])
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Train as a script that torchrun has started."""
-    parser = argparse.ArgumentParser(description="A small training on many ranks, with a bug on request.")
-    parser.add_argument("--bug", default="", choices=["", *BUGS])
-    parser.add_argument("--out", default="runs/planted")
-    args = parser.parse_args(words)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+def main(folder: str, *bugs: str) -> None:
+    """Train once for each bug; the facts of "clip" go to FOLDER/clip."""
     dist.init_process_group("gloo")
-    train(args.bug, out)
+    for bug in bugs:
+        facts = Path(folder) / bug
+        (facts / "out").mkdir(parents=True, exist_ok=True)
+        with HostsWatch(facts):
+            train(bug, facts / "out")
+        dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
