@@ -225,7 +225,7 @@ def test_a_table_that_fits_no_other_process_is_drawn_where_it_lies(cluster: Clus
         model(torch.tensor([[1, 2, ROWS - 1]])).sum().backward()
     after = placed.state_dict()["parameters"]["0.weight"]
     assert (after != values).any(1).nonzero().flatten().tolist() == [1, 2]
-    with pytest.raises(UsageError, match=r"Parameter '1.weight' is on the meta device"):
+    with pytest.raises(UsageError, match=r"'1.weight' is on the device 'meta'"):
         strategy.place(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), config())
 
 

@@ -305,6 +305,8 @@ class Computed(nn.Module):
         (nn.Linear(5, 3).requires_grad_(False), config(), "2 parameters and none that needs a gradient"),
         (nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 3).double()), config(), r"float32, torch\.float64; one real dtype"),
         (nn.Linear(5, 3, dtype=torch.cfloat), config(), "complex64; one real dtype is needed"),
+        (nn.Linear(5, 3, device="meta"), config(), r"'weight' is on the device 'meta': .* compute on the CPU.* \.cpu\(\) on the module"),
+        (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, affine=False, device="meta")), config(), r"'1\.running_mean' is on the device"),
         (Computed(), config(), r"keeps layer\.doubled, a tensor that was computed .* Compute it in forward"),
         (nn.Linear(5, 3).parameters(), config(), "takes a torch.nn.Module, not generator"),
         (nn.Linear(5, 3), torch.optim.SGD(nn.Linear(5, 3).parameters(), lr=0.1), "config is SGD and must be a TrainConfig"),
@@ -344,6 +346,36 @@ def test_a_step_without_a_gradient_is_an_error(
     with pytest.raises(UsageError, match=r"No parameter has a gradient.*inside of `with placed\.step\(\) as module`"):
         coordinator.join()
     assert placed.steps == 0
+
+
+def replace_weight(module: nn.Module) -> None:
+    module[3].weight = nn.Parameter(torch.zeros(3, 7))  # type: ignore[index, union-attr]
+
+
+def changed_update(placed: PlacedModule, x: Tensor, y: Tensor, change: Callable[[nn.Module], object]) -> None:
+    with placed.step() as module:
+        change(module)
+        functional.cross_entropy(module(x.to(module[0].weight.dtype)), y).backward()  # type: ignore[index, union-attr, arg-type]
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, replace_weight])
+def test_a_module_that_is_cast_in_a_step_is_an_error(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, change: Callable[[nn.Module], object]
+) -> None:
+    """What is pulled would not reach it any more, and it would train on old values; once the step is mended all goes on, with its statistics."""
+    placed = strategy.place(with_statistics(), config())
+    workers = strategy.num_workers
+    for number in range(2):
+        coordinator.on_every_worker(update, [placed, *batch(number, ids=False)])
+        coordinator.schedule(changed_update, args=(placed, *batch(number, ids=False), change))
+        with pytest.raises(
+            UsageError, match=r"was cast, moved to another device or replaced.*nothing was sent.*torch\.autocast"
+        ):
+            coordinator.join()
+        assert placed.steps == (number + 1) * workers
+    merged = merge_buffers(coordinator, placed)
+    assert 2 * workers <= int(merged["1.num_batches_tracked"]) <= 2 * workers + 2
+    assert merged["1.running_mean"].dtype == torch.float32
 
 
 def test_what_is_thawed_in_a_step_is_an_error(strategy: ParameterServerStrategy) -> None:

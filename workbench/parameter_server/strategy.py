@@ -139,7 +139,7 @@ class ParameterServerStrategy(OneReplica):
         refuse_on_worker("a variable")
         self.cluster.sweep()
         name = self.cluster.unique(name or "variable")
-        whole = torch.as_tensor(value).detach()
+        whole = torch.as_tensor(value).detach().cpu()
         shape, dtype = whole.shape, whole.dtype
         shards = self._shards(tuple(shape), dtype)
         made = []

@@ -182,6 +182,12 @@ def lay_out(
     """Return what lies on each server, and the tables that are kept row by row: each shard of a parameter on the next server."""
     parts: dict[int, list[Part]] = {}
     tables, kept = [], tables_in(module, embeddings)
+    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.device.type != "cpu" and not (tensor.is_meta and key in kept):
+            raise UsageError(
+                f"{key!r} is on the device {str(tensor.device)!r}: servers and workers compute on the CPU, and begin with values that are there. Call "
+                ".cpu() on the module before it is placed, or make it on the CPU; only a table that stays on the servers may be on 'meta'."
+            )
     for key, parameter in trained_parameters(module).items():
         shape = parameter.shape
         shards = shards_of(tuple(shape), parameter.dtype)
@@ -190,10 +196,6 @@ def lay_out(
             rule, padding = rule_of(embeddings), kept[key].padding_idx
             tables.append(Table(key, (shape[0], shape[1]), parameter.dtype, cluster, lie, rule, padding))
             continue
-        if parameter.is_meta:
-            raise UsageError(
-                f"Parameter {key!r} is on the meta device and has no values. That is for tables that stay on the servers; make all else on the CPU."
-            )
         row = shape[1:].numel() if shape else 1
         for offset, count in shards:
             parts.setdefault(next(servers), []).append(Part(key, offset * row, count * row if shape else 1))

@@ -19,6 +19,7 @@ from workbench.parameter_server.servers.replicas import (
     Replica,
     ReplicaBuffers,
     check_gradients,
+    copy_buffers,
     forget_replicas,
     portable,
     replica_of,
@@ -148,9 +149,14 @@ class PlacedModule:
         gradient of the rows that were looked up is sent.
 
         Raises:
-            UsageError: no parameter has a gradient, or one has that is on no server.
+            UsageError: no parameter has a gradient, or one has that is on no server, or one was cast or moved.
             NonFiniteError: a gradient is NaN or infinite.
         """
+        if moved := replica.moved():
+            raise UsageError(
+                f"{', '.join(moved[:3])} was cast, moved to another device or replaced in the step, so that newer values would not reach it ({len(moved)} "
+                "such parameters); nothing was sent. Leave the module that a step hands out as it is; torch.autocast computes in another precision."
+            )
         held = with_gradients(replica.module, self._shapes)
         looked_up = {each.table.parameter: each.gradient() for each in remote_tables(replica.module)}
         rows = {key: _holding(taken.rows) for key, taken in looked_up.items() if taken is not None}
@@ -238,12 +244,12 @@ class PlacedModule:
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Give the replica here, and those that are made from now on, these buffers."""
-        _copy_buffers(self._module, buffers)
+        copy_buffers(self._module, buffers)
         self.take_buffers(buffers)
 
     def take_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Give the replica here, from which `module` and checkpoints are made, these buffers; workers keep their own."""
-        _copy_buffers(self._replica().module, buffers)
+        copy_buffers(self._replica().module, buffers)
         self._knows_statistics = True
 
     def replica_buffers(self) -> ReplicaBuffers:
@@ -345,9 +351,3 @@ def _holding(gradient: Tensor) -> nn.Parameter:
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
     return {key: buffer.detach().clone() for key, buffer in module.named_buffers()}
-
-
-def _copy_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for key, buffer in module.named_buffers():
-            buffer.copy_(buffers[key])

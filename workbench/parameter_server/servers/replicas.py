@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,8 +39,21 @@ class Replica:
                     parameter.copy_(noted["frozen"][key])
             if noted["restored"] != self.restored:
                 self.restored, self.updates = noted["restored"], 0
-                for key, buffer in self.module.named_buffers():
-                    buffer.copy_(noted["buffers"][key])
+                copy_buffers(self.module, noted["buffers"])
+
+    def moved(self) -> list[str]:
+        """Return the parameters that were cast, moved or replaced since they were taken over: what is pulled does not reach them."""
+        here = dict(self.module.named_parameters())
+        flat = self.parameters.items()
+        return [key for key, values in flat if key not in here or here[key].data_ptr() != values.data_ptr()]
+
+
+def copy_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Give a module the buffers that are there by its names."""
+    with torch.no_grad():
+        for key, buffer in module.named_buffers():
+            if key in buffers:
+                buffer.copy_(buffers[key])
 
 
 _REPLICAS: dict[tuple[str, str, int | None], Replica] = {}
@@ -56,17 +69,22 @@ def replica_of(
     config: TrainConfig,
     restored: int,
 ) -> Replica:
-    """Return the replica of whoever asks, worker or coordinator; where there is none, `module` is copied."""
+    """Return the replica of whoever asks, worker or coordinator; where there is none, or parameters of it were moved, `module` is copied."""
     here = current_worker()
     key = (cluster, name, None if here is None else here.index)
-    if key not in _REPLICAS:
+    before = _REPLICAS.get(key)
+    if before is None or before.moved():
         module = copy.deepcopy(module)
         placed = {label: parameter for label, parameter in module.named_parameters() if label in parameters}
         flat = {label: parameter.data.reshape(-1) for label, parameter in placed.items()}
         for label, parameter in placed.items():
             parameter.data = flat[label].view(parameter.shape)
             parameter.requires_grad_(True)
-        _REPLICAS[key] = Replica(module, flat, [0] * blocks, config, restored)
+        made = Replica(module, flat, [0] * blocks, config, restored)
+        if before is not None:
+            copy_buffers(module, dict(before.module.named_buffers()))
+            made = replace(before, module=module, parameters=flat, revision=0)
+        _REPLICAS[key] = made
     return _REPLICAS[key]
 
 

@@ -147,7 +147,7 @@ class RemoteTensor:
         return self._written(value, "sub")
 
     def _written(self, value: Any, how: str) -> Self:
-        given = torch.as_tensor(_read_all(value), dtype=self.dtype)
+        given = torch.as_tensor(_read_all(value), dtype=self.dtype).cpu()
         try:
             values = given.expand(self.shape)
         except RuntimeError:

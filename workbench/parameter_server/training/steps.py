@@ -18,7 +18,7 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.context import get_current_worker_index
 from workbench.parameter_server.servers.placed import PlacedModule
-from workbench.parameter_server.servers.replicas import quicken_batch_norm
+from workbench.parameter_server.servers.replicas import copy_buffers, quicken_batch_norm
 from workbench.parameter_server.training.work_time import Update
 from workbench.train.batches import DataStream, to_device
 from workbench.train.evaluation import eval_mode
@@ -190,17 +190,11 @@ class StepRunner:
         replica, own = self.placed.pull(), self.placed.buffers()
         with torch.no_grad():
             try:
-                _fill(replica.module, buffers)
+                copy_buffers(replica.module, buffers)
                 with eval_mode(replica.module) as module:
                     yield module
             finally:
-                _fill(replica.module, own)
-
-
-def _fill(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    for key, buffer in module.named_buffers():
-        if key in buffers:
-            buffer.copy_(buffers[key])
+                copy_buffers(replica.module, own)
 
 
 WORKER_SEEDS = 7919
