@@ -21,7 +21,7 @@ from workbench.parameter_server.context import check_cancelled, get_current_work
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
 from workbench.parameter_server.errors import CancelledError
-from workbench.parameter_server.strategy import ParameterServerStrategy
+from workbench.parameter_server.strategy import ParameterServerStrategy, compute_average_loss
 
 
 class Pair(NamedTuple):
@@ -128,7 +128,7 @@ def test_run_and_reduce(coordinator: ClusterCoordinator, strategy: ParameterServ
     """Behaviours 21, 22, T5.3, T5.10: a worker has one replica, whose sum is its own; outside of a function both warn."""
 
     def step(x: torch.Tensor) -> Any:
-        rows = strategy.run(lambda given: given.sum(1), args=(x,))
+        rows = strategy.run(lambda given, axis: given.sum(axis), args=(x,), kwargs={"axis": 1})
         return rows, strategy.reduce("SUM", rows), strategy.reduce("mean", rows, axis=0), strategy.num_workers  # type: ignore[arg-type]
 
     x = torch.arange(6.0).view(2, 3)
@@ -144,6 +144,63 @@ def test_run_and_reduce(coordinator: ClusterCoordinator, strategy: ParameterServ
         assert float(strategy.reduce("sum", torch.ones(3), axis=0)) == 3.0
     with pytest.raises(UsageError, match="op='max'"):
         strategy.reduce("max", torch.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(
+        AttributeError,
+        match=r"no 'experimental_local_results': a worker has one replica, on the CPU.* start more workers",
+    ):
+        strategy.experimental_local_results  # type: ignore[attr-defined]  # noqa: B018
+    assert strategy.num_replicas_in_sync == 1
+
+
+A, B = [1.0, 2.0, 4.0], [[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]]
+
+
+@pytest.mark.parametrize(
+    ("losses", "weights", "size", "theirs"),
+    [
+        (A, None, None, 7 / 3), (A, None, 8, 0.875), (A, [1.0, 0.5, 0.25], None, 1.0), (A, [[1.0], [0.5], [0.25]], None, 1.0),
+        (A, [1, 2, 3], None, 17 / 3), (A, 2.0, None, 14 / 3), (B, None, None, 21.0), (B, [1.0, 0.5, 0.25], 12, 1.75),
+        (B, [[1.0], [0.5], [0.25]], None, 7.0), (B, [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], None, 19.0), ([], None, 4, 0.0),
+    ],
+)  # fmt: skip
+def test_the_average_loss_is_tensorflows(losses: Any, weights: Any, size: int | None, theirs: float) -> None:
+    """T5.9: values of TensorFlow 2.21."""
+    assert float(compute_average_loss(torch.tensor(losses), weights, size)) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_the_shares_of_a_batch_add_up_to_the_whole(
+    coordinator: ClusterCoordinator, strategy: ParameterServerStrategy
+) -> None:
+    """T5.9: of unequal size, one of them empty; loss and gradient, where means of means are wrong."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(8, generator=generator), torch.rand(8, generator=generator)
+
+    def share(x: torch.Tensor, w: torch.Tensor) -> Any:
+        slope = torch.tensor(0.5, requires_grad=True)
+        loss = compute_average_loss((slope * x - 1) ** 2, w, 8)
+        loss.backward()
+        return loss, slope.grad
+
+    parts = zip(x.split([5, 3, 0]), w.split([5, 3, 0]), strict=True)
+    loss, grad = (
+        sum(each)
+        for each in zip(*coordinator.fetch([coordinator.schedule(share, part) for part in parts]), strict=True)
+    )
+    torch.testing.assert_close(loss, (w * (0.5 * x - 1) ** 2).mean())
+    torch.testing.assert_close(grad, (w * 2 * (0.5 * x - 1) * x).mean())
+
+
+@pytest.mark.parametrize(
+    ("losses", "weights", "size", "says"),
+    [
+        (torch.tensor(1.0), None, None, "one loss an example: reduction='none'"),
+        (torch.ones(3), [1.0, 2.0], None, r"sample_weight of shape \(2,\) does not go with losses of shape \(3,\)"),
+        (torch.ones(3), None, 0, "global_batch_size=0 must be an integer of at least 1"),
+    ],
+)
+def test_losses_that_cannot_be_averaged_are_named(losses: Any, weights: Any, size: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        compute_average_loss(losses, weights, size)
 
 
 @pytest.mark.parametrize(("made", "given"), [("variable", (1.0,)), ("place", (None, None))])

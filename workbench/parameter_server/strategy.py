@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from workbench.errors import UsageError
+from workbench.checks import check_integer
+from workbench.errors import UsageError, nearest
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
 from workbench.parameter_server.servers.layout import Partitioner, check_placeable, lay_out, num_shards, split_rows
@@ -26,16 +27,61 @@ if TYPE_CHECKING:
     from workbench.parameter_server.cluster.cluster import Cluster
 
 
+def compute_average_loss(
+    per_example_loss: Tensor, sample_weight: Any = None, global_batch_size: int | None = None
+) -> Tensor:
+    """Return the sum of losses, each times its weight, over the size of the global batch (T5.9).
+
+    Where several workers share a batch, their results and their gradients add up to those of the whole, however unequal the shares.
+
+    Args:
+        per_example_loss: (examples, ...), not reduced: reduction="none" of torch's losses.
+        sample_weight: one number, one an example or one a loss. As in TensorFlow the sum is not divided by the weights' sum.
+        global_batch_size: examples of all shares together; None is those that are given.
+    """
+    losses = per_example_loss
+    if not isinstance(losses, Tensor) or not losses.dim():
+        raise UsageError(f"per_example_loss={losses!r} must be a tensor of one loss an example: reduction='none'.")
+    size = check_integer(
+        "global_batch_size", len(losses) if global_batch_size is None else global_batch_size, error=UsageError
+    )
+    if sample_weight is None:
+        return losses.sum() / size
+    weights = torch.as_tensor(sample_weight).to(losses)
+    if weights.dim() == losses.dim() + 1:
+        weights = weights.squeeze(-1)
+    try:
+        each = weights.reshape(*weights.shape, *[1] * (losses.dim() - weights.dim())).expand_as(losses)
+    except RuntimeError:
+        raise UsageError(
+            f"sample_weight of shape {tuple(weights.shape)} does not go with losses of shape {tuple(losses.shape)}: give one weight an example."
+        ) from None
+    return (losses * each).sum() / size
+
+
 class OneReplica:
     """What a strategy is on a worker and on the coordinator alike: one replica to run and to reduce over (T5.3, T5.10)."""
 
-    def run(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+    num_replicas_in_sync: ClassVar[int] = 1  # of a worker: workers do not wait for each other
+
+    if not TYPE_CHECKING:  # which finds a wrong name by itself
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is, where something that needs several replicas of a worker is asked for."""
+            raise AttributeError(
+                f"A wb.ps.Strategy has no {name!r}: a worker has one replica, on the CPU, and `run` returns its result as it is; start more workers "
+                f"in place of devices.{nearest(name, [each for each in dir(self) if not each.startswith('_')])}"
+            )
+
+    def run(
+        self, function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         """Call `function` once for each replica of this worker and return its result; a worker here has one.
 
         Outside of a scheduled function it runs on the coordinator, and warns (behaviour 22).
         """
         _warn_outside("run")
-        return function(*args)
+        return function(*args, **kwargs or {})
 
     def reduce(self, op: Literal["sum", "mean"], value: Tensor, axis: int | None = None) -> Tensor:
         """Reduce the replicas' values, and an axis of them where one is given, to one."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from workbench.parameter_server.servers.row_rules import RowRule
     from workbench.parameter_server.servers.variable import ShardedVariable, Variable
     from workbench.parameter_server.strategy import ParameterServerStrategy as Strategy
+    from workbench.parameter_server.strategy import compute_average_loss
     from workbench.parameter_server.training.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
     from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
     from workbench.parameter_server.training.evaluation import evaluate_direct, evaluate_distributed
@@ -77,6 +78,7 @@ __all__ = [
     "UnavailableError",
     "Variable",
     "audit",
+    "compute_average_loss",
     "connect_to_cluster",
     "create_in_process_cluster",
     "diagnose",
