@@ -8,7 +8,7 @@ import pytest
 
 import workbench as wb
 from workbench.cli import main
-from workbench.errors import UnknownNameError
+from workbench.errors import UnknownNameError, UsageError
 
 ENOUGH = {"peak_lr": 0.1, "total_steps": 10, "batch_size": 4}
 
@@ -43,6 +43,14 @@ def test_the_package_names_what_is_near(given: str, meant: str) -> None:
         getattr(wb, given)
     with pytest.raises(AttributeError, match=r"dir\(\) of it lists"):
         getattr(wb, "xqz")  # noqa: B009
+
+
+def test_a_path_in_the_place_of_a_record_says_what_opens_it() -> None:
+    for topic, function in (("lr_sweep", "diagnose"), ("data", "diagnose"), ("ps", "plot")):
+        with pytest.raises(UsageError, match=rf"wb\.{topic}\.{function}\(wb\.open\('runs/a'\)\)"):
+            getattr(getattr(wb, topic), function)("runs/a")
+    with pytest.raises(UsageError, match=r"wb\.judge\(wb\.read_log\('a\.csv'\)\)"):
+        wb.judge("a.csv")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,9 @@ def test_a_file_stands_for_the_one_workload_that_it_holds(tmp_path: Path, monkey
 @pytest.mark.parametrize(("words", "said"), [
     ("diagnose digits_cnn --budgt 3x", "workbench diagnose: '--budgt' is not an option. Did you mean '--budget'"),
     ("studies a b", "workbench studies: 'b' is not expected here."),
+    ("diagnose digits_cnn --budget -1x", "budget='-1x' is not known. Give baseline runs or time"),
+    ("diagnose digits_cnn --budget", "workbench diagnose: --budget needs a value. workbench diagnose --help shows"),
+    ("plan digits_cnn --steps abc", "workbench plan: --steps takes an integer, not 'abc'."),
 ])  # fmt: skip
 def test_an_option_of_a_command_has_near_names(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2

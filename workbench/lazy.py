@@ -11,10 +11,11 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import UsageError
 from workbench.progress import finished_first, interruptible
 
 
@@ -29,10 +30,30 @@ def lazily(module: str, source: str | Path) -> tuple[Callable[[str], Any], Calla
         with interruptible(), finished_first():
             found = vars(importlib.import_module(home))
             value = found[there] if there in found else importlib.import_module(f"{home}.{there}")
+        if there == "topic":
+            _refuse_paths(f"wb.{name}", value)
         setattr(sys.modules[module], name, value)
         return value
 
     return load, lambda: sorted(sys.modules[module].__all__)
+
+
+def _refuse_paths(name: str, topic: Any) -> None:
+    """Let a topic's functions of a record say what to give them in the place of its path."""
+
+    def refusing(spelled: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def of_record(*args: Any, **more: Any) -> Any:
+            for given in args:
+                if isinstance(given, str | Path):
+                    raise UsageError(f"{spelled} takes a record, not its path: {spelled}(wb.open({str(given)!r})).")
+            return function(*args, **more)
+
+        return of_record
+
+    for each in ("diagnose", "plot"):
+        if function := vars(topic).get(each):
+            setattr(topic, each, refusing(f"{name}.{each}", function))
 
 
 def _near(name: str, homes: dict[str, tuple[str, str]]) -> str:

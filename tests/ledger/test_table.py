@@ -178,7 +178,7 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     assert cli.main(["studies", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     head, one, said, two, alone = ([cell.strip() for cell in line.split("  ") if cell] for line in lines)
-    assert head == ["study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable"]
+    assert head == ["study", "trials", "mean value", "metric", "at lr", "lr.best", "lr.unstable"]
     assert one == ["one", "6", "0.25", "validation/loss", "0.2", "0.4"]
     assert two == ["two", "6", "0.25", "validation/loss", "0.2"]
     assert (said, alone) == (["ok, 1 not measured: a note"], ["a note"])

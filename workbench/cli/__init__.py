@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from workbench import __version__
 from workbench.cli.commands import (
@@ -79,10 +80,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+_WORDS = {
+    r"^argument ": "", r": expected one argument": " needs a value", r": expected (\S+) arguments?": r" needs \1 values",
+    r": invalid int value: (.+)": r" takes an integer, not \1", r": invalid float value: (.+)": r" takes a number, not \1",
+    "the following arguments are required: ": "give ",
+}  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and takes "-1x" for the value of the option before it."""
+
+    def error(self, message: str) -> NoReturn:
+        for theirs, ours in _WORDS.items():
+            message = re.sub(theirs, ours, message)
+        self.exit(USAGE, f"{self.prog}: {message}. {self.prog} --help shows what it takes.\n")
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        return None if re.match(r"-[\d.]", arg_string) else super()._parse_optional(arg_string)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of every command."""
     style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    parser = argparse.ArgumentParser(prog="workbench", description=MAIN_HELP, epilog=EXIT_CODES, **style)
+    parser = _Parser(prog="workbench", description=MAIN_HELP, epilog=EXIT_CODES, **style)
     version = f"workbench {__version__}"
     parser.add_argument("--version", action="version", version=version, help="print the version and stop")
 

@@ -318,7 +318,7 @@ def studies(args: argparse.Namespace) -> int:
     return RAN
 
 
-_SHOWN = ("select", "best_lr", "seeds", "verdict", "lr_best", "lr_unstable", "tags")
+_SHOWN = ("select", "best_lr", "seeds", "mean_value", "verdict", "lr_best", "lr_unstable", "tags")
 
 
 def _study_folder(root: str, given: str) -> Path:
@@ -346,11 +346,11 @@ def _columns(rows: Sequence[Sequence[object]]) -> list[str]:
 
 def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> str:
     """One row a study; under each its verdict and note and, where asked for, further columns, where its config is and what reproduces it."""
-    rows = [("study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable")]
+    rows = [("study", "trials", "mean value", "metric", "at lr", "lr.best", "lr.unstable")]
     for row in table.to_dict("records"):
         metric = str(row["select"]).partition(" ")[0]
         rows.append((
-            str(row["study"]), str(row["trials"]), _number(row["best_value"]) + f" of {row['seeds']} seeds" * (row["seeds"] > 1), metric if _number(row["best_value"]) else "",
+            str(row["study"]), str(row["trials"]), _number(row["mean_value"]) + f" of {row['seeds']} seeds" * (row["seeds"] > 1), metric if row["seeds"] else "",
             _number(row["best_lr"]), _number(row["lr_best"]), _number(row["lr_unstable"]),
         ))  # fmt: skip
     lines = _columns(rows)

@@ -249,7 +249,7 @@ study that any process writes, and survives a restart of that process, of a note
             _option("--note", ("STUDY", "TEXT"), "write another note to a study, and list", nargs=2),
         ),
         description="""\
-One row per study: name, number of trials, the best value with its metric and the learning rate of that trial, then lr.best
+One row per study: name, number of trials, the value of its best config (the mean over its seeds) with the metric and the learning rate, then lr.best
 and lr.unstable of its diagnosis; below it the verdict and the note. Where there is a verdict, the value is that of the config that it ends with. Words of a note that begin with # are tags.""",
         epilog="""\
 examples:

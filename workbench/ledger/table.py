@@ -35,7 +35,8 @@ EXTRA = {
     "best_trial": "number of the trial with the best value, of the config that the diagnosis ends with where there is one",
     "best_step": "step of its selected checkpoint",
     "best_lr": "its learning rate",
-    "seeds": "trials with a value of that config, alike but for their seeds; the best value is the best of them",
+    "seeds": "trials with a value of that config, alike but for their seeds",
+    "mean_value": "mean of their best values",
     "select": "metric that selects, and what is better",
     "config_sha256": "hash of the config when the study was begun",
     "commit": "git commit of the code",
@@ -89,6 +90,11 @@ def study_row(folder: Path) -> dict[str, Any]:
     study, config, trials = record.study, record.config, ranked_trials(record)
     scored = trials[np.isfinite(trials["best_value"])].to_dict("records") if len(trials) else []
     best = scored[0] if scored else {}
+    seeds = (
+        alike(trials, record.trial(best["trial"]).config)["best_value"].astype(float)
+        if best
+        else pd.Series(dtype=float)
+    )
     states = [str(state) for state in trials.get("state", ())]
     return {
         "study": study["name"],
@@ -107,7 +113,8 @@ def study_row(folder: Path) -> dict[str, Any]:
         "best_trial": best.get("trial"),
         "best_step": best.get("best_step"),
         "best_lr": best.get("peak_lr"),
-        "seeds": len(alike(trials, record.trial(best["trial"]).config)) if best else 0,
+        "seeds": len(seeds),
+        "mean_value": float(seeds.mean()),
         "select": f"{config['select']} ({config['select_mode']})",
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),

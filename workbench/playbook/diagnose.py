@@ -319,6 +319,7 @@ def diagnose(
     if progress or told:
         print(plan, file=sys.stderr)
     seeds = None if proof_seeds == 3 else proof_seeds
+    about = f"budget {budget}, diagnosis of {workload.name}" if budget else None
     given = {"sweep": sweep, "instability": instability, "proof_seeds": seeds, "trainer": trainer, "budget": budget}
     more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     call = call_on(workload, f"wb.diagnose({{workload}}, {out and str(out)!r}, steps={steps!r}{more})")
@@ -327,7 +328,7 @@ def diagnose(
         steps, limit = plan.steps, replace(limit, runs=runs, look=True, whole=plan.whole)
     with open_session(
         workload, stem="diagnosis", settings=asdict(walk), steps=steps, trainer=trainer or Trainer(device=device),
-        executor=executor, address=address, out=out, name=study, note=note, command=command, progress=progress or told,
+        executor=executor, address=address, out=out, name=study, note=note or about, command=command, progress=progress or told,
         budget=limit, call=None if trainer is not None and trainer.hooks else call,
     ) as session:  # fmt: skip
         walk.run(session)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from workbench.curves.judged import JudgedStudy
 from workbench.curves.selection import selected_rows
+from workbench.errors import UsageError
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import STATUSES, Finding
@@ -50,6 +51,8 @@ def judge(record: LogRecord, *, out: str | Path | None = None, command: str | No
     Raises:
         UsageError: there is a study in the folder already.
     """
+    if isinstance(record, str | Path):
+        raise UsageError(f"wb.judge takes what read_log returns, not a path: wb.judge(wb.read_log({str(record)!r})).")
     told = [*diagnose_lr_sweep(record), *diagnose_instability(record)]
     for look in (_schedule, _clipping, _overfitting):
         told += _worst_of_runs(record, look)

@@ -33,6 +33,7 @@ SHARE, WIDEST = 50, 65
 """A curve is smoothed by the median of one step in `SHARE`, of at most `WIDEST` (rule of thumb); one of fewer steps is not."""
 MOST_DECADES = 0.75
 """Of the mean step from one raw loss to the next, up to which raw losses are drawn: lines of more fill the picture (rule of thumb)."""
+OTHERS = "other learning rates"
 
 
 def draw_trial_loss(
@@ -48,25 +49,27 @@ def draw_trial_loss(
 ) -> Line2D | None:
     """Draw one trial's training loss in the style number `index`, called by its lr or `label`; None where it has no finite loss.
 
-    The line is the centred median of a `SHARE`th of the steps, over the faint raw values. One that is `behind` the others is grey and
-    without a label.
+    The line is the centred median of a `SHARE`th of the steps, over the faint raw values. Those `behind` the others are grey, under one
+    label.
     """
     steps, losses = curve(record, trial, "loss")
     losses = drawable(losses)
     finite = np.isfinite(losses)
     if not finite.any():
         return None
+    smoothed = losses.copy()
+    width = min(losses.size // SHARE, WIDEST) | 1
+    smoothed[finite] = running_median(losses[finite], width)
+    if finite.all() and 1 < width < losses.size:
+        smoothed[-(width // 2) :] = smoothed[-(width // 2) - 1]  # not the one raw loss of the last step
     if behind:
-        return draw_curve(
-            ax, steps, losses, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label="_behind"
-        )
+        told = f"_{OTHERS}" if OTHERS in ax.get_legend_handles_labels()[1] else OTHERS
+        return draw_curve(ax, steps, smoothed, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label=told)  # fmt: skip
     lr = lr_of(record, trial)
     ratio = f", {short(lr / relative_to)} x the best".replace(", 1 x the best", ", the best")
     ratio = "" if np.isnan(relative_to) else ratio
     name, key = label or f"lr {short(lr)}", f"{index}.{trial}" if label.startswith("_") else str(index)
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
-    smoothed = losses.copy()
-    smoothed[finite] = running_median(losses[finite], min(losses.size // SHARE, WIDEST) | 1)
     if not np.array_equal(smoothed, losses, equal_nan=True) and _decades_a_step(losses[finite]) < MOST_DECADES:
         draw_curve(
             ax, steps, losses, color=color, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1.9, label=f"_raw {key}"
@@ -154,7 +157,7 @@ def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
     for line in curves:
         x, y = (np.asarray(data, dtype=np.float64) for data in line.get_data())
         beyond = np.flatnonzero(np.nan_to_num(y, nan=-np.inf) > top)
-        if beyond.size:
+        if beyond.size and not str(line.get_label()).endswith(OTHERS):
             label, peak = str(line.get_label()), float(np.nanmax(y))
             reach = f" (max {'> ' if peak >= LARGEST else ''}{short(peak)})"
             line.set_label(f"{label}, off scale at ▲" + ("" if "max" in label else reach))

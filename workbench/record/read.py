@@ -50,6 +50,10 @@ class StudyRecord:
     path: Path
     only: frozenset[int] | None = None
 
+    def __post_init__(self) -> None:
+        """Take a string, too."""
+        object.__setattr__(self, "path", Path(self.path))
+
     @cached_property
     def study(self) -> dict[str, Any]:
         """The contents of `study.json`."""
@@ -61,9 +65,7 @@ class StudyRecord:
                 f"this version reads up to {SCHEMA}. Update workbench to open it; nothing in it was touched."
             )
         if lacking := {"name", "kind", "workload", "config"} - {*study}:
-            raise RecordError(
-                f"{self.path / 'study.json'} does not describe a study: it has no {', '.join(sorted(lacking))}."
-            )
+            raise RecordError(f"{self.path / 'study.json'} describes no study: no {', '.join(sorted(lacking))} in it.")
         return study
 
     @property
@@ -98,8 +100,7 @@ class StudyRecord:
         `gradients` says by which way its gradients were taken, `lanes` how many trials trained together with it, itself
         included; `seconds` is its equal share of their time.
         """
-        folders = trial_folders(self.path)
-        return pd.DataFrame(_trial_rows([p for p in folders if self.only is None or int(p.name) in self.only]))
+        return pd.DataFrame(_trial_rows([p for p in trial_folders(self.path) if self.only is None or int(p.name) in self.only]))  # fmt: skip
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -6,13 +6,13 @@ const STATES = {
   finished: "•", complete: "•", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(18em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "10em", select: "9em", best_lr: "5.5em", lr_best: "6em", lr_unstable: "7.5em", verdict: "11em",
-  note: "minmax(9em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
+  study: "minmax(17em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
+  trial: "5.5em", best_value: "8em", mean_value: "11.5em", select: "8.5em", best_lr: "5em", lr_best: "5em", lr_unstable: "6.5em", verdict: "11em",
+  note: "minmax(11em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
-  best_value: "best value", select: "metric", best_lr: "at lr", lr_best: "lr.best", lr_unstable: "lr.unstable", best_step: "best step",
+  best_value: "best value", mean_value: "mean value", select: "metric", best_lr: "at lr", lr_best: "lr.best", lr_unstable: "lr.unstable", best_step: "best step",
   steps_run: "steps run",
 };
 const MOST = 6; // compared at once, as in studies_data.py
@@ -135,7 +135,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
       toggle(row);
     });
     const cells = columns.map((name) => {
-      const text = shown(row[name], name) + (name === "best_value" && row.seeds > 1 ? ` of ${row.seeds} seeds` : "");
+      const text = shown(row[name], name) + (name === "mean_value" && row.seeds > 1 ? ` of ${row.seeds} seeds` : "");
       const long = typeof row[name] === "string" ? row[name] : text;
       return make("div", { role: "gridcell", className: numeric(name) ? "wb-number" : "", textContent: text, title: long });
     });
@@ -197,7 +197,8 @@ function grid({ label, height, id, onOpen, onMarked }) {
     node: box,
     set(names, values) {
       rows = values;
-      columns = names.filter((name) => !["diverged", "failed"].includes(name) || rows.some((row) => row[name])); // no zeros
+      const told = { state: (row) => row.state !== "finished", workload: (row) => !String(row.study).startsWith(row.workload), diverged: (row) => row.diverged, failed: (row) => row.failed };
+      columns = names.filter((name) => !(name in told) || rows.some(told[name])); // no zeros, and nothing that the names say
       texts = new Map();
       figures = new Set(columns.filter((name) => rows.some((row) => typeof row[name] === "number")));
       if (sort && !columns.includes(sort.name)) sort = null;

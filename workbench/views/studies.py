@@ -171,6 +171,6 @@ def _paths(table: pd.DataFrame) -> frozenset[str]:
 
 def _rows(root: Path, found: tuple[pd.DataFrame, list[str]]) -> dict[str, Any]:
     table, problems = found
-    names = [*STUDY_COLUMNS, "kind", "reproduce", "path"]
+    names = [*STUDY_COLUMNS, "seeds", "kind", "reproduce", "path"]
     rows = _plain(table.reindex(columns=names)).to_dict("records")
     return {"studies": to_json(rows), "problems": problems, "nothing": "" if rows else nothing(root)}

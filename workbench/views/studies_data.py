@@ -26,7 +26,7 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 from workbench.views.summary import study_picture, study_sentence
 
 STUDY_COLUMNS = [
-    "study", "note", "best_value", "select", "best_lr", "verdict", "lr_best", "lr_unstable", "state", "trials", "workload", "diverged", "failed",
+    "study", "note", "mean_value", "select", "best_lr", "verdict", "lr_best", "lr_unstable", "state", "trials", "workload", "diverged", "failed",
 ]  # fmt: skip
 """What a row of the table of studies shows; `created`, `seeds`, `path`, `kind` and `reproduce` go with it unseen."""
 MOST_COMPARED = 6
