@@ -225,7 +225,7 @@ class Diagnosis:
         if not found.get("paste") or self.undecided:
             return []
         # else the answer says it
-        reason = [str(found["reason"])] if found.get("candidate") and found.get("reason") else []
+        reason = [textwrap.fill(str(found["reason"]), 100)] if found.get("candidate") and found.get("reason") else []
         if found.get("lines") is not None:
             return ["", "Lines to change:", str(found["paste"]), *reason]
         unchanged = "" if found.get("changed") else " (unchanged)"

@@ -200,7 +200,7 @@ def _too_low(
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
     summary = f"{start} is too low: it {rival.less} lr {rival.lr:.4g} ({rival.words}){use}."
-    return found(status, summary, advice=advice)
+    return found(status, summary, value=rival.lr / own.lr, advice=advice)
 
 
 def _unheld(baseline: float, best: BestLR, bracket: UnstableBracket | None, ratio: float) -> list[Finding]:
