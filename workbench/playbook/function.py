@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.checks import check_integer
-from workbench.errors import UsageError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.playbook.program import walk
 from workbench.programs.function import Function, FunctionRun, check_function
@@ -66,7 +66,10 @@ def diagnose_function(
             check_integer(what, value, error=UsageError)
     _, select, mode = metric_of(metric, metric_mode)
     call = f"wb.diagnose_function({getattr(train, '__name__', 'train')})"
-    return walk(
-        Function(train=train, jobs=jobs), ProgramTrainer(jobs=jobs), out, steps=steps, select=select, mode=mode, seeds=seeds, name=name,
-        note=note, command=command, call=call, progress=progress, budget=Budget.of(budget, seeds),
-    )  # fmt: skip
+    try:
+        return walk(
+            Function(train=train, jobs=jobs), ProgramTrainer(jobs=jobs), out, steps=steps, select=select, mode=mode, seeds=seeds, name=name,
+            note=note, command=command, call=call, progress=progress, budget=Budget.of(budget, seeds),
+        )  # fmt: skip
+    except WorkbenchError as error:  # which names the line of the function: our own frames say nothing of it
+        raise error.with_traceback(None) from error.__cause__

@@ -204,7 +204,7 @@ def run_function(train: Callable[[FunctionRun], object], trial: Mapping[str, Any
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
         except Exception as error:
-            code, said = 1, f"{type(error).__name__}: {error}{_place(error)}"
+            code, said = 1, f"{type(error).__name__}: {str(error).rstrip('.')}{_place(error)}"
     seconds = time.perf_counter() - began
     gc.collect()  # models and optimizers refer to themselves in circles
     return Outcome(
