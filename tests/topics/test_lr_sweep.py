@@ -275,6 +275,38 @@ def test_where_every_lr_ends_at_chance_or_above_nothing_is_learned(start):
     assert learned([1.06, 1.05, 0.98, 1.051, 1.3], start=start).status == "ok", "one that comes below is enough"
 
 
+YARDSTICKS = {"z": {"linear": 12.0}, "classes": 2, "score": {"linear": 0.79}, "chance": 0.65}
+
+
+def at_chance(levels, *, baseline, blown=(), yardsticks=None):
+    """`lr.nothing_learns` of full-batch runs to these levels, where a constant output costs 0.65."""
+    trials = [trial(run(level), lr) for lr, level in levels.items()] + [trial(BLOWN, lr) for lr in blown]
+    facts = {"chance_loss": 0.65, "loop": {"data": {"yardsticks": yardsticks or {}}}}
+    return wb.lr_sweep.diagnose(record(trials, total_steps=TOTAL, peak_lr=baseline, facts=facts))["lr.nothing_learns"]
+
+
+@pytest.mark.parametrize(("level", "status"), [(0.6505, "warn"), (0.6495, "warn"), (0.64, "ok"), (0.1, "ok")])
+def test_a_hair_below_a_constant_output_is_nothing_learned_and_small_lrs_alone_are_a_warning(level, status):
+    finding = at_chance({0.1: 0.651, 0.2: 0.6508, 0.4: level}, baseline=0.1)
+    assert finding.status == status
+    assert ("Larger learning rates were not tried" in finding.summary) == (status == "warn")
+    assert at_chance({0.1: 0.651, 0.2: 0.6508, 0.4: level}, baseline=0.1, blown=[25.6]).status == status.replace(
+        "warn", "fail"
+    )
+
+
+@pytest.mark.parametrize(("own", "status"), [(0.6505, "warn"), (0.6408, "ok")])
+def test_a_training_at_chance_is_told_though_an_lr_at_the_edge_learns(own, status):
+    """The best larger lr that is far enough from the unstable one learns nothing, either, so that the own one is not called too low."""
+    levels = {0.1: own, 1.6: 0.6499, 6.4: 0.6}
+    finding = at_chance(levels, baseline=0.1, blown=[9.9], yardsticks=YARDSTICKS)
+    assert finding.status == status
+    assert ("a linear model reaches accuracy 0.79 on rows left out (0.65 by chance)" in finding.summary) == (
+        status == "warn"
+    )
+    assert at_chance({**levels, 1.6: 0.4}, baseline=0.1, blown=[9.9]).status == "ok", "lr.too_low tells it"
+
+
 @pytest.mark.parametrize(("sd", "status"), [(0.02, "warn"), (2.0, "not_measured")])
 def test_a_loss_that_falls_at_no_lr_is_an_alarm_where_nobody_knows_what_guessing_costs_too(sd, status):
     finding = learned([1.05, 1.05, 1.05, 1.051, 1.3], start=1.05, sd=sd, chance=None)

@@ -145,21 +145,24 @@ def nothing_learns(
     noise_sds: float = 4.0,
     near_frac: float = 0.1,
     max_error_frac: float = 0.05,
+    least_frac: float = 0.005,
+    own: bool = True,
 ) -> Finding:
-    """Return `lr.nothing_learns`: fail where every lr ends at the loss of the best constant output, or above it.
+    """Return `lr.nothing_learns`: fail where every lr ends at the loss of the best constant output, or above it; warn where only small ones were tried.
 
     Args:
         noise_sds: standard errors that what was learned has to stand out by (rule of thumb).
         near_frac: share of the way from the initial loss to chance that may be left where the run has arrived (rule of thumb).
         max_error_frac: standard error of the second half, as a share of chance, beyond which nothing is said (rule of thumb).
+        least_frac: share of chance by which the best lr has to end below it to have learned something (rule of thumb).
+        own: whether the person's own lr has to learn something, too; one that is called too low or too high is told once.
     """
     evidence: dict[str, Any] = {"chance": table.chance, "loss_ref": table.loss_ref, "lrs": [p.lr for p in table.points]}
-    if table.learned and table.best is not None:
-        best = table.points[table.best]
-        level = "chance" if table.level < table.loss_ref else "the initial loss"
-        at = f"At lr {best.lr:.4g} the" if math.isfinite(best.lr) else "The"
-        summary = f"{at} training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}."
-        return CODES.finding(CODE, "ok", summary, evidence=evidence | {"end_loss": best.loss})
+    learned = table.points[table.best] if table.learned and table.best is not None else None
+    worth = 0.0 if table.chance is None else least_frac * abs(table.chance)
+    if learned is not None and learned.loss < (table.chance or table.level) - worth:
+        alarm = _own_at_chance(record, table, learned, worth, evidence) if own else None
+        return alarm or _falls(table, learned, evidence)
     finite = [p for p in table.points if math.isfinite(p.loss)]
     if not finite or table.too_short:
         reason = nothing_clear(table) if finite else nothing_finite(judged(record))
@@ -182,19 +185,72 @@ def nothing_learns(
             alone = unknown(f"{start}, and no learning rate improves on the start; {shown}")
         return alone
     held = f"{shown}; the best constant output costs {table.chance:.4g}, the untrained model {table.loss_ref:.4g}"
+    if learned is not None and (falls or error > worth):
+        return _falls(table, learned, evidence)
     if falls:
         longer = "Train longer (--steps): the loss is still falling, and not yet below chance."
         return unknown(f"{table.total_steps} steps are too few to tell: {held}", advice=[longer])
-    if not _wide(record, table):
-        return unknown(f"only small learning rates were tried: {held}")
     if error > max_error_frac * max(abs(table.chance), table.loss_ref - table.chance):
         return unknown(f"the loss is too noisy to tell: {held}")
+    lrs = f"from {table.points[0].lr:.4g} to {table.points[-1].lr:.4g}"
+    summary = f"At no learning rate {lrs} is more learned in {table.total_steps} steps than a constant output: {held}."
+    predicts = _predicts(record)
     advice = [
-        "Check that inputs and targets belong together, and that the inputs reach the model and differ.",
+        "Look at the outputs of one batch: where they hardly differ, find the layer that loses the inputs, such as a saturated sigmoid."
+        if predicts else "Check that inputs and targets belong together, and that the inputs reach the model and differ.",
         "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
+    ]  # fmt: skip
+    wide = _wide(record, table)
+    if not wide:
+        summary += " Larger learning rates were not tried."
+        advice.insert(0, f"Try learning rates above {table.points[-1].lr:.4g}, with a larger budget.")
+    return CODES.finding(CODE, "fail" if wide else "warn", summary + predicts, evidence=evidence, advice=advice)
+
+
+def _falls(table: SweepTable, best: LRPoint, evidence: dict[str, Any]) -> Finding:
+    level = "chance" if table.level < table.loss_ref else "the initial loss"
+    at = f"At lr {best.lr:.4g} the" if math.isfinite(best.lr) else "The"
+    summary = f"{at} training loss falls to {best.loss:.4g}; {level} is {table.level:.4g}."
+    return CODES.finding(CODE, "ok", summary, evidence=evidence | {"end_loss": best.loss})
+
+
+def _own_at_chance(
+    record: RecordLike,
+    table: SweepTable,
+    best: LRPoint,
+    worth: float,
+    evidence: dict[str, Any],
+    *,
+    noise_sds: float = 4.0,
+) -> Finding | None:
+    """Return an alarm where the person's own lr ends at chance, though another one learns; None where it does not, or cannot be told."""
+    own = next((p for p in table.points if p.lr == record.config.get("peak_lr") and math.isfinite(p.loss)), None)
+    if own is None or table.chance is None or own.loss < table.chance - worth:
+        return None
+    _, error, falls = _end(
+        [c for c in judged(record).curves if c.trial in own.trials], table, noise_sds=noise_sds, near_frac=0.1
+    )
+    if falls or noise_sds * error > worth:
+        return None
+    summary = (
+        f"At the baseline's lr {own.lr:.4g} no more is learned in {table.total_steps} steps than a constant output: the training loss ends at "
+        f"{own.loss:.4g}; the best constant output costs {table.chance:.4g}. lr {best.lr:.4g} ends at {best.loss:.4g}."
+    )
+    advice = [
+        "Look at the outputs of one batch: where they hardly differ, find the layer that loses the inputs, such as a saturated sigmoid."
     ]
-    summary = f"No learning rate learns anything in {table.total_steps} steps: {held}."
-    return CODES.finding(CODE, "fail", summary, evidence=evidence, advice=advice)
+    return CODES.finding(
+        CODE, "warn", summary + _predicts(record), evidence=evidence | {"end_loss": own.loss}, advice=advice
+    )
+
+
+def _predicts(record: RecordLike, *, clear_z: float = 8.0) -> str:
+    """Say how well a linear model predicts the targets from the inputs, where it does by `clear_z` deviations of chance (rule of thumb)."""
+    found = ((record.facts.get("loop") or {}).get("data") or record.facts.get("data") or {}).get("yardsticks") or {}
+    if max((found.get("z") or {"": 0.0}).values()) < clear_z:
+        return ""
+    what, score = "accuracy" if found["classes"] else "correlation", found["score"]["linear"]
+    return f" The inputs tell more: a linear model reaches {what} {score:.2g} on rows left out ({found['chance']:.2g} by chance)."
 
 
 def _one_lr(

@@ -62,20 +62,23 @@ def diagnose_lr_sweep(
     own = study.config.get("peak_lr")
     baseline = float(own) if isinstance(own, (int, float)) else math.nan
     best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
-    learning, fixed = nothing_learns(study, table), fixed_step(study)
+    fixed = fixed_step(study)
     if best is None or len(table.points) < 2 or fixed:
-        return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), learning])
+        return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), nothing_learns(study, table)])
     bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=tail_frac)
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
     limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance, "material_frac": fix_frac}
+    held = own_lr_findings(
+        study, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac
+    )
     return Diagnosis.of(study, [
         _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
         _unstable(table, short, best, bracket, tolerance=bracket_tolerance, far=far),
-        *own_lr_findings(study, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac),
+        *held,
         _at_edge(study, table, best, bracket, edge_ratio=edge_ratio, limits=limits),
         _probabilistic(table, best, baseline, edge_ratio),
-        learning,
+        nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
     ])  # fmt: skip
 
 

@@ -48,6 +48,13 @@ class Rival:
         """How the own lr compares, in words; a share of all that can be learned, and more, is no number that helps."""
         return f"learns {100 * self.share:.0f} % less than" if self.share < 1 else "trains worse than"
 
+    def little(self, alarm: float, share: float | None = None) -> str:
+        """Which share of what training gains the own lr loses, where that is more than noise; "" else."""
+        share = self.share if share is None else share
+        if not (self.gain > 2 * self.noise and 0 < share < alarm):
+            return ""
+        return f", {100 * share:.2g} % of what training gains (alarm: {100 * alarm:g} %)"
+
 
 def best_rival(
     record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int], *, noise_sds: float = 2.0
@@ -119,12 +126,16 @@ def differ_by_metric(
 def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
     """Return the cost of knowing nothing: the metric before the first step, or chance where it is a loss.
 
-    A script may evaluate first when much is learned already: then that of a constant output, as far as its examples tell it.
+    A script may evaluate first when much is learned already: then that of a constant output, as far as its examples tell it, and of the
+    training loss where that began.
     """
     rows = selected_rows(record, point.trials[0]).sort_values("step")
     first = float(rows["value"].iloc[0])
-    if rows["step"].iloc[0] > 0 and table.chance is not None and str(record.config["select"]).endswith("/loss"):
-        return table.chance
+    if rows["step"].iloc[0] > 0 and str(record.config["select"]).endswith("/loss"):
+        if record.config["select"] == "train/loss":
+            return table.level
+        if table.chance is not None:
+            return table.chance
     return unlearned(record, first, table.chance)
 
 
@@ -173,7 +184,7 @@ def _too_high(
     if rival is None or not rival.shows(limits[0]):
         if rival is None:
             return found("ok", f"{start} trains stably; no smaller one was trained.")
-        return found("ok", f"{start} is not too high: {rival.words} at lr {rival.lr:.4g}.")
+        return found("ok", f"{start} is not too high: {rival.words} at lr {rival.lr:.4g}{rival.little(limits[0])}.")
     if rival.lost < 0:  # it fits the training data better: what it loses on validation is overfitting
         worse = f"no worse than lr {rival.lr:.4g}, and validation worse ({rival.words})"
         return found("ok", f"{start} fits the training data {worse}: it overfits earlier.")
@@ -194,9 +205,7 @@ def _too_low(
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
         as_well = "trains about as well as" if rival.gain > 0 else "trains no worse than"
         well = f"{start} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}"
-        if rival.gain > 2 * rival.noise and 0 < rival.share < 1:
-            well += f", {100 * rival.share:.2g} % of what training gains (alarm: {100 * limits[0]:g} %)"
-        return found("ok", f"{well}.")
+        return found("ok", f"{well}{rival.little(limits[0], min(rival.share, rival.lost))}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
     summary = f"{start} is too low: it {rival.less} lr {rival.lr:.4g} ({rival.words}){use}."
