@@ -120,8 +120,12 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
     alike = [p.lr for p in among]
     mine = any(math.isclose(lr, baseline, rel_tol=1e-9) for lr in alike)
     if len(alike) > 1:
-        chosen = f"yours ({baseline:.4g}) is one of them" if mine else f"the safest choice is {best.lr:.4g}"
-        summary = f"By training loss, {alike[0]:.4g} to {alike[-1]:.4g} train equally well; {chosen}"
+        how = (
+            f"train equally well; yours ({baseline:.4g}) is one of them"
+            if mine
+            else f"are best and equal; the safest choice is {best.lr:.4g}"
+        )
+        summary = f"By training loss, {alike[0]:.4g} to {alike[-1]:.4g} {how}"
         summary += differ_by_metric(study, table, among, baseline)
     else:
         summary = f"Best by training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"

@@ -53,7 +53,7 @@ class Rival:
         share = self.share if share is None else share
         if not (self.gain > 2 * self.noise and 0 < share < alarm):
             return ""
-        return f", {100 * share:.2g} % of what training gains (alarm: {100 * alarm:g} %)"
+        return f", a difference of {100 * share:.2g} % of what training gains (alarm: {100 * alarm:g} %)"
 
 
 def best_rival(
@@ -115,12 +115,13 @@ def differ_by_metric(
     (low, best, theirs), (high, worst, _) = (pick(found, key=lambda item: item[0]) for pick in (min, max))
     if high - low <= max(noise_sds * theirs["noise"], material_frac * (_start(record, table, best) - low)):
         return ""
+    names = ["yours" if math.isclose(p.lr, own, rel_tol=1e-9) else f"{p.lr:.4g}" for p in (worst, best)]
     mine = [
         f", yours {sign * value:.4g}"
         for value, p, _ in found
-        if p not in (best, worst) and math.isclose(p.lr, own, rel_tol=1e-9)
+        if "yours" not in names and math.isclose(p.lr, own, rel_tol=1e-9)
     ]
-    return f". By {select} of the selected checkpoints {worst.lr:.4g} is the worst of them, {sign * high:.4g}; {best.lr:.4g} has {sign * low:.4g}{''.join(mine)}"
+    return f". By {select} of the selected checkpoints {names[0]} is the worst of them, {sign * high:.4g}; {names[1]} has {sign * low:.4g}{''.join(mine)}"
 
 
 def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
