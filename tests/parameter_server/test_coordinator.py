@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.helpers.killed_programs import wait_until
 from tests.parameter_server.conftest import MakeCluster, PlantedError, fail
@@ -20,7 +22,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import check_cancelled, get_current_worker_index
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.coordinator.dispatch import START_DELAY_ENV, START_DELAY_MAX_ENV
-from workbench.parameter_server.errors import CancelledError
+from workbench.parameter_server.errors import CancelledError, ClosureInputError
 from workbench.parameter_server.strategy import ParameterServerStrategy, compute_average_loss
 
 
@@ -105,6 +107,37 @@ def test_what_cannot_be_scheduled_is_refused_at_once(coordinator: ClusterCoordin
         coordinator.schedule(lambda: [lambda: lock])
     with pytest.raises(TypeError, match=r"argument of type lock cannot be sent.*create_per_worker_dataset"):
         coordinator.schedule(int, args=({"x": (1, lock)},))
+
+
+def test_a_dataset_that_cannot_be_sent_is_refused(coordinator: ClusterCoordinator) -> None:
+    """Behaviour 20: functions are refused when they are scheduled, a dataset by who needs it."""
+    lock = threading.Lock()
+    iterators = iter(coordinator.create_per_worker_dataset(lambda: [lock]))
+    coordinator.schedule(next, args=(iterators,))
+    with pytest.raises(ClosureInputError, match="cannot be sent to a worker"):
+        coordinator.join()
+
+
+@pytest.mark.parametrize(
+    "make", [threading.Lock, lambda: (each for each in "ab"), lambda: {"a": [np.array([threading.Lock()])]}]
+)
+def test_a_result_that_cannot_be_sent_is_refused(coordinator: ClusterCoordinator, make: Any) -> None:
+    coordinator.schedule(make)
+    with pytest.raises(
+        TypeError, match=r"function returned cannot be sent to the coordinator: cannot pickle.*coordinator\.per_worker"
+    ):
+        coordinator.join()
+
+
+def test_ragged_batches_travel(coordinator: ClusterCoordinator) -> None:
+    """To a worker and back: packed sequences and nested tensors."""
+    sequences = [torch.arange(3.0), torch.ones(2)]
+    packed = nn.utils.rnn.pack_sequence(sequences)
+    nested = torch.nested.nested_tensor(sequences, layout=torch.jagged)
+    found, back = coordinator.schedule(lambda *given: given, args=(packed, nested)).fetch()
+    assert torch.equal(found.data, packed.data)
+    assert torch.equal(found.batch_sizes, packed.batch_sizes)
+    assert all(map(torch.equal, back.unbind(), sequences))
 
 
 def test_what_a_function_takes_along_is_sent_with_it(coordinator: ClusterCoordinator) -> None:

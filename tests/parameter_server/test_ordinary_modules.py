@@ -307,6 +307,7 @@ class Computed(nn.Module):
         (nn.Linear(5, 3, dtype=torch.cfloat), config(), "complex64; one real dtype is needed"),
         (nn.Linear(5, 3, device="meta"), config(), r"'weight' is on the device 'meta': .* compute on the CPU.* \.cpu\(\) on the module"),
         (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, affine=False, device="meta")), config(), r"'1\.running_mean' is on the device"),
+        (nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)), config(), r"0 has max_norm=1\.0: .* writes the table's rows over.*Leave it out"),
         (Computed(), config(), r"keeps layer\.doubled, a tensor that was computed .* Compute it in forward"),
         (nn.Linear(5, 3).parameters(), config(), "takes a torch.nn.Module, not generator"),
         (nn.Linear(5, 3), torch.optim.SGD(nn.Linear(5, 3).parameters(), lr=0.1), "config is SGD and must be a TrainConfig"),
@@ -358,18 +359,23 @@ def changed_update(placed: PlacedModule, x: Tensor, y: Tensor, change: Callable[
         functional.cross_entropy(module(x.to(module[0].weight.dtype)), y).backward()  # type: ignore[index, union-attr, arg-type]
 
 
-@pytest.mark.parametrize("change", [nn.Module.double, replace_weight])
-def test_a_module_that_is_cast_in_a_step_is_an_error(
+def clip_weight(module: nn.Module) -> None:
+    with torch.no_grad():
+        module[3].weight.clamp_(-0.1, 0.1)  # type: ignore[index, union-attr, operator]
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, replace_weight, clip_weight])
+def test_a_module_that_is_changed_in_a_step_is_an_error(
     coordinator: ClusterCoordinator, strategy: ParameterServerStrategy, change: Callable[[nn.Module], object]
 ) -> None:
-    """What is pulled would not reach it any more, and it would train on old values; once the step is mended all goes on, with its statistics."""
+    """What is pulled would not reach it any more, or the change would be lost; once the step is mended all goes on, with its statistics."""
     placed = strategy.place(with_statistics(), config())
     workers = strategy.num_workers
     for number in range(2):
         coordinator.on_every_worker(update, [placed, *batch(number, ids=False)])
         coordinator.schedule(changed_update, args=(placed, *batch(number, ids=False), change))
         with pytest.raises(
-            UsageError, match=r"was cast, moved to another device or replaced.*nothing was sent.*torch\.autocast"
+            UsageError, match=r"was written, cast, moved or replaced.*nothing was sent.*torch\.autocast"
         ):
             coordinator.join()
         assert placed.steps == (number + 1) * workers

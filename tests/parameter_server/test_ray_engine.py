@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import os
 import signal
@@ -89,13 +90,21 @@ def test_an_error_keeps_its_type_and_tells_where_it_was_raised(coordinator: Clus
         coordinator.join()
 
 
-def test_a_dataset_that_cannot_be_sent_is_refused(coordinator: ClusterCoordinator) -> None:
-    """Behaviour 20: functions are refused when they are scheduled, a dataset by who needs it."""
-    lock = threading.Lock()
-    iterators = iter(coordinator.create_per_worker_dataset(lambda: [lock]))
-    coordinator.schedule(next, args=(iterators,))
-    with pytest.raises(ClosureInputError, match="cannot be sent to a worker"):
-        coordinator.join()
+class Unloadable:
+    """As what needs a module that a worker's machine does not have."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("module_that_is_only_here",)
+
+
+def test_a_dataset_that_cannot_be_loaded_on_a_worker_is_an_error(coordinator: ClusterCoordinator) -> None:
+    """It once ended the coordinator's thread, and everything waited for ever."""
+    iterators = iter(coordinator.create_per_worker_dataset([Unloadable()]))
+    for _ in range(2):
+        coordinator.schedule(next, args=(iterators,))
+        with pytest.raises(ClosureInputError, match="ModuleNotFoundError: No module named 'module_that_is_only_here'"):
+            coordinator.join(60)
+    assert coordinator.schedule(int).fetch(60) == 0
 
 
 class Noted:

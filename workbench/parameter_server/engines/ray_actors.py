@@ -19,7 +19,7 @@ from workbench.parameter_server.engines.ray_task import Deleted, Dropped, Hello,
 from workbench.parameter_server.servers.links import Plane, RayPlane, connector, set_plane
 from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import Push, ServerRuntime
-from workbench.parameter_server.workers.closure import from_wire, map_structure, to_bytes, to_wire
+from workbench.parameter_server.workers.closure import from_wire, map_structure, returning, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 from workbench.ray.cluster import RayCluster
 from workbench.ray.shared_memory import Located, SharedBlock, Where, attach, machine, shared_memory_missing, unpack
@@ -90,7 +90,7 @@ class WorkerActor(_Actor):
         def work() -> Outcome:
             if life != self._hello.life:
                 return Outcome("other life")
-            self._runtime.build(resource, pickle.loads(make))
+            self._runtime.build(resource, lambda: pickle.loads(make)())  # noqa: PLW0108 - what cannot be loaded here cannot be made
             return Outcome("done")
 
         return self._outcome(work)[1]
@@ -130,7 +130,8 @@ class WorkerActor(_Actor):
     def _outcome(self, work: Callable[[], Outcome]) -> tuple[Outcome, bytes]:
         try:
             outcome = work()
-            return outcome, to_bytes(tuple(outcome), self._pack)
+            with returning():
+                return outcome, to_bytes(tuple(outcome), self._pack)
         except BaseException as error:
             outcome = Outcome("failed", _pickled(error, self._pack), traceback.format_exc())
             return outcome, to_bytes(tuple(outcome), self._pack)

@@ -9,18 +9,20 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from workbench.checks import check_integer
+from workbench.parameter_server.data.datasets import DatasetRecipe, IteratorRecipe
 from workbench.parameter_server.engines.ray_task import SendOnce, taken_along
-from workbench.parameter_server.errors import CancelledError, Job, UnavailableError
+from workbench.parameter_server.errors import CancelledError, Job, UnavailableError, refuse
 from workbench.parameter_server.servers.links import DataPlane
 from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
-from workbench.parameter_server.workers.closure import Closure
+from workbench.parameter_server.workers.closure import Closure, returning
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 
 POLL_S = 0.02  # how soon a caller sees that its closure was cancelled or its worker killed
@@ -104,7 +106,9 @@ class ThreadEngine:
         thread, gone, runtime = task.thread, task.gone, task.runtime
         assert thread is not None
         ended: Future[Any] = Future()
-        thread.work.put((ended, lambda: runtime.execute(calls[0], lambda: cancel.is_set() or gone.is_set())))
+        thread.work.put(
+            (ended, lambda: _sent_back(runtime.execute(calls[0], lambda: cancel.is_set() or gone.is_set())))
+        )
         until: float | None = None
         while not ended.done():
             with contextlib.suppress(TimeoutError):
@@ -124,7 +128,12 @@ class ThreadEngine:
         return [(None if error else ended.result(), error)]
 
     def build(self, worker: int, resource: int, make: Callable[[], Any]) -> None:
-        """Make a resource on a worker; see `WorkerRuntime.build`."""
+        """Make a resource on a worker; see `WorkerRuntime.build`. A dataset that cannot be sent is an error of its making."""
+        try:
+            if isinstance(make, (DatasetRecipe, IteratorRecipe)):
+                self._sent.packed(make)
+        except TypeError as error:
+            make = partial(refuse, error)
         self._task("worker", worker).runtime.build(resource, make)
         self._task("worker", worker)  # it may have been killed meanwhile
 
@@ -180,8 +189,22 @@ class _Sending(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, types.FunctionType):
             return dict, (), () if _importable(thing) else taken_along(thing)
+        if isinstance(thing, np.ndarray) and thing.dtype.hasobject:
+            return NotImplemented
         by_value = isinstance(
-            thing, (type, types.ModuleType, types.CodeType, type({}.keys()), memoryview, Tensor, np.ndarray)
+            thing,
+            (
+                type,
+                types.ModuleType,
+                types.CodeType,
+                type({}.keys()),
+                memoryview,
+                property,
+                staticmethod,
+                classmethod,
+                Tensor,
+                np.ndarray,
+            ),
         )
         return (dict, ()) if by_value and thing is not dict else NotImplemented
 
@@ -190,6 +213,12 @@ def _importable(function: types.FunctionType) -> bool:
     with contextlib.suppress(Exception):
         return function.__module__ != "__main__" and bool(pickle.dumps(function))
     return False
+
+
+def _sent_back(value: Any) -> Any:
+    with returning():
+        _tried(value)
+    return value
 
 
 def _tried(thing: Any) -> bytes:

@@ -55,6 +55,11 @@ def check_placeable(module: Any, config: Any) -> None:
             ".float() on the module, and torch.autocast in the step for a forward pass in another precision."
         )
     for place, part in module.named_modules():
+        if getattr(part, "max_norm", None) is not None and part.weight.requires_grad:
+            raise UsageError(
+                f"{place or name} has max_norm={part.max_norm}: in forward torch writes the table's rows over, and a worker has a copy of them. "
+                "Leave it out, and shorten what is looked up: rows * (max_norm / rows.norm(dim=-1, keepdim=True)).clamp(max=1)."
+            )
         for key, value in vars(part).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 raise UsageError(

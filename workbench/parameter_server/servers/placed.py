@@ -149,18 +149,19 @@ class PlacedModule:
         gradient of the rows that were looked up is sent.
 
         Raises:
-            UsageError: no parameter has a gradient, or one has that is on no server, or one was cast or moved.
+            UsageError: no parameter has a gradient, or one has that is on no server; code in the step changed a parameter.
             NonFiniteError: a gradient is NaN or infinite.
         """
-        if moved := replica.moved():
-            raise UsageError(
-                f"{', '.join(moved[:3])} was cast, moved to another device or replaced in the step, so that newer values would not reach it ({len(moved)} "
-                "such parameters); nothing was sent. Leave the module that a step hands out as it is; torch.autocast computes in another precision."
-            )
         held = with_gradients(replica.module, self._shapes)
         looked_up = {each.table.parameter: each.gradient() for each in remote_tables(replica.module)}
         rows = {key: _holding(taken.rows) for key, taken in looked_up.items() if taken is not None}
         check_gradients({**held, **rows}, self.name)
+        if changed := replica.changed():
+            raise UsageError(
+                f"{', '.join(changed[:3])} was written, cast, moved or replaced in the step ({len(changed)} such parameters), which the servers never "
+                "see; nothing was sent. They make the update, by the config's optimizer; torch.autocast computes in another precision, and a parametrization "
+                "keeps a weight within bounds."
+            )
         if replica.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_([*held.values(), *rows.values()], replica.config.max_grad_norm)
         grads = {

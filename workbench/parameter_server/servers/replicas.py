@@ -27,6 +27,9 @@ class Replica:
     versions: list[int]  # of the blocks, as they were last pulled
     config: TrainConfig
     restored: int  # how often the module had been restored when its buffers were taken over
+    marks: dict[
+        str, tuple[int, int]
+    ]  # of each placed parameter: where its values lie, and how often it was written in place
     updates: int = 0  # that were pushed from here: whose batches its buffers have seen
     revision: int = 0  # of what the coordinator noted last
 
@@ -41,11 +44,15 @@ class Replica:
                 self.restored, self.updates = noted["restored"], 0
                 copy_buffers(self.module, noted["buffers"])
 
-    def moved(self) -> list[str]:
-        """Return the parameters that were cast, moved or replaced since they were taken over: what is pulled does not reach them."""
-        here = dict(self.module.named_parameters())
-        flat = self.parameters.items()
-        return [key for key, values in flat if key not in here or here[key].data_ptr() != values.data_ptr()]
+    def changed(self) -> list[str]:
+        """Return the parameters that code here has written, cast, moved or replaced: servers know nothing of it, and pulls may not reach them."""
+        here = marks_of(self.module)
+        return [key for key, mark in self.marks.items() if here.get(key) != mark]
+
+
+def marks_of(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return what a parameter has another of once it was written in place, cast, moved or replaced."""
+    return {key: (each.data_ptr(), each._version) for key, each in module.named_parameters()}
 
 
 def copy_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
@@ -69,21 +76,22 @@ def replica_of(
     config: TrainConfig,
     restored: int,
 ) -> Replica:
-    """Return the replica of whoever asks, worker or coordinator; where there is none, or parameters of it were moved, `module` is copied."""
+    """Return the replica of whoever asks, worker or coordinator; where there is none, or its parameters were changed here, `module` is copied."""
     here = current_worker()
     key = (cluster, name, None if here is None else here.index)
     before = _REPLICAS.get(key)
-    if before is None or before.moved():
+    if before is None or before.changed():
         module = copy.deepcopy(module)
         placed = {label: parameter for label, parameter in module.named_parameters() if label in parameters}
         flat = {label: parameter.data.reshape(-1) for label, parameter in placed.items()}
         for label, parameter in placed.items():
             parameter.data = flat[label].view(parameter.shape)
             parameter.requires_grad_(True)
-        made = Replica(module, flat, [0] * blocks, config, restored)
+        marks = {label: mark for label, mark in marks_of(module).items() if label in placed}
+        made = Replica(module, flat, [0] * blocks, config, restored, marks)
         if before is not None:
             copy_buffers(module, dict(before.module.named_buffers()))
-            made = replace(before, module=module, parameters=flat, revision=0)
+            made = replace(before, module=module, parameters=flat, marks=marks, revision=0)
         _REPLICAS[key] = made
     return _REPLICAS[key]
 

@@ -3,7 +3,7 @@
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -122,7 +123,21 @@ class Closure:
         self.output.set_error(CancelledError())
 
 
-map_structure = tree_map  # over nested tuples, named tuples, lists and dicts
+def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Return nested tuples, named tuples, lists and dicts with `function` of each value in its place."""
+    return tree_map(function, structure, is_leaf=lambda each: isinstance(each, PackedSequence))
+
+
+@contextlib.contextmanager
+def returning() -> Iterator[None]:
+    """Say what to do where what a function returned cannot be sent to the coordinator."""
+    try:
+        yield
+    except Exception as error:
+        raise TypeError(
+            f"What the function returned cannot be sent to the coordinator: {error}. Return numbers, text, arrays and tensors; what shall stay on "
+            "the workers is made there by coordinator.per_worker."
+        ) from error
 
 
 _SIMPLE = (int, float, bool, str, bytes, type(None))
@@ -161,7 +176,7 @@ def _simple(value: Any, types: tuple[type, ...]) -> bool:
 
 
 def _packed(leaf: Any) -> Any:
-    if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.is_quantized:
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
         return leaf
     flat = leaf.detach().cpu().contiguous().reshape(-1)
     return Packed(flat.view(torch.uint8).numpy(), tuple(leaf.shape), leaf.dtype)
