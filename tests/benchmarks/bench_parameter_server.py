@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from equal_losses import NETS, module, start, tensorflow_coordinator, tensorflow_model
@@ -66,7 +67,10 @@ def coordinated(
                 begun = time.perf_counter()
                 call()
                 took[name].append(1e3 * (time.perf_counter() - begun))
-        return found | {name: sorted(each)[len(each) // 2] for name, each in took.items()}
+        found |= {name: median(each) for name, each in took.items()}
+        if raw is not None:
+            found["schedule to fetch / raw call"] = found["schedule to fetch, ms"] / found["Ray's raw call, ms"]
+        return found
 
     burst(step, args, 30)
     burst(several, args, 2 * WORKERS)
@@ -253,7 +257,7 @@ def main() -> None:
             for line in sys.stdin:
                 print(json.dumps(measure(float(line))), flush=True)
         return
-    from timing import machine, median, ratio
+    from timing import interval, machine, ratio
 
     print(machine())
     names = [*options.sides, *(["TensorFlow"] if options.tensorflow else [])]
@@ -274,7 +278,8 @@ def main() -> None:
         against = found.get("TensorFlow", {}).get(key)
         for name in [name for name in names if key in found[name]]:
             beside = f"   / TensorFlow {ratio(found[name][key], against)}" if against else ""
-            print(f"  {name:<14} {median(found[name][key]):10.2f}{beside}")
+            low, high = interval(found[name][key])
+            print(f"  {name:<14} {median(found[name][key]):10.2f} ({low:.2f} to {high:.2f}){beside}")
 
 
 if __name__ == "__main__":

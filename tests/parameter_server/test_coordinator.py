@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import math
+import sys
 import threading
 import time
 from pathlib import Path
@@ -127,6 +128,25 @@ def test_a_result_that_cannot_be_sent_is_refused(coordinator: ClusterCoordinator
         TypeError, match=r"function returned cannot be sent to the coordinator: cannot pickle.*coordinator\.per_worker"
     ):
         coordinator.join()
+
+
+@pytest.mark.parametrize("end", [sys.exit, lambda: sys.exit(0), lambda: (_ for _ in ()).throw(KeyboardInterrupt())])
+def test_no_function_ends_the_coordinators_program(coordinator: ClusterCoordinator, end: Any) -> None:
+    """Raised by join, exit(0) would end it as if all were well; in a dataset it ended the worker's thread, and all waited for ever."""
+    coordinator.schedule(end)
+    with pytest.raises(
+        RuntimeError, match=r"(SystemExit|KeyboardInterrupt)\(.*\) on worker \d: a function that runs there returns"
+    ):
+        coordinator.join(60)
+    coordinator.schedule(next, args=(iter(coordinator.create_per_worker_dataset(end)),))
+    with pytest.raises(
+        ClosureInputError, match=r"could not be built on worker \d: RuntimeError: (SystemExit|KeyboardInterrupt)"
+    ):
+        coordinator.join(60)
+    value = coordinator.schedule(int)
+    value.add_done_callback(end)
+    coordinator.join(60)
+    assert coordinator.schedule(int).fetch(60) == 0
 
 
 def test_ragged_batches_travel(coordinator: ClusterCoordinator) -> None:

@@ -79,7 +79,7 @@ def loop(cluster: Cluster, folder: Path) -> PlacedModule:
     placed = strategy.place(small_net().double(), adam().config)
     manager, told = CheckpointManager(placed, folder / "c"), Told(folder)
     manager.restore()
-    for epoch in range(manager.starting_epoch(STEPS), EPOCHS):
+    for epoch in range(placed.steps // STEPS, EPOCHS):
         told.begun(epoch, placed.steps)
         for step in range(STEPS):
             coordinator.schedule(update, args=(placed, epoch * STEPS + step))

@@ -183,29 +183,18 @@ class ThreadEngine:
         return task
 
 
+_BY_VALUE: tuple[type, ...] = (
+    type, types.ModuleType, types.CodeType, type({}.keys()), memoryview, property, staticmethod, classmethod, Tensor, np.ndarray,
+)  # fmt: skip
+
+
 class _Sending(pickle.Pickler):
     """Looks through what Ray sends, functions of a script or notebook included; arrays and tensors are not copied for it."""
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, types.FunctionType):
             return dict, (), () if _importable(thing) else taken_along(thing)
-        if isinstance(thing, np.ndarray) and thing.dtype.hasobject:
-            return NotImplemented
-        by_value = isinstance(
-            thing,
-            (
-                type,
-                types.ModuleType,
-                types.CodeType,
-                type({}.keys()),
-                memoryview,
-                property,
-                staticmethod,
-                classmethod,
-                Tensor,
-                np.ndarray,
-            ),
-        )
+        by_value = isinstance(thing, _BY_VALUE) and not (isinstance(thing, np.ndarray) and thing.dtype.hasobject)
         return (dict, ()) if by_value and thing is not dict else NotImplemented
 
 

@@ -177,15 +177,11 @@ class ServerRuntime:
             if isinstance(block.updater, RowUpdater):
                 assert push.rows is not None
                 block.updater.update(block.values, torch.from_numpy(push.rows.copy()), grad, block.version, lr)
-                block.staleness.update([block.version - push.pulled] if len(push.rows) else [])
-                block.apply_s += time.perf_counter() - begun
-                return
-            update = block.updater.update(
-                block.values[None], grad[None],
-                torch.full((1, 1), lr, dtype=block.values.dtype), block.version, [lr],
-            )  # fmt: skip
-            block.values -= update[0]
-            block.staleness[block.version - push.pulled] += 1
+            else:
+                lrs = torch.full((1, 1), lr, dtype=block.values.dtype)
+                block.values -= block.updater.update(block.values[None], grad[None], lrs, block.version, [lr])[0]
+            if push.rows is None or len(push.rows):
+                block.staleness[block.version - push.pulled] += 1
             block.apply_s += time.perf_counter() - begun
 
         return self._change(name, grad.nbytes + (0 if push.rows is None else push.rows.nbytes), push.token, apply)

@@ -119,17 +119,6 @@ class RemoteTensor:
         found = pull_rows(cluster, shards, ids.long(), width, self.dtype)[0][where]
         return found.reshape((*where.shape, *self.shape[1:]))
 
-    def _write(self, values: Tensor, how: str) -> None:
-        """Assign, add or subtract values of shape `shape`."""
-        check_cancelled()
-        shards, here = self.variables, current_worker()
-        parts = torch.split(values, [len(each) for each in shards]) if len(shards) > 1 else [values]
-        for each, part in zip(shards, parts, strict=True):
-            token = here.token(*each.place) if here is not None and each.exactly_once else None
-            flat = part.reshape(-1).contiguous()
-            with taking("push_s"):
-                plane_of(each.cluster).ask(each.place.server, "write", each.place.block, flat, how, token)
-
     def read_for_fetch(self) -> Tensor:
         """Return the values where a function returns the variable itself."""
         return self.read()
@@ -155,7 +144,14 @@ class RemoteTensor:
                 f"A value of shape {tuple(given.shape)} was given to variable {self.name!r} of shape {tuple(self.shape)}: it must "
                 "have that shape, or one that broadcasts to it."
             ) from None
-        self._write(values, how)
+        check_cancelled()
+        shards, here = self.variables, current_worker()
+        parts = torch.split(values, [len(each) for each in shards]) if len(shards) > 1 else [values]
+        for each, part in zip(shards, parts, strict=True):
+            token = here.token(*each.place) if here is not None and each.exactly_once else None
+            flat = part.reshape(-1).contiguous()
+            with taking("push_s"):
+                plane_of(each.cluster).ask(each.place.server, "write", each.place.block, flat, how, token)
         return self
 
     def numpy(self) -> Any:

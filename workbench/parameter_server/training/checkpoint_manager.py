@@ -199,14 +199,6 @@ class CheckpointManager:
         assert restored is not None
         return restored
 
-    def starting_epoch(self, steps_per_epoch: int) -> int:
-        """Return the epoch to go on from, by the steps that the servers have applied (T10.5)."""
-        if self.placed is None:
-            raise UsageError(
-                "starting_epoch counts the steps of a placed module; this manager has none. Take Restored.epoch."
-            )
-        return self.placed.steps // steps_per_epoch
-
     def _mend(self) -> None:
         """Put back what a process that was killed had put aside, and take away what it left half written or half deleted."""
         for left in self.directory.glob(".step-*"):

@@ -1,6 +1,7 @@
 """`Closure` and `RemoteValue`: a function on its way to some worker, and what will come back; how values travel through Ray."""
 
 import contextlib
+import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +65,14 @@ class RemoteValue(Generic[Value]):
         It is called by the thread that brings the result, in order of completion: it must be quick, and must not schedule or wait. What
         it raises is logged.
         """
-        self._future.add_done_callback(lambda _: callback())
+
+        def called(_: object) -> None:
+            try:
+                callback()
+            except BaseException:  # the thread serves a worker, which none other would
+                logging.getLogger(__name__).exception("What was to be called with a result raised.")
+
+        self._future.add_done_callback(called)
 
     def set_value(self, value: Value) -> None:
         """Give the result; the first result or error stays."""

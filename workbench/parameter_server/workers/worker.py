@@ -61,7 +61,7 @@ class WorkerRuntime:
         """
         spent = None if call.run is None else self._spent.setdefault(call.run.loop, _no_time())
         context = WorkerContext(self.index, cancelled, run=call.run, spent=spent)
-        with on_worker(context):
+        with on_worker(context), _without_exit(self.index):
             check_cancelled()
             args = map_structure(self._resolved, list(call.args))
             kwargs = map_structure(self._resolved, dict(call.kwargs))
@@ -73,7 +73,8 @@ class WorkerRuntime:
         self.drop([resource])
         with on_worker(WorkerContext(self.index)), building_dataset():
             try:
-                self._resources[resource] = make()
+                with _without_exit(self.index):
+                    self._resources[resource] = make()
             except Exception as error:
                 self._failed[resource] = error
 
@@ -130,6 +131,17 @@ def spent_here() -> dict[str, float]:
 
 def _no_time() -> dict[str, float]:
     return dict.fromkeys((*PARTS, "compute_s", "closures"), 0.0)
+
+
+@contextlib.contextmanager
+def _without_exit(worker: int) -> Iterator[None]:
+    """Let what ends a program be an error: raised on the coordinator it would end that program, by exit(0) as if all were well."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(
+            f"{error!r} on worker {worker}: a function that runs there returns, or raises an error."
+        ) from error
 
 
 @contextlib.contextmanager
