@@ -6,9 +6,9 @@ const STATES = {
   finished: "•", complete: "•", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(17em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "8em", mean_value: "11.5em", select: "8.5em", best_lr: "5em", lr_best: "5em", lr_unstable: "6.5em", verdict: "11em",
-  note: "minmax(11em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
+  study: "minmax(18em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
+  trial: "5.5em", best_value: "8em", mean_value: "11.5em", select: "8.5em", best_lr: "4.5em", lr_best: "5em", lr_unstable: "7.5em", verdict: "11.5em",
+  note: "minmax(10em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
@@ -65,7 +65,7 @@ let grids = 0;
 // A table that draws only the rows in sight. `id` names a row; `onOpen` gets the row.
 function grid({ label, height, id, onOpen, onMarked }) {
   const prefix = `wb-grid-${(grids += 1)}`;
-  let columns = [], rows = [], seen = [], sort = null, words = [], active = 0, marked = [], figures = new Set(), texts = new Map();
+  let fields = [], columns = [], rows = [], seen = [], sort = null, words = [], active = 0, marked = [], figures = new Set(), texts = new Map();
   const head = make("div", { role: "row", className: "wb-row wb-head" });
   const body = make("div", { role: "rowgroup", className: "wb-body" });
   const box = make("div", { role: "grid", className: "wb-grid", tabIndex: 0, "aria-label": label, "aria-multiselectable": "true" }, head, body);
@@ -103,7 +103,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
     seen = words.length
       ? rows.filter((row) => {
           let text = texts.get(row); // put together once: a thousand rows at every key would be felt
-          if (text === undefined) texts.set(row, (text = columns.map((name) => shown(row[name], name)).join(" ").toLowerCase()));
+          if (text === undefined) texts.set(row, (text = fields.map((name) => shown(row[name], name)).join(" ").toLowerCase()));
           return words.every((word) => text.includes(word));
         })
       : rows.slice();
@@ -197,8 +197,9 @@ function grid({ label, height, id, onOpen, onMarked }) {
     node: box,
     set(names, values) {
       rows = values;
-      const told = { state: (row) => row.state !== "finished", workload: (row) => !String(row.study).startsWith(row.workload), diverged: (row) => row.diverged, failed: (row) => row.failed };
-      columns = names.filter((name) => !(name in told) || rows.some(told[name])); // no zeros, and nothing that the names say
+      const told = { state: (row) => row.state !== "finished", workload: () => false, diverged: (row) => row.diverged, failed: (row) => row.failed };
+      fields = names;
+      columns = names.filter((name) => !(name in told) || rows.some(told[name])); // no zeros; what is left out is found by the filter
       texts = new Map();
       figures = new Set(columns.filter((name) => rows.some((row) => typeof row[name] === "number")));
       if (sort && !columns.includes(sort.name)) sort = null;
