@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.helpers.workloads import small_workload
 from workbench.errors import UsageError
 from workbench.parameter_server.data.datasets import DatasetCreator, InputContext
+from workbench.parameter_server.training.strategy_model import StrategyModel
 
 DATA = TensorDataset(torch.arange(6.0))
 
@@ -66,8 +68,9 @@ def test_whatever_takes_one_argument_will_do(given: Any) -> None:
 def test_it_travels_and_a_missing_return_is_noticed() -> None:
     assert pickle.loads(pickle.dumps(DatasetCreator(partial(made, 4))))(InputContext(2, 1)) == [4, 1, 0]
     for returned in (None, 3):
+        creator = DatasetCreator(lambda _, returned=returned: returned)
         with pytest.raises(
-            UsageError, match=rf"dataset_fn returned {returned}, and has to return.*Is the return missing"
+            UsageError, match=rf"dataset function returned {returned}; it has to.*Is the return missing"
         ):
-            DatasetCreator(lambda context, returned=returned: returned)(InputContext())
+            StrategyModel(small_workload()).fit(creator, steps_per_epoch=1, verbose=0)
     assert DatasetCreator(lambda context: DATA)(InputContext()) is DATA  # map-style: no __iter__

@@ -68,7 +68,8 @@ class ClosureQueue:
         self._stopped = False
         self._clock, self._waits = LoopClock(), 0
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)  # for those who wait for the end, or for room
+        self._work = threading.Condition(self._lock)  # for workers, of which one closure wakes one
         self._callers = threading.Lock()  # while somebody waits for the end, nothing new comes in (behaviour 13)
 
     @property
@@ -102,7 +103,7 @@ class ClosureQueue:
             with self._changed:
                 self._refuse_if_stopped(closure)
                 self._tagged.setdefault(tag, deque()).append(closure)
-                self._changed.notify_all()
+                self._work.notify_all()
             return
         with self._callers, self._changed:
             self._changed.wait_for(
@@ -117,12 +118,12 @@ class ClosureQueue:
             closure.cancel = self._cancel
             self._waiting.append(closure)
             self._clock.tell(True)
-            self._changed.notify_all()
+            self._work.notify()
 
     def get(self, timeout_s: float | None = None, tag: int | None = None) -> Closure | None:
         """Take the next closure: with this tag, else without one. None after `timeout_s`, or when the queue was stopped."""
-        with self._changed:
-            self._changed.wait_for(
+        with self._work:
+            self._work.wait_for(
                 lambda: (
                     self._stopped
                     or (self._waiting and self._error is None)
@@ -137,9 +138,7 @@ class ClosureQueue:
             if not self._waiting or self._error is not None:
                 return None
             self._in_flight += 1
-            closure = self._begun(self._waiting.popleft())
-            self._changed.notify_all()
-            return closure
+            return self._next()
 
     def more(self, count: int, workers: int) -> list[Closure]:
         """Take up to so many closures that anybody may run, at once: half of an even share of what waits, and nothing that lost a worker."""
@@ -149,10 +148,8 @@ class ClosureQueue:
             taken: list[Closure] = []
             count = min(count, len(self._waiting) // (2 * workers))
             while len(taken) < count and not self._waiting[0].lost:
-                taken.append(self._begun(self._waiting.popleft()))
+                taken.append(self._next())
             self._in_flight += len(taken)
-            if taken:
-                self._changed.notify_all()
             return taken
 
     def put_back(self, closure: Closure) -> None:
@@ -163,6 +160,7 @@ class ClosureQueue:
                 self._ended(closure)
             else:
                 self._waiting.appendleft(closure)
+                self._work.notify()
             self._left_flight()
 
     def mark_finished(self, closure: Closure, *, tagged: bool = False) -> None:
@@ -217,11 +215,17 @@ class ClosureQueue:
                     closure.mark_cancelled()
             self._tagged.clear()
             self._changed.notify_all()
+            self._work.notify_all()
 
     def _record(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
             self._cancel.set()
+
+    def _next(self) -> Closure:
+        if len(self._waiting) == self.max_waiting:
+            self._changed.notify_all()  # there is room again
+        return self._begun(self._waiting.popleft())
 
     def _begun(self, closure: Closure) -> Closure:
         if closure.run is None:
@@ -237,7 +241,8 @@ class ClosureQueue:
     def _left_flight(self) -> None:
         self._in_flight -= 1
         self._tell_clock()
-        self._changed.notify_all()
+        if not self._in_flight or self._error is not None:
+            self._changed.notify_all()
 
     def _raise_if_error(self) -> None:
         """Cancel what waits, wait for what runs, then raise the error and forget it; the lock is held."""

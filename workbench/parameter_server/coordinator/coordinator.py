@@ -109,8 +109,8 @@ class ClusterCoordinator:
     ) -> RemoteValue[Any]:
         """Queue a function for any worker that is free and return at once (T6.1, T6.2).
 
-        It runs at least once: where its worker dies, another one takes it over (T6.3, T6.4), up to `max_attempts`. Writes to variables
-        are applied once all the same, unless the strategy was made with exactly_once=False.
+        It runs at least once: where its worker dies, another one takes it over (T6.3, T6.4), up to `max_attempts`. Writes of its own
+        thread are applied once all the same, unless the strategy was made with exactly_once=False.
 
         Args:
             function: called on the worker.

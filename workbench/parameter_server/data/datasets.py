@@ -77,14 +77,8 @@ class DatasetCreator:
             )
 
     def __call__(self, context: InputContext) -> Any:
-        """Return the dataset of one worker; raises `UsageError` where it is nothing that batches could be read from."""
-        dataset = self.dataset_fn(context)
-        if not _iterable(dataset):
-            raise UsageError(
-                f"dataset_fn returned {dataset!r}, and has to return a Dataset, a DataLoader or another iterable of "
-                "batches. Is the return missing?"
-            )
-        return dataset
+        """Return the dataset of one worker."""
+        return self.dataset_fn(context)
 
 
 @dataclass(frozen=True)
@@ -121,8 +115,8 @@ class DatasetRecipe:
             made = self.source() if callable(self.source) else self.source
         if not _iterable(made):
             raise UsageError(
-                f"A dataset function returned {type(made).__name__}; it has to return something to iterate over: a DataLoader, a "
-                "dataset, a generator."
+                f"A dataset function returned {made!r}; it has to return something to iterate over: a DataLoader, a dataset, a "
+                "generator. Is the return missing?"
             )
         return made
 

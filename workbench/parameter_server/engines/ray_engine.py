@@ -258,5 +258,5 @@ class RayEngine:
 
     def _drop_everywhere(self, number: int) -> None:
         for task in self._tasks.values():
-            if task.job == "worker":
+            if task.job == "worker" and not self._closed:  # at the program's end there is no `Sent` any more
                 task.drop.append(Sent(number))
