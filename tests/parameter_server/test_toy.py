@@ -30,7 +30,6 @@ from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.evaluation import evaluate_direct, evaluate_distributed
 from workbench.parameter_server.training.strategy_model import StrategyModel
-from workbench.topics.evaluation.offline import export_program
 
 ROOT = Path(__file__).parents[2]
 EPOCHS, STEPS = 4, 5
@@ -108,10 +107,11 @@ def test_train_export_reload_serve(cluster: Cluster, tmp_path: Path) -> None:
     _, coordinator = train(strategy, placed)
     coordinator.shutdown()
     module = placed.module()
-    export_program(toy_workload(), module, tmp_path / "toy.pt2")
     (tmp_path / "serving.json").write_text(json.dumps({"words": asdict(FEATURES), "labels": asdict(LABELS)}))
     words, labels = examples(40, seed=9)
     words.append(["hulk", "never_heard_of", "avenger"])
+    shapes = ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(module, (FEATURES(words[:2]),), dynamic_shapes=shapes), tmp_path / "toy.pt2")
     served = subprocess.run(
         [sys.executable, "-c", SERVE, str(tmp_path)], input=json.dumps(words), capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, check=True,

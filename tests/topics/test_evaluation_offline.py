@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import RecordError, UnknownNameError, UsageError, WorkloadError
 from workbench.record.folder import lock
 from workbench.record.read import TrialRecord, periodic_rows
-from workbench.topics.evaluation.offline import evaluate_offline, export_program, load_trained
+from workbench.topics.evaluation.offline import evaluate_offline, load_trained
 from workbench.train.evaluation import evaluate
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
@@ -76,21 +75,8 @@ def test_what_cannot_be_evaluated_offline_says_why(trial: TrialRecord, workload:
         evaluate_offline(workload, trial)
 
 
-# exported programs
-
-
 def test_a_metric_that_is_nan_before_training_is_refused(tmp_path: Path) -> None:
     broken = small_workload(metrics={"ratio": lambda outputs, batch: 0 * batch[1] / 0})
     for gradients in ("loop", "vmap"):
         with pytest.raises(WorkloadError, match="metric 'ratio' is NaN on the validation split before training"):
             Trainer(gradients=gradients).run(broken, out=tmp_path / gradients)
-
-
-def test_an_exported_program_returns_what_the_model_returns(
-    trial: TrialRecord, workload: Workload, tmp_path: Path
-) -> None:
-    model = load_trained(workload, trial).train()
-    path = export_program(workload, model, tmp_path / "best.pt2")
-    assert model.training
-    x = workload.train_data.tensors[0][:11].double()
-    torch.testing.assert_close(torch.export.load(path).module()(x), model.eval()(x))

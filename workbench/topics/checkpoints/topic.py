@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from workbench.topics.checkpoints.early_stopping import early_stopping
     from workbench.topics.checkpoints.resume import audit_resume
     from workbench.topics.checkpoints.study import CheckpointStudy as Study
-    from workbench.topics.evaluation.offline import export_program, load_trained
+    from workbench.topics.evaluation.offline import load_trained
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
@@ -22,7 +22,6 @@ __all__ = [
     "audit_resume",
     "diagnose",
     "early_stopping",
-    "export_program",
     "load_trained",
     "plot",
     "plot_early_stopping",
