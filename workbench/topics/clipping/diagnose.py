@@ -33,52 +33,37 @@ CODES = Codes({
     "clipping.nonfinite": "F4.6",
 })  # fmt: skip
 LONGER_WARMUP = "Try a longer warmup: it sometimes fixes what clipping does not (F4.4)."
+PERCENTILE = 90.0  # of the norms of a steady stretch without clipping (F4.9)
+AGGRESSIVE_FRAC = 0.5  # share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12)
+DRIFT_RATIO = 2.0  # norms whose median moves by more than this factor have no one threshold (rule of thumb)
+PARKED_FRAC = 0.5  # see `clipped_runs`
+SKIP_FRAC = 0.1  # see `steady_stretch`
+FAR_ABOVE = 10.0  # a baseline of an adaptive rule that clips most of its steps is an alarm only where its median norm is so many times the threshold: the rule divides out a factor that gradients have in common (rule of thumb)
 
 
-def diagnose_clipping(
-    record: RecordLike,
-    *,
-    percentile: float = 90.0,
-    aggressive_frac: float = 0.5,
-    drift_ratio: float = 2.0,
-    parked_frac: float = 0.5,
-    skip_frac: float = 0.1,
-    lost_frac: float = LOST_FRAC,
-    far_above: float = 10.0,
-) -> Diagnosis:
+def diagnose_clipping(record: RecordLike) -> Diagnosis:
     """Propose a clipping threshold, and say what the clipped runs of a record show.
 
     Healthy: the threshold lies a little above the typical norm, a tenth of the steps is clipped, and what was unstable
     without clipping is stable with it. Sick: half of the steps or more have to be clipped, or the run stays bounded only
     because nearly every step is clipped: then the learning rate is too high, and clipping hides it.
-
-    Args:
-        percentile: of the norms of a steady stretch without clipping (F4.9).
-        aggressive_frac: share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12).
-        drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
-        parked_frac: see `clipped_runs`.
-        skip_frac: see `steady_stretch`.
-        lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
-            without (rule of thumb).
-        far_above: a baseline of an adaptive rule that clips most of its steps is an alarm only where its median norm is so many times the
-            threshold: the rule divides out a factor that gradients have in common (rule of thumb).
     """
     study = judged(record)
-    reference = reference_norms(study, skip_frac=skip_frac)
-    rows = clipped_runs(study, parked_frac=parked_frac)
+    reference = reference_norms(study, skip_frac=SKIP_FRAC)
+    rows = clipped_runs(study, parked_frac=PARKED_FRAC)
     bracket = unstable_bracket(study.sweep())
     edge = None if bracket is None else bracket.middle
-    lead, why = leading(study, rows, aggressive_frac=aggressive_frac, unstable_lr=edge)
-    chosen = choose_threshold([], percentile=percentile) if reference is None else reference.threshold(percentile)
+    lead, why = leading(study, rows, aggressive_frac=AGGRESSIVE_FRAC, unstable_lr=edge)
+    chosen = choose_threshold([], percentile=PERCENTILE) if reference is None else reference.threshold(PERCENTILE)
     evidence = {"runs": [dict(row) for row in rows], "unstable_lr": edge}
-    findings = [_threshold(chosen, reference, drift_ratio)]
+    findings = [_threshold(chosen, reference)]
     unknown = partial(CODES.not_measured, reason="no run was clipped", evidence=evidence)
     if lead is None:
         findings += [unknown(f"clipping.{name}") for name in ("cures", "aggressive", "masks_lr")]
     else:
         clipped = _Clipped(
             study=study, reference=reference, threshold=chosen.threshold, ladder=read_ladder(study, rows), lead=lead,
-            why=why, edge=edge, aggressive_frac=aggressive_frac, lost_frac=lost_frac, far_above=far_above, evidence=evidence,
+            why=why, edge=edge, aggressive_frac=AGGRESSIVE_FRAC, lost_frac=LOST_FRAC, far_above=FAR_ABOVE, evidence=evidence,
         )  # fmt: skip
         share = unknown("clipping.aggressive") if lead.clip_frac is None else clipped.aggressive(lead.clip_frac)
         findings += [clipped.cures(), share, clipped.masks()]
@@ -119,7 +104,7 @@ def _named(lr: float) -> str:
     return f"lr {lr:.4g}" if math.isfinite(lr) else "the learning rate"
 
 
-def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio: float) -> Finding:
+def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None) -> Finding:
     evidence: dict[str, Any] = asdict(chosen) | {"windows": list(chosen.windows)}
     evidence |= dict.fromkeys(("trial", "lr", "loss", "reference_clipped", "reference_outcome"))
     if found is not None:
@@ -134,9 +119,9 @@ def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio:
     at = f" at lr {found.item.curve.lr:.4g}" if math.isfinite(found.item.curve.lr) else ""
     where = f"steps {chosen.first_step:,} to {chosen.last_step:,}{at}"
     notes = ""
-    if chosen.all_steps is not None and not 1 / drift_ratio <= chosen.all_steps / chosen.threshold <= drift_ratio:
+    if chosen.all_steps is not None and not 1 / DRIFT_RATIO <= chosen.all_steps / chosen.threshold <= DRIFT_RATIO:
         notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
-    if chosen.drift is not None and chosen.drift > drift_ratio:
+    if chosen.drift is not None and chosen.drift > DRIFT_RATIO:
         drifts = f"The median drifts by a factor of {chosen.drift:.3g} within them"
         notes += f" {drifts}: no single threshold fits the whole run."
     if found.clipped:

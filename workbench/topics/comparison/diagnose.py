@@ -24,6 +24,14 @@ CODES = Codes({
 })  # fmt: skip
 _SAME, _LOST, _CURES = CODES
 RISING = frozenset({"recovered", "settling", "lasting", "divergent"})
+NOISE_SDS = 2.0  # two means are equal within this many standard deviations from seed to seed (rule of thumb)
+MATERIAL_FRAC = 0.01  # or within this share of what the baseline's best lr learned (rule of thumb)
+LOW_RATIO = 4.0  # an lr is low where the smallest unstable one of either arm is at least this many times as large: near its edge even a stable run swings (rule of thumb)
+MIN_LOW_LRS = 2  # low lrs that the first statement needs (rule of thumb)
+MIN_RATIO = 2.0  # the baseline has to train up to this many times the smallest lr that the modification lost: a step of the usual grid, less may be chance, and leaves the second statement open (rule of thumb)
+COLLAPSE_FRAC = 0.1  # runs that end this share of what the modified arm learned above those of a smaller lr got stuck, though their loss never rose (rule of thumb). That instability is why counts as shown where a warmup cures one of them
+CURE_FRAC = 0.5  # share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb)
+TAIL_FRAC = 0.1  # share of the steps that the objective averages (O1)
 
 
 class Arms(NamedTuple):
@@ -132,16 +140,8 @@ def diagnose_modification(
     modified: RecordLike,
     warmed: RecordLike | None = None,
     *,
-    noise_sds: float = 2.0,
-    material_frac: float = 0.01,
-    low_ratio: float = 4.0,
-    min_low_lrs: int = 2,
     min_seeds: int = 2,
-    min_ratio: float = 2.0,
-    collapse_frac: float = 0.1,
-    cure_frac: float = 0.5,
     up_to_lr: float | None = None,
-    tail_frac: float = 0.1,
 ) -> Diagnosis:
     """Tell whether a modification makes high learning rates unstable, those alone, and whether a warmup cures it.
 
@@ -152,25 +152,14 @@ def diagnose_modification(
     Args:
         baseline: a sweep of the workload as it was.
         warmed: a sweep of the modified workload with a warmup; None leaves the third statement open.
-        noise_sds: two means are equal within this many standard deviations from seed to seed (rule of thumb).
-        material_frac: or within this share of what the baseline's best lr learned (rule of thumb).
-        low_ratio: an lr is low where the smallest unstable one of either arm is at least this many times as large: near
-            its edge even a stable run swings (rule of thumb).
-        min_low_lrs: low lrs that the first statement needs (rule of thumb).
         min_seeds: trials that an lr needs in each arm; a single one does not know its spread.
-        min_ratio: the baseline has to train up to this many times the smallest lr that the modification lost: a step
-            of the usual grid, less may be chance, and leaves the second statement open (rule of thumb).
-        collapse_frac: runs that end this share of what the modified arm learned above those of a smaller lr got stuck, though
-            their loss never rose (rule of thumb). That instability is why counts as shown where a warmup cures one of them.
-        cure_frac: share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb).
         up_to_lr: the lr up to which the warmup has to open; None is every lr that the modification lost.
-        tail_frac: share of the steps that the objective averages (O1).
     """
     tables = _Tables(
-        baseline=judged(baseline).sweep(tail_frac), modified=judged(modified).sweep(tail_frac),
-        warmed=None if warmed is None else judged(warmed).sweep(tail_frac),
-        noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
-        min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
+        baseline=judged(baseline).sweep(TAIL_FRAC), modified=judged(modified).sweep(TAIL_FRAC),
+        warmed=None if warmed is None else judged(warmed).sweep(TAIL_FRAC),
+        noise_sds=NOISE_SDS, material_frac=MATERIAL_FRAC, low_ratio=LOW_RATIO, min_low_lrs=MIN_LOW_LRS,
+        min_seeds=min_seeds, min_ratio=MIN_RATIO, collapse_frac=COLLAPSE_FRAC, cure_frac=CURE_FRAC, up_to_lr=up_to_lr,
     )  # fmt: skip
     unstable = _high_lr_lost(tables, modified)
     steps = None if warmed is None else warmed.config.get("warmup_steps")

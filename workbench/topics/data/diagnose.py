@@ -18,6 +18,23 @@ Facts = Mapping[str, Any]
 _STANDARDISE = (
     "Standardise the inputs by the mean and deviation of the training split, and every other split by the same two."
 )
+LEAKED_SHARE = 0.01  # of a validation or test split that may be in the training split without an alarm (rule of thumb: a hundredth moves an accuracy by a hundredth at most)
+REPEATED_SHARE = 0.8  # of a split that may have been there before (rule of thumb: each example five times; oversampling repeats less)
+BLANK_SHARE = 0.05  # of a split that may be one and the same input (rule of thumb)
+FEW_ROWS = 32  # distinct training rows below which rows are alike by nature (rule of thumb)
+SMALL_SHIFT = 0.15  # distance between the splits, from which on a gap of the trained model is put down to it (rule of thumb: half a deviation makes 0.2)
+LARGE_SHIFT = 0.3  # distance from which on it is an alarm though nothing was trained (rule of thumb)
+CLASS_RATIO = 10.0  # the most common class over the rarest, where imbalance begins (rule of thumb)
+# of the inputs (rule of thumb: the loss is a hundred times steeper then than for inputs of size 1)
+LARGEST_SCALE = 10.0
+SMALLEST_SCALE = 0.01  # of the inputs (rule of thumb)
+FEATURE_RATIO = 1000.0  # the largest feature over the smaller ones, where these are invisible (rule of thumb)
+TARGET_SCALE = 300.0  # of targets that are numbers (rule of thumb)
+# of the size of targets to that of the untrained model's outputs, for that to matter (rule of thumb)
+OUTPUT_RATIO = 100.0
+FAR_RATIO = 100.0  # a training example this many times as far from the middle as the median one is an outlier (rule of thumb: of log-normal rows of deviation 1, one of a million is)
+FAR_SHARE = 0.02  # of the examples that may be outliers; more are another kind of example (rule of thumb)
+ALPHA = 0.0001  # chance at which a random order, a random split or a random copy is called none (rule of thumb)
 
 
 def scale_finding(
@@ -103,47 +120,11 @@ def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding 
     )  # fmt: skip
 
 
-def diagnose_data(
-    record: Audited,
-    *,
-    leaked_share: float = 0.01,
-    repeated_share: float = 0.8,
-    blank_share: float = 0.05,
-    few_rows: int = 32,
-    alpha: float = 1e-4,
-    small_shift: float = 0.15,
-    large_shift: float = 0.3,
-    class_ratio: float = 10.0,
-    largest_scale: float = 10.0,
-    smallest_scale: float = 0.01,
-    feature_ratio: float = 1000.0,
-    target_scale: float = 300.0,
-    output_ratio: float = 100.0,
-    far_ratio: float = 100.0,
-    far_share: float = 0.02,
-) -> Diagnosis:
+def diagnose_data(record: Audited) -> Diagnosis:
     """Judge the facts that were collected about the data, and where a study trained on them, by what came of it.
 
     Args:
         record: a study whose facts hold "data", or what `audit_data` returns.
-        leaked_share: of a validation or test split that may be in the training split without an alarm (rule of thumb: a
-            hundredth moves an accuracy by a hundredth at most).
-        repeated_share: of a split that may have been there before (rule of thumb: each example five times; oversampling repeats less).
-        blank_share: of a split that may be one and the same input (rule of thumb).
-        few_rows: distinct training rows below which rows are alike by nature (rule of thumb).
-        alpha: chance at which a random order, a random split or a random copy is called none (rule of thumb).
-        small_shift: distance between the splits, from which on a gap of the trained model is put down to it (rule of thumb: half
-            a deviation makes 0.2).
-        large_shift: distance from which on it is an alarm though nothing was trained (rule of thumb).
-        class_ratio: the most common class over the rarest, where imbalance begins (rule of thumb).
-        largest_scale: of the inputs (rule of thumb: the loss is a hundred times steeper then than for inputs of size 1).
-        smallest_scale: of the inputs (rule of thumb).
-        feature_ratio: the largest feature over the smaller ones, where these are invisible (rule of thumb).
-        target_scale: of targets that are numbers (rule of thumb).
-        output_ratio: of the size of targets to that of the untrained model's outputs, for that to matter (rule of thumb).
-        far_ratio: a training example this many times as far from the middle as the median one is an outlier (rule of thumb: of
-            log-normal rows of deviation 1, one of a million is).
-        far_share: of the examples that may be outliers; more are another kind of example (rule of thumb).
 
     Returns:
         `data.leakage`, `.duplicates`, `.unshuffled`, `.weak_shuffle`, `.no_signal`, `.label_shift`, `.train_validation_shift`,
@@ -154,22 +135,22 @@ def diagnose_data(
         nobody = "the data were not examined; `workbench diagnose` and `wb.data.audit` do that"
         reason = why_missing(record.facts, "data", nobody)
         return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
-    order, gap = unshuffled(facts, alpha), gap_of(record.facts)
-    leaked = leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha)
+    order, gap = unshuffled(facts, ALPHA), gap_of(record.facts)
+    leaked = leakage(facts, limit=LEAKED_SHARE, few_rows=FEW_ROWS, alpha=ALPHA)
     sample = record.facts.get("evaluation_sample") or ({} if "preflight" in record.facts else None)
     findings = (
         leaked if leaked.status == "fail" else answer_among(facts) or leaked,
-        duplicates(facts, limit=repeated_share, blank=blank_share),
+        duplicates(facts, limit=REPEATED_SHARE, blank=BLANK_SHARE),
         order,
-        weak_shuffle(facts, alpha, order),
+        weak_shuffle(facts, ALPHA, order),
         no_signal(facts, record.facts.get("generalisation")),
-        label_shift(facts, gap, alpha=10 * alpha, small=small_shift, large=large_shift),
-        train_validation_shift(facts, gap, alpha=alpha, small=small_shift, large=large_shift),
+        label_shift(facts, gap, alpha=10 * ALPHA, small=SMALL_SHIFT, large=LARGE_SHIFT),
+        train_validation_shift(facts, gap, alpha=ALPHA, small=SMALL_SHIFT, large=LARGE_SHIFT),
         scale_finding(
-            facts, largest=largest_scale, smallest=smallest_scale, feature_ratio=feature_ratio, target=target_scale,
-            output_ratio=output_ratio, far_ratio=far_ratio, far_share=far_share,
+            facts, largest=LARGEST_SCALE, smallest=SMALLEST_SCALE, feature_ratio=FEATURE_RATIO, target=TARGET_SCALE,
+            output_ratio=OUTPUT_RATIO, far_ratio=FAR_RATIO, far_share=FAR_SHARE,
         ),
-        imbalance(facts, sample, limit=class_ratio),
+        imbalance(facts, sample, limit=CLASS_RATIO),
         worker_rng_finding(facts),
     )  # fmt: skip
     return Diagnosis.of(record, findings)

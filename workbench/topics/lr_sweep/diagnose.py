@@ -21,22 +21,18 @@ CODES = Codes({
     "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", **OWN_LR_CODES, "lr.at_edge": "F1.12",
     "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",
 })  # fmt: skip
+NOISE_SDS = 2.0  # standard errors of a paired difference that count as equal
+LOSS_TOLERANCE = 0.02  # relative difference of the loss that counts as equal (O1)
+EDGE_RATIO = 2.0  # lr* is at the edge when instability starts at or below this many times lr* (rule of thumb)
+OTHER_RATIO = 2.0  # lrs closer to the baseline's than this factor are no other lrs (rule of thumb)
+MATERIAL_FRAC = 0.1  # the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and more)
+LITTLE_FRAC = 0.5  # the share from which on that is a failure (rule of thumb)
+FIX_FRAC = 0.01  # a fix that gains less than this share of what lr* learned gains nothing (rule of thumb)
+BRACKET_TOLERANCE = 0.05  # width of the bracket around `lr.unstable` that is asked for
+TAIL_FRAC = 0.1  # share of the steps that the objective averages (O1)
 
 
-def diagnose_lr_sweep(
-    record: RecordLike,
-    *,
-    noise_sds: float = 2.0,
-    loss_tolerance: float = 0.02,
-    edge_ratio: float = 2.0,
-    other_ratio: float = 2.0,
-    material_frac: float = 0.1,
-    little_frac: float = 0.5,
-    fix_frac: float = 0.01,
-    far_ratio: float = 30.0,
-    bracket_tolerance: float = 0.05,
-    tail_frac: float = 0.1,
-) -> Diagnosis:
+def diagnose_lr_sweep(record: RecordLike, *, far_ratio: float = 30.0) -> Diagnosis:
     """Find lr* and the lr at which training becomes unstable, and hold the baseline's lr against them.
 
     Only full-length trials of one config count (equal but for lr and seeds); trials of the role "fix" answer whether a
@@ -44,40 +40,27 @@ def diagnose_lr_sweep(
 
     Args:
         record: a study, or a single trial (which can show no lr*).
-        noise_sds: standard errors of a paired difference that count as equal.
-        loss_tolerance: relative difference of the loss that counts as equal (O1).
-        edge_ratio: lr* is at the edge when instability starts at or below this many times lr* (rule of thumb).
-        other_ratio: lrs closer to the baseline's than this factor are no other lrs (rule of thumb).
-        material_frac: the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by
-            the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and
-            more).
-        little_frac: the share from which on that is a failure (rule of thumb).
-        fix_frac: a fix that gains less than this share of what lr* learned gains nothing (rule of thumb).
         far_ratio: where every lr up to this many times lr* and the baseline is stable, no unstable one is missing (rule of thumb).
-        bracket_tolerance: width of the bracket around `lr.unstable` that is asked for.
-        tail_frac: share of the steps that the objective averages (O1).
     """
     study = judged(record)
-    table = study.sweep(tail_frac=tail_frac)
+    table = study.sweep(tail_frac=TAIL_FRAC)
     own = study.config.get("peak_lr")
     baseline = float(own) if isinstance(own, (int, float)) else math.nan
-    best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
+    best = lr_best(table, own=baseline, noise_sds=NOISE_SDS, loss_tolerance=LOSS_TOLERANCE)
     fixed = fixed_step(study)
     if best is None or len(table.points) < 2 or fixed:
         return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), nothing_learns(study, table)])
-    bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=tail_frac)
+    bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=TAIL_FRAC)
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
-    limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance, "material_frac": fix_frac}
-    held = own_lr_findings(
-        study, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac
-    )
+    limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE, "material_frac": FIX_FRAC}
+    held = own_lr_findings(study, table, best, bracket, ratio=OTHER_RATIO, material_frac=MATERIAL_FRAC, little_frac=LITTLE_FRAC)
     return Diagnosis.of(study, [
         _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
-        _unstable(table, short, best, bracket, tolerance=bracket_tolerance, far=far),
+        _unstable(table, short, best, bracket, far=far),
         *held,
-        _at_edge(study, table, best, bracket, edge_ratio=edge_ratio, limits=limits),
-        _probabilistic(table, best, baseline, edge_ratio),
+        _at_edge(study, table, best, bracket, limits=limits),
+        _probabilistic(table, best, baseline),
         nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
     ])  # fmt: skip
 
@@ -173,7 +156,7 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
 
 
 def _unstable(
-    table: SweepTable, short: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, tolerance: float, far: float
+    table: SweepTable, short: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, far: float
 ) -> Finding:
     calm = ("none", "not_measured")
     rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in calm for o in p.outcomes)]
@@ -200,7 +183,7 @@ def _unstable(
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
-        "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=tolerance)), None),
+        "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=BRACKET_TOLERANCE)), None),
         "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
     }  # fmt: skip
     above = ", ".join(f"{lr:.4g}" for lr in bracket.stable_above[:3])
@@ -213,25 +196,19 @@ def _unstable(
 
 
 def _at_edge(
-    study: JudgedStudy,
-    table: SweepTable,
-    best: BestLR,
-    bracket: UnstableBracket | None,
-    *,
-    edge_ratio: float,
-    limits: Mapping[str, float],
+    study: JudgedStudy, table: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, limits: Mapping[str, float]
 ) -> Finding:
     if bracket is None:
         top = table.points[-1].lr
         times = top / best.lr
-        if times >= edge_ratio:
+        if times >= EDGE_RATIO:
             said = f"No instability up to {top:.4g}, {times:.3g} times the best lr."
             return CODES.finding("lr.at_edge", "ok", said)
         said = f"no lr well above the best one, {best.lr:.4g}, was tried: {top:.4g} is the largest, and stable"
         return CODES.not_measured("lr.at_edge", said)
     ratio = bracket.middle / best.lr
     lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
-    at_edge = bracket.middle / lowest <= edge_ratio
+    at_edge = bracket.middle / lowest <= EDGE_RATIO
     fixes = judged_runs(study, ["fix"], above=bracket.middle)
     harmful = is_harmful(table, fixes, **limits)
     evidence = {
@@ -239,9 +216,9 @@ def _at_edge(
         "points": _rows(table),
     }  # fmt: skip
     code, unit = "lr.at_edge", "lr.unstable / lr*"
-    found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=edge_ratio, evidence=evidence)
+    found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=EDGE_RATIO, evidence=evidence)
     if not at_edge:
-        clear = "well above it" if ratio > edge_ratio else f"but lr {lowest:.4g} trains as well"
+        clear = "well above it" if ratio > EDGE_RATIO else f"but lr {lowest:.4g} trains as well"
         return found("ok", f"Instability starts at {ratio:.3g} times the best lr, {clear}.")
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
@@ -269,7 +246,7 @@ def _at_edge(
     return found("warn", f"{start}{end}.", advice=advise("early"))
 
 
-def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio: float) -> Finding:
+def _probabilistic(table: SweepTable, best: BestLR, baseline: float) -> Finding:
     found = partial(CODES.finding, "lr.probabilistic")
     repeated = [p for p in table.points if len(p.seeds) > 1]
     if not repeated:
@@ -281,7 +258,7 @@ def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio:
         where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
         return found("ok", f"All seeds agree on which learning rates are unstable, at {where} run more than once.")
     first = disputed[0]
-    near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
+    near = first.lr <= max(EDGE_RATIO * best.lr, baseline * (1 + 1e-9))
     end = ": stability there is a matter of chance." if near else f", well above the best lr, {best.lr:.4g}."
     return found(
         "warn" if near else "ok",

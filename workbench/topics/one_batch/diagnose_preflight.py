@@ -27,37 +27,19 @@ _NO_STEP = "the data holds values that are not finite, so no step was taken"
 _NO_CLASS = "the model has no output for some of the targets, so that there is no loss"
 Facts = Mapping[str, Any]
 _FEWEST_CLASSES = 5  # with fewer, classes that overlap have as even a tail as wrong labels
+INIT_LOSS_RATIO = 1.5  # the initial loss may be this many times that of guessing uniformly (rule of thumb: a fresh classifier should know nothing, and not be confident of it)
+INIT_LOSS_EXCESS = 1.0  # nats that it may lie above that in any case: independent logits of deviation s cost about s**2 / 2, and a linear layer of few inputs as torch draws it reaches 0.6 (rule of thumb)
+# the fresh outputs of a regression may vary this many times as much as the targets (rule of thumb)
+INIT_SPREAD_RATIO = 30.0
+INIT_OFFSET = 10.0  # standard deviations of the targets that they may lie from their mean (rule of thumb)
+MIN_CLASS_FRAC = 0.0  # smallest share of the training examples that a class may have; 0 asks for one example
+CUT_SHARE = 0.1  # share of the trained parameters, or of their tensors, from which on it is a failure that the forward pass uses them and no gradient reaches them, or that the optimizer leaves them as they are (rule of thumb)
+UNUSED_SHARE = 0.2  # share of the trained parameters that the forward pass may leave unused (rule of thumb: a head that is not needed has less)
+CANCELLED_SHARE = 0.02  # share of them that may have a gradient of 0 in the graph: a bias cancels in a difference of two outputs of one net, or before a norm (rule of thumb)
 
 
-def diagnose_preflight(
-    record: RecordLike,
-    *,
-    init_loss_ratio: float = 1.5,
-    init_loss_excess: float = 1.0,
-    init_spread_ratio: float = 30.0,
-    init_offset: float = 10.0,
-    min_class_frac: float = 0.0,
-    cut_share: float = 0.1,
-    unused_share: float = 0.2,
-    cancelled_share: float = 0.02,
-) -> Diagnosis:
-    """Judge the facts that were collected before training.
-
-    Args:
-        init_loss_ratio: the initial loss may be this many times that of guessing uniformly (rule of thumb: a fresh
-            classifier should know nothing, and not be confident of it).
-        init_loss_excess: nats that it may lie above that in any case: independent logits of deviation s cost about s**2 / 2, and a linear
-            layer of few inputs as torch draws it reaches 0.6 (rule of thumb).
-        init_spread_ratio: the fresh outputs of a regression may vary this many times as much as the targets (rule of thumb).
-        init_offset: standard deviations of the targets that they may lie from their mean (rule of thumb).
-        min_class_frac: smallest share of the training examples that a class may have; 0 asks for one example.
-        cut_share: share of the trained parameters, or of their tensors, from which on it is a failure that the forward pass
-            uses them and no gradient reaches them, or that the optimizer leaves them as they are (rule of thumb).
-        unused_share: share of the trained parameters that the forward pass may leave unused (rule of thumb: a head that is not
-            needed has less).
-        cancelled_share: share of them that may have a gradient of 0 in the graph: a bias cancels in a difference of two outputs of one
-            net, or before a norm (rule of thumb).
-    """
+def diagnose_preflight(record: RecordLike) -> Diagnosis:
+    """Judge the facts that were collected before training."""
     facts, one_batch = record.facts.get("preflight"), record.facts.get("one_batch") or {}
     if not facts:
         reason = "this study made no checks before training; `workbench diagnose` does"
@@ -65,17 +47,17 @@ def diagnose_preflight(
     unowned = {str(row["name"]) for row in (record.facts.get("parameters") or {}).get("unowned", ())}
     findings = (
         _nonfinite(facts),
-        _labels(facts, record.facts.get("data") or {}, min_class_frac),
+        _labels(facts, record.facts.get("data") or {}),
         initial_loss(
             facts,
             one_batch,
-            ratio=init_loss_ratio,
-            excess=init_loss_excess,
-            spread_ratio=init_spread_ratio,
-            offset=init_offset,
+            ratio=INIT_LOSS_RATIO,
+            excess=INIT_LOSS_EXCESS,
+            spread_ratio=INIT_SPREAD_RATIO,
+            offset=INIT_OFFSET,
         ),
-        _no_gradient(facts, one_batch, cut_share, unused_share, cancelled_share),
-        _no_update(facts, unowned, cut_share),
+        _no_gradient(facts, one_batch),
+        _no_update(facts, unowned),
     )
     return Diagnosis.of(record, findings)
 
@@ -124,7 +106,7 @@ def _nonfinite(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
+def _labels(facts: Facts, data: Facts) -> Finding:
     counts, wrong, say = facts["train"]["class_counts"], misnumbered(facts), partial(CODES.finding, "data.labels")
     if wrong:
         return say(
@@ -149,7 +131,7 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     if counts is None:
         said = "Does not apply: the loss is not one of classification(...), so the targets are not classes that could be counted."
         return CODES.finding("data.labels", "ok", said)
-    rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
+    rare = [k for k, n in enumerate(counts) if n <= MIN_CLASS_FRAC * total]
     if len(counts) > MOST_OUTPUTS or tokens or not rare:
         said = f"All targets lie in 0 to {len(counts) - 1}; the rarest class has {min(counts)} of {total} examples."
         return say("ok", said, value=float(min(counts)), unit="examples")
@@ -245,9 +227,7 @@ def _init_scale(loss: float, one_batch: Facts, spread_limit: float, offset_limit
     return say("warn", f"{said}: training has to find their mean first.", advice=advice)
 
 
-def _no_gradient(
-    facts: Facts, one_batch: Facts, cut_share: float, unused_share: float, cancelled_share: float
-) -> Finding:
+def _no_gradient(facts: Facts, one_batch: Facts) -> Finding:
     """Judge tensors that got no gradient in the first step, nor in those in which one batch was fitted."""
     code, tensors, frozen = "loop.no_gradient", facts["tensors"], facts["frozen"]
     layers, later = one_batch.get("layers") or {}, (one_batch.get("fit") or {}).get("without_gradient")
@@ -263,21 +243,21 @@ def _no_gradient(
         kept = f"; {len(frozen)} are frozen on purpose" if frozen else ""
         return say("ok", f"Every one of {tensors} trained parameter tensors gets a gradient{kept}.")
     if cut:
-        heavy = _share_of_parameters(facts, cut) >= cut_share or len(cut) >= tensors / 4
+        heavy = _share_of_parameters(facts, cut) >= CUT_SHARE or len(cut) >= tensors / 4
         return say(
-            "fail" if heavy else "warn", threshold=cut_share,
+            "fail" if heavy else "warn", threshold=CUT_SHARE,
             summary=f"{_share_of_parameters(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {named(cut, shown=4)}.",
             advice=["Look for detach(), no_grad(), .item(), .data or NumPy behind them; freeze on purpose with requires_grad_(False)."],
         )  # fmt: skip
     if len(unused) == len(names):
-        few_enough = share < unused_share
+        few_enough = share < UNUSED_SHARE
         return say(
             "ok" if few_enough else "warn", f"{share:.0%} of the trained parameters are not used by the forward pass: {few}.",
-            threshold=unused_share, advice=() if few_enough else ["Call the layers in forward, or delete them."],
+            threshold=UNUSED_SHARE, advice=() if few_enough else ["Call the layers in forward, or delete them."],
         )  # fmt: skip
-    if share <= cancelled_share:
+    if share <= CANCELLED_SHARE:
         said = f"{len(names)} of {tensors} parameter tensors, {share:.1%} of the parameters, have no effect on the loss: {few}."
-        return say("ok", said, threshold=cancelled_share)
+        return say("ok", said, threshold=CANCELLED_SHARE)
     return say(
         "fail" if len(names) == tensors else "warn", f"{len(names)} of {tensors} parameter tensors get no gradient: {few}.",
         advice=[
@@ -287,19 +267,19 @@ def _no_gradient(
     )  # fmt: skip
 
 
-def _no_update(facts: Facts, unowned: set[str], limit: float) -> Finding:
+def _no_update(facts: Facts, unowned: set[str]) -> Finding:
     """Judge tensors that got a gradient and no update; those that the optimizer was not given are `diagnose_parameters`' business."""
     code = "loop.no_update"
     names = [name for name in facts["no_update"] if name not in facts["no_gradient"] and name not in unowned]
     evidence = {"parameters": names, "frozen_on_purpose": facts["frozen"], "tensors": facts["tensors"]}
     share = _share_of_parameters(facts, names)
-    say = partial(CODES.finding, code, value=share, unit="share", threshold=limit, evidence=evidence)
+    say = partial(CODES.finding, code, value=share, unit="share", threshold=CUT_SHARE, evidence=evidence)
     if not facts["tensors"]:
         return CODES.not_measured(code, _NO_CLASS if misnumbered(facts) else _NO_STEP)
     if not names:
         return say("ok", "Every parameter tensor that gets a gradient gets an update.")
     return say(
-        "fail" if share >= limit else "warn",
+        "fail" if share >= CUT_SHARE else "warn",
         f"{share:.0%} of the trained parameters get a gradient, but the optimizer does not move them: {named(names, shown=4)}.",
         advice=["Give the optimizer all of model.parameters(), after every layer is made; freeze on purpose with requires_grad_(False)."],
     )  # fmt: skip

@@ -44,6 +44,14 @@ _NAME = {
     "stability.spike": "Short loss spike in mid-training",
 }
 KINDS = tuple(_NAME)  # the codes about what a loss curve does
+NEAR_RATIO = 2.0  # "just above lr*" (O2), the multiple that the early probe runs at (F1.11)
+SPIKE_FRAC = 0.1  # a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that takes longer costs something (rule of thumb)
+HEADROOM_RATIO = 1.5  # an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move the edge by some ten per cent)
+USUAL_INTERVAL = 100  # evaluation interval that an early excursion is held against (F1.10)
+NOISE_SDS = 2.0
+LOSS_TOLERANCE = 0.02
+LARGE_LOGIT = 100.0  # attention logit from which softmax's weights are all but one-hot; Kimi Team 2025 (arXiv:2507.20534) keep it below. The same for |log Z|, as beyond it bfloat16, with 8 bits, is off by half a nat
+LOST_LOGIT = 1e4  # beyond it all runs of Wortsman et al. 2023 (arXiv:2309.14322, section 3.3) were lost
 
 
 class _Hit(NamedTuple):
@@ -167,18 +175,7 @@ class _Instability:
         return [item for item in here if not (code in _LATER and item.curve.diverged and item.verdict.when == "early")]
 
 
-def diagnose_instability(
-    record: RecordLike,
-    *,
-    near_ratio: float = 2.0,
-    spike_frac: float = 0.1,
-    headroom_ratio: float = 1.5,
-    usual_interval: int = 100,
-    noise_sds: float = 2.0,
-    loss_tolerance: float = 0.02,
-    large_logit: float = 100.0,
-    lost_logit: float = 1e4,
-) -> Diagnosis:
+def diagnose_instability(record: RecordLike) -> Diagnosis:
     """Say when training becomes unstable, at which lr, and what came of it.
 
     Every workload is unstable at some lr (F1.4). So a code fails where a run of the study's own config, under any seed, does not
@@ -186,32 +183,21 @@ def diagnose_instability(
     `stability.headroom`, and is listed. A study that never ran its own config, as a sweep of lrs given, is judged by lr: fail at or
     below the baseline's, warn up to `near_ratio` times lr* unless fix runs show that nothing is lost by it, `ok` beyond.
     What was not seen is `ok` only where a trial from the baseline's lr to lr* could be judged, else `not_measured`.
-
-    Args:
-        near_ratio: "just above lr*" (O2), the multiple that the early probe runs at (F1.11).
-        spike_frac: a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that
-            takes longer costs something (rule of thumb).
-        headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
-            the edge by some ten per cent).
-        usual_interval: evaluation interval that an early excursion is held against (F1.10).
-        large_logit: attention logit from which softmax's weights are all but one-hot; Kimi Team 2025 (arXiv:2507.20534) keep it below. The same for
-            |log Z|, as beyond it bfloat16, with 8 bits, is off by half a nat.
-        lost_logit: beyond it all runs of Wortsman et al. 2023 (arXiv:2309.14322, section 3.3) were lost.
     """
-    limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
-    study = _Instability(record, near_ratio, spike_frac, limits)
-    findings, reason = [_headroom(study, headroom_ratio)], study.unreadable()
+    limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE}
+    study = _Instability(record, NEAR_RATIO, SPIKE_FRAC, limits)
+    findings, reason = [_headroom(study)], study.unreadable()
     if reason:
         findings += [CODES.not_measured(code, reason, evidence=study.listed) for code in KINDS]
     else:
         hits = study.hits()
-        findings += [_finding(study, code, hits[code], usual_interval) for code in KINDS]
-    findings += judge_logits(study.record, *study.standing(), large=large_logit, lost=lost_logit)
+        findings += [_finding(study, code, hits[code]) for code in KINDS]
+    findings += judge_logits(study.record, *study.standing(), large=LARGE_LOGIT, lost=LOST_LOGIT)
     return Diagnosis.of(study.record, findings)
 
 
-def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
-    evidence = _evidence(study, code, hits, usual_interval)
+def _finding(study: _Instability, code: str, hits: Sequence[_Hit]) -> Finding:
+    evidence = _evidence(study, code, hits)
     lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back), default=None)
     own = [h for h in hits if h.zone == "own"]
     if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
@@ -297,7 +283,7 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
     return text
 
 
-def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
+def _evidence(study: _Instability, code: str, hits: Sequence[_Hit]) -> dict[str, Any]:
     evidence: dict[str, Any] = dict(study.listed)
     if code == "stability.divergent":  # the others name their hits alone
         evidence["trials"] = [_trial_row(item) for item in study.items]
@@ -320,7 +306,7 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interv
     if code == "stability.early_recovers":
         probed = next((h for h in with_rise if h.item.curve.stage == Role.PROBE), lead)
         evals = periodic_rows(study.record.evals)
-        evidence["seen_at_interval"] = probed and seen_at_interval(probed.item, evals, usual_interval)
+        evidence["seen_at_interval"] = probed and seen_at_interval(probed.item, evals, USUAL_INTERVAL)
     return evidence
 
 
@@ -331,16 +317,16 @@ def _trial_row(item: TrialVerdict) -> dict[str, Any]:
     return {n: getattr(item.curve, n) for n in of_curve} | {n: getattr(item.verdict, n) for n in of_verdict}
 
 
-def _headroom(study: _Instability, near: float) -> Finding:
+def _headroom(study: _Instability) -> Finding:
     code, bracket, base, facts = "stability.headroom", study.bracket, study.baseline, study.record.facts
     critical = facts.get("critical_lr")
     lr, source = None if bracket is None else bracket.middle, "lr.unstable"
     if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
         lr, source = float(critical), "critical_lr"
     evidence = {"initial_critical_lr": facts.get("initial_critical_lr"), "baseline_lr": base}
-    found = partial(CODES.finding, code, threshold=near, unit="unstable lr / baseline lr")
+    found = partial(CODES.finding, code, threshold=HEADROOM_RATIO, unit="unstable lr / baseline lr")
     top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
-    if lr is None and study.best is not None and top > near * base > 0:
+    if lr is None and study.best is not None and top > HEADROOM_RATIO * base > 0:
         summary = f"No instability up to {top / base:.3g} times the baseline's lr, the largest that was trained at full length."
         return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
@@ -348,7 +334,7 @@ def _headroom(study: _Instability, near: float) -> Finding:
         return CODES.not_measured(code, reason, evidence=evidence)
     value = lr / base
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
-    near_by = bracket is not None and not bracket.stable_above and ends[1] < near * base
+    near_by = bracket is not None and not bracket.stable_above and ends[1] < HEADROOM_RATIO * base
     small = near_by or (value <= 1 and any(i.curve.trial in study.own and i.is_lasting() for i in study.items))
     shown = f"at {_times(value)} times the baseline's lr ({'' if source == 'lr.unstable' else f'{source} '}{lr:.4g})"
     if value <= 0.5:

@@ -27,6 +27,8 @@ CODES = Codes({
     "warmup.needed": "F3.1", "warmup.shortest": "F3.6", "warmup.over_cap": "F3.10", "warmup.lengthen": "F3.14",
     "warmup.insufficient": "F3.3",
 })  # fmt: skip
+MIN_MULTIPLE = 10.0  # the learning rate that a warmup has to open, over the one that is unstable without (F3.3)
+LENGTHEN_FRAC = 0.05  # above this share the run may have to grow (F3.14)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +75,16 @@ def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[floa
     return WarmupSigns(at_edge=at_edge, rises=rises, unstable_lr=unstable.value, lower=lower, upper=upper)
 
 
-def diagnose_warmup(
-    record: RecordLike, *, min_multiple: float = 10.0, cap_frac: float = 0.1, lengthen_frac: float = 0.05
-) -> Diagnosis:
+def diagnose_warmup(record: RecordLike, *, cap_frac: float = 0.1) -> Diagnosis:
     """Say whether a warmup is called for, which is the shortest that trains, and what it means for the run's length.
 
     Shares of the run are shares of the baseline's steps, before a warmup is prepended (O4). What was not tried is `not_measured`.
 
     Args:
-        min_multiple: the learning rate that a warmup has to open, over the one that is unstable without (F3.3).
         cap_frac: largest share of the baseline's steps that a warmup may take (F3.10).
-        lengthen_frac: above this share the run may have to grow (F3.14).
     """
-    study = _Warmups(judged(record), min_multiple)
-    judgements = (study.over_cap(cap_frac), study.lengthen(lengthen_frac), study.insufficient())
+    study = _Warmups(judged(record), MIN_MULTIPLE)
+    judgements = (study.over_cap(cap_frac), study.lengthen(), study.insufficient())
     return Diagnosis.of(record, [study.needed(), study.shortest(), *judgements])
 
 
@@ -201,22 +199,22 @@ class _Warmups:
         advice = [f"Train for at least {math.ceil(steps / cap_frac - 1e-9):,} steps, or warm up for fewer."]
         return found("warn", f"{text}, more than the cap of {cap_frac:g}{price}.{self.dropped}", advice=advice)
 
-    def lengthen(self, lengthen_frac: float) -> Finding:
+    def lengthen(self) -> Finding:
         code, total = "warmup.lengthen", self.total
         if self.lead is None or not total:
             return self._unknown(code)
         steps = self.lead[1].steps
         proposed = total + steps
         found = partial(
-            CODES.finding, code, value=steps / total, threshold=lengthen_frac, unit="share of the baseline's steps",
+            CODES.finding, code, value=steps / total, threshold=LENGTHEN_FRAC, unit="share of the baseline's steps",
             evidence={"total_steps": total, "warmup_steps": steps, "proposed_total_steps": proposed},
         )  # fmt: skip
-        if steps <= lengthen_frac * total * (1 + 1e-9):
-            share = f"{lengthen_frac:g} of the baseline's {total:,}"
+        if steps <= LENGTHEN_FRAC * total * (1 + 1e-9):
+            share = f"{LENGTHEN_FRAC:g} of the baseline's {total:,}"
             return found("ok", f"{steps:,} steps of warmup are no more than {share}.")
         plan = f"plan {total:,} + {steps:,} = {proposed:,} steps"
         advice = [f"Raise total_steps to {proposed:,}, so that the schedule after the warmup keeps its {total:,}."]
-        summary = f"The warmup takes more than {lengthen_frac:g} of the baseline's steps: {plan}."
+        summary = f"The warmup takes more than {LENGTHEN_FRAC:g} of the baseline's steps: {plan}."
         return found("warn", summary, advice=advice)
 
     def insufficient(self) -> Finding:
