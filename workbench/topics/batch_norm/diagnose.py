@@ -21,8 +21,6 @@ FEW_EXAMPLES = 16  # in a statistic, or independent values that it is as steady 
 WARM = 0.9  # share of what it averages that a running statistic has to hold; the rest is its initial 0 or 1 (rule of thumb)
 SHIFT = 0.5  # root mean square over channels, in standard deviations, by which stored statistics may differ from those of the training data now (rule of thumb)
 HARM = 0.05  # share of a loss that may depend on whose statistics are used, and of what training learned, that stored statistics may cost (rule of thumb)
-MISSING_SHARE = 0.05  # of a variance that averaging may leave out (rule of thumb)
-LARGE_SHIFT = 1.0  # distance of the processes' statistics, in standard deviations of a channel, from which harm is taken for granted where nobody gave their metrics: the channel moves by as much as it varies (rule of thumb)
 FEW_VALUES = 4  # of a channel, rows times places, in a statistic up to which its noise costs for certain (measured: four examples cost an MLP 70 % against layer norm, docs/findings.md; how steady more values are is not known from outside)
 
 
@@ -49,7 +47,7 @@ def diagnose_batch_norm(record: Audited, *, alpha: float = 0.05) -> Diagnosis:
         findings = tuple(CODES.finding(code, "ok", said) for code in CODES)
     else:
         devices = record.facts.get("batch_norm_devices") or []
-        of_processes = judge_processes(facts, devices, harm=HARM, large_shift=LARGE_SHIFT, missing_share=MISSING_SHARE)
+        of_processes = judge_processes(facts, devices, harm=HARM)
         ghost, small, cold, stale = (CODES.finding(
             code, "ok", f"Does not apply: none of {facts['layers']} batch norm layers uses the statistics of a batch in training; they are frozen or not reached.",
         ) for code in list(CODES)[3:])  # fmt: skip

@@ -25,7 +25,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.metrics import passed_over
 from workbench.record.roles import Role
-from workbench.topics.clipping.ladder import Candidate, is_calm, leading, masks, read_ladder
+from workbench.topics.clipping.ladder import AGGRESSIVE_FRAC, Candidate, is_calm, leading, masks, read_ladder
 from workbench.topics.optimizers.constants import ALL_FRAC, LOST_FRAC, lost_by
 
 CODES = Codes({
@@ -34,10 +34,7 @@ CODES = Codes({
 })  # fmt: skip
 LONGER_WARMUP = "Try a longer warmup: it sometimes fixes what clipping does not (F4.4)."
 PERCENTILE = 90.0  # of the norms of a steady stretch without clipping (F4.9)
-AGGRESSIVE_FRAC = 0.5  # share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12)
 DRIFT_RATIO = 2.0  # norms whose median moves by more than this factor have no one threshold (rule of thumb)
-PARKED_FRAC = 0.5  # see `clipped_runs`
-SKIP_FRAC = 0.1  # see `steady_stretch`
 FAR_ABOVE = 10.0  # a baseline of an adaptive rule that clips most of its steps is an alarm only where its median norm is so many times the threshold: the rule divides out a factor that gradients have in common (rule of thumb)
 
 
@@ -49,11 +46,11 @@ def diagnose_clipping(record: RecordLike) -> Diagnosis:
     because nearly every step is clipped: then the learning rate is too high, and clipping hides it.
     """
     study = judged(record)
-    reference = reference_norms(study, skip_frac=SKIP_FRAC)
-    rows = clipped_runs(study, parked_frac=PARKED_FRAC)
+    reference = reference_norms(study)
+    rows = clipped_runs(study)
     bracket = unstable_bracket(study.sweep())
     edge = None if bracket is None else bracket.middle
-    lead, why = leading(study, rows, aggressive_frac=AGGRESSIVE_FRAC, unstable_lr=edge)
+    lead, why = leading(study, rows, unstable_lr=edge)
     chosen = choose_threshold([], percentile=PERCENTILE) if reference is None else reference.threshold(PERCENTILE)
     evidence = {"runs": [dict(row) for row in rows], "unstable_lr": edge}
     findings = [_threshold(chosen, reference)]
@@ -63,22 +60,22 @@ def diagnose_clipping(record: RecordLike) -> Diagnosis:
     else:
         clipped = _Clipped(
             study=study, reference=reference, threshold=chosen.threshold, ladder=read_ladder(study, rows), lead=lead,
-            why=why, edge=edge, aggressive_frac=AGGRESSIVE_FRAC, lost_frac=LOST_FRAC, far_above=FAR_ABOVE, evidence=evidence,
+            why=why, edge=edge, evidence=evidence,
         )  # fmt: skip
         share = unknown("clipping.aggressive") if lead.clip_frac is None else clipped.aggressive(lead.clip_frac)
         findings += [clipped.cures(), share, clipped.masks()]
     return Diagnosis.of(study, [*findings, nonfinite_norms(study)])
 
 
-def clipped_values(record: RecordLike, *, aggressive_frac: float = 0.5) -> Finding | None:
+def clipped_values(record: RecordLike) -> Finding | None:
     """Return `clipping.aggressive` of a loop that clips its gradients value by value; None of another one."""
     order = record.facts.get("loop", {}).get("order", {})
     share, line = order.get("at_limit"), order.get("lines", {}).get("clip_value")
     if share is None:
         return None
-    say = partial(CODES.finding, "clipping.aggressive", value=share, unit="share of values", threshold=aggressive_frac)
+    say = partial(CODES.finding, "clipping.aggressive", value=share, unit="share of values", threshold=AGGRESSIVE_FRAC)
     shown = f"In the median update {share:.0%} of the gradient's values are clipped one by one{f' ({line})' if line else ''}"
-    if share < aggressive_frac:
+    if share < AGGRESSIVE_FRAC:
         return say("ok", f"{shown}.")
     fix = "Raise clip_value, or clip the norm, which keeps the direction: torch.nn.utils.clip_grad_norm_."
     return say(
@@ -145,9 +142,6 @@ class _Clipped:
     lead: Candidate
     why: str
     edge: float | None
-    aggressive_frac: float
-    lost_frac: float
-    far_above: float
     evidence: dict[str, Any]
 
     def cures(self) -> Finding:
@@ -183,7 +177,7 @@ class _Clipped:
         name = "" if percentile is None else f" (the {ordinal(percentile)} percentile{over})"
         sick = any(row["twin_lasting"] for row in rows)
         without = "without it training is not" if sick else "without it the loss rises and recovers"
-        beyond = not lead.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge)
+        beyond = not lead.cures(unstable_lr=self.edge)
         against = self._against_reference(rows)
         found = partial(found, evidence=evidence | {"gains": None if not against else "no gain" not in against})
         price = f"{share}{': that amounts to a smaller step' if beyond else ''}.{against}"
@@ -203,7 +197,7 @@ class _Clipped:
         """Say how many steps are clipped, and what a clipping that training does not need takes from it."""
         lead, unit = self.lead, "share of steps clipped"
         found = partial(
-            CODES.finding, "clipping.aggressive", value=clip_frac, unit=unit, threshold=self.aggressive_frac,
+            CODES.finding, "clipping.aggressive", value=clip_frac, unit=unit, threshold=AGGRESSIVE_FRAC,
             evidence=self.evidence | {"lead": self.why},
         )  # fmt: skip
         at = f", lr {lead.lr:.4g}" if math.isfinite(lead.lr) else ""
@@ -214,20 +208,20 @@ class _Clipped:
         )
         at += f" ({line})" if line else ""
         shown = f"{clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}{at}"
-        if clip_frac < self.aggressive_frac:
+        if clip_frac < AGGRESSIVE_FRAC:
             return found("ok", f"{shown}.")
         if self.why == "own" and all(row["twin_lasting"] is False for row in lead.rows):
             curves = {c.trial: c for c in self.study.curves}
             lost = min(lost_by(self.study, curves[row["trial"]], curves[row["twin"]])[0] for row in lead.rows)
             ends = [float(np.mean([row[name] for row in lead.rows])) for name in ("twin_loss", "loss")]
             shown += f", and training is stable without: there the loss ends at {ends[0]:.3g} instead of {ends[1]:.3g}"
-            if lost < self.lost_frac:
+            if lost < LOST_FRAC:
                 return found("ok", f"{shown}: harmless.")
             return found("fail" if lost >= ALL_FRAC else "warn", f"{shown}.", advice=[self._raise()])
         rule, ratios = str(self.study.config.get("optimizer")), [row["norm_ratio"] or 1.0 for row in lead.rows]
         if self.why == "own" and rule in ADAPTIVE_RULES:
             shown += f", where the median norm is {max(ratios):.2g} times that"
-            if max(ratios) < self.far_above:
+            if max(ratios) < FAR_ABOVE:
                 return found("ok", f"{shown}: {rule} divides out what shortens all gradients alike.")
             return found("warn", f"{shown}: of each gradient little but its direction is left.", advice=[self._raise()])
         needed = {"own": "", "passes": ", and no larger threshold that was tried stabilises it" if len(self.ladder) > 1 else "",
@@ -272,7 +266,7 @@ class _Clipped:
         return {
             "max_grad_norm": one.max_grad_norm, "lr": one.lr, "percentile": percentile, "percentile_of": where,
             "clip_frac": one.clip_frac, "passes": one.passes, "cured": one.cured, "lasting": one.lasting,
-            "cures": one.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge), "seeds": len(one.rows),
+            "cures": one.cures(unstable_lr=self.edge), "seeds": len(one.rows),
             "masks": any(masks(row, self.edge) for row in one.rows), "trials": [row["trial"] for row in one.rows],
         }  # fmt: skip
 

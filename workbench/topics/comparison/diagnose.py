@@ -44,19 +44,12 @@ class Arms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Tables:
-    """The three sweeps, and what they are held against: the thresholds of `diagnose_modification`."""
+    """The three sweeps, and how they compare."""
 
     baseline: SweepTable
     modified: SweepTable
     warmed: SweepTable | None
-    noise_sds: float
-    material_frac: float
-    low_ratio: float
-    min_low_lrs: int
     min_seeds: int
-    min_ratio: float
-    collapse_frac: float
-    cure_frac: float
     up_to_lr: float | None
 
     @cached_property
@@ -96,7 +89,7 @@ class _Tables:
         best = min(smaller, key=lambda p: p.loss, default=None)
         if best is None or not self.worse(point, best):
             return None
-        return "collapse" if point.loss - best.loss > self.collapse_frac * self.modified.progress else None
+        return "collapse" if point.loss - best.loss > COLLAPSE_FRAC * self.modified.progress else None
 
     def cured(self, before: LRPoint, without: LRPoint) -> bool | None:
         """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough."""
@@ -105,7 +98,7 @@ class _Tables:
         if not tried:
             return None
         lost = min(without.loss, self.baseline.loss_ref) if math.isinf(without.loss) else without.loss
-        enough = lost - tried[0].loss >= self.cure_frac * (lost - before.loss)
+        enough = lost - tried[0].loss >= CURE_FRAC * (lost - before.loss)
         return not tried[0].unstable and enough and self.worse(without, tried[0])
 
     def margin(self, one: LRPoint, other: LRPoint) -> float:
@@ -113,7 +106,7 @@ class _Tables:
         finite = [[loss for loss in p.losses if math.isfinite(loss)] for p in (one, other)]
         variances = [float(np.var(losses, ddof=1)) for losses in finite if len(losses) > 1]
         spread = math.sqrt(float(np.mean(variances))) if variances else 0.0
-        return max(self.noise_sds * spread, self.material_frac * self.baseline.progress)
+        return max(NOISE_SDS * spread, MATERIAL_FRAC * self.baseline.progress)
 
     def worse(self, one: LRPoint, other: LRPoint) -> bool:
         """Whether `one` ends clearly above `other`."""
@@ -158,8 +151,7 @@ def diagnose_modification(
     tables = _Tables(
         baseline=judged(baseline).sweep(TAIL_FRAC), modified=judged(modified).sweep(TAIL_FRAC),
         warmed=None if warmed is None else judged(warmed).sweep(TAIL_FRAC),
-        noise_sds=NOISE_SDS, material_frac=MATERIAL_FRAC, low_ratio=LOW_RATIO, min_low_lrs=MIN_LOW_LRS,
-        min_seeds=min_seeds, min_ratio=MIN_RATIO, collapse_frac=COLLAPSE_FRAC, cure_frac=CURE_FRAC, up_to_lr=up_to_lr,
+        min_seeds=min_seeds, up_to_lr=up_to_lr,
     )  # fmt: skip
     unstable = _high_lr_lost(tables, modified)
     steps = None if warmed is None else warmed.config.get("warmup_steps")
@@ -178,20 +170,20 @@ def _statement(code: str, holds: bool | None, summary: str, *, evidence: dict[st
 
 def _low_lr_same(tables: _Tables) -> Finding:
     edge = tables.edge  # without one no lr is known to be low
-    low = [pair for pair in tables.shared if edge is not None and pair[0].lr * tables.low_ratio <= edge * (1 + 1e-9)]
+    low = [pair for pair in tables.shared if edge is not None and pair[0].lr * LOW_RATIO <= edge * (1 + 1e-9)]
     rows: list[dict[str, Any]] = [
         {"lr": a.lr, "baseline": a.loss, "modified": b.loss, "difference": b.loss - a.loss, "margin": tables.margin(a, b),
          "differs": not abs(b.loss - a.loss) <= tables.margin(a, b)}
         for a, b in low
     ]  # fmt: skip
-    evidence = {"edge": edge, "low_ratio": tables.low_ratio, "lrs": rows}
+    evidence = {"edge": edge, "low_ratio": LOW_RATIO, "lrs": rows}
     reason = tables.unreadable
     if reason is None and tables.edge is None:
         reason = f"{_no_edge(tables)}, so none is known to be low; extend the sweep upwards"
-    elif reason is None and len(low) < tables.min_low_lrs:
+    elif reason is None and len(low) < MIN_LOW_LRS:
         reason = (
-            f"{len(low)} of the shared lrs lie a factor of {tables.low_ratio:g} below the smallest unstable one, "
-            f"{tables.min_low_lrs} are needed: extend the sweep downwards"
+            f"{len(low)} of the shared lrs lie a factor of {LOW_RATIO:g} below the smallest unstable one, "
+            f"{MIN_LOW_LRS} are needed: extend the sweep downwards"
         )
     if reason is not None:
         return _statement(_SAME, None, reason, evidence=evidence)
@@ -217,7 +209,7 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
     limit = min((a.lr for a, _ in tables.shared if a.unstable and a.lr > first), default=None)
     top = max((a.lr for a, _ in tables.shared), default=0.0)
     ratio = (limit or top) / first if lost else 0.0
-    far = ratio >= tables.min_ratio * (1 - 1e-9)
+    far = ratio >= MIN_RATIO * (1 - 1e-9)
     trials = {trial for point in lost for trial in point.trials}
     runs = judged_runs(modified, set(modified.trials["stage"])) if trials else []
     when = dict(Counter(str(run["when"]) for run in runs if run["trial"] in trials and run["when"] != "none"))
@@ -226,7 +218,7 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
         for b in lost
     ]
     known: dict[str, Any] = {
-        "value": ratio if lost else None, "unit": "baseline's unstable lr / modified one's", "threshold": tables.min_ratio,
+        "value": ratio if lost else None, "unit": "baseline's unstable lr / modified one's", "threshold": MIN_RATIO,
         "evidence": {"arms": tables.rows(), "baseline_unstable_lr": limit, "highest_lr": top, "when": when, "lrs": rows},
     }  # fmt: skip
     reason = tables.unreadable

@@ -10,7 +10,15 @@ from workbench.curves.class_counts import wilson
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
-from workbench.topics.data.diagnose_rows import CODES, answer_among, duplicates, leakage, unshuffled, weak_shuffle
+from workbench.topics.data.diagnose_rows import (
+    ALPHA,
+    CODES,
+    answer_among,
+    duplicates,
+    leakage,
+    unshuffled,
+    weak_shuffle,
+)
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.evaluation.diagnose_generalisation import gap_of
 
@@ -18,10 +26,8 @@ Facts = Mapping[str, Any]
 _STANDARDISE = (
     "Standardise the inputs by the mean and deviation of the training split, and every other split by the same two."
 )
-LEAKED_SHARE = 0.01  # of a validation or test split that may be in the training split without an alarm (rule of thumb: a hundredth moves an accuracy by a hundredth at most)
 REPEATED_SHARE = 0.8  # of a split that may have been there before (rule of thumb: each example five times; oversampling repeats less)
 BLANK_SHARE = 0.05  # of a split that may be one and the same input (rule of thumb)
-FEW_ROWS = 32  # distinct training rows below which rows are alike by nature (rule of thumb)
 SMALL_SHIFT = 0.15  # distance between the splits, from which on a gap of the trained model is put down to it (rule of thumb: half a deviation makes 0.2)
 LARGE_SHIFT = 0.3  # distance from which on it is an alarm though nothing was trained (rule of thumb)
 CLASS_RATIO = 10.0  # the most common class over the rarest, where imbalance begins (rule of thumb)
@@ -34,19 +40,15 @@ TARGET_SCALE = 300.0  # of targets that are numbers (rule of thumb)
 OUTPUT_RATIO = 100.0
 FAR_RATIO = 100.0  # a training example this many times as far from the middle as the median one is an outlier (rule of thumb: of log-normal rows of deviation 1, one of a million is)
 FAR_SHARE = 0.02  # of the examples that may be outliers; more are another kind of example (rule of thumb)
-ALPHA = 0.0001  # chance at which a random order, a random split or a random copy is called none (rule of thumb)
 
 
-def scale_finding(
-    facts: Facts, *, largest: float = 10.0, smallest: float = 0.01, feature_ratio: float = 1000.0, target: float = 300.0,
-    output_ratio: float = 100.0, far_ratio: float = 100.0, far_share: float = 0.02,
-) -> Finding:  # fmt: skip
+def scale_finding(facts: Facts) -> Finding:
     """Judge the size of inputs and targets; the arguments are those of `diagnose_data`."""
     found, say = facts["scale"], partial(CODES.finding, "data.scale")
-    single = _code(facts.get("codes")) or _far(facts.get("far") or {}, far_ratio, far_share)
+    single = _code(facts.get("codes")) or _far(facts.get("far") or {})
     if single is not None:
         return single
-    targets = _targets(found.get("targets"), target, output_ratio)
+    targets = _targets(found.get("targets"))
     if "size" not in found:
         return targets or say("ok", f"Does not apply: {found.get('reason', 'nothing was read')}.")
     size, median, top = found["size"], found["median"], found["largest"]
@@ -54,14 +56,14 @@ def scale_finding(
     if found["layer"]:
         name, kind = found["layer"]
         where = f" where they reach the first layer ({name or 'the model'}, {kind})"
-    value, limit, said, least = size, largest, "", f"feature {found['largest_at']} is {top:.3g}"
-    if size > largest:
-        far = f"; {least}, half of the features less than {median:.3g}" if top > feature_ratio**0.5 * median else ""
+    value, limit, said, least = size, LARGEST_SCALE, "", f"feature {found['largest_at']} is {top:.3g}"
+    if size > LARGEST_SCALE:
+        far = f"; {least}, half of the features less than {median:.3g}" if top > FEATURE_RATIO**0.5 * median else ""
         said = f"Inputs are of size {size:.3g}{where}, far from 1{far}: gradients of the first layer are as many times too large, and the loss is steeper by the square."
-    elif median < smallest and size < 100 * smallest:
-        value, limit = median, smallest
+    elif median < SMALLEST_SCALE and size < 100 * SMALLEST_SCALE:
+        value, limit = median, SMALLEST_SCALE
         said = f"Half of the inputs are smaller than {median:.2g}{where}: the first layer hardly sees them beside its bias."
-    elif found["quarter"] * feature_ratio < top:
+    elif found["quarter"] * FEATURE_RATIO < top:
         said = f"A quarter of the features is smaller than {found['quarter']:.2g}{where}, and {least}: a model sees little but the large ones."
     numbers: dict[str, Any] = {"value": value, "unit": "input", "threshold": limit, "evidence": dict(found)}
     if said:
@@ -86,27 +88,27 @@ def _code(codes: Sequence[Facts] | None) -> Finding | None:
     )  # fmt: skip
 
 
-def _far(facts: Facts, ratio: float, share: float) -> Finding | None:
+def _far(facts: Facts) -> Finding | None:
     """Return the finding on single rows that lie far from all others, if there are some."""
     for kind, known in facts.items():
-        far = [(place, away) for place, away in known["far"] if away > ratio]
-        if far and len(far) <= max(1, share * known["rows"]):
+        far = [(place, away) for place, away in known["far"] if away > FAR_RATIO]
+        if far and len(far) <= max(1, FAR_SHARE * known["rows"]):
             return CODES.finding(
-                "data.scale", "warn", f"{len(far)} of {known['rows']:,} training examples that were looked at have {kind} more than {ratio:g} times as "
+                "data.scale", "warn", f"{len(far)} of {known['rows']:,} training examples that were looked at have {kind} more than {FAR_RATIO:g} times as "
                 f"far from the centre as the median example, example {far[0][0]} {far[0][1]:.3g} times as far. Each causes a spike of the gradient.",
-                value=far[0][1], unit="times the median", threshold=ratio, evidence={kind: far},
+                value=far[0][1], unit="times the median", threshold=FAR_RATIO, evidence={kind: far},
                 advice=("Look at these examples for wrong units and codes of missing values; drop or clip them before training.",),
             )  # fmt: skip
     return None
 
 
-def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding | None:
+def _targets(found: Facts | None) -> Finding | None:
     """Return the finding on targets that are far from unit size and from what the model says before training, if they are."""
     if not found or "size" not in found:
         return None
     size, outputs = found["size"], found["outputs"]
-    large = size > limit and size > output_ratio * outputs
-    if not large and not (size < 1 / limit and outputs > output_ratio * size):
+    large = size > TARGET_SCALE and size > OUTPUT_RATIO * outputs
+    if not large and not (size < 1 / TARGET_SCALE and outputs > OUTPUT_RATIO * size):
         return None
     effect = (
         "the loss and its gradients start at the square of it"
@@ -115,7 +117,7 @@ def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding 
     )
     return CODES.finding(
         "data.scale", "warn", f"Targets are of size {size:.3g}, the outputs of the untrained model of size {outputs:.2g}: {effect}.", value=size,
-        unit="target", threshold=limit if large else 1 / limit, evidence=dict(found),
+        unit="target", threshold=TARGET_SCALE if large else 1 / TARGET_SCALE, evidence=dict(found),
         advice=("Standardise the targets by their mean and deviation over the training split, and undo it for predictions.",),
     )  # fmt: skip
 
@@ -135,21 +137,18 @@ def diagnose_data(record: Audited) -> Diagnosis:
         nobody = "the data were not examined; `workbench diagnose` and `wb.data.audit` do that"
         reason = why_missing(record.facts, "data", nobody)
         return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
-    order, gap = unshuffled(facts, ALPHA), gap_of(record.facts)
-    leaked = leakage(facts, limit=LEAKED_SHARE, few_rows=FEW_ROWS, alpha=ALPHA)
+    order, gap = unshuffled(facts), gap_of(record.facts)
+    leaked = leakage(facts)
     sample = record.facts.get("evaluation_sample") or ({} if "preflight" in record.facts else None)
     findings = (
         leaked if leaked.status == "fail" else answer_among(facts) or leaked,
         duplicates(facts, limit=REPEATED_SHARE, blank=BLANK_SHARE),
         order,
-        weak_shuffle(facts, ALPHA, order),
+        weak_shuffle(facts, order),
         no_signal(facts, record.facts.get("generalisation")),
         label_shift(facts, gap, alpha=10 * ALPHA, small=SMALL_SHIFT, large=LARGE_SHIFT),
         train_validation_shift(facts, gap, alpha=ALPHA, small=SMALL_SHIFT, large=LARGE_SHIFT),
-        scale_finding(
-            facts, largest=LARGEST_SCALE, smallest=SMALLEST_SCALE, feature_ratio=FEATURE_RATIO, target=TARGET_SCALE,
-            output_ratio=OUTPUT_RATIO, far_ratio=FAR_RATIO, far_share=FAR_SHARE,
-        ),
+        scale_finding(facts),
         imbalance(facts, sample, limit=CLASS_RATIO),
         worker_rng_finding(facts),
     )  # fmt: skip
@@ -188,7 +187,7 @@ def imbalance(facts: Facts, sample: Facts | None, *, limit: float = 10.0, where:
     )  # fmt: skip
 
 
-def worker_rng_finding(facts: Facts, *, alpha: float = 1e-4) -> Finding:
+def worker_rng_finding(facts: Facts) -> Finding:
     """Return `data.worker_rng`: whether worker processes draw random numbers of their own; "workers" is None where nobody could ask them."""
     workers, say = facts["workers"], partial(CODES.finding, "data.worker_rng")
     if workers is None:
@@ -200,13 +199,13 @@ def worker_rng_finding(facts: Facts, *, alpha: float = 1e-4) -> Finding:
     if not workers["random"]:
         return say("ok", "Examples are the same each time: workers have nothing to draw.", evidence=dict(workers))
     said, fix = [], []
-    if workers["same_in_workers"] and workers["p"] < alpha:
+    if workers["same_in_workers"] and workers["p"] < ALPHA:
         said.append("worker processes make the same random draws")
         fix.append("Give each worker a generator of its own: worker_init_fn that seeds from torch.initial_seed(), or draw from torch.")  # fmt: skip
-    if workers["same_in_epochs"] and workers["p"] < alpha:
+    if workers["same_in_epochs"] and workers["p"] < ALPHA:
         said.append("every epoch repeats the draws of the first")
         fix.append("Do not make the generator once in __init__, nor seed it with a constant: workers start from a copy each epoch.")  # fmt: skip
-    say = partial(say, value=workers["p"], unit="p", threshold=alpha, evidence=dict(workers))
+    say = partial(say, value=workers["p"], unit="p", threshold=ALPHA, evidence=dict(workers))
     if not said:
         return say("ok", "Workers draw random numbers of their own, anew each epoch.")
     text = " and ".join(said)

@@ -45,10 +45,6 @@ Facts = Mapping[str, Any]
 MIN_EVALUATIONS = 5
 MAX_TIME_FRAC = 0.3  # share of a trial's time that evaluation may take (rule of thumb)
 MIN_SECONDS = 5.0  # a trial that evaluates for less than this in all is not told to save time (rule of thumb)
-MIN_CORRELATION = 0.8  # Spearman's correlation that a proxy should have with the offline metric (rule of thumb)
-MIN_CHECKPOINTS = 8  # fewer say nothing (rule of thumb)
-CONFIDENCE = 0.95
-RESOLUTION = 0.02  # checkpoints whose metric differs by less than this share of its range over the run are as good as equal: on a plateau the ranks are noise, whatever the proxy (rule of thumb)
 
 
 def diagnose_evaluation(record: RecordLike, *, offline_split: str | None = None) -> Diagnosis:
@@ -63,8 +59,7 @@ def diagnose_evaluation(record: RecordLike, *, offline_split: str | None = None)
     """
     missing = why_missing(record.facts, "evaluation", NOBODY_LOOKED)
     proxy = judge_proxy(
-        record, offline_split=offline_split, min_correlation=MIN_CORRELATION, min_checkpoints=MIN_CHECKPOINTS,
-        confidence=CONFIDENCE, resolution=RESOLUTION,
+        record, offline_split=offline_split,
     )  # fmt: skip
     findings = _interval(record), _batch_size(record)
     return Diagnosis.of(record, [*findings, *_judge_cases(record.facts.get("evaluation"), TOLERANCE, missing), proxy])

@@ -23,11 +23,6 @@ AREAS = {
     "sharding": ("sharding",),
 }
 """The five places where training on many ranks goes wrong (P7.1); clipping, stragglers and wrapping concern the update itself."""
-# busy time of a rank over the others' in the same step, from which it makes them wait (rule of thumb)
-STRAGGLER_RATIO = 1.5
-STRAGGLER_SHARE = 0.75  # of the steps in which it has to do so: slow in most of them, not in some (rule of thumb)
-MIN_STEPS = 16  # timed steps below which no rank is called slow (rule of thumb)
-CONTENT_SHARE = 0.02  # of examples that may be alike on two ranks where only their contents can be compared: data repeat themselves (rule of thumb)
 LARGE_SHIFT = 1.0  # of batch norm's running statistics between ranks, in standard deviations of the channel, from which harm is taken for granted: a channel moves by as much as it varies (rule of thumb)
 
 
@@ -52,10 +47,10 @@ def diagnose_hosts(record: Audited) -> Diagnosis:
     one_machine = len({r["host"] for r in ranks}) == 1 and ranks[0]["cores"]
     cores = int(ranks[0]["cores"]) if one_machine else None
     findings = (
-        init_seed(ranks), data_seed(ranks), set_epoch(ranks), sharding(ranks, content_share=CONTENT_SHARE),
+        init_seed(ranks), data_seed(ranks), set_epoch(ranks), sharding(ranks),
         writers(ranks, facts.get("printed") or {}), _written("hosts.checkpoint_writers", ranks, "checkpoint", "checkpoint"),
         evaluation(ranks, merged=merged.status == "ok"), merged, clip(ranks),
-        straggler(ranks, ratio=STRAGGLER_RATIO, share=STRAGGLER_SHARE, min_steps=MIN_STEPS, cores=cores), not_wrapped(ranks),
+        straggler(ranks, cores=cores), not_wrapped(ranks),
     )  # fmt: skip
     return Diagnosis.of(record, findings)
 

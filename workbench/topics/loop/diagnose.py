@@ -35,9 +35,6 @@ CREEP_BYTES = 32e6  # the same in bytes (rule of thumb); both have to be passed
 CREEP_GRAPHS = 5  # graphs of past losses that may be held at once, besides those of two updates (rule of thumb: lists of a few terms)
 GRAPH_GROWTH = 1.5  # times its first size to which a graph that is kept may grow (rule of thumb)
 DECAY_TOTAL = 0.1  # shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth)
-FLOOR_SHARE = 0.01  # constant part of the loss, or passes in which it lies at a bound, as a share of the loss or of the passes (rule of thumb)
-# share of the time of an update that conversions of one line may take that could be left out (rule of thumb)
-CONVERSION_SHARE = 0.1
 LEAST_LR = 0.1  # share of the largest learning rate that an update has to have for its parameters to be judged by it (rule of thumb)
 # share of a model's parameters that may be frozen as they were drawn, as random features (rule of thumb)
 FROZEN_FRAC = 0.05
@@ -78,8 +75,8 @@ def diagnose_loop(record: RecordLike) -> Diagnosis:
     ]
     findings = [
         *(finding for codes, judge in judges for finding in where_known(CODES, codes, judge)),
-        *data_findings(record, facts, conversion_share=CONVERSION_SHARE, least_updates=LEAST_UPDATES),
-        *loss_findings(record, facts, floor_share=FLOOR_SHARE, most_dropped=MOST_DROPPED),
+        *data_findings(record, facts, least_updates=LEAST_UPDATES),
+        *loss_findings(record, facts, most_dropped=MOST_DROPPED),
     ]
     if lost := facts.get("lost"):
         reason = f"{', '.join(lost)} could not be determined for this loop, an error in this package"

@@ -24,9 +24,6 @@ CODES = Codes({
 NOISE_SDS = 2.0  # standard errors of a paired difference that count as equal
 LOSS_TOLERANCE = 0.02  # relative difference of the loss that counts as equal (O1)
 EDGE_RATIO = 2.0  # lr* is at the edge when instability starts at or below this many times lr* (rule of thumb)
-OTHER_RATIO = 2.0  # lrs closer to the baseline's than this factor are no other lrs (rule of thumb)
-MATERIAL_FRAC = 0.1  # the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and more)
-LITTLE_FRAC = 0.5  # the share from which on that is a failure (rule of thumb)
 FIX_FRAC = 0.01  # a fix that gains less than this share of what lr* learned gains nothing (rule of thumb)
 BRACKET_TOLERANCE = 0.05  # width of the bracket around `lr.unstable` that is asked for
 TAIL_FRAC = 0.1  # share of the steps that the objective averages (O1)
@@ -58,7 +55,22 @@ def diagnose_lr_sweep(record: RecordLike, *, far_ratio: float = 30.0) -> Diagnos
         _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
         _unstable(table, short, best, bracket, far=far),
+    best = lr_best(table, own=baseline, noise_sds=NOISE_SDS, loss_tolerance=LOSS_TOLERANCE)
+    fixed = fixed_step(study)
+    if best is None or len(table.points) < 2 or fixed:
+        return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), nothing_learns(study, table)])
+    bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=TAIL_FRAC)
+    far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
+    limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE, "material_frac": FIX_FRAC}
+    held = own_lr_findings(study, table, best, bracket)
+    return Diagnosis.of(study, [
+        _best(study, table, short, best, baseline),
+        _grid_edge(study, table, best),
+        _unstable(table, short, best, bracket, far=far),
         *held,
+        _at_edge(study, table, best, bracket, limits=limits),
+        _probabilistic(table, best, baseline),
+        nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
         _at_edge(study, table, best, bracket, limits=limits),
         _probabilistic(table, best, baseline),
         nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),

@@ -207,13 +207,13 @@ def _losses(facts: Facts, record: RecordLike) -> list[Finding]:
     if loss is not None:
         found = [_unbounded(loss), _broadcast(loss), _double(loss), range_finding(loss)]
     if found[0].status != "fail":
-        found[0] = falls_without_end(record, deep=DEEP) or _ignores_inputs(record) or found[0]
+        found[0] = falls_without_end(record) or _ignores_inputs(record) or found[0]
     return found
 
 
-def falls_without_end(record: RecordLike, *, deep: float = DEEP) -> Finding | None:
+def falls_without_end(record: RecordLike) -> Finding | None:
     """Return a failure where the training loss of a run has no end (see `bottomless`), else None."""
-    found = bottomless(record, deep=deep)
+    found = bottomless(record, deep=DEEP)
     if found is None:
         return None
     lowest, lr, start = found

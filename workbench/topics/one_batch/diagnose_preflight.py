@@ -51,10 +51,6 @@ def diagnose_preflight(record: RecordLike) -> Diagnosis:
         initial_loss(
             facts,
             one_batch,
-            ratio=INIT_LOSS_RATIO,
-            excess=INIT_LOSS_EXCESS,
-            spread_ratio=INIT_SPREAD_RATIO,
-            offset=INIT_OFFSET,
         ),
         _no_gradient(facts, one_batch),
         _no_update(facts, unowned),
@@ -166,15 +162,7 @@ def wrong_targets(data: Facts, evidence: Facts, *, share: float = 0.1) -> Findin
     )  # fmt: skip
 
 
-def initial_loss(
-    facts: Facts,
-    one_batch: Facts,
-    *,
-    ratio: float = 1.5,
-    excess: float = 1.0,
-    spread_ratio: float = 30.0,
-    offset: float = 10.0,
-) -> Finding:
+def initial_loss(facts: Facts, one_batch: Facts) -> Finding:
     """Judge the loss of the fresh model by that of guessing, or its outputs by the targets; see `diagnose_preflight`."""
     code, classes, asked = "init.loss", facts["train"]["classes"], one_batch.get("loss") or {}
     losses = (facts["train"]["loss"], facts["first_loss"])
@@ -193,8 +181,8 @@ def initial_loss(
         chance, classes = asked["ignorant"], asked["classes"]
         said = f"equal logits give {chance:.4g}"
     else:
-        return _init_scale(losses[0], one_batch, spread_ratio, offset)
-    limit = max(ratio * chance, chance + excess)
+        return _init_scale(losses[0], one_batch)
+    limit = max(INIT_LOSS_RATIO * chance, chance + INIT_LOSS_EXCESS)
     said, wrong = f"The initial loss is {loss:.4g}; {said}", loss > limit
     return CODES.finding(
         code, "warn" if wrong else "ok", f"{said}: the untrained model is confidently wrong." if wrong else f"{said}.", value=loss, unit="loss",
@@ -202,7 +190,7 @@ def initial_loss(
     )  # fmt: skip
 
 
-def _init_scale(loss: float, one_batch: Facts, spread_limit: float, offset_limit: float) -> Finding:
+def _init_scale(loss: float, one_batch: Facts) -> Finding:
     """Judge a regression: its fresh outputs may be wrong, but neither vary far more than the targets nor lie far from them."""
     asked, outputs = one_batch.get("loss") or {}, one_batch.get("spread") or {}
     targets, spread, mean = asked.get("target_spread"), outputs.get("spread"), outputs.get("mean")
@@ -214,14 +202,14 @@ def _init_scale(loss: float, one_batch: Facts, spread_limit: float, offset_limit
     evidence = {
         "loss": loss, "output_spread": spread, "output_mean": mean, "target_spread": targets, "target_mean": asked["target_mean"],
     }  # fmt: skip
-    if ratio > spread_limit:
+    if ratio > INIT_SPREAD_RATIO:
         return say(
             "warn", f"The fresh model's outputs vary {ratio:.3g} times as much as the targets.",
-            value=ratio, unit="times", threshold=spread_limit, evidence=evidence, advice=_SMALLER,
+            value=ratio, unit="times", threshold=INIT_SPREAD_RATIO, evidence=evidence, advice=_SMALLER,
         )  # fmt: skip
-    say = partial(say, value=offset, unit="deviations", threshold=offset_limit, evidence=evidence)
+    say = partial(say, value=offset, unit="deviations", threshold=INIT_OFFSET, evidence=evidence)
     said = f"The fresh model's outputs lie {offset:.3g} standard deviations of the targets from their mean"
-    if offset <= offset_limit:
+    if offset <= INIT_OFFSET:
         return say("ok", f"{said}.")
     advice = ["Standardise the targets, or begin the last layer's bias at their mean."]
     return say("warn", f"{said}: training has to find their mean first.", advice=advice)

@@ -27,8 +27,6 @@ ONE_FORM = ("sgd", "momentum", "nesterov")
 TRAINS_FRAC = 0.1  # an lr trains where its end loss is above the rule's best by no more than this share of what the rule learned (rule of thumb)
 NOISE_SDS = 2.0  # standard errors of a paired difference that count as equal
 MATERIAL_FRAC = 0.01  # share of what was learned by which end losses have to differ to count (rule of thumb)
-FALSE_ADOPTION = 0.1  # another rule is better where its mean gain over fresh seeds would come by chance less often than this (rule of thumb)
-WIDER_DECADES = 0.3  # by how many decades another rule's range has to be wider for certain (rule of thumb: 0.3 is a factor of 2; under another seed the edge of a network moves by up to a fifth)
 STALE_RATIO = 2.3  # by which factor a step is longer than steady gradients make it, for its second moment to be out of date (Wortsman et al. 2023, arXiv:2304.13013, for single tensors; here a rule of thumb)
 
 
@@ -42,8 +40,8 @@ def diagnose_optimizers(record: RecordLike, *, gain_frac: float = 0.001) -> Diag
     study = judged(record)
     noise = {"noise_sds": NOISE_SDS, "material_frac": MATERIAL_FRAC}
     ranges = read_ranges(study, trains_frac=TRAINS_FRAC)
-    held = contest(study, ranges, gain_frac=gain_frac, false_adoption=FALSE_ADOPTION)
-    wider = wider_than(study, ranges, wider_decades=WIDER_DECADES, **noise)
+    held = contest(study, ranges, gain_frac=gain_frac)
+    wider = wider_than(study, ranges, **noise)
     findings = (_better(study, ranges, held, wider), _mismatch(study, noise), _stale(study, ranges))
     return Diagnosis.of(study, findings)
 

@@ -28,7 +28,6 @@ from workbench.topics.parameter_server.server_load import (
 WINDOW = 31  # updates over which the course of a curve is taken out before it is held against staleness (rule of thumb)
 IMBALANCE_LIMIT = 1.2  # load of the busiest server over the mean of all (rule of thumb)
 LEAST_APPLY = 0.05  # share of the training's time that servers must spend on applying gradients, for that time to be compared between servers (rule of thumb: below it is noise)
-HOT_REQUESTS = 0.5  # requests a step from which a variable on one server is asked for all the time (rule of thumb: every second step)
 LATE = 2.0  # 95th percentile of the staleness over the number of other workers. Workers of one speed that never rest have a mean of 1 (rule of thumb)
 LEAST_WORK = 0.5  # share of their time that workers should compute or wait for their own data (rule of thumb: half)
 GAIN = 1.1  # times as fast, for more workers to count as a help, where numbers of workers were timed (rule of thumb)
@@ -68,7 +67,7 @@ def diagnose_parameter_server(record: Audited, *, trial: int | None = None, hot_
     bounded = bound(facts, least_work=LEAST_WORK, balanced=IMBALANCE_LIMIT, min_updates=MIN_UPDATES)
     findings = [
         imbalance(facts, limit=IMBALANCE_LIMIT, least_apply=LEAST_APPLY),
-        hotspot(facts, per_step=HOT_REQUESTS, ratio_limit=hot_ratio),
+        hotspot(facts, ratio_limit=hot_ratio),
         staleness(facts, rows, late=LATE, min_updates=MIN_UPDATES, alpha=ALPHA),
         _with_saturation(bounded, record),
     ]

@@ -50,8 +50,6 @@ HEADROOM_RATIO = 1.5  # an unstable lr below this many times the baseline's is n
 USUAL_INTERVAL = 100  # evaluation interval that an early excursion is held against (F1.10)
 NOISE_SDS = 2.0
 LOSS_TOLERANCE = 0.02
-LARGE_LOGIT = 100.0  # attention logit from which softmax's weights are all but one-hot; Kimi Team 2025 (arXiv:2507.20534) keep it below. The same for |log Z|, as beyond it bfloat16, with 8 bits, is off by half a nat
-LOST_LOGIT = 1e4  # beyond it all runs of Wortsman et al. 2023 (arXiv:2309.14322, section 3.3) were lost
 
 
 class _Hit(NamedTuple):
@@ -84,9 +82,9 @@ class _Instability:
     `harmful` says whether a fix has shown that the edge costs something; None where none was tried.
     """
 
-    def __init__(self, record: RecordLike, near_ratio: float, spike_frac: float, limits: dict[str, float]) -> None:
+    def __init__(self, record: RecordLike) -> None:
         study = self.record = judged(record)
-        self.near_ratio, self.spike_frac, self.noise_sds = near_ratio, spike_frac, limits["noise_sds"]
+        limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE}
         own = set(own_trials(study))
         curves = [
             c for c in study.curves
@@ -116,11 +114,11 @@ class _Instability:
 
     def zone(self, curve: TrialCurve) -> Zone:
         """ "own": the person's config; "other": any other beside it. Without such a run, by lr: "own" at or below the
-        baseline's, "below" up to lr*, "near" up to `near_ratio` lr*, "far" beyond.
+        baseline's, "below" up to lr*, "near" up to `NEAR_RATIO` lr*, "far" beyond.
         """
         if self.own:
             return "own" if curve.trial in self.own else "other"
-        limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
+        limits = (self.baseline, self.star or 0.0, NEAR_RATIO * (self.star or 0.0))
         return next((zone for zone, limit in zip(ZONES, limits, strict=False) if curve.lr <= limit * (1 + 1e-9)), "far")
 
     def standing(self) -> tuple[list[TrialCurve], list[TrialCurve]]:
@@ -137,7 +135,7 @@ class _Instability:
                 if verdict.is_lasting and rise.outcome in _BACK:  # no news, where the run did not come back
                     continue
                 took = rise.steps_to_recover
-                soon = took is not None and took <= self.spike_frac * item.curve.total_steps
+                soon = took is not None and took <= SPIKE_FRAC * item.curve.total_steps
                 code = "stability.spike" if rise.outcome == "recovered" and soon else "stability.mid"
                 if rise.when == "early":
                     code = "stability.early_recovers" if rise.outcome in _BACK else "stability.early"
@@ -161,9 +159,9 @@ class _Instability:
         if mine is None or not smaller:
             worst = max(hits, key=lambda h: h.steps)
             total = worst.item.curve.total_steps
-            return f"{worst.steps} of {total} steps" if worst.steps > self.spike_frac * total else None
+            return f"{worst.steps} of {total} steps" if worst.steps > SPIKE_FRAC * total else None
         best = min(smaller, key=lambda p: p.loss)
-        noise, gain = self.noise_sds * math.hypot(mine.loss_se, best.loss_se), mine.loss - best.loss
+        noise, gain = NOISE_SDS * math.hypot(mine.loss_se, best.loss_se), mine.loss - best.loss
         margin = max(noise if math.isfinite(noise) else 0.0, material_frac * self.table.progress)
         return f"{gain:.3g} of loss against lr {best.lr:.4g}" if gain > margin else None
 
@@ -184,15 +182,14 @@ def diagnose_instability(record: RecordLike) -> Diagnosis:
     below the baseline's, warn up to `near_ratio` times lr* unless fix runs show that nothing is lost by it, `ok` beyond.
     What was not seen is `ok` only where a trial from the baseline's lr to lr* could be judged, else `not_measured`.
     """
-    limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE}
-    study = _Instability(record, NEAR_RATIO, SPIKE_FRAC, limits)
+    study = _Instability(record)
     findings, reason = [_headroom(study)], study.unreadable()
     if reason:
         findings += [CODES.not_measured(code, reason, evidence=study.listed) for code in KINDS]
     else:
         hits = study.hits()
         findings += [_finding(study, code, hits[code]) for code in KINDS]
-    findings += judge_logits(study.record, *study.standing(), large=LARGE_LOGIT, lost=LOST_LOGIT)
+    findings += judge_logits(study.record, *study.standing())
     return Diagnosis.of(study.record, findings)
 
 

@@ -83,7 +83,7 @@ def diagnose_warmup(record: RecordLike, *, cap_frac: float = 0.1) -> Diagnosis:
     Args:
         cap_frac: largest share of the baseline's steps that a warmup may take (F3.10).
     """
-    study = _Warmups(judged(record), MIN_MULTIPLE)
+    study = _Warmups(judged(record))
     judgements = (study.over_cap(cap_frac), study.lengthen(), study.insufficient())
     return Diagnosis.of(record, [study.needed(), study.shortest(), *judgements])
 
@@ -91,14 +91,14 @@ def diagnose_warmup(record: RecordLike, *, cap_frac: float = 0.1) -> Diagnosis:
 class _Warmups:
     """What a study knows of warmups."""
 
-    def __init__(self, study: JudgedStudy, min_multiple: float) -> None:
-        self.study, self.min_multiple = study, min_multiple
+    def __init__(self, study: JudgedStudy) -> None:
+        self.study = study
         self.facts: Mapping[str, Any] = study.facts.get("warmup") or {}
         self.signs = warmup_signs(study)
         self.unstable_lr = edge = self.facts.get("unstable_lr") or self.signs.unstable_lr
         self.searches = read_searches(study, edge) if edge and not self.facts.get("stopped") else ()
         found = [(search, length) for search in self.searches if (length := search.confirmed) is not None]
-        enough = [one for one in found if one[0].multiple >= min_multiple * (1 - 1e-9)]
+        enough = [one for one in found if one[0].multiple >= MIN_MULTIPLE * (1 - 1e-9)]
         self.lead: tuple[WarmupSearch, Length] | None = next(iter(enough or found[-1:]), None)
         self.total = int(study.config.get("total_steps") or 0)
         self.own = max(int(study.config.get("warmup_steps") or 0), _climb(study))
@@ -218,7 +218,7 @@ class _Warmups:
         return found("warn", summary, advice=advice)
 
     def insufficient(self) -> Finding:
-        least = self.min_multiple
+        least = MIN_MULTIPLE
         code, unit = "warmup.insufficient", "lr / unstable lr"
         found = partial(CODES.finding, code, unit=unit, threshold=least, evidence=self.tried)
         others = [str(ADVICE[name]) for name in ("clipping", "optimizer", "architecture", "lower_lr")]
