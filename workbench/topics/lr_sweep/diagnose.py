@@ -50,27 +50,12 @@ def diagnose_lr_sweep(record: RecordLike, *, far_ratio: float = 30.0) -> Diagnos
     bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=TAIL_FRAC)
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
     limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE, "material_frac": FIX_FRAC}
-    held = own_lr_findings(study, table, best, bracket, ratio=OTHER_RATIO, material_frac=MATERIAL_FRAC, little_frac=LITTLE_FRAC)
-    return Diagnosis.of(study, [
-        _best(study, table, short, best, baseline),
-        _grid_edge(study, table, best),
-        _unstable(table, short, best, bracket, far=far),
-    best = lr_best(table, own=baseline, noise_sds=NOISE_SDS, loss_tolerance=LOSS_TOLERANCE)
-    fixed = fixed_step(study)
-    if best is None or len(table.points) < 2 or fixed:
-        return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), nothing_learns(study, table)])
-    bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=TAIL_FRAC)
-    far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
-    limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE, "material_frac": FIX_FRAC}
     held = own_lr_findings(study, table, best, bracket)
     return Diagnosis.of(study, [
         _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
         _unstable(table, short, best, bracket, far=far),
         *held,
-        _at_edge(study, table, best, bracket, limits=limits),
-        _probabilistic(table, best, baseline),
-        nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
         _at_edge(study, table, best, bracket, limits=limits),
         _probabilistic(table, best, baseline),
         nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
